@@ -1,0 +1,1 @@
+"""Dither: ask questions of sensitive data under differential privacy."""

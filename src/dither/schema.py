@@ -1,0 +1,149 @@
+"""What is public about a dataset: tables, columns, domains, units of privacy, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+Precision = Literal["day", "hour", "minute", "second", "millisecond", "microsecond"]
+Every = Literal["day", "week", "month", "quarter", "year"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """Multiples of `step` from `lo` to `hi`; integers have step 1."""
+
+    lo: Fraction
+    hi: Fraction
+    step: Fraction = Fraction(1)
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Category:
+    """One of a few declared texts, compared in NFC."""
+
+    values: tuple[str, ...]
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value of a column of a public table: a long public list of keys."""
+
+    table: str
+    column: str
+    kind: Literal["integer", "text"]
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """True or false."""
+
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A date (precision day) or a timestamp, in microseconds since 1970 in UTC, bounds included."""
+
+    lo: int
+    hi: int
+    precision: Precision = "microsecond"
+    nullable: bool = False
+
+
+@dataclass(frozen=True)
+class Identifier:
+    """An opaque name of a person or thing: may be compared and counted, never read or released."""
+
+    kind: Literal["integer", "text"]
+    nullable: bool = False
+
+
+Domain = Number | Category | Reference | Boolean | Moment | Identifier
+Scalar = int | Fraction | str | bool | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, its domain, and what stands in for a value that lies outside and cannot be clamped."""
+
+    name: str
+    domain: Domain
+    default: Scalar = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a table's records are; `options` are engine-specific (path, table, dsn_env...)."""
+
+    kind: Literal["parquet", "csv", "duckdb", "postgres", "spark"]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `unique` is a key that holds at most one row per value, and is enforced when read."""
+
+    name: str
+    private: bool
+    columns: Mapping[str, Column]
+    source: Source
+    unique: str | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What neighbours differ by: all rows of a key, one row, or a key's rows in one calendar window.
+
+    `keys` maps each table that the unit covers to its key column (row units: the table to None);
+    `times` maps it to the column that places a row in a window.
+    """
+
+    name: str
+    kind: Literal["user", "row", "window"]
+    keys: Mapping[str, str | None]
+    times: Mapping[str, str] = field(default_factory=dict)
+    every: Every | None = None
+
+
+@dataclass(frozen=True)
+class BudgetCap:
+    """A cap on the loss of one unit. kind pure: epsilon; zcdp: rho and delta; renyi: order, epsilon and delta."""
+
+    unit: str
+    kind: Literal["pure", "zcdp", "renyi"]
+    epsilon: Fraction | None = None
+    rho: Fraction | None = None
+    delta: Fraction = Fraction(0)
+    order: Fraction | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Analysts who share a budget; under a shared policy the caps lie below the dataset's."""
+
+    name: str
+    analysts: tuple[str, ...] = ()
+    caps: tuple[BudgetCap, ...] = ()
+    analyst_caps: tuple[BudgetCap, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The whole public description; `dither.schema.load` reads it from YAML."""
+
+    name: str
+    population: str
+    data_version: str
+    tables: Mapping[str, Table]
+    units: Mapping[str, Unit]
+    budgets: tuple[BudgetCap, ...]
+    policy: Literal["shared", "separate"] = "shared"
+    groups: tuple[Group, ...] = ()
+    timezone: str = "UTC"
+    size_epsilon: Fraction = Fraction(1, 100)
