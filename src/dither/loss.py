@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import ClassVar, assert_never
 
 from dither.errors import InvalidParameter
 
 Rational = int | str | float | Decimal | Fraction
 
 LARGEST_TERM = 10**60
+LONGEST_TEXT = 200
+MOST_ORDERS = 64
 
 
 def rational(value: Rational, name: str = "value") -> Fraction:
@@ -22,12 +26,29 @@ def rational(value: Rational, name: str = "value") -> Fraction:
     if isinstance(value, bool):
         raise InvalidParameter(f"{name} must be a number, got {value}")
     try:
-        exact = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
-    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        exact = _exact(value)
+    except (ValueError, TypeError, ArithmeticError):
         raise InvalidParameter(f"{name} must be a finite number such as 0.1 or '1/10', got {str(value)[:40]!r}") from None
     if max(abs(exact.numerator), exact.denominator) > LARGEST_TERM:
         raise InvalidParameter(f"{name} must have at most 60 digits above and below the line")
     return exact
+
+
+def _exact(value: Rational) -> Fraction:
+    """The fraction, without ever building the million digits that a short text such as 1e999999 stands for."""
+    if isinstance(value, int | Fraction):
+        return Fraction(value)
+    text = float.__repr__(value) if isinstance(value, float) else str(value)
+    if len(text) > LONGEST_TEXT or ("/" not in text and abs(Decimal(text).adjusted()) > LONGEST_TEXT):
+        raise ValueError
+    return Fraction(text)
+
+
+def rounded_up(value: Fraction) -> Fraction:
+    """The value itself where its terms are short enough for a loss, else the next multiple of 1e-30."""
+    if max(abs(value.numerator), value.denominator) <= LARGEST_TERM:
+        return value
+    return Fraction(-(-value * 10**30 // 1), 10**30)
 
 
 @dataclass(frozen=True)
@@ -44,3 +65,134 @@ class Sensitivity:
         """At most `l0` cells, each by at most `linf`."""
         cells, most = rational(l0), rational(linf)
         return cls(cells, most, cells * most, cells * most * most)
+
+
+@dataclass(frozen=True)
+class Pure:
+    """Every output is at most e^epsilon times as likely on a neighbour."""
+
+    kind: ClassVar[str] = "pure"
+    epsilon: Fraction
+
+    def __post_init__(self) -> None:
+        _set(self, epsilon=_loss(self.epsilon, "epsilon"))
+
+
+@dataclass(frozen=True)
+class Approximate:
+    """Every event has at most e^epsilon times its probability on a neighbour, plus delta."""
+
+    kind: ClassVar[str] = "approximate"
+    epsilon: Fraction
+    delta: Fraction
+
+    def __post_init__(self) -> None:
+        _set(self, epsilon=_loss(self.epsilon, "epsilon"), delta=_delta(self.delta))
+
+
+@dataclass(frozen=True)
+class ZCDP:
+    """Renyi divergence at most rho * order for every order above 1, outside events of probability delta."""
+
+    kind: ClassVar[str] = "zcdp"
+    rho: Fraction
+    delta: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        _set(self, rho=_loss(self.rho, "rho"), delta=_delta(self.delta))
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """Renyi divergence at most epsilon at each (order, epsilon) of the curve, outside events of probability delta."""
+
+    kind: ClassVar[str] = "renyi"
+    curve: tuple[tuple[Fraction, Fraction], ...]
+    delta: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        curve = tuple((rational(order, "order"), _loss(epsilon, "epsilon")) for order, epsilon in self.curve)
+        orders = [order for order, _ in curve]
+        if not 1 <= len(orders) <= MOST_ORDERS or orders[0] <= 1 or sorted(set(orders)) != orders:
+            raise InvalidParameter(f"a Renyi curve needs 1 to {MOST_ORDERS} increasing orders, all above 1")
+        _set(self, curve=curve, delta=_delta(self.delta))
+
+
+Loss = Pure | Approximate | ZCDP | Renyi
+
+
+def to_json(loss: Loss) -> dict[str, object]:
+    """The loss as JSON: its kind, and its rationals as texts.
+
+    >>> to_json(Approximate(0.1, "1/3"))
+    {'kind': 'approximate', 'epsilon': '1/10', 'delta': '1/3'}
+    """
+    match loss:
+        case Pure():
+            return {"kind": "pure", "epsilon": str(loss.epsilon)}
+        case Approximate():
+            return {"kind": "approximate", "epsilon": str(loss.epsilon), "delta": str(loss.delta)}
+        case ZCDP():
+            return {"kind": "zcdp", "rho": str(loss.rho), "delta": str(loss.delta)}
+        case Renyi():
+            curve = [[str(order), str(epsilon)] for order, epsilon in loss.curve]
+            return {"kind": "renyi", "curve": curve, "delta": str(loss.delta)}
+        case _:
+            assert_never(loss)
+
+
+def from_json(value: object) -> Loss:
+    """The loss that `to_json` wrote; anything else is refused.
+
+    >>> from_json({"kind": "pure", "epsilon": "1/10"})
+    Pure(epsilon=Fraction(1, 10))
+    """
+    match value:
+        case {"kind": "pure", "epsilon": epsilon, **rest} if not rest:
+            return Pure(_text(epsilon))
+        case {"kind": "approximate", "epsilon": epsilon, "delta": delta, **rest} if not rest:
+            return Approximate(_text(epsilon), _text(delta))
+        case {"kind": "zcdp", "rho": rho, "delta": delta, **rest} if not rest:
+            return ZCDP(_text(rho), _text(delta))
+        case {"kind": "renyi", "curve": [*points], "delta": delta, **rest} if not rest:
+            return Renyi(tuple(_point(point) for point in points[: MOST_ORDERS + 1]), _text(delta))
+        case Mapping():
+            raise InvalidParameter("a loss has kind pure, approximate, zcdp or renyi and that kind's fields, no others")
+        case _:
+            raise InvalidParameter("a loss must be an object such as {'kind': 'pure', 'epsilon': '1/10'}")
+
+
+def _point(value: object) -> tuple[Fraction, Fraction]:
+    """One (order, epsilon) of a curve."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InvalidParameter("a point of a Renyi curve must be a pair: order, epsilon")
+    return _text(value[0]), _text(value[1])
+
+
+def _text(value: object) -> Fraction:
+    """A rational that came as text, so that no parser has rounded it."""
+    if not isinstance(value, str):
+        raise InvalidParameter("a rational crosses as text such as '1/10'")
+    return rational(value)
+
+
+def _loss(value: Rational, name: str) -> Fraction:
+    """A rational that is not negative."""
+    exact = rational(value, name)
+    if exact < 0:
+        raise InvalidParameter(f"{name} must not be negative, got {exact}")
+    return exact
+
+
+def _delta(value: Rational) -> Fraction:
+    """A rational probability."""
+    exact = rational(value, "delta")
+    if not 0 <= exact <= 1:
+        raise InvalidParameter(f"delta must be between 0 and 1, got {exact}")
+    return exact
+
+
+def _set(self: object, **fields: object) -> None:
+    """Writes the checked fields of a frozen dataclass that is being made."""
+    for name, value in fields.items():
+        object.__setattr__(self, name, value)
