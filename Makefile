@@ -1,0 +1,73 @@
+# Every target makes the environment that it needs; a second run finds the stamps and is quick.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+CORE   := $(VENV)/.stamp-core
+SERVER := $(VENV)/.stamp-server
+DEV    := $(VENV)/.stamp-dev
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-quick test-deep lint format bench serve build docs proofs clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@test -f $(DEV) || { echo "installing dither into $(VENV)"; $(PIP) -e .; }
+	@touch $@
+
+$(SERVER): $(CORE)
+	@test -f $(DEV) || { echo "installing dither with its servers into $(VENV)"; $(PIP) -e ".[server,web]"; }
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing dither and everything that its tests use into $(VENV) (a few minutes the first time)"
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+demo: $(CORE)  ## Five questions to a small private dataset
+	@$(BIN)/dither demo
+
+test: $(DEV)  ## All tests but the deep ones
+	$(PYTEST) --tier test
+
+test-quick: $(DEV)  ## The tests that take seconds
+	$(PYTEST) --tier quick
+
+test-deep: $(DEV)  ## Everything, with the large samples
+	$(PYTEST) --tier deep
+
+lint: $(DEV)  ## ruff, mypy --strict, the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(DEV)  ## Lay out the code
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+proofs: $(DEV)  ## List the proof pages and whether their code has changed since
+	$(BIN)/python tests/house/proofs.py
+
+bench: $(DEV)  ## Speed and error beside the peers
+	$(BIN)/python benchmarks/run.py
+
+serve: $(SERVER)  ## The demonstration dataset behind both servers on this machine
+	$(BIN)/dither demo --serve
+
+build: $(DEV)  ## A wheel, tried in an empty environment outside the checkout
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python tests/house/try_wheel.py dist
+
+docs: $(DEV)  ## The documentation as a site, strictly
+	$(BIN)/mkdocs build --strict
+
+clean:  ## Remove what the other targets made, but not the environment
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
