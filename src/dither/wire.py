@@ -1,0 +1,231 @@
+"""What crosses between processes: requests, quotes, releases, the kernel protocol and the JSON that carries them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from dither.errors import InvalidParameter, InvalidPlan
+from dither.loss import Loss, Sensitivity
+from dither.schema import BudgetCap, Dataset
+
+if TYPE_CHECKING:
+    from dither.access.measure import Measure
+    from dither.privacy.mechanisms import Mechanism
+
+MOST_PARTS = 256
+MOST_BOUNDS = 256
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Stands for a mechanism: the kernel takes the scale at which `kind` costs exactly `loss` to the request's unit."""
+
+    kind: str
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Part:
+    """One vector to measure, and the mechanism that protects it."""
+
+    measure: Measure
+    mechanism: Mechanism | Calibrate
+
+
+@dataclass(frozen=True)
+class AutoBound:
+    """Find a bound first: `mechanism` chooses an index of `grid` from the vector `find`; then the parts answer.
+
+    In every part, a bounding node whose limit equals the last of `grid` takes the bound that was found.
+    The parts use `Calibrate`, so that their loss is known before the bound is.
+    """
+
+    find: Measure
+    mechanism: Mechanism | Calibrate
+    grid: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.grid) <= MOST_BOUNDS or list(self.grid) != sorted(set(self.grid)) or self.grid[0] < 1:
+            raise InvalidPlan(f"grid must hold 1 to {MOST_BOUNDS} increasing positive bounds")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question: vectors to measure together, in one charge.
+
+    `unit` is the unit that every `Calibrate` refers to (default: the dataset's first budget's). Two requests with the
+    same `request_id` from one account are one request. `draw` tells repetitions apart: another number is another draw.
+    """
+
+    dataset: str
+    parts: tuple[Part, ...]
+    bound: AutoBound | None = None
+    request_id: str = ""
+    unit: str | None = None
+    draw: int = 0
+    expect_head: Head | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.parts) <= MOST_PARTS:
+            raise InvalidPlan(f"a request has 1 to {MOST_PARTS} parts, got {len(self.parts)}")
+        if self.request_id and not REQUEST_ID.fullmatch(self.request_id):
+            raise InvalidParameter("request_id must be 1 to 64 of A-Z a-z 0-9 _ . : -")
+        if not 0 <= self.draw < 2**31:
+            raise InvalidParameter("draw must be between 0 and 2^31")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of the ledger's chain: how many rows, and the last one's hash in hexadecimal."""
+
+    sequence: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class UnitLoss:
+    """What one unit of that name loses."""
+
+    unit: str
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class QuotedPart:
+    """A part as it would be released; with an automatic bound, at the largest bound of the grid."""
+
+    mechanism: Mechanism
+    sensitivity: Sensitivity
+    loss: Loss
+    step: Fraction
+    shape: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What a request would cost, from public facts only: nothing was read and nothing spent."""
+
+    dataset: str
+    parts: tuple[QuotedPart, ...]
+    losses: tuple[UnitLoss, ...]
+    find: QuotedPart | None
+    free: bool
+    affordable: bool
+    time_class: str
+    milliseconds: int
+    head: Head
+
+
+@dataclass(frozen=True)
+class ReleasedPart:
+    """Noisy integers (times `step`), in the order of the measure's labels, and what was done to make them."""
+
+    values: tuple[int, ...]
+    step: Fraction
+    shape: tuple[int, ...]
+    mechanism: Mechanism
+    sensitivity: Sensitivity
+    loss: Loss
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The recorded answer to a request."""
+
+    dataset: str
+    data_version: str
+    digest: str
+    parts: tuple[ReleasedPart, ...]
+    losses: tuple[UnitLoss, ...]
+    bound: int | None
+    find: ReleasedPart | None
+    cached: bool
+    sequence: int
+    head: Head
+    time: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Balance:
+    """One budget that the account's charges count against, in multiples of 1e-15 of each of its `components`."""
+
+    level: Literal["dataset", "group", "analyst"]
+    name: str
+    cap: BudgetCap
+    window: str
+    components: tuple[str, ...]
+    limit: tuple[int, ...]
+    spent: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One charge in an account's history; `answered` is false where the charge stands without an answer."""
+
+    sequence: int
+    time: str
+    account: str
+    digest: str
+    losses: tuple[UnitLoss, ...]
+    answered: bool
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """A row of the ledger as an auditor reads it; `body` is canonical JSON."""
+
+    sequence: int
+    kind: str
+    time: str
+    body: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The facts of a dataset's privacy statement; `dither.post` and the servers put them into prose."""
+
+    dataset: str
+    population: str
+    policy: Literal["shared", "separate"]
+    units: tuple[str, ...]
+    balances: tuple[Balance, ...]
+    assumptions: tuple[str, ...]
+    residual_bits: int
+    head: Head
+    code: str
+
+
+class Kernel(Protocol):
+    """The one door. A kernel behind a socket checks the token; one in-process takes an account's name and trusts it."""
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        """The datasets that the account may ask."""
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        """What is public about a dataset, without where its records are."""
+
+    def quote(self, request: Request, token: str) -> Quote:
+        """What a request would cost; free, and reads nothing."""
+
+    def answer(self, request: Request, token: str) -> Release:
+        """Charges, reads, releases."""
+
+    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
+        """The budgets that the account's charges count against."""
+
+    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+        """The charges that the account may see: everyone's under a shared budget, its group's under separate ones."""
+
+    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+        """Every row that concerns the dataset; auditors and curators."""
+
+    def statement(self, dataset: str, token: str) -> Statement:
+        """The facts of the privacy statement."""
