@@ -1,1 +1,98 @@
-"""Cryptographic bit streams."""
+"""Cryptographic bit streams: AES-256-CTR keyed by the operating system, one stream for each thread of each process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from dither.errors import InvalidParameter
+
+Words = NDArray[np.unsignedinteger[Any]]
+
+PIECE = 1 << 16
+KEY_LIFETIME = 1 << 30
+
+
+class Bits(Protocol):
+    """A source of independent fair coins."""
+
+    def words(self, size: int, bits: int) -> Words:
+        """`size` uniform integers of `bits` bits (1 to 64), in the narrowest of u2, u4 and u8 that holds them."""
+
+    def integer(self, bits: int) -> int:
+        """One uniform integer of `bits` bits, any number of them."""
+
+
+class Keystream:
+    """AES-256 in counter mode over zeros; the key comes from the operating system and is replaced every GiB."""
+
+    def __init__(self) -> None:
+        self._zeros = memoryview(bytes(PIECE))
+        self._rekey()
+
+    def _rekey(self) -> None:
+        self._cipher = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
+        self._left = KEY_LIFETIME
+
+    def fill(self, target: memoryview) -> None:
+        """Overwrite `target`, a flat view of bytes, with keystream."""
+        for start in range(0, len(target), PIECE):
+            piece = target[start : start + PIECE]
+            self._cipher.update_into(self._zeros[: len(piece)], piece)
+            self._left -= len(piece)
+            if self._left < 0:
+                self._rekey()
+
+
+_streams = threading.local()
+
+
+def _forget_stream() -> None:
+    """A forked child has one thread: without its stream, the next use draws a new key."""
+    _streams.__dict__.clear()
+
+
+os.register_at_fork(after_in_child=_forget_stream)
+
+
+def _stream() -> Keystream:
+    try:
+        stream: Keystream = _streams.stream
+    except AttributeError:
+        stream = _streams.stream = Keystream()
+    return stream
+
+
+class SystemBits:
+    """The production source. It holds no state, so it may be shared, copied and pickled: keys never travel."""
+
+    def words(self, size: int, bits: int) -> Words:
+        """`size` uniform integers of `bits` bits."""
+        width = word_bytes(bits)
+        words = np.empty(size, f"u{width}")
+        if size:
+            _stream().fill(memoryview(words).cast("B"))
+        if bits < 8 * width:
+            np.right_shift(words, words.dtype.type(8 * width - bits), out=words)
+        return words
+
+    def integer(self, bits: int) -> int:
+        """One uniform integer of `bits` bits."""
+        if bits < 0:
+            raise InvalidParameter(f"bits must not be negative, got {bits}")
+        drawn = bytearray(-(-bits // 8))
+        if drawn:
+            _stream().fill(memoryview(drawn))
+        return int.from_bytes(drawn, "big") >> (-bits % 8)
+
+
+def word_bytes(bits: int) -> int:
+    """Bytes of the narrowest word that holds `bits` bits."""
+    if not 1 <= bits <= 64:
+        raise InvalidParameter(f"bits must be from 1 to 64, got {bits}")
+    return 2 if bits <= 16 else 4 if bits <= 32 else 8
