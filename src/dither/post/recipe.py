@@ -1,0 +1,340 @@
+"""What is computed from noisy columns: a small tree of arithmetic, and the two shapes that have exact intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dither.errors import InvalidQuery
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The measured column of that index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A literal; None is NULL."""
+
+    value: float | str | bool | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """A grouping key, known without any measurement."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A function of other nodes."""
+
+    name: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """centre + total / size, which lies in [low, high] because every value does."""
+
+    total: Node
+    size: Node
+    centre: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Within:
+    """A function that is known to lie in [low, high], whatever the noise says."""
+
+    inner: Node
+    low: float
+    high: float
+
+
+Node = Cell | Constant | Key | Apply | Mean | Within
+
+
+@dataclass(frozen=True)
+class Affine:
+    """constant + sum of weight * cell."""
+
+    constant: float
+    weights: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """offset + factor * over / under, kept within [low, high]."""
+
+    over: Affine
+    under: Affine
+    offset: float = 0.0
+    factor: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
+
+
+def evaluate(node: Node, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+    """The node's value for every group; undefined results are NaN (numbers) or None (others)."""
+    match node:
+        case Cell(index):
+            return cells[index]
+        case Key(index):
+            return keys[index]
+        case Constant(value):
+            return np.asarray(math.nan if value is None else value)
+        case Mean():
+            return _mean(node, cells, keys)
+        case Within(inner, low, high):
+            return np.asarray(np.clip(evaluate(inner, cells, keys), low, high))
+        case Apply(name, arguments):
+            with np.errstate(all="ignore"):
+                return np.asarray(FUNCTIONS[name](*(evaluate(part, cells, keys) for part in arguments)))
+
+
+def _mean(node: Mean, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+    total, size = evaluate(node.total, cells, keys), evaluate(node.size, cells, keys)
+    safe = np.where(size > 0, size, 1.0)
+    shift = np.where(size > 0, total / safe, 0.0)
+    return np.asarray(np.clip(node.centre + shift, node.low, node.high))
+
+
+def _divide(over: Values, under: Values) -> Values:
+    return np.where(under == 0, math.nan, over / np.where(under == 0, 1.0, under))
+
+
+def _round(value: Values, digits: Values | float = 0.0) -> Values:
+    power = 10.0 ** np.asarray(digits)
+    return np.asarray(np.sign(value) * np.floor(np.abs(value) * power + 0.5) / power)
+
+
+def _variance(squares: Values, total: Values, size: Values, lost: Values) -> Values:
+    """Around a centre: (sum of squares - total^2 / size) / (size - lost), never negative."""
+    size = np.where(size > lost, size, math.nan)
+    return np.maximum((squares - total**2 / size) / (size - lost), 0.0)
+
+
+def _covariance(product: Values, first: Values, second: Values, size: Values, lost: Values) -> Values:
+    size = np.where(size > lost, size, math.nan)
+    return np.asarray((product - first * second / size) / (size - lost))
+
+
+def _case(*arguments: Values) -> Values:
+    result: Values = arguments[-1] if len(arguments) % 2 else np.asarray(math.nan)
+    for position in range(len(arguments) // 2 * 2 - 2, -1, -2):
+        result = np.where(arguments[position].astype(bool), arguments[position + 1], result)
+    return result
+
+
+def _coalesce(*arguments: Values) -> Values:
+    result = arguments[-1]
+    for value in arguments[-2::-1]:
+        result = np.where(_missing(value), result, value)
+    return result
+
+
+def _missing(value: Values) -> Values:
+    value = np.asarray(value)
+    if value.dtype.kind == "f":
+        return np.isnan(value)
+    return np.equal(value, None) if value.dtype.kind == "O" else np.zeros(value.shape, bool)
+
+
+def _nullif(value: Values, other: Values) -> Values:
+    return np.where(value == other, math.nan, value)
+
+
+def _isin(value: Values, *options: Values) -> Values:
+    found = np.zeros(np.shape(value), bool)
+    for option in options:
+        found = found | (value == option)
+    return found
+
+
+def _least(*arguments: Values) -> Values:
+    return np.asarray(np.fmin.reduce(np.broadcast_arrays(*arguments)))
+
+
+def _greatest(*arguments: Values) -> Values:
+    return np.asarray(np.fmax.reduce(np.broadcast_arrays(*arguments)))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda one, two: one + two,
+    "sub": lambda one, two: one - two,
+    "mul": lambda one, two: one * two,
+    "div": _divide,
+    "mod": lambda one, two: np.where(two == 0, math.nan, np.fmod(one, np.where(two == 0, 1, two))),
+    "neg": lambda value: -value,
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": _round,
+    "sign": np.sign,
+    "sqrt": lambda value: np.sqrt(np.where(value < 0, math.nan, value)),
+    "ln": lambda value: np.log(np.where(value > 0, value, math.nan)),
+    "log10": lambda value: np.log10(np.where(value > 0, value, math.nan)),
+    "exp": np.exp,
+    "power": np.power,
+    "least": _least,
+    "greatest": _greatest,
+    "variance": _variance,
+    "covariance": _covariance,
+    "case": _case,
+    "coalesce": _coalesce,
+    "nullif": _nullif,
+    "isnull": _missing,
+    "isin": _isin,
+    "eq": lambda one, two: one == two,
+    "ne": lambda one, two: one != two,
+    "lt": lambda one, two: one < two,
+    "le": lambda one, two: one <= two,
+    "gt": lambda one, two: one > two,
+    "ge": lambda one, two: one >= two,
+    "and": lambda one, two: one.astype(bool) & two.astype(bool),
+    "or": lambda one, two: one.astype(bool) | two.astype(bool),
+    "not": lambda value: ~value.astype(bool),
+}
+RISING = frozenset({"round", "floor", "ceil", "sqrt", "exp", "ln", "log10", "sign"})
+
+
+def cells_of(node: Node) -> frozenset[int]:
+    """The measured columns that the node reads."""
+    match node:
+        case Cell(index):
+            return frozenset({index})
+        case Apply(_, arguments):
+            return frozenset().union(*map(cells_of, arguments))
+        case Mean(total, size):
+            return cells_of(total) | cells_of(size)
+        case Within(inner):
+            return cells_of(inner)
+        case _:
+            return frozenset()
+
+
+def reads_keys(node: Node) -> bool:
+    """Whether the node reads a grouping key."""
+    match node:
+        case Key():
+            return True
+        case Apply(_, arguments):
+            return any(map(reads_keys, arguments))
+        case _:
+            return False
+
+
+def peel(node: Node) -> tuple[tuple[Apply, ...], Node]:
+    """The rising functions around a core: an interval of the core, mapped through them, is one of the whole."""
+    if isinstance(node, Apply) and node.name in RISING and all(isinstance(a, Constant) for a in node.arguments[1:]):
+        outer, core = peel(node.arguments[0])
+        return (node, *outer), core
+    return (), node
+
+
+def affine(node: Node) -> Affine | None:
+    """The node as constant + sum of weight * cell, where it is one."""
+    match node:
+        case Cell(index):
+            return Affine(0.0, {index: 1.0})
+        case Constant(bool() | str() | None):
+            return None
+        case Constant(value):
+            return Affine(float(value), {})
+        case Apply(name, arguments) if name in {"add", "sub", "mul", "div", "neg"}:
+            parts = [affine(argument) for argument in arguments]
+            return None if any(part is None for part in parts) else _combine(name, *(p for p in parts if p is not None))
+        case _:
+            return None
+
+
+def _combine(name: str, first: Affine, second: Affine | None = None) -> Affine | None:
+    if second is None:
+        return scale(first, -1.0)
+    if name in {"add", "sub"}:
+        return plus(first, scale(second, 1.0 if name == "add" else -1.0))
+    if name == "div":
+        return scale(first, 1 / second.constant) if not second.weights and second.constant else None
+    if not second.weights:
+        return scale(first, second.constant)
+    return scale(second, first.constant) if not first.weights else None
+
+
+def plus(first: Affine, second: Affine) -> Affine:
+    """The sum of two affine forms."""
+    names = {**first.weights, **second.weights}
+    weights = {name: first.weights.get(name, 0.0) + second.weights.get(name, 0.0) for name in names}
+    return Affine(first.constant + second.constant, weights)
+
+
+def scale(form: Affine, factor: float) -> Affine:
+    """The form times a number."""
+    return Affine(form.constant * factor, {name: weight * factor for name, weight in form.weights.items()})
+
+
+def ratio(node: Node) -> Ratio | None:
+    """The node as offset + factor * affine / affine, where it is one."""
+    match node:
+        case Mean(total, size, centre, low, high):
+            over, under = affine(total), affine(size)
+            return Ratio(over, under, centre, 1.0, low, high) if over and under else None
+        case Apply("div", (first, second)):
+            return _quotient(first, second)
+        case Apply("add" | "sub" | "mul" | "neg" as name, arguments):
+            return _shifted(name, arguments)
+        case _:
+            return None
+
+
+def _quotient(first: Node, second: Node) -> Ratio | None:
+    over, under = affine(first), affine(second)
+    if over and under and under.weights:
+        return Ratio(over, under)
+    inner = ratio(first)
+    if inner and under and not under.weights and under.constant:
+        return _moved(inner, 0.0, 1 / under.constant)
+    return None
+
+
+def _shifted(name: str, arguments: tuple[Node, ...]) -> Ratio | None:
+    if name == "neg":
+        inner = ratio(arguments[0])
+        return _moved(inner, 0.0, -1.0) if inner else None
+    for position in (0, 1):
+        inner, other = ratio(arguments[position]), affine(arguments[1 - position])
+        if inner and other and not other.weights:
+            return _adjusted(name, inner, other.constant, position)
+    return None
+
+
+def _adjusted(name: str, inner: Ratio, number: float, position: int) -> Ratio:
+    if name == "mul":
+        return _moved(inner, 0.0, number)
+    if name == "add":
+        return _moved(inner, number, 1.0)
+    return _moved(inner, -number, 1.0) if position == 0 else _moved(inner, number, -1.0)
+
+
+def _moved(form: Ratio, add: float, times: float) -> Ratio:
+    ends = sorted((form.low * times + add, form.high * times + add)) if times else [add, add]
+    return Ratio(form.over, form.under, form.offset * times + add, form.factor * times, ends[0], ends[1])
+
+
+def check(name: str) -> str:
+    """The function's name, if answers may be passed through it."""
+    if name not in FUNCTIONS:
+        raise InvalidQuery(f"{name.upper()} cannot be applied to an aggregate; these can: {', '.join(sorted(FUNCTIONS))}")
+    return name
