@@ -28,7 +28,7 @@ def rational(value: Rational, name: str = "value") -> Fraction:
     try:
         exact = _exact(value)
     except (ValueError, TypeError, ArithmeticError):
-        raise InvalidParameter(f"{name} must be a finite number such as 0.1 or '1/10', got {str(value)[:40]!r}") from None
+        raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10', got {str(value)[:40]!r}") from None
     if max(abs(exact.numerator), exact.denominator) > LARGEST_TERM:
         raise InvalidParameter(f"{name} must have at most 60 digits above and below the line")
     return exact

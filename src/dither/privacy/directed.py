@@ -1,0 +1,107 @@
+"""Logarithms and exponentials of rationals, rounded in a chosen direction by integer arithmetic alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from dither.errors import InvalidParameter
+
+BITS = 192
+ONE = 1 << BITS
+SLACK = 256  # units of 2**-BITS that cover the truncations of one series (proof: directed_rounding.md)
+LARGEST_EXPONENT = 1 << 14
+DIGITS = 20
+FINEST = 60
+
+
+def log_down(x: Fraction) -> Fraction:
+    """At most the natural logarithm of x, and short of it by less than 1e-45."""
+    return Fraction(_log(x)[0], ONE)
+
+
+def log_up(x: Fraction) -> Fraction:
+    """At least the natural logarithm of x, and above it by less than 1e-45."""
+    return Fraction(_log(x)[1], ONE)
+
+
+def exp_down(x: Fraction) -> Fraction:
+    """At most e**x, and short of it by a relative 1e-45 (0 far below, e**16384 far above)."""
+    if x < -LARGEST_EXPONENT:
+        return Fraction(0)
+    return _exp(min(x, Fraction(LARGEST_EXPONENT)))[0]
+
+
+def exp_up(x: Fraction) -> Fraction:
+    """At least e**x, and above it by a relative 1e-45 (e**-16384 far below)."""
+    if x > LARGEST_EXPONENT:
+        raise InvalidParameter(f"a loss above {LARGEST_EXPONENT} promises nothing and is not converted")
+    return _exp(max(x, Fraction(-LARGEST_EXPONENT)))[1]
+
+
+def digits_up(x: Fraction) -> Fraction:
+    """The next decimal with twenty digits, none beyond the sixtieth place.
+
+    >>> digits_up(Fraction(2, 3))
+    Fraction(66666666666666666667, 100000000000000000000)
+    """
+    return Fraction(-_scaled(-x), 10 ** _places(x))
+
+
+def digits_down(x: Fraction) -> Fraction:
+    """The decimal before, with twenty digits, none beyond the sixtieth place."""
+    return Fraction(_scaled(x), 10 ** _places(x))
+
+
+def _scaled(x: Fraction) -> int:
+    """x in units of its last kept place, rounded down."""
+    places: int = 10 ** _places(x)
+    return x.numerator * places // x.denominator
+
+
+def _places(x: Fraction) -> int:
+    """How many decimal places leave about twenty digits."""
+    magnitude = (abs(x.numerator).bit_length() - x.denominator.bit_length()) * 3 // 10
+    return max(0, min(FINEST, DIGITS - magnitude))
+
+
+def _atanh(numerator: int, denominator: int) -> int:
+    """The series of atanh(z) for 0 <= z <= 1/3 in units of 2**-BITS, every step truncated."""
+    power = (numerator << BITS) // denominator
+    square = power * power >> BITS
+    total, odd = 0, 1
+    while power:
+        total += power // odd
+        power = power * square >> BITS
+        odd += 2
+    return total
+
+
+LOG_TWO = 2 * _atanh(1, 3)
+
+
+def _log(x: Fraction) -> tuple[int, int]:
+    """An enclosure of the natural logarithm in units of 2**-BITS: x = m 2**k, log x = k log 2 + 2 atanh z."""
+    if x <= 0:
+        raise InvalidParameter("only a positive number has a logarithm")
+    twos = x.numerator.bit_length() - x.denominator.bit_length()
+    above, below = x.numerator << max(0, -twos), x.denominator << max(0, twos)
+    size = 2 * _atanh(abs(above - below), above + below)
+    middle = twos * LOG_TWO + (size if above >= below else -size)
+    slack = 2 * SLACK * (abs(twos) + 1)
+    return middle - slack, middle + slack
+
+
+def _exp(x: Fraction) -> tuple[Fraction, Fraction]:
+    """An enclosure of e**x: x = k log 2 + r, e**x = 2**k e**r, e**r by its series."""
+    fixed = (x.numerator << BITS) // x.denominator
+    twos = fixed // LOG_TWO
+    rest = fixed - twos * LOG_TWO
+    total = term = ONE
+    step = 1
+    while term:
+        term = (term * rest >> BITS) // step
+        total += term
+        step += 1
+    slack = 4 * SLACK * (abs(twos) + 1)
+    scale = Fraction(2) ** twos
+    return Fraction(max(0, total - slack), ONE) * scale, Fraction(total + slack, ONE) * scale
