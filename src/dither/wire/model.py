@@ -1,4 +1,4 @@
-"""What crosses between processes: requests, quotes, releases, the kernel protocol and the JSON that carries them."""
+"""What crosses between processes: requests, quotes, releases, and the protocol that every kernel speaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from dither.errors import InvalidParameter, InvalidPlan
 from dither.loss import Loss, Sensitivity
-from dither.schema import BudgetCap, Dataset
+from dither.schema import BudgetCap, Dataset, Scalar
 
 if TYPE_CHECKING:
     from dither.access.measure import Measure
@@ -40,13 +40,14 @@ class Part:
 class AutoBound:
     """Find a bound first: `mechanism` chooses an index of `grid` from the vector `find`; then the parts answer.
 
-    In every part, a bounding node whose limit equals the last of `grid` takes the bound that was found.
-    The parts use `Calibrate`, so that their loss is known before the bound is.
+    In every part, a limit `Auto(tag)` takes the bound that was found. The parts use `Calibrate`, so that their loss is
+    known before the bound is. An index outside the grid stands for its nearest end.
     """
 
     find: Measure
     mechanism: Mechanism | Calibrate
     grid: tuple[int, ...]
+    tag: str = "bound"
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.grid) <= MOST_BOUNDS or list(self.grid) != sorted(set(self.grid)) or self.grid[0] < 1:
@@ -101,7 +102,7 @@ class QuotedPart:
     mechanism: Mechanism
     sensitivity: Sensitivity
     loss: Loss
-    step: Fraction
+    steps: tuple[Fraction, ...]
     shape: tuple[int, ...]
     notes: tuple[str, ...]
 
@@ -123,11 +124,16 @@ class Quote:
 
 @dataclass(frozen=True)
 class ReleasedPart:
-    """Noisy integers (times `step`), in the order of the measure's labels, and what was done to make them."""
+    """Noisy integers in the order of the measure's labels, and what was done to make them.
+
+    A cell's quantity is its integer times its value's step. `keys` holds the keys that partition selection let through;
+    for every other measure they are the declared ones, and `keys` is None.
+    """
 
     values: tuple[int, ...]
-    step: Fraction
+    steps: tuple[Fraction, ...]
     shape: tuple[int, ...]
+    keys: tuple[tuple[Scalar, ...], ...] | None
     mechanism: Mechanism
     sensitivity: Sensitivity
     loss: Loss
