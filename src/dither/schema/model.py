@@ -75,6 +75,7 @@ class Column:
     name: str
     domain: Domain
     default: Scalar = None
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Table:
     columns: Mapping[str, Column]
     source: Source
     unique: str | None = None
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,4 @@ class Dataset:
     groups: tuple[Group, ...] = ()
     timezone: str = "UTC"
     size_epsilon: Fraction = Fraction(1, 100)
+    description: str = ""
