@@ -28,6 +28,8 @@ Matrix = Sequence[Sequence[Rational]]
 def units15(x: Fraction) -> int:
     """A loss in integers of 1e-15, rounded up: what the ledger counts in.
 
+    Proof: filters.md.
+
     >>> units15(Fraction(1, 10)), units15(Fraction(1, 3))
     (100000000000000, 333333333333334)
     """
@@ -46,21 +48,30 @@ def _cap15(x: Fraction) -> int:
 
 
 def pure_as_rho(epsilon: Fraction) -> Fraction:
-    """The zCDP of an epsilon-private mechanism: epsilon tanh(epsilon / 2), never above epsilon**2 / 2."""
+    """The zCDP of an epsilon-private mechanism: epsilon tanh(epsilon / 2), never above epsilon**2 / 2.
+
+    Proof: pure_loss.md.
+    """
     if epsilon > 100:
         return epsilon
     return digits_up(epsilon * (1 - 2 / (exp_up(epsilon) + 1)))
 
 
 def pure_as_renyi(epsilon: Fraction, order: Fraction) -> Fraction:
-    """The Renyi divergence of an epsilon-private mechanism: log(cosh((a - 1/2) e) / cosh(e / 2)) / (a - 1)."""
+    """The Renyi divergence of an epsilon-private mechanism: log(cosh((a - 1/2) e) / cosh(e / 2)) / (a - 1).
+
+    Proof: pure_loss.md.
+    """
     top = log_up(1 + exp_up(-(2 * order - 1) * epsilon))
     bottom = log_down(1 + exp_down(-epsilon))
     return min(epsilon, max(Fraction(0), digits_up(epsilon + (top - bottom) / (order - 1))))
 
 
 def as_zcdp(loss: Loss) -> ZCDP:
-    """The loss as (delta-approximate) zCDP; a Renyi curve at a few orders bounds no other order and is refused."""
+    """The loss as (delta-approximate) zCDP; a Renyi curve at a few orders bounds no other order and is refused.
+
+    Proof: kinds_of_loss.md.
+    """
     match loss:
         case Pure():
             return ZCDP(pure_as_rho(loss.epsilon))
@@ -75,7 +86,10 @@ def as_zcdp(loss: Loss) -> ZCDP:
 
 
 def as_renyi(loss: Loss, orders: Iterable[Rational]) -> Renyi:
-    """The loss at the given orders; a curve is read at its next order, since the divergence grows with the order."""
+    """The loss at the given orders; a curve is read at its next order, since the divergence grows with the order.
+
+    Proof: kinds_of_loss.md.
+    """
     exact = [rational(order, "order") for order in orders]
     return Renyi(tuple((order, rounded_up(_divergence(loss, order))) for order in exact), _delta_of(loss))
 
@@ -107,6 +121,8 @@ def _delta_of(loss: Loss) -> Fraction:
 def epsilon_at(loss: Loss, delta: Rational) -> Fraction:
     """The epsilon of an (epsilon, delta) guarantee that the loss implies.
 
+    Proof: epsilon_delta.md.
+
     >>> float(epsilon_at(ZCDP("1/8"), 1e-6)) < 2.42
     True
     """
@@ -127,10 +143,14 @@ def _excess(order: Fraction, delta: Fraction) -> Fraction:
 def delta_at(loss: Loss, epsilon: Rational) -> Fraction:
     """The delta of an (epsilon, delta) guarantee that the loss implies.
 
+    Proof: epsilon_delta.md.
+
     >>> delta_at(Pure(1), 1)
     Fraction(0, 1)
     """
     wanted, own = rational(epsilon, "epsilon"), _delta_of(loss)
+    if wanted < 0:
+        raise InvalidParameter(f"epsilon must not be negative, got {wanted}")
     if isinstance(loss, Pure | Approximate):
         inner = _pure_delta(loss.epsilon, wanted)
     else:
@@ -152,12 +172,18 @@ def _renyi_delta(divergence: Fraction, order: Fraction, epsilon: Fraction) -> Fr
 
 
 def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fraction, Fraction], ...]:
-    """The epsilon at every delta."""
+    """The epsilon at every delta.
+
+    Proof: epsilon_delta.md.
+    """
     return tuple((rational(delta, "delta"), epsilon_at(loss, delta)) for delta in deltas)
 
 
 def largest_rho(epsilon: Rational, delta: Rational) -> Fraction:
-    """The largest rho found whose zCDP implies (epsilon, delta)."""
+    """The largest rho found whose zCDP implies (epsilon, delta).
+
+    Proof: epsilon_delta.md.
+    """
     target, failure = rational(epsilon, "epsilon"), rational(delta, "delta")
     if target <= 0 or not 0 < failure < 1:
         raise InvalidParameter("an (epsilon, delta) budget needs epsilon above 0 and delta between 0 and 1")
@@ -190,19 +216,28 @@ def _short(x: Fraction) -> Fraction:
 
 
 def compose(losses: Sequence[Loss]) -> Loss:
-    """What answers together cost: the sum, in the weakest kind among them."""
+    """What answers together cost: the sum, in the weakest kind among them.
+
+    Proof: composition.md.
+    """
     return _fold(losses, lambda parts: sum(parts, Fraction(0)))
 
 
 def repeated(loss: Loss, times: int) -> Loss:
-    """What the same loss costs so many times."""
+    """What the same loss costs so many times.
+
+    Proof: composition.md.
+    """
     if times < 0:
         raise InvalidParameter(f"times must not be negative, got {times}")
     return _fold([loss], lambda parts: times * parts[0])
 
 
 def parallel(losses: Sequence[Loss], straddle: int = 1) -> Loss:
-    """What answers over disjoint parts cost, where one unit has rows in at most `straddle` parts."""
+    """What answers over disjoint parts cost, where one unit has rows in at most `straddle` parts.
+
+    Proof: composition.md.
+    """
     if straddle < 1:
         raise InvalidParameter(f"a unit must be allowed in at least one part, got {straddle}")
     return _fold(losses, lambda parts: sum(sorted(parts)[-straddle:], Fraction(0)))
@@ -226,6 +261,8 @@ def _fold(losses: Sequence[Loss], join: Callable[[list[Fraction]], Fraction]) ->
 def joint_laplace(weights: Matrix, scales: Sequence[Rational], rows: Rational) -> Pure:
     """The cost of linear queries over one partition, a row of `weights` and a scale each: the largest L1 column norm.
 
+    Proof: joint_cost.md.
+
     >>> joint_laplace([[1, 0], [0, 1], [1, 1]], [10, 10, 10], rows=1)
     Pure(epsilon=Fraction(1, 5))
     """
@@ -236,6 +273,8 @@ def joint_laplace(weights: Matrix, scales: Sequence[Rational], rows: Rational) -
 
 def joint_gaussian(weights: Matrix, variances: Sequence[Rational], rows: Rational) -> ZCDP:
     """The cost of linear queries over one partition with Gaussian noise: half the largest squared L2 column norm.
+
+    Proof: joint_cost.md.
 
     >>> joint_gaussian([[1, 0], [0, 1], [1, 1]], [4, 4, 4], rows=1)
     ZCDP(rho=Fraction(1, 4), delta=Fraction(0, 1))
@@ -277,7 +316,10 @@ def _rows(rows: Rational) -> Fraction:
 
 
 def subsampled(loss: Loss, rate: Rational) -> Pure | Approximate:
-    """The loss where each unit as a whole takes part with probability `rate`, freshly and in secret, for one charge."""
+    """The loss where each unit as a whole takes part with probability `rate`, freshly and in secret, for one charge.
+
+    Proof: subsampling.md.
+    """
     kept = _rate(rate)
     match loss:
         case Pure():
@@ -306,7 +348,10 @@ def _rate(rate: Rational) -> Fraction:
 def subsampled_gaussian(
     rate: Rational, variance: Rational, l2_squared: Rational, orders: Sequence[int] = ORDERS
 ) -> Renyi:
-    """Discrete or continuous Gaussian noise on a sum over units that take part with probability `rate`."""
+    """Discrete or continuous Gaussian noise on a sum over units that take part with probability `rate`.
+
+    Proof: subsampled_gaussian.md.
+    """
     (noise,) = _positive([variance], "variance", 1)
     ratio = _rows(l2_squared) / noise
     if any(order < 2 or order != int(order) for order in orders):
@@ -342,7 +387,10 @@ def _dyadic_up(x: Fraction) -> Fraction:
 
 
 def group(loss: Loss, size: int) -> Loss:
-    """What the loss becomes for `size` units, or actions, that change together."""
+    """What the loss becomes for `size` units, or actions, that change together.
+
+    Proof: group_privacy.md.
+    """
     if size < 1:
         raise InvalidParameter(f"a group needs at least one member, got {size}")
     match loss:
@@ -359,7 +407,10 @@ def group(loss: Loss, size: int) -> Loss:
 
 
 def group_in_distinct_cells(loss: Loss, size: int) -> Loss:
-    """What Gaussian noise on a table costs for `size` actions, where the measure enforces that no two share a cell."""
+    """What Gaussian noise on a table costs for `size` actions, where the measure enforces that no two share a cell.
+
+    Proof: group_privacy.md.
+    """
     match loss:
         case ZCDP() if loss.delta == 0 and size >= 1:
             return ZCDP(rounded_up(size * loss.rho))
@@ -383,12 +434,18 @@ def _group_delta(loss: Approximate, size: int) -> Fraction:
 
 
 def group_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Loss], ...]:
-    """The loss for groups of several sizes."""
+    """The loss for groups of several sizes.
+
+    Proof: group_privacy.md.
+    """
     return tuple((size, group(loss, size)) for size in sizes)
 
 
 def power(loss: Loss, false_positive: Rational) -> Fraction:
-    """The most that an event of probability `false_positive` can have on a neighbour: the power of the best test."""
+    """The most that an event of probability `false_positive` can have on a neighbour: the power of the best test.
+
+    Proof: meaning.md.
+    """
     rate = rational(false_positive, "false positive rate")
     if not 0 <= rate <= 1:
         raise InvalidParameter(f"a false positive rate must be between 0 and 1, got {rate}")
@@ -418,7 +475,10 @@ def _hoelder(divergence: Fraction, order: Fraction, rate: Fraction) -> Fraction:
 
 
 def meaning(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVES) -> tuple[tuple[Fraction, Fraction], ...]:
-    """For each false positive rate, the highest power of any test for one unit's presence."""
+    """For each false positive rate, the highest power of any test for one unit's presence.
+
+    Proof: meaning.md.
+    """
     return tuple((rational(rate), power(loss, rate)) for rate in rates)
 
 
@@ -429,6 +489,7 @@ def meaning(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVES) -> tuple[tu
 class PureFilter:
     """Caps the sum of epsilons, and of deltas where the curator allowed any."""
 
+    proof: ClassVar[str] = "filters.md"
     kind: ClassVar[str] = "pure"
     names: ClassVar[tuple[str, ...]] = ("epsilon", "delta")
     epsilon: Fraction
@@ -464,6 +525,7 @@ class PureFilter:
 class ZCDPFilter:
     """Caps the sum of rhos and the sum of deltas."""
 
+    proof: ClassVar[str] = "filters.md"
     kind: ClassVar[str] = "zcdp"
     names: ClassVar[tuple[str, ...]] = ("rho", "delta")
     rho: Fraction
@@ -491,9 +553,13 @@ class ZCDPFilter:
 class RenyiFilter:
     """Caps the sum of divergences at each of a few orders that were fixed beforehand, and the sum of deltas."""
 
+    proof: ClassVar[str] = "filters.md"
     kind: ClassVar[str] = "renyi"
     curve: tuple[tuple[Fraction, Fraction], ...]
     delta: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        Renyi(self.curve, self.delta)  # refuses what is not a curve
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -520,7 +586,10 @@ Filter = PureFilter | ZCDPFilter | RenyiFilter
 
 
 def filter_of(cap: BudgetCap) -> Filter:
-    """The filter that enforces a declared budget."""
+    """The filter that enforces a declared budget.
+
+    Proof: filters.md.
+    """
     match cap.kind:
         case "pure" if cap.epsilon is not None and cap.rho is None:
             return PureFilter(cap.epsilon, cap.delta)
