@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -68,15 +68,16 @@ def _stream() -> Keystream:
     return stream
 
 
+@final
 class SystemBits:
     """The production source. It holds no state, so it may be shared, copied and pickled: keys never travel."""
 
     def words(self, size: int, bits: int) -> Words:
         """`size` uniform integers of `bits` bits."""
         width = word_bytes(bits)
-        words = np.empty(size, f"u{width}")
+        words: Words = np.empty(size, f"u{width}")
         if size:
-            _stream().fill(memoryview(words).cast("B"))
+            _stream().fill(words.data.cast("B"))
         if bits < 8 * width:
             np.right_shift(words, words.dtype.type(8 * width - bits), out=words)
         return words

@@ -1,0 +1,113 @@
+"""Exact samplers on the integers, from lazily read random bits.
+
+A comparison of a uniform number with a threshold is decided from a prefix of the number's bits only where bounds of
+the threshold put every continuation on one side; otherwise more bits are read and the bounds are tightened with
+integer arithmetic. Nothing undecided is thrown away, so that given fair bits each law holds exactly. Values beyond
+64 bits saturate; at the largest scale their probability is below exp(-2^20).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from dither.privacy.bits import Bits
+from dither.privacy.noise.exact import (
+    FULL,
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    Vector,
+    Widths,
+    below,
+    check,
+    check_size,
+    exp_enclosure,
+    rational_enclosure,
+)
+from dither.privacy.noise.exponential import bernoulli_exp_each, exponential, fold, noisy_max
+from dither.privacy.noise.pools import draw
+
+__all__ = [
+    "FULL",
+    "LARGEST_SCALE",
+    "SMALLEST_SCALE",
+    "Widths",
+    "bernoulli",
+    "bernoulli_exp",
+    "bernoulli_exp_each",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "exp_enclosure",
+    "exponential",
+    "geometric",
+    "noisy_max",
+    "staircase",
+    "uniform_below",
+]
+
+
+def discrete_laplace(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """Integers x with probability proportional to exp(-|x| / scale)."""
+    return draw(1, scale, size, bits, widths)
+
+
+def discrete_gaussian(variance: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """Integers x with probability proportional to exp(-x^2 / (2 variance))."""
+    return draw(2, variance, size, bits, widths)
+
+
+def geometric(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """Integers x >= 0 with probability proportional to exp(-x / scale)."""
+    return fold(discrete_laplace(scale, size, bits, widths))
+
+
+def staircase(epsilon: Fraction, width: int, rise: int, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """Integers x with probability proportional to exp(-epsilon * ceil((|x| + 1 - rise) / width)), 1 <= rise <= width.
+
+    The middle step is |x| < rise; every further step is `width` integers on each side.
+    """
+    check("epsilon", epsilon, 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
+    check("width", width, 1, min(LARGEST_SCALE, LARGEST_SCALE * epsilon))
+    check("rise", rise, 1, width)
+    middle = below(partial(_middle_enclosure, epsilon, width, rise), size, bits, widths)
+    centre = uniform_below(2 * rise - 1, size, bits) - (rise - 1)
+    steps = np.minimum(geometric(1 / Fraction(epsilon), size, bits, widths), (1 << 62) // width)
+    side = rise + width * steps + uniform_below(width, size, bits)
+    negative = bits.words(size, 1).astype(np.bool_)
+    return np.where(middle, centre, np.where(negative, -side, side))
+
+
+def _middle_enclosure(epsilon: Fraction, width: int, rise: int, precision: int) -> tuple[int, int]:
+    """Bounds of the middle step's probability, a / (a + 2 width b): b = exp(-epsilon), a = (2 rise - 1)(1 - b)."""
+    unit = precision + 64 + width.bit_length()
+    low, high = exp_enclosure(epsilon, unit)
+    least, most = ((2 * rise - 1) * ((1 << unit) - b) for b in (high, low))
+    return (least << precision) // (least + 2 * width * high), -(-(most << precision) // (most + 2 * width * low))
+
+
+def bernoulli(p: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """1 with probability p, else 0."""
+    check("p", p, 0, 1)
+    check_size(size)
+    return below(partial(rational_enclosure, p), size, bits, widths).astype(np.int64)
+
+
+def bernoulli_exp(x: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
+    """1 with probability exp(-x), else 0."""
+    check("x", x, 0, LARGEST_SCALE)
+    check_size(size)
+    return below(partial(exp_enclosure, x), size, bits, widths).astype(np.int64)
+
+
+def uniform_below(n: int, size: int, bits: Bits) -> Vector:
+    """Integers from 0 to n - 1, equally likely."""
+    check("n", n, 1, 1 << 63)
+    check_size(size)
+    values = np.zeros(size, np.int64)
+    waiting = np.arange(size if n > 1 else 0)
+    while len(waiting):
+        values[waiting] = bits.words(len(waiting), (n - 1).bit_length())
+        waiting = waiting[values[waiting] >= n]
+    return values
