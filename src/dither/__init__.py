@@ -1,1 +1,57 @@
-"""Dither: ask questions of sensitive data under differential privacy."""
+"""Dither: ask questions of sensitive data under differential privacy.
+
+>>> import dither
+>>> dither.rational("1/10")
+Fraction(1, 10)
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("Dither does not run on Windows; use Linux, or WSL 2 on Windows")
+
+__version__ = "0.1.0"
+
+# The public names and their homes; each is imported when it is first used, so that `import dither` stays light.
+_HOMES = {
+    "connect": "dither.session",
+    "Session": "dither.session",
+    "Answer": "dither.session",
+    "load": "dither.schema",
+    "Dataset": "dither.schema",
+    "rational": "dither.loss",
+    "Pure": "dither.loss",
+    "Approximate": "dither.loss",
+    "ZCDP": "dither.loss",
+    "Renyi": "dither.loss",
+    "Sensitivity": "dither.loss",
+    "DitherError": "dither.errors",
+    "InvalidParameter": "dither.errors",
+    "InvalidSchema": "dither.errors",
+    "InvalidQuery": "dither.errors",
+    "Unsupported": "dither.errors",
+    "InvalidPlan": "dither.errors",
+    "Unbounded": "dither.errors",
+    "BudgetExceeded": "dither.errors",
+    "NotAllowed": "dither.errors",
+    "NotFound": "dither.errors",
+    "Busy": "dither.errors",
+    "LedgerError": "dither.errors",
+    "EngineFailure": "dither.errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dither' has no attribute {name!r}; it has: {', '.join(sorted(_HOMES))}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

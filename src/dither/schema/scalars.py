@@ -22,7 +22,7 @@ MICROSECONDS: dict[Precision, int] = {
     "microsecond": 1,
 }
 
-_NAME = re.compile(NAME_PATTERN)
+NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,2})?|[+-]?\d{1,30}/\d{1,30}")
 _LONGEST_TEXT = 10_000
 
@@ -39,7 +39,7 @@ def text(node: Node, what: str) -> str:
 def name(node: Node, what: str) -> str:
     """A name that is safe in every engine."""
     value = text(node, what)
-    if not _NAME.fullmatch(value):
+    if not NAME.fullmatch(value):
         node.place.refuse(f"{what} must be letters, digits and _, a letter first, at most 63; got {shown(value)}")
     return value
 

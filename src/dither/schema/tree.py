@@ -120,7 +120,7 @@ class Events:
             place.refuse(f"more than {MOST_NODES:,} entries; long lists belong in a public table: values_from")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             place.refuse("anchors (&) and aliases (*) are not used here; write the value out")
-        if str(getattr(event, "tag", None) or "").startswith("!") and event.tag != "!":
+        if getattr(event, "tag", None) is not None:
             place.refuse("tags (!) are not used here; write a plain value")
         return event
 

@@ -1,0 +1,77 @@
+"""A first description of data files: names and types only, every bound left for the curator."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from dither.errors import InvalidParameter
+from dither.schema.scalars import NAME
+
+WHY = """\
+# A draft. Each empty entry waits for a decision that only a curator can make.
+# Bounds and values are left open on purpose: whatever is written here becomes public, and a bound read from
+# the records (the greatest salary, the set of diagnoses present) would tell something about one person in them.
+# Write what anyone could know without looking: ages 0 to 120, the countries of the world, the year of the survey.
+# Then: dither check {name}.yml
+version: 1
+name: {name}
+"""
+
+UNITS = """\
+units:
+  user: # who is protected: all rows that share a key, across tables
+    kind: user
+    keys: # each private table, and its column that names the person
+{keys}
+budgets:
+  - {{unit: user, kind: pure, epsilon: }} # the most that all answers together may cost
+"""
+
+
+def draft(paths: list[Path]) -> str:
+    """The YAML of a description of Parquet or CSV files; reads names and declared types, never a value."""
+    head = WHY.format(name=_name(paths[0].stem))
+    units = UNITS.format(keys="\n".join(f"      {_name(path.stem)}: " for path in paths))
+    return f"{head}tables:\n{''.join(_table(path) for path in paths)}{units}"
+
+
+def _table(path: Path) -> str:
+    kind = "csv" if path.suffix.lower() in (".csv", ".tsv") else "parquet"
+    columns = "".join(f"      {_name(name)}: {text}\n" for name, text in _columns(path, kind))
+    return (
+        f"  {_name(path.stem)}:\n    private: true\n    source: {{kind: {kind}, path: {path}}}\n    columns:\n{columns}"
+    )
+
+
+def _columns(path: Path, kind: str) -> list[tuple[str, str]]:
+    """Names and what may stand after them; of a CSV file only the names, since its types would come from its values."""
+    try:
+        if kind == "csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                return [(name, "{type: }") for name in next(csv.reader(file), [])]
+        return [(field.name, _column(field.type)) for field in pyarrow.parquet.read_schema(path)]
+    except (OSError, ValueError, csv.Error, pa.ArrowException):
+        raise InvalidParameter(f"{path} cannot be read as {kind}; give a Parquet or CSV file") from None
+
+
+def _column(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "{type: boolean}"
+    if pa.types.is_integer(kind):
+        return "{type: integer, min: , max: } # or {type: identifier, kind: integer}"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "{type: decimal, min: , max: , step: }"
+    if pa.types.is_date(kind):
+        return "{type: date, min: , max: }"
+    if pa.types.is_timestamp(kind):
+        return "{type: timestamp, min: , max: , precision: second}"
+    return "{type: category, values: []} # or {type: identifier, kind: text}"
+
+
+def _name(text: str) -> str:
+    """A name as it stands if it is one, else quoted so that the check will ask for another."""
+    return text if NAME.fullmatch(text) else repr(text)

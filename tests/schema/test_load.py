@@ -1,0 +1,241 @@
+"""Descriptions that are right are read as they mean; descriptions that are wrong are refused on their line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from dither.cli import app
+from dither.errors import InvalidSchema
+from dither.schema import Category, Identifier, Moment, Number, Reference, load
+from dither.schema.load import loads
+from dither.schema.shapes import json_schema
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """\
+version: 1
+name: shop
+tables:
+  items:
+    private: false
+    source: {kind: csv, path: items.csv}
+    columns:
+      item: {type: identifier, kind: text}
+  sales:
+    private: true
+    source: {kind: parquet, path: sales.parquet}
+    columns:
+      buyer: {type: identifier, kind: integer}
+      item: {type: category, values_from: items.item}
+      price: {type: decimal, min: 0, max: 500, step: 0.01}
+      age: {type: integer, min: 18, max: 65, nullable: true}
+      country: {type: category, values: [NO, SE, yes], default: SE}
+      day: {type: date, min: 2024-01-01, max: 2024-12-31}
+      at: {type: timestamp, min: 2024-01-01, max: 2024-12-31, precision: hour}
+units:
+  buyer: {kind: user, keys: {sales: buyer}}
+  month: {kind: window, keys: {sales: buyer}, times: {sales: day}, every: month}
+  sale: {kind: row, tables: [sales]}
+budgets:
+  - {unit: buyer, kind: zcdp, rho: 1/2, delta: 1e-9}
+  - {unit: month, kind: renyi, order: 8, epsilon: 0.1}
+policy: separate
+groups:
+  - {name: team, analysts: [ann], budgets: [{unit: buyer, kind: pure, epsilon: 1}]}
+"""
+
+
+def test_a_description_means_what_it_says(tmp_path: Path) -> None:
+    dataset = loads(GOOD, tmp_path)
+    columns = dataset.tables["sales"].columns
+    assert columns["price"].domain == Number(Fraction(0), Fraction(500), Fraction(1, 100))
+    assert columns["country"].domain == Category(("NO", "SE", "yes")) and columns["country"].default == "SE"
+    assert columns["item"].domain == Reference("items", "item", "text")
+    assert columns["buyer"].domain == Identifier("integer")
+    assert columns["age"].domain.nullable and columns["age"].default is None
+    assert dataset.tables["sales"].source.options["path"] == str(tmp_path / "sales.parquet")
+    assert dataset.units["month"].times == {"sales": "day"} and dataset.units["sale"].keys == {"sales": None}
+    assert dataset.budgets[0].rho == Fraction(1, 2) and dataset.budgets[1].order == 8
+    assert dataset.policy == "separate" and dataset.groups[0].caps[0].epsilon == 1
+
+
+def test_bounds_of_time_include_the_last_day(tmp_path: Path) -> None:
+    columns = loads(GOOD, tmp_path).tables["sales"].columns
+    day, at = columns["day"].domain, columns["at"].domain
+    assert isinstance(day, Moment) and day.hi == 1_735_603_200_000_000
+    assert isinstance(at, Moment) and at.hi == 1_735_603_200_000_000 + 23 * 3_600_000_000
+
+
+def test_a_zone_moves_timestamps_and_not_dates(tmp_path: Path) -> None:
+    columns = loads(GOOD + "timezone: Europe/Paris\n", tmp_path).tables["sales"].columns
+    assert columns["day"].domain.lo == 1_704_067_200_000_000  # type: ignore[union-attr]
+    assert columns["at"].domain.lo == 1_704_067_200_000_000 - 3_600_000_000  # type: ignore[union-attr]
+
+
+def test_text_is_compared_in_nfc(tmp_path: Path) -> None:
+    dataset = loads(GOOD.replace("NO,", "Åland,"), tmp_path)
+    assert dataset.tables["sales"].columns["country"].domain.values[0] == "Åland"  # type: ignore[union-attr]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new, 1)
+
+
+LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+
+# (text, the line that the error must name, words that it must hold)
+MALFORMED = {
+    "wrong type": (changed("min: 18", "min: eighteen"), 16, "min of column sales.age must be a number"),
+    "unknown type": (changed("type: integer", "type: int32"), 16, "must be one of integer, decimal"),
+    "missing bounds": (changed("min: 18, max: 65, ", ""), 16, "needs 'min:'"),
+    "empty bound": (changed("min: 18", "min: "), 16, "needs 'min:'"),
+    "bounds reversed": (changed("max: 65", "max: 17"), 16, "at least min"),
+    "off the lattice": (changed("max: 500", "max: 500.001"), 15, "multiple of the step"),
+    "missing step": (changed(", step: 0.01", ""), 15, "needs 'step:'"),
+    "step of zero": (changed("step: 0.01", "step: 0"), 15, "above 0"),
+    "not a number": (changed("min: 0,", "min: .nan,"), 15, "must be a number"),
+    "infinite": (changed("max: 500", "max: .inf"), 15, "must be a number"),
+    "huge integer": (changed("max: 65", "max: " + "9" * 400), 16, "must be a number"),
+    "huge exponent": (changed("max: 65", "max: 1e999999999"), 16, "must be a number"),
+    "beyond exact": (changed("max: 65", "max: 1e20"), 16, "2^53"),
+    "division by zero": (changed("rho: 1/2", "rho: 1/0"), 25, "divided by 0"),
+    "no values": (changed("values: [NO, SE, yes], default: SE", "values: []"), 17, "1 to 100,000"),
+    "values missing": (changed("values: [NO, SE, yes], default: SE", "nullable: true"), 17, "values_from"),
+    "value twice": (changed("[NO, SE, yes]", "[NO, SE, NO]"), 17, "given twice"),
+    "default outside": (changed("default: SE", "default: DK"), 17, "one of its values"),
+    "reference to a private table": (changed("items.item", "sales.buyer"), 14, "is private"),
+    "reference to nothing": (changed("items.item", "items.colour"), 14, "no column 'colour' in items"),
+    "reference without a column": (changed("items.item", "items"), 14, "table.column"),
+    "unknown entry": (changed("nullable: true", "nulable: true"), 16, "did you mean 'nullable'"),
+    "overlapping columns": (changed("      day:", "      PRICE: {type: boolean}\n      day:"), 18, "overlaps 'price'"),
+    "the same column twice": (changed("      day:", "      price: {type: boolean}\n      day:"), 18, "given twice"),
+    "a name with a space": (changed("      day:", "      the day:"), 18, "letters, digits and _"),
+    "a name that is SQL": (changed("      day:", "      'a\"; DROP TABLE x':"), 18, "letters, digits and _"),
+    "a hidden name": (changed("      day:", "      _rank:"), 18, "a letter first"),
+    "bad date": (changed("min: 2024-01-01", "min: 2024-02-31"), 18, "such as 2024-01-31"),
+    "dates reversed": (changed("min: 2024-01-01", "min: 2025-01-01"), 18, "not be before min"),
+    "unknown precision": (changed("precision: hour", "precision: fortnight"), 19, "must be one of day"),
+    "unit on a missing column": (changed("keys: {sales: buyer}", "keys: {sales: client}"), 21, "no column 'client'"),
+    "unit on a missing table": (changed("keys: {sales: buyer}", "keys: {sale: buyer}"), 21, "no table 'sale'"),
+    "unit on a public table": (changed("keys: {sales: buyer}", "keys: {items: item}"), 21, "is public"),
+    "unit by an unfit column": (changed("keys: {sales: buyer}", "keys: {sales: day}"), 21, "must be an identifier"),
+    "window by an unfit column": (changed("times: {sales: day}", "times: {sales: price}"), 22, "must be a date"),
+    "window without a length": (changed(", every: month", ""), 22, "needs 'every:'"),
+    "unknown unit kind": (changed("kind: row", "kind: person"), 23, "must be one of user, row, window"),
+    "private without a unit": (changed("items.item", "items.item, values: [a]").replace("values_from: items.item, ", "").replace("private: false", "private: true"), 4, "no unit covers it"),
+    "budget of no unit": (changed("unit: buyer, kind: zcdp", "unit: person, kind: zcdp"), 25, "no unit 'person'"),
+    "budget without a cap": (changed("rho: 1/2, ", ""), 25, "needs 'rho:'"),
+    "budget of the wrong kind": (changed("kind: zcdp, rho", "kind: pure, rho"), 25, "no entry 'rho'"),
+    "negative budget": (changed("rho: 1/2", "rho: -1"), 25, "above 0"),
+    "absurd budget": (changed("rho: 1/2", "rho: 1e9"), 25, "at most 1000"),
+    "delta of one": (changed("delta: 1e-9", "delta: 1"), 25, "below 1"),
+    "order of one": (changed("order: 8", "order: 1"), 26, "above 1"),
+    "no budgets": (re.sub(r"budgets:\n.*\n.*\n", "budgets: []\n", GOOD, count=1), 24, "at least one"),
+    "analyst twice": (changed("[ann]", "[ann, ann]"), 29, "given twice"),
+    "unknown policy": (changed("separate", "shard"), 27, "must be one of shared, separate"),
+    "no version": (changed("version: 1\n", ""), 1, "needs 'version:'"),
+    "another version": (changed("version: 1", "version: 2"), 1, "version must be 1"),
+    "unknown source": (changed("kind: csv", "kind: excel"), 6, "must be one of parquet"),
+    "source without a path": (changed(", path: items.csv", ""), 6, "needs 'path:'"),
+    "source with a password": (changed("path: items.csv", "path: items.csv, password: x"), 6, "no entry 'password'"),
+    "private is not yes or no": (changed("private: true", "private: perhaps"), 10, "true or false"),
+    "unknown zone": (GOOD + "timezone: Mars/Olympus\n", 30, "must be a zone"),
+    "a zone outside": (GOOD + "timezone: ../../etc/passwd\n", 30, "must be a zone"),
+    "not a mapping": ("- version\n- 1\n", 1, "must be a mapping"),
+    "just a text": ("hello\n", 1, "must be a mapping"),
+    "empty": ("", 1, "empty"),
+    "only a comment": ("# nothing\n", 2, "empty"),
+    "tables is a list": ("version: 1\nname: a\ntables: [x]\nunits: {}\nbudgets: []\n", 3, "must be a mapping"),
+    "broken YAML": (changed("columns:", "columns: ["), 9, "not valid YAML"),
+    "a tab": (changed("  items:", "\titems:"), 4, "not valid YAML"),
+    "billion laughs": (LAUGHS, 1, "anchors"),
+    "a tag": (changed("name: shop", "name: !!python/object/apply:os.system [ls]"), 2, "tags"),
+    "two documents": (GOOD + "---\nversion: 1\n", 30, "one document only"),
+    "very deep": ("a: " * 1 + "[" * 2000 + "]" * 2000, 1, ""),
+    "a list as a name": ("? [a, b]\n: c\n", 1, "a name was expected"),
+    "a control character": (changed("name: shop", 'name: "a\\nb"'), 2, "printable"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_descriptions_are_refused_on_their_line(case: str, tmp_path: Path) -> None:
+    text, line, words = MALFORMED[case]
+    file = tmp_path / "dataset.yml"
+    file.write_text(text)
+    refused(file, line, words)
+
+
+def refused(file: Path, line: int, words: str) -> None:
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.fullmatch(rf"error: {re.escape(str(file))}:{line}: [^\n]+\n", result.stderr), result.stderr
+    assert words in result.stderr and "Traceback" not in result.stderr
+
+
+def test_files_that_are_not_descriptions(tmp_path: Path) -> None:
+    loop, other = tmp_path / "loop.yml", tmp_path / "other.yml"
+    loop.symlink_to(other)
+    other.symlink_to(loop)
+    refused(loop, 1, "cannot be read")
+    refused(tmp_path, 1, "not a file")
+    refused(tmp_path / "nowhere.yml", 1, "No such file")
+    refused(Path("/dev/zero"), 1, "not a file")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", 1, "not a file")
+    (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    refused(tmp_path / "binary.yml", 1, "not UTF-8")
+    (tmp_path / "nul.yml").write_bytes(b"version: 1\nname: a\x00b\n")
+    refused(tmp_path / "nul.yml", 1, "not valid YAML")
+    with (tmp_path / "large.yml").open("wb") as file:
+        file.truncate(100_000_000)
+    refused(tmp_path / "large.yml", 1, "larger than")
+
+
+def test_errors_as_json(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "no.yml"), "--json"])
+    assert result.exit_code == 2
+    assert json.loads(result.stderr)["error"]["code"] == "invalid_schema"
+
+
+def test_too_many_entries(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSchema, match="200,000 entries"):
+        loads(f"version: [{'1,' * 200_001}]\n", tmp_path)
+
+
+def test_the_json_schema_accepts_what_is_read_and_is_published() -> None:
+    published = json.loads((ROOT / "docs" / "dataset.schema.json").read_text())
+    assert published == json_schema(), "run: dither schema > docs/dataset.schema.json"
+    Draft202012Validator.check_schema(published)
+    for text in (GOOD, (ROOT / "examples/url_shares/dataset.yml").read_text()):
+        plain = json.loads(json.dumps(yaml.load(text, Loader=yaml.BaseLoader)).replace('"true"', "true"))
+        plain = json.loads(json.dumps(plain).replace('"false"', "false")) | {"version": 1}
+        assert list(Draft202012Validator(published).iter_errors(plain)) == []
+
+
+def test_the_example_is_read() -> None:
+    dataset = load(ROOT / "examples/url_shares/dataset.yml")
+    assert set(dataset.tables) == {"urls", "users", "actions"}
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_damage_gives_a_description_or_one_clean_error(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(GOOD)))
+    end = data.draw(st.integers(start, min(start + 30, len(GOOD))))
+    middle = data.draw(st.text(alphabet=" \n:-[]{},'\"&*!?#|>%@`~.0159aeZ_\t\x00\u0301\u2028", max_size=8))
+    try:
+        loads(GOOD[:start] + middle + GOOD[end:], Path("."))
+    except InvalidSchema as error:
+        assert re.fullmatch(r"dataset\.yml:\d+: [^\n]+", str(error))
