@@ -1,0 +1,188 @@
+"""Noise added to every cell: discrete Laplace, discrete Gaussian, two-sided geometric, staircase, snapping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import final
+
+import numpy as np
+
+from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
+from dither.privacy.accounting import pure_as_rho
+from dither.privacy.bits import Bits
+from dither.privacy.laws import GaussianLaw, LaplaceLaw, StaircaseLaw
+from dither.privacy.mechanisms.base import (
+    HALF,
+    Mechanism,
+    Vector,
+    cells,
+    check,
+    check_integer,
+    check_scale,
+    largest,
+    saturating_add,
+)
+from dither.privacy.noise import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    discrete_gaussian,
+    discrete_laplace,
+    geometric,
+    staircase,
+)
+
+
+def laplace_rho(scale: Fraction, sensitivity: Sensitivity) -> ZCDP:
+    """What Laplace noise costs a budget in rho: the sum of e tanh(e / 2) over the cells' own losses e."""
+    most = largest(sensitivity)
+    if not most:
+        return ZCDP(Fraction(0))
+    squares = sensitivity.l2_squared / (2 * scale**2)
+    return ZCDP(rounded_up(min(squares, pure_as_rho(rounded_up(most / scale)) * sensitivity.l1 / most)))
+
+
+@final
+@dataclass(frozen=True)
+class DiscreteLaplace(Mechanism):
+    """Adds an integer k with probability proportional to exp(-|k| / scale)."""
+
+    name = "discrete_laplace"
+    proof = "discrete_laplace.md"
+    scale: Fraction
+
+    def __post_init__(self) -> None:
+        check_scale(self)
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        return Pure(rounded_up(sensitivity.l1 / self.scale))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        return laplace_rho(self.scale, sensitivity)
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        return saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
+
+    @property
+    def law(self) -> LaplaceLaw:
+        return LaplaceLaw(self.scale)
+
+
+@final
+@dataclass(frozen=True)
+class DiscreteGaussian(Mechanism):
+    """Adds an integer k with probability proportional to exp(-k^2 / (2 variance))."""
+
+    name = "discrete_gaussian"
+    proof = "discrete_gaussian.md"
+    variance: Fraction
+
+    def __post_init__(self) -> None:
+        check(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
+
+    def loss(self, sensitivity: Sensitivity) -> ZCDP:
+        return ZCDP(rounded_up(sensitivity.l2_squared / (2 * self.variance)))
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        return saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
+
+    @property
+    def law(self) -> GaussianLaw:
+        return GaussianLaw(self.variance)
+
+
+@final
+@dataclass(frozen=True)
+class Geometric(Mechanism):
+    """Adds the difference of two geometric variables, then holds the sum between two public limits."""
+
+    name = "geometric"
+    proof = "geometric.md"
+    scale: Fraction
+    lower: int = -HALF
+    upper: int = HALF
+
+    def __post_init__(self) -> None:
+        check_scale(self)
+        check_integer(self, "lower", -HALF, HALF)
+        check_integer(self, "upper", self.lower, HALF)
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        return Pure(rounded_up(sensitivity.l1 / self.scale))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        return laplace_rho(self.scale, sensitivity)
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        noise = geometric(self.scale, len(exact), bits) - geometric(self.scale, len(exact), bits)
+        return np.clip(saturating_add(exact, noise), self.lower, self.upper)
+
+    @property
+    def law(self) -> LaplaceLaw:
+        return LaplaceLaw(self.scale)
+
+
+@final
+@dataclass(frozen=True)
+class Staircase(Mechanism):
+    """Adds an integer k with probability proportional to exp(-epsilon * ceil((|k| + 1 - rise) / width))."""
+
+    name = "staircase"
+    proof = "staircase.md"
+    epsilon: Fraction
+    width: int
+    rise: int
+
+    def __post_init__(self) -> None:
+        check(self, "epsilon", 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
+        check_integer(self, "width", 1, int(LARGEST_SCALE * self.epsilon))
+        check_integer(self, "rise", 1, self.width)
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        # A cell that moves by d, an integer, climbs or descends at most ceil(d / width) steps (proof, step 2).
+        changed, step = cells(sensitivity), self.width
+        each = changed * -(-sensitivity.linf // step)
+        together = (sensitivity.l1 + changed * (step - 1)) // step
+        return Pure(rounded_up(min(each, together) * self.epsilon))
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        return saturating_add(exact, staircase(self.epsilon, self.width, self.rise, len(exact), bits))
+
+    @property
+    def law(self) -> StaircaseLaw:
+        return StaircaseLaw(self.epsilon, self.width, self.rise)
+
+
+@final
+@dataclass(frozen=True)
+class Snapping(Mechanism):
+    """Holds the value within `bound`, adds continuous Laplace noise, rounds to the grid, and holds it again."""
+
+    name = "snapping"
+    proof = "snapping.md"
+    scale: Fraction
+    bound: int
+
+    def __post_init__(self) -> None:
+        check_scale(self)
+        check_integer(self, "bound", 1, HALF)
+
+    @property
+    def grid(self) -> int:
+        """The least power of two that is at least the scale, and even, so that rounding turns over at integers."""
+        return 1 << max(1, (-(-self.scale.numerator // self.scale.denominator) - 1).bit_length())
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        return Pure(rounded_up(sensitivity.l1 / self.scale))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        return laplace_rho(self.scale, sensitivity)
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        # The whole part of continuous Laplace noise is all that rounding at integers can see (proof, step 1).
+        whole = geometric(self.scale, len(exact), bits)
+        whole = np.where(bits.words(len(exact), 1) == 1, ~whole, whole)
+        held = np.clip(exact, -self.bound, self.bound)
+        noisy = np.clip(saturating_add(held, whole), -HALF, HALF)
+        snapped = (noisy + self.grid // 2) // self.grid * self.grid
+        return np.clip(snapped, -self.bound, self.bound)

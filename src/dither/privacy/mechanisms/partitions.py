@@ -1,0 +1,186 @@
+"""Which groups may be named: optimal partition selection, and noisy thresholds for private and for public keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import isqrt
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dither.errors import InvalidParameter
+from dither.loss import ZCDP, Approximate, Pure, Sensitivity, rounded_up
+from dither.privacy.accounting import pure_as_rho
+from dither.privacy.bits import Bits
+from dither.privacy.directed import digits_up, exp_down, exp_up, log_down
+from dither.privacy.mechanisms.additive import laplace_rho
+from dither.privacy.mechanisms.base import (
+    HALF,
+    Mechanism,
+    Vector,
+    cells,
+    check,
+    check_integer,
+    check_scale,
+    saturating_add,
+)
+from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE, discrete_gaussian, discrete_laplace
+
+SMALLEST_EPSILON = Fraction(1, 10_000)  # a group: then the table below has under a million rows
+LARGEST_EPSILON = Fraction(1_000)
+SMALLEST_DELTA = Fraction(1, 1 << 60)
+ONE = 1 << 64
+FINE = 1 << 128
+
+
+def any_of(delta: Fraction, groups: int) -> Fraction:
+    """At least 1 - (1 - delta)^groups: the chance that one of several independent events happens."""
+    if delta >= 1:
+        return Fraction(min(1, groups))
+    together = 1 - exp_down(groups * log_down(1 - delta))
+    return digits_up(max(Fraction(0), min(Fraction(1), groups * delta, together)))
+
+
+@lru_cache(maxsize=64)
+def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
+    """2^64 times the chance of keeping a group of n units, less 1, for n = 1, 2, ... up to certainty; rounded down."""
+    grow, shrink = int(exp_down(epsilon) * FINE), -int(-exp_up(-epsilon) * FINE // 1)
+    start = int(delta * ONE)
+    table, chance = [], 0
+    while chance < ONE:
+        rest = max(0, ONE - chance - start)
+        chance = min(grow * chance // FINE + start, ONE + (-shrink * rest // FINE), ONE)
+        table.append(chance - 1)
+    return np.array(table, np.uint64)
+
+
+@final
+@dataclass(frozen=True)
+class PartitionSelection(Mechanism):
+    """Keeps a group of n units with the largest chance that (epsilon, delta) for each group allows; none if empty."""
+
+    name = "partition_selection"
+    proof = "partition_selection.md"
+    epsilon: Fraction
+    delta: Fraction
+
+    def __post_init__(self) -> None:
+        check(self, "epsilon", SMALLEST_EPSILON, LARGEST_EPSILON)
+        check(self, "delta", SMALLEST_DELTA, 1)
+
+    def loss(self, sensitivity: Sensitivity) -> Approximate:
+        groups = self._groups(sensitivity)
+        return Approximate(rounded_up(groups * self.epsilon), any_of(self.delta, groups))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        groups = self._groups(sensitivity)
+        return ZCDP(rounded_up(groups * pure_as_rho(self.epsilon)), any_of(self.delta, groups))
+
+    def _groups(self, sensitivity: Sensitivity) -> int:
+        if sensitivity.linf > 1:
+            raise InvalidParameter("partition selection counts distinct units: one unit may add only 1 to a group")
+        return cells(sensitivity)
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        table = keep_table(self.epsilon, self.delta)
+        units = np.clip(exact, 0, len(table))
+        lucky = bits.words(len(exact), 64) <= table[units - 1]
+        return np.flatnonzero((units > 0) & lucky).astype(np.int64)
+
+
+def laplace_tail(scale: Fraction, least: int) -> Fraction:
+    """At least the chance that discrete Laplace noise reaches `least`."""
+    if least < 1:
+        return Fraction(1)
+    return min(Fraction(1), exp_up(-least / scale) / (1 + exp_down(-1 / scale)))
+
+
+def gaussian_tail(variance: Fraction, least: int) -> Fraction:
+    """At least the chance that discrete Gaussian noise reaches `least`: a geometric series over a smaller whole."""
+    if least < 1:
+        return Fraction(1)
+    series = exp_up(-(least**2) / (2 * variance)) / (1 - exp_up(-least / variance))
+    root = Fraction(isqrt(int(variance * FINE * Fraction(314159, 50000))), 1 << 64)  # below sqrt(2 pi variance)
+    return min(Fraction(1), series / max(Fraction(1), root))
+
+
+@final
+@dataclass(frozen=True)
+class LaplaceThreshold(Mechanism):
+    """Names the groups with rows in them whose count plus discrete Laplace noise reaches the threshold."""
+
+    name = "laplace_threshold"
+    proof = "laplace_threshold.md"
+    scale: Fraction
+    threshold: int
+
+    def __post_init__(self) -> None:
+        check_scale(self)
+        check_integer(self, "threshold", 1, HALF)
+
+    def loss(self, sensitivity: Sensitivity) -> Approximate:
+        return Approximate(rounded_up(sensitivity.l1 / self.scale), self._delta(sensitivity))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        return ZCDP(laplace_rho(self.scale, sensitivity).rho, self._delta(sensitivity))
+
+    def _delta(self, sensitivity: Sensitivity) -> Fraction:
+        """The chance that a group in which one unit stands alone is named."""
+        alone = laplace_tail(self.scale, self.threshold - int(sensitivity.linf))
+        return any_of(alone, cells(sensitivity))
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        noisy = saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
+        return np.flatnonzero((exact > 0) & (noisy >= self.threshold)).astype(np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class GaussianThreshold(Mechanism):
+    """Names the groups with rows in them whose count plus discrete Gaussian noise reaches the threshold."""
+
+    name = "gaussian_threshold"
+    proof = "gaussian_threshold.md"
+    variance: Fraction
+    threshold: int
+
+    def __post_init__(self) -> None:
+        check(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
+        check_integer(self, "threshold", 1, HALF)
+
+    def loss(self, sensitivity: Sensitivity) -> ZCDP:
+        alone = gaussian_tail(self.variance, self.threshold - int(sensitivity.linf))
+        rho = rounded_up(sensitivity.l2_squared / (2 * self.variance))
+        return ZCDP(rho, any_of(alone, cells(sensitivity)))
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        noisy = saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
+        return np.flatnonzero((exact > 0) & (noisy >= self.threshold)).astype(np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class PublicThreshold(Mechanism):
+    """Names the declared keys, counted or not, whose count plus discrete Laplace noise reaches the threshold."""
+
+    name = "public_threshold"
+    proof = "public_threshold.md"
+    scale: Fraction
+    threshold: int
+
+    def __post_init__(self) -> None:
+        check_scale(self)
+        check_integer(self, "threshold", -HALF, HALF)
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        return Pure(rounded_up(sensitivity.l1 / self.scale))
+
+    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+        return laplace_rho(self.scale, sensitivity)
+
+    def release(self, exact: Vector, bits: Bits) -> Vector:
+        noisy = saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
+        return np.flatnonzero(noisy >= self.threshold).astype(np.int64)
