@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from house import proofs
 
 CLASS = 'class A:\n    """Doc."""\n    proof = "a.md"\n    def f(self):\n        """Doc."""\n        return 1\n'

@@ -92,6 +92,12 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new, 1)
 
 
+UNCOVERED = """\
+  notes:
+    private: true
+    source: {kind: csv, path: notes.csv}
+    columns: {n: {type: boolean}}
+"""
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
 # (text, the line that the error must name, words that it must hold)
@@ -133,7 +139,7 @@ MALFORMED = {
     "window by an unfit column": (changed("times: {sales: day}", "times: {sales: price}"), 22, "must be a date"),
     "window without a length": (changed(", every: month", ""), 22, "needs 'every:'"),
     "unknown unit kind": (changed("kind: row", "kind: person"), 23, "must be one of user, row, window"),
-    "private without a unit": (changed("items.item", "items.item, values: [a]").replace("values_from: items.item, ", "").replace("private: false", "private: true"), 4, "no unit covers it"),
+    "private without a unit": (changed("  sales:", f"{UNCOVERED}  sales:"), 9, "no unit covers it"),
     "budget of no unit": (changed("unit: buyer, kind: zcdp", "unit: person, kind: zcdp"), 25, "no unit 'person'"),
     "budget without a cap": (changed("rho: 1/2, ", ""), 25, "needs 'rho:'"),
     "budget of the wrong kind": (changed("kind: zcdp, rho", "kind: pure, rho"), 25, "no entry 'rho'"),

@@ -1,0 +1,90 @@
+"""Two streams of JSON lines, apart and rotated: a public one that anyone may read, a private one for the curator.
+
+Whatever may depend on a record (corrected values, engine errors, pacing misses) goes to the private stream only.
+Other rooms write with `logging.getLogger("dither.public")` or `logging.getLogger("dither.private")` and the
+`extra={"event": {...}}` that holds the fields; until `open_logs` is called the private stream goes nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+PUBLIC, PRIVATE = "dither.public", "dither.private"
+LARGEST_FILE = 10_000_000
+KEPT_FILES = 5
+
+
+class JsonLine(logging.Formatter):
+    """One event as one line of JSON; private lines may carry the exception."""
+
+    def __init__(self, *, exceptions: bool) -> None:
+        super().__init__()
+        self.exceptions = exceptions
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "event", {}),
+        }
+        if self.exceptions and record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+class OwnerOnly(RotatingFileHandler):
+    """A rotated file that only its owner can read."""
+
+    def _open(self) -> Any:
+        return os.fdopen(
+            os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
+        )
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The two open streams."""
+
+    public: logging.Logger
+    private: logging.Logger
+
+    def close(self) -> None:
+        """Detach and close both files."""
+        for logger in (self.public, self.private):
+            for handler in list(logger.handlers):
+                logger.removeHandler(handler)
+                handler.close()
+
+
+def open_logs(directory: Path, *, largest: int = LARGEST_FILE, kept: int = KEPT_FILES) -> Logs:
+    """Write public.jsonl and private.jsonl in `directory`, the private one for its owner alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    public = RotatingFileHandler(directory / "public.jsonl", maxBytes=largest, backupCount=kept, encoding="utf-8")
+    private = OwnerOnly(directory / "private.jsonl", maxBytes=largest, backupCount=kept, encoding="utf-8")
+    return Logs(_stream(PUBLIC, public, exceptions=False), _stream(PRIVATE, private, exceptions=True))
+
+
+def _stream(name: str, handler: logging.Handler, *, exceptions: bool) -> logging.Logger:
+    handler.setFormatter(JsonLine(exceptions=exceptions))
+    logger = logging.getLogger(name)
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+        old.close()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return logger
+
+
+# Without `open_logs`, a private event must not fall through to the process's error stream.
+logging.getLogger(PRIVATE).addHandler(logging.NullHandler())
+logging.getLogger(PRIVATE).propagate = False

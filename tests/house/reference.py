@@ -1,0 +1,122 @@
+"""Reference pages made from the code: docs/api.md (also the snapshot of the public API) and docs/cli.md.
+
+python tests/house/reference.py --update   write them anew
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import dither
+from dither import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+API, CLI = ROOT / "docs" / "api.md", ROOT / "docs" / "cli.md"
+UPDATE = "run: python tests/house/reference.py --update"
+
+
+def signature(thing: Any) -> str:
+    """The parameters of a callable as they are written."""
+    try:
+        return (
+            str(inspect.signature(thing, eval_str=False))
+            .replace("'", "")
+            .replace("(self, ", "(")
+            .replace("(self)", "()")
+        )
+    except (TypeError, ValueError):
+        return ""
+
+
+def summary(thing: Any) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def members(thing: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class defines or inherits from Dither, in order of name."""
+    for name in sorted(dir(thing)):
+        home = next((base for base in thing.__mro__ if name in base.__dict__), object)
+        if not name.startswith("_") and home.__module__.startswith("dither"):
+            yield name, home.__dict__[name]
+
+
+def api_lines() -> Iterator[str]:
+    """The page of the Python interface."""
+    yield "# The Python interface\n"
+    yield "Made from the code by `tests/house/reference.py`; a test fails when it is out of date.\n"
+    for name in sorted(set(dither.__all__) - {"__version__"}):
+        thing = getattr(dither, name)
+        if isinstance(thing, type) and issubclass(thing, dither.DitherError):
+            yield f"## dither.{name}\n\nAn error, code `{thing.code}`. {summary(thing)}\n"
+            continue
+        yield f"## dither.{name}\n\n```text\n{name}{signature(thing)}\n```\n\n{summary(thing)}\n"
+        if isinstance(thing, type):
+            yield from class_lines(thing)
+
+
+def class_lines(thing: type) -> Iterator[str]:
+    """One line for every member of a class that says something of itself."""
+    for name, member in members(thing):
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if inspect.isroutine(function) or isinstance(member, property):
+            text = name if isinstance(member, property) else f"{name}{signature(function)}"
+            yield f"- `.{text}`: {summary(function)}\n"
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its words, deferred ones too."""
+    root = typer.main.get_command(cli.app)
+    for name in getattr(root, "commands", {}):
+        room = cli.ROOMS.get(name)
+        yield from below(name, room.load(name) if room else root.commands[name])  # type: ignore[attr-defined]
+
+
+def below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """A command, or the commands of a group."""
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield words, command
+    for name, child in (inner or {}).items():
+        yield from below(f"{words} {name}", child)
+
+
+def cli_lines() -> Iterator[str]:
+    """The page of the command line."""
+    yield "# The command line\n"
+    yield "Made from the code by `tests/house/reference.py`; a test fails when it is out of date.\n"
+    yield f"{' '.join((cli.__doc__ or '').splitlines()[2:]).strip()}\n"
+    for words, command in commands():
+        yield f"## dither {words}\n\n{' '.join((command.help or '').split())}\n"
+        for parameter in command.params:
+            names = ", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.name.upper()
+            if names != "--help":
+                yield f"- `{names}`: {getattr(parameter, 'help', '') or ''}\n"
+
+
+def page(lines: Iterator[str]) -> str:
+    """Lines as a page, bullets close together."""
+    return "\n".join(lines).replace("\n\n- ", "\n- ").replace(":\n- ", ":\n\n- ").rstrip() + "\n"
+
+
+PAGES = {API: api_lines, CLI: cli_lines}
+
+
+def main() -> int:
+    """Write the pages, or say which are out of date."""
+    stale = [path for path, lines in PAGES.items() if not path.exists() or path.read_text() != page(lines())]
+    for path in stale:
+        if "--update" in sys.argv[1:]:
+            path.write_text(page(PAGES[path]()))
+        print(("wrote " if "--update" in sys.argv[1:] else "out of date: ") + str(path.relative_to(ROOT)))
+    return 0 if "--update" in sys.argv[1:] or not stale else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
