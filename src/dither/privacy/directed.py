@@ -93,6 +93,8 @@ def _log(x: Fraction) -> tuple[int, int]:
 
 def _exp(x: Fraction) -> tuple[Fraction, Fraction]:
     """An enclosure of e**x: x = k log 2 + r, e**x = 2**k e**r, e**r by its series."""
+    if not x:
+        return Fraction(1), Fraction(1)
     fixed = (x.numerator << BITS) // x.denominator
     twos = fixed // LOG_TWO
     rest = fixed - twos * LOG_TWO
