@@ -22,10 +22,14 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Stands for a mechanism: the kernel takes the scale at which `kind` costs exactly `loss` to the request's unit."""
+    """Stands for a mechanism: the kernel takes the scale at which `kind` costs at most `loss` to the request's unit.
+
+    `options` are those of `dither.privacy.mechanisms.calibrate`: (("quantiles", (Fraction(1, 2),)),), (("k", 3),).
+    """
 
     kind: str
     loss: Loss
+    options: tuple[tuple[str, int | Fraction | tuple[Fraction, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,10 @@ class Head:
 
 @dataclass(frozen=True)
 class UnitLoss:
-    """What one unit of that name loses."""
+    """What one unit of that name loses, as budgets of a kind count it."""
 
     unit: str
+    kind: Literal["pure", "zcdp", "renyi"]
     loss: Loss
 
 

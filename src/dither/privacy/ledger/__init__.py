@@ -1,0 +1,8 @@
+"""Durable budgets and charges."""
+
+from __future__ import annotations
+
+from dither.privacy.ledger.chain import Account, Claim, Ledger, Receipt, Recorded
+from dither.privacy.ledger.rules import KERNEL
+
+__all__ = ["KERNEL", "Account", "Claim", "Ledger", "Receipt", "Recorded"]

@@ -1,0 +1,464 @@
+"""The durable record of what was promised, spent and answered: an append-only chain of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from dither.errors import InvalidParameter, LedgerError, NotAllowed, NotFound
+from dither.loss import Loss, from_json, to_json
+from dither.privacy.accounting import filter_of
+from dither.privacy.ledger.rules import (
+    KERNEL,
+    Book,
+    Described,
+    Pool,
+    Population,
+    canonical,
+    costs_of,
+    fingerprints,
+    key,
+    public,
+)
+from dither.privacy.ledger.stores import GENESIS, Note, Row, Store, link, open_store
+from dither.privacy.pacing import Clock, SystemClock
+from dither.schema import Dataset
+from dither.wire.codec import encode
+from dither.wire.model import Balance, Entry, Head, UnitLoss
+
+BATCH = 128
+T = TypeVar("T")
+_MINT = object()
+_KEPT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"]')  # what a ledger keeps in memory
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a kernel asks to be charged for: a question, and what it costs each unit, from public facts alone."""
+
+    dataset: str
+    account: str
+    digest: str
+    request: str
+    losses: tuple[UnitLoss, ...]
+    windows: Mapping[str, tuple[str, ...]]
+    facts: tuple[str, ...] = ()
+    request_id: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who asks, and in what role."""
+
+    name: str
+    role: str
+
+
+class Receipt:
+    """A durable charge whose answer is still to be drawn. Only `Ledger.charge` makes one; each step is drawn once."""
+
+    def __init__(self, mint: object, sequence: int, time: str) -> None:
+        if mint is not _MINT:
+            raise LedgerError("a receipt comes from Ledger.charge alone")
+        self.sequence, self.time = sequence, time
+        self._redeemed: set[str] = set()
+
+    def redeem(self, step: str) -> None:
+        """Marks a step as taken; a second time is refused."""
+        if step in self._redeemed:
+            raise LedgerError("this step of the charge was taken already")
+        self._redeemed.add(step)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The answer that a question got before; `paid` says whether this account had paid for it already."""
+
+    sequence: int
+    release: str
+    paid: bool
+
+
+class _Ticket(Generic[T]):
+    """One decision that waits for its turn, and then its outcome."""
+
+    def __init__(self, decide: Callable[[_Draft], T]) -> None:
+        self._decide = decide
+        self.done = False
+        self._outcome: T | None = None
+        self._problem: Exception | None = None
+
+    def run(self, draft: _Draft) -> None:
+        """Decides, on the state as the tickets before it leave it."""
+        self._problem = None
+        try:
+            self._outcome = self._decide(draft)
+        except Exception as problem:
+            self._problem = problem
+
+    def fail(self, problem: BaseException) -> None:
+        """What was decided may not have been written."""
+        known = problem if isinstance(problem, LedgerError) else LedgerError("the ledger could not be written")
+        self._problem = self._problem or known
+
+    def result(self) -> T:
+        """The outcome, or the error."""
+        if self._problem is not None:
+            raise self._problem
+        return self._outcome  # type: ignore[return-value]
+
+
+class _Draft:
+    """Rows that are about to be written together."""
+
+    def __init__(self, book: Book, head: Head, last_time: str, now: str) -> None:
+        self.book, self.head, self.time = book, head, max(now, last_time)
+        self.rows: list[Row] = []
+
+    def add(self, kind: str, body: Mapping[str, Any]) -> Row:
+        """The next row, if the rules allow it."""
+        self.book.apply(kind, body, self.head.sequence + 1)
+        row = link(self.head, kind, self.time, canonical(body))
+        self.rows.append(row)
+        self.head = row.head
+        return row
+
+
+class Ledger:
+    """The durable record of what was promised, spent and answered; one object may serve many threads."""
+
+    def __init__(self, place: str | Path, clock: Clock | None = None, *, create: bool = True) -> None:
+        self._store: Store = open_store(place, create=create)
+        self._clock = clock or SystemClock()
+        self._renew()
+
+    def _renew(self) -> None:
+        """What belongs to one process: a forked child starts with its own."""
+        self._process = os.getpid()
+        self._turn = threading.RLock()
+        self._waiting: list[_Ticket[Any]] = []
+        self._schemas: dict[str, Described] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops what was remembered of the state, because another writer may have moved it."""
+        self._cache: dict[str, str] = {}
+        self.head = self._store.head()
+        last = self._store.row(self.head.sequence)
+        self._time = last.time if last else ""
+
+    # --- Writing: whoever gets the turn writes for everyone who waits, in one durable step ---
+
+    def _submit(self, decide: Callable[[_Draft], T]) -> T:
+        if self._process != os.getpid():
+            self._renew()
+        ticket = _Ticket(decide)
+        self._waiting.append(ticket)
+        with self._turn:
+            while not ticket.done:
+                self._serve()
+        return ticket.result()
+
+    def _serve(self) -> None:
+        tickets = self._waiting[:BATCH]
+        del self._waiting[: len(tickets)]
+        try:
+            while not self._write(tickets):
+                self._forget()
+        except BaseException as problem:
+            for ticket in tickets:
+                ticket.fail(problem)
+            if not isinstance(problem, LedgerError):
+                raise
+        finally:
+            for ticket in tickets:
+                ticket.done = True
+
+    def _write(self, tickets: list[_Ticket[Any]]) -> bool:
+        """Decides for every ticket and writes what they decided; false if another writer was faster."""
+        draft = _Draft(self._book(), self.head, self._time, self._now())
+        for ticket in tickets:
+            ticket.run(draft)
+        if draft.rows and not self._store.append(self.head, draft.rows, draft.book.updates):
+            return False
+        self._cache.update({name: value for name, value in draft.book.updates.items() if name.startswith(_KEPT)})
+        self.head, self._time = draft.head, draft.rows[-1].time if draft.rows else self._time
+        return True
+
+    def _book(self) -> Book:
+        return Book(self._state, self._store.row, self._schemas)
+
+    def _state(self, names: list[str]) -> dict[str, str]:
+        """State from memory where it is kept there; the store refuses to append if that had become stale."""
+        known = {name: self._cache[name] for name in names if name in self._cache}
+        rest = [name for name in names if name not in known]
+        found = self._store.state(rest) if rest else {}
+        self._cache.update({name: value for name, value in found.items() if name.startswith(_KEPT)})
+        return known | found
+
+    def _now(self) -> str:
+        return self._clock.utc().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @contextmanager
+    def _reading(self) -> Iterator[Book]:
+        """The state as it stands."""
+        if self._process != os.getpid():
+            self._renew()
+        with self._turn:
+            if self._store.head() != self.head:
+                self._forget()
+            yield self._book()
+
+    # --- Charges and answers ---
+
+    def charge(self, claim: Claim) -> Receipt | Recorded:
+        """Durably charges every budget for a question, or finds its answer; raises where a budget would be passed."""
+        return self._submit(lambda draft: self._charge(draft, claim))
+
+    def _charge(self, draft: _Draft, claim: Claim) -> Receipt | Recorded:
+        dataset, population, question = draft.book.question(claim.dataset, claim.digest)
+        draft.book.fetch([key("question", *question), key("request", claim.account, claim.request_id)])
+        root = self._repeated(draft.book, claim, question[1])
+        if root is not None:
+            return self._outcome(draft, root, paid=True)
+        first, unpaid = draft.book.unpaid(population, dataset, claim.account, question)
+        if first is not None and not unpaid:
+            return self._outcome(draft, first, paid=True)
+        row = draft.add("charge", self._charge_body(claim, population, question[1], first, unpaid))
+        return self._outcome(draft, first or row.sequence, paid=False)
+
+    def _charge_body(
+        self, claim: Claim, population: Population, version: str, first: int | None, unpaid: list[str]
+    ) -> dict[str, Any]:
+        costs = costs_of(population, {(each.unit, each.kind): each.loss for each in claim.losses})
+        return {
+            "account": claim.account,
+            "code": claim.code,
+            "costs": [list(cost) for cost in costs.values()],
+            "dataset": claim.dataset,
+            "digest": claim.digest,
+            "facts": list(claim.facts),
+            "groups": unpaid,
+            "losses": [[each.unit, each.kind, to_json(each.loss)] for each in claim.losses],
+            "of": first,
+            "request": claim.request,
+            "request_id": claim.request_id,
+            "version": version,
+            "windows": {unit: list(windows) for unit, windows in claim.windows.items()},
+        }
+
+    def _repeated(self, book: Book, claim: Claim, version: str) -> int | None:
+        """The charge that this account's request id already stands for."""
+        held = book.get(key("request", claim.account, claim.request_id)) if claim.request_id else None
+        if held is None:
+            return None
+        root, digest = held.split()
+        if digest != claim.digest:
+            raise InvalidParameter("this request id stands for another question; use a new one")
+        if book.get(key("answer", int(root))) is None and book.body(int(root))["version"] != version:
+            raise InvalidParameter(
+                "this request id stands for a charge on an earlier version of the data; use a new one"
+            )
+        return int(root)
+
+    def _outcome(self, draft: _Draft, root: int, paid: bool) -> Receipt | Recorded:
+        """The recorded answer, or the right to draw one; handed out only once the charge is durable."""
+        answer = draft.book.get(key("answer", root))
+        if answer is not None:
+            return Recorded(root, draft.book.body(int(answer))["release"], paid)
+        return Receipt(_MINT, root, draft.time)
+
+    def record(self, receipt: Receipt, release: str) -> str:
+        """Durably records the answer to a charge; where another process was faster, its answer is the one."""
+
+        def decide(draft: _Draft) -> str:
+            answer = draft.book.get(key("answer", receipt.sequence))
+            if answer is not None:
+                return str(draft.book.body(int(answer))["release"])
+            draft.add("answer", {"charge": receipt.sequence, "release": release})
+            return release
+
+        return self._submit(decide)
+
+    # --- What the curator does ---
+
+    def register(self, dataset: Dataset, by: str = KERNEL) -> None:
+        """Writes down a dataset's public description, if it is new or has changed."""
+        body = {"by": by, "schema": encode(public(dataset)).decode(), "sources": fingerprints(dataset)}
+
+        def decide(draft: _Draft) -> None:
+            at = draft.book.get(key("dataset", dataset.name))
+            if at is None or draft.book.body(int(at.split()[0])) != body:
+                draft.add("dataset", body)
+
+        self._submit(decide)
+
+    def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
+        """Makes an account, or a new token for it; returns the token, which is kept nowhere."""
+        token = f"dither_{secrets.token_urlsafe(32)}"
+        until = None if days is None else (self._clock.utc() + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._set_account(name, role, by, hashed(token), until)
+        return token
+
+    def revoke_account(self, name: str, by: str = KERNEL) -> None:
+        """Ends an account's token."""
+        with self._reading() as book:
+            at = book.get(key("account", name))
+            if at is None:
+                raise NotFound(f"there is no account {name!r}")
+            role = book.body(int(at))["role"]
+        self._set_account(name, role, by, None, None)
+
+    def _set_account(self, name: str, role: str, by: str, token: str | None, expires: str | None) -> None:
+        body = {"by": by, "expires": expires, "name": name, "role": role, "token": token}
+        self._submit(lambda draft: draft.add("account", body))
+
+    def authenticate(self, token: str) -> Account:
+        """Whose token this is; unknown, expired and revoked ones are refused alike."""
+        mine = hashed(token)
+        with self._reading() as book:
+            name = book.get(key("token", mine))
+            at = book.get(key("account", name)) if name is not None else None
+            body = book.body(int(at)) if at is not None else {"token": None, "expires": None}
+        expired = body["expires"] is not None and max(self._now(), self._time) >= body["expires"]
+        if expired or not hmac.compare_digest(body["token"] or "", mine):
+            raise NotAllowed("the token is not valid")
+        return Account(str(body["name"]), str(body["role"]))
+
+    def mark_restored(self, source: Head) -> None:
+        """Closes a ledger that was restored from a copy, until the gap is marked."""
+        self._submit(lambda draft: draft.add("restore", {"head": _head(source)}))
+
+    def mark_gap(self, head: Head, spent: Loss | None, by: str = KERNEL) -> None:
+        """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
+
+        def decide(draft: _Draft) -> None:
+            names = sorted(json.loads(name)[1] for name in self._store.all_state() if name.startswith('["population",'))
+            loss = None if spent is None else to_json(spent)
+            draft.add("gap", {"by": by, "head": _head(head), "populations": names, "spent": loss})
+
+        self._submit(decide)
+
+    def check_head(self, head: Head) -> None:
+        """Refuses if this ledger is not a continuation of the one that ended at `head`."""
+        with self._reading() as book:
+            row = self._store.row(head.sequence)
+            marked = book.get(key("gap", head.sequence, head.hash))
+        if head != GENESIS and (row is None or row.hash != head.hash) and marked is None:
+            raise LedgerError("the ledger lies behind a head that was seen: the curator must mark the gap as spent")
+
+    # --- What may be read ---
+
+    def describe(self, dataset: str) -> Described:
+        """A dataset as last registered."""
+        with self._reading() as book:
+            return book.described(dataset)
+
+    def datasets(self) -> tuple[str, ...]:
+        """The names of all registered datasets."""
+        with self._reading():
+            names = [json.loads(name) for name in self._store.all_state() if name.startswith('["dataset",')]
+        return tuple(sorted(name for _, name in names))
+
+    def may_ask(self, dataset: str, account: str) -> bool:
+        """Whether the account's groups let it ask."""
+        with self._reading() as book:
+            described, population, _ = book.question(dataset, "")
+            try:
+                population.groups_of(described, account)
+            except NotAllowed:
+                return False
+            return True
+
+    def balances(self, dataset: str, account: str | None, windows: Mapping[str, Iterable[str]]) -> tuple[Balance, ...]:
+        """The budgets that an account's charges count against; without an account, everyone's of the dataset."""
+        with self._reading() as book:
+            described, population, _ = book.question(dataset, "")
+            if account is None:
+                groups = tuple(group.name for group in described.groups)
+                pools = population.pools(groups, KERNEL, windows, fresh=True)
+            else:
+                pools = population.pools(population.groups_of(described, account), account, windows, fresh=True)
+            return tuple(_balance(pool, book.spent(population.name, pool)) for pool in pools if pool.limit is not None)
+
+    def history(self, dataset: str, account: str | None) -> tuple[Entry, ...]:
+        """The charges that an account may see: everyone's, or its groups' under separate budgets."""
+        with self._reading() as book:
+            described, population, _ = book.question(dataset, "")
+            groups = set(population.groups_of(described, account)) if account and population.separate else None
+            rows = [(row, json.loads(row.body)) for row in self._store.rows() if row.kind in ("charge", "answer")]
+        answered = {body["charge"] for row, body in rows if row.kind == "answer"}
+        charges = [(row, body) for row, body in rows if row.kind == "charge" and body["dataset"] == dataset]
+        return tuple(
+            _entry(row, body, (body["of"] or row.sequence) in answered)
+            for row, body in charges
+            if groups is None or groups & set(body["groups"])
+        )
+
+    def rows(self) -> tuple[Row, ...]:
+        """Every row."""
+        with self._reading():
+            return tuple(self._store.rows())
+
+    # --- Beside the chain: refusals, and what only the curator sees ---
+
+    def refuse(self, account: str, dataset: str, reason: str) -> None:
+        """Notes a refusal."""
+        with self._turn:
+            self._store.note("refusal", dataset, self._now(), canonical({"account": account, "reason": reason}))
+
+    def refusals(self, dataset: str) -> list[Note]:
+        """The refusals of a dataset, oldest first."""
+        with self._turn:
+            return self._store.notes("refusal", dataset)
+
+    def miss(self, dataset: str, time_class: str) -> None:
+        """Notes an answer that was late, cut off or failed."""
+        with self._turn:
+            self._store.note("miss", dataset, self._now(), time_class)
+
+    def misses(self, dataset: str) -> tuple[list[Note], int]:
+        """Every miss of a dataset, and how many came after the curator last unlocked it."""
+        with self._turn:
+            all_of_them, unlocked = self._store.notes("miss", dataset), self._store.notes("unlock", dataset)
+        last = unlocked[-1].number if unlocked else 0
+        return all_of_them, sum(miss.number > last for miss in all_of_them)
+
+    def unlock(self, dataset: str) -> None:
+        """Lets a dataset that was locked by misses answer again."""
+        with self._turn:
+            self._store.note("unlock", dataset, self._now(), "")
+
+    def close(self) -> None:
+        """Lets go of the database."""
+        self._store.close()
+
+
+def hashed(token: str) -> str:
+    """What is kept of a token: it has 256 random bits, so a plain hash does."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _head(head: Head) -> dict[str, object]:
+    return {"hash": head.hash, "sequence": head.sequence}
+
+
+def _balance(pool: Pool, spent: tuple[int, ...]) -> Balance:
+    names = filter_of(pool.budget).names
+    return Balance(pool.level, pool.name, pool.budget, pool.window, names, pool.limit or (), spent)
+
+
+def _entry(row: Row, body: Mapping[str, Any], answered: bool) -> Entry:
+    losses = tuple(UnitLoss(unit, kind, from_json(loss)) for unit, kind, loss in body["losses"])
+    return Entry(row.sequence, row.time, body["account"], body["digest"], losses, answered)

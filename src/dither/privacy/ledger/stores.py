@@ -1,0 +1,351 @@
+"""Where a ledger's rows are kept: a SQLite file, or a PostgreSQL database that several kernels share.
+
+A store knows nothing of budgets. It appends rows in one durable step that succeeds only if the ledger still ends where
+the writer thinks it does, keeps the state that follows from the rows, and notes beside them what is not in the chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dither.errors import LedgerError
+from dither.wire.model import Head
+
+FORMAT = 2
+GENESIS = Head(0, "0" * 64)
+BUSY_SECONDS = 60.0
+MOST_REFUSALS = 10_000
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS rows (sequence {integer} PRIMARY KEY, kind TEXT NOT NULL, time TEXT NOT NULL,"
+    " body TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL){clustered}",
+    "CREATE TABLE IF NOT EXISTS notes (number {integer} PRIMARY KEY, kind TEXT NOT NULL, about TEXT NOT NULL,"
+    " time TEXT NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS notes_about ON notes (kind, about, number)",
+)
+SQLITE_GUARDS = (
+    "CREATE TRIGGER IF NOT EXISTS rows_kept BEFORE UPDATE ON rows BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    "CREATE TRIGGER IF NOT EXISTS rows_stay BEFORE DELETE ON rows BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+)
+POSTGRES_GUARDS = (
+    "CREATE OR REPLACE RULE rows_kept AS ON UPDATE TO rows DO INSTEAD NOTHING",
+    "CREATE OR REPLACE RULE rows_stay AS ON DELETE TO rows DO INSTEAD NOTHING",
+)
+POSTGRES_APPEND = """
+WITH added AS (
+    INSERT INTO rows SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])
+    WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s) RETURNING 1),
+kept AS (
+    INSERT INTO state SELECT * FROM unnest(%s::text[], %s::text[]) WHERE EXISTS (SELECT 1 FROM added)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value)
+SELECT count(*) FROM added
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the chain: its hash covers everything before it."""
+
+    sequence: int
+    kind: str
+    time: str
+    body: str
+    hash: str
+
+    @property
+    def head(self) -> Head:
+        """The ledger's end, if this is its last row."""
+        return Head(self.sequence, self.hash)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something kept beside the chain: a refusal, a late answer, a lock."""
+
+    number: int
+    kind: str
+    about: str
+    time: str
+    body: str
+
+
+def link(head: Head, kind: str, time: str, body: str) -> Row:
+    """The row that follows `head`."""
+    sequence = head.sequence + 1
+    covered = json.dumps([head.hash, sequence, kind, time, body], separators=(",", ":"))
+    return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
+
+
+class Store(Protocol):
+    """Rows, the state that follows from them, and notes beside them."""
+
+    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
+        """Durably adds rows and state, all or nothing; false, and nothing added, if the ledger ends elsewhere."""
+
+    def head(self) -> Head:
+        """The ledger's end."""
+
+    def row(self, sequence: int) -> Row | None:
+        """One row."""
+
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        """Every row after a sequence number, in order."""
+
+    def state(self, keys: Sequence[str]) -> dict[str, str]:
+        """The values of those keys that have one."""
+
+    def all_state(self) -> dict[str, str]:
+        """Every key and value."""
+
+    def note(self, kind: str, about: str, time: str, body: str) -> None:
+        """Keeps something beside the chain; of refusals, the last ten thousand."""
+
+    def notes(self, kind: str, about: str) -> list[Note]:
+        """What was noted, oldest first."""
+
+    def format(self) -> int:
+        """The version of the layout."""
+
+    def close(self) -> None:
+        """Lets go of the database."""
+
+
+def open_store(place: str | Path, *, create: bool = True) -> Store:
+    """The store at a file's path or a postgresql:// address."""
+    text = str(place)
+    postgres = text.startswith(("postgresql://", "postgres://"))
+    store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
+    check_format(store.format())
+    return store
+
+
+class SqlStore(ABC):
+    """What the two databases share; queries are written with `?`, and `_mark` is how the driver spells it."""
+
+    _mark = "?"
+    _types: Mapping[str, str]
+
+    @abstractmethod
+    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
+        """Durably adds rows and state, if the ledger still ends at `head`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the database."""
+
+    @abstractmethod
+    def _connected(self) -> Any:
+        """This process's connection."""
+
+    @abstractmethod
+    def _errors(self) -> AbstractContextManager[None]:
+        """Turns the driver's errors into ours."""
+
+    @abstractmethod
+    def _alone(self) -> AbstractContextManager[None]:
+        """One durable write transaction, which excludes others of its kind."""
+
+    def _run(self, query: str, *values: object) -> Any:
+        with self._errors():
+            return self._connected().execute(query.replace("?", self._mark), values)
+
+    def _all(self, query: str, *values: object) -> list[Any]:
+        with self._errors():
+            found: list[Any] = self._run(query, *values).fetchall()
+            return found
+
+    def head(self) -> Head:
+        """The ledger's end."""
+        found = self._all("SELECT sequence, hash FROM rows ORDER BY sequence DESC LIMIT 1")
+        return Head(*found[0]) if found else GENESIS
+
+    def row(self, sequence: int) -> Row | None:
+        """One row."""
+        found = self._all("SELECT * FROM rows WHERE sequence = ?", sequence)
+        return Row(*found[0]) if found else None
+
+    def rows(self, after: int = 0) -> Iterator[Row]:
+        """Every row after a sequence number, in order."""
+        while found := self._all("SELECT * FROM rows WHERE sequence > ? ORDER BY sequence LIMIT 1000", after):
+            yield from (Row(*each) for each in found)
+            after = found[-1][0]
+
+    def state(self, keys: Sequence[str]) -> dict[str, str]:
+        """The values of those keys that have one."""
+        marks = ",".join("?" * len(keys))
+        return dict(self._all(f"SELECT key, value FROM state WHERE key IN ({marks})", *keys))  # noqa: S608 only marks
+
+    def all_state(self) -> dict[str, str]:
+        """Every key and value."""
+        return dict(self._all("SELECT key, value FROM state"))
+
+    def note(self, kind: str, about: str, time: str, body: str) -> None:
+        """Keeps something beside the chain."""
+        last = "(SELECT coalesce(max(number), 0) FROM notes)"
+        with self._alone():
+            self._run(f"INSERT INTO notes VALUES ({last} + 1, ?, ?, ?, ?)", kind, about, time, body)  # noqa: S608
+            self._run(f"DELETE FROM notes WHERE kind = 'refusal' AND number <= {last} - ?", MOST_REFUSALS)  # noqa: S608
+
+    def notes(self, kind: str, about: str) -> list[Note]:
+        """What was noted, oldest first."""
+        found = self._all("SELECT * FROM notes WHERE kind = ? AND about = ? ORDER BY number", kind, about)
+        return [Note(*each) for each in found]
+
+    def format(self) -> int:
+        """The version of the layout."""
+        found = self._all("SELECT value FROM meta WHERE name = 'format'")
+        return int(found[0][0]) if found else 0
+
+    def _lay_out(self, guards: Sequence[str]) -> None:
+        """Makes the tables of a new ledger."""
+        with self._alone():
+            for statement in (*TABLES, *guards):
+                self._run(statement.format_map(self._types))
+            self._run("INSERT INTO meta VALUES ('format', ?) ON CONFLICT DO NOTHING", str(FORMAT))
+
+
+class SqliteStore(SqlStore):
+    """One file, in WAL mode, synced on every commit; safe to open from several processes."""
+
+    _types = {"integer": "INTEGER", "clustered": " WITHOUT ROWID"}
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        if not create and not path.exists():
+            raise LedgerError(f"there is no ledger at {path.name}")
+        self._path = path
+        self._open()
+        if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+            self._lay_out(SQLITE_GUARDS)
+
+    def _open(self) -> None:
+        with self._errors():
+            self._process = os.getpid()
+            self._connection = sqlite3.connect(
+                self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            (mode,) = self._connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            self._connection.execute("PRAGMA synchronous=FULL")
+        if mode != "wal":
+            raise LedgerError("the ledger's file does not allow write-ahead logging")
+
+    def _connected(self) -> sqlite3.Connection:
+        """This process's connection; a forked child opens its own."""
+        if self._process != os.getpid():
+            self._open()
+        return self._connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as problem:
+            raise LedgerError(f"the ledger's file could not be used: {problem}") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        connection = self._connected()
+        with self._errors():
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
+        """Durably adds rows and state, if the ledger still ends at `head`."""
+        with self._alone():
+            if self.head() != head:
+                return False
+            values = [(row.sequence, row.kind, row.time, row.body, row.hash) for row in rows]
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
+            self._connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(state.items()))
+        return True
+
+    def close(self) -> None:
+        """Closes this process's connection."""
+        if self._process == os.getpid():
+            self._connection.close()
+
+
+class PostgresStore(SqlStore):
+    """One database; writers take turns by the primary key of the row that both want to add."""
+
+    _mark = "%s"
+    _types = {"integer": "BIGINT", "clustered": ""}
+
+    def __init__(self, address: str, *, create: bool = True) -> None:
+        import psycopg  # an optional extra
+
+        self._driver = psycopg
+        self._address = address
+        self._open()
+        if self._all("SELECT to_regclass('meta')") == [(None,)]:
+            if not create:
+                raise LedgerError("there is no ledger in this database")
+            self._lay_out(POSTGRES_GUARDS)
+
+    def _open(self) -> None:
+        with self._errors():
+            self._process = os.getpid()
+            self._connection = self._driver.connect(self._address, autocommit=True, connect_timeout=10)
+            self._connection.execute("SET synchronous_commit = on")
+            self._connection.execute("SET default_transaction_isolation = 'read committed'")
+            if self._connection.execute("SHOW fsync").fetchone() != ("on",):
+                raise LedgerError("the database must run with fsync on: a charge has to survive a crash")
+
+    def _connected(self) -> Any:
+        """This process's connection, opened again after a fork or a failure."""
+        if self._process != os.getpid() or self._connection.closed:
+            self._open()
+        return self._connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._driver.Error as problem:
+            raise LedgerError(f"the ledger's database could not be used: {type(problem).__name__}") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._errors(), self._connected().transaction():
+            self._run("SELECT pg_advisory_xact_lock(1681)")
+            yield
+
+    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
+        """Durably adds rows and state, if the ledger still ends at `head`; one statement, so all or nothing."""
+        columns = [[getattr(row, name) for row in rows] for name in ("sequence", "kind", "time", "body", "hash")]
+        end = GENESIS.hash if head == GENESIS else ""
+        values = (*columns, head.hash, head.sequence, end, [*state], [*state.values()])
+        with self._errors():
+            try:
+                (added,) = self._connected().execute(POSTGRES_APPEND, values).fetchone()
+            except self._driver.errors.UniqueViolation:
+                return False
+        return bool(added == len(rows))
+
+    def close(self) -> None:
+        """Closes this process's connection."""
+        if self._process == os.getpid():
+            self._connection.close()
+
+
+def check_format(found: int) -> None:
+    """Refuses a layout that this version does not read."""
+    if found > FORMAT:
+        raise LedgerError(f"the ledger has format {found}; this version reads up to {FORMAT}: install a newer Dither")
+    if found < FORMAT:
+        raise LedgerError(f"the ledger has format {found}: run `dither ledger migrate` to bring it to {FORMAT}")
