@@ -18,12 +18,13 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 @dataclass(frozen=True)
@@ -124,20 +125,25 @@ def _build(name: str, peer: Peer, where: Path) -> None:
     (where / "ready").write_text(f"{time.strftime('%Y-%m-%d')} {' '.join(peer.packages)}\n")
 
 
-def run(name: str, script: Path, arguments: Sequence[str] = (), seconds: float = 3600) -> Run:
+def run(name: str, script: Path, arguments: Sequence[str] = (), seconds: int = 3600) -> Run:
     """Run a script with a peer's Python; its last line of output is JSON."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    try:
-        done = subprocess.run(
-            [environment(name), script, *arguments], capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"{name} did not end within {seconds:.0f} s") from None
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise Unavailable(f"{name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:200]}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(json.loads(done.stdout.strip().splitlines()[-1]), cpu, after.ru_maxrss / 1024)
+    python = environment(name)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([python, script, *arguments], stdout=out, stderr=err, preexec_fn=_limit(seconds))
+        _, status, usage = os.wait4(process.pid, 0)  # of this process and its children, unlike RUSAGE_CHILDREN
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise Unavailable(f"{name} failed: {(_lines(err) or ['no reason given'])[-1][:200]}")
+        return Run(json.loads(_lines(out)[-1]), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def _limit(seconds: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+
+
+def _lines(file: IO[str]) -> list[str]:
+    file.seek(0)
+    return file.read().strip().splitlines()
 
 
 def main(arguments: list[str]) -> int:
