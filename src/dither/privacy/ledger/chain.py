@@ -22,6 +22,7 @@ from dither.privacy.ledger.rules import (
     KERNEL,
     Book,
     Described,
+    Memory,
     Pool,
     Population,
     canonical,
@@ -93,8 +94,8 @@ class Recorded:
 class _Ticket(Generic[T]):
     """One decision that waits for its turn, and then its outcome."""
 
-    def __init__(self, decide: Callable[[_Draft], T]) -> None:
-        self._decide = decide
+    def __init__(self, decide: Callable[[_Draft], T], wants: Callable[[Book], list[str]]) -> None:
+        self._decide, self.wants = decide, wants
         self.done = False
         self._outcome: T | None = None
         self._problem: Exception | None = None
@@ -148,22 +149,22 @@ class Ledger:
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._waiting: list[_Ticket[Any]] = []
-        self._schemas: dict[str, Described] = {}
+        self._memory = Memory()
         self._forget()
 
     def _forget(self) -> None:
         """Drops what was remembered of the state, because another writer may have moved it."""
-        self._cache: dict[str, str] = {}
+        self._cache: dict[str, str | None] = {}
         self.head = self._store.head()
         last = self._store.row(self.head.sequence)
         self._time = last.time if last else ""
 
     # --- Writing: whoever gets the turn writes for everyone who waits, in one durable step ---
 
-    def _submit(self, decide: Callable[[_Draft], T]) -> T:
+    def _submit(self, decide: Callable[[_Draft], T], wants: Callable[[Book], list[str]] = lambda book: []) -> T:
         if self._process != os.getpid():
             self._renew()
-        ticket = _Ticket(decide)
+        ticket = _Ticket(decide, wants)
         self._waiting.append(ticket)
         with self._turn:
             while not ticket.done:
@@ -188,6 +189,7 @@ class Ledger:
     def _write(self, tickets: list[_Ticket[Any]]) -> bool:
         """Decides for every ticket and writes what they decided; false if another writer was faster."""
         draft = _Draft(self._book(), self.head, self._time, self._now())
+        draft.book.fetch([name for ticket in tickets for name in ticket.wants(draft.book)])
         for ticket in tickets:
             ticket.run(draft)
         if draft.rows and not self._store.append(self.head, draft.rows, draft.book.updates):
@@ -197,15 +199,15 @@ class Ledger:
         return True
 
     def _book(self) -> Book:
-        return Book(self._state, self._store.row, self._schemas)
+        return Book(self._state, self._store.row, self._memory)
 
     def _state(self, names: list[str]) -> dict[str, str]:
         """State from memory where it is kept there; the store refuses to append if that had become stale."""
-        known = {name: self._cache[name] for name in names if name in self._cache}
-        rest = [name for name in names if name not in known]
+        rest = [name for name in names if name not in self._cache]
         found = self._store.state(rest) if rest else {}
-        self._cache.update({name: value for name, value in found.items() if name.startswith(_KEPT)})
-        return known | found
+        self._cache.update({name: found.get(name) for name in rest if name.startswith(_KEPT)})
+        kept = {name: self._cache.get(name) for name in names}
+        return found | {name: value for name, value in kept.items() if value is not None}
 
     def _now(self) -> str:
         return self._clock.utc().strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -224,11 +226,17 @@ class Ledger:
 
     def charge(self, claim: Claim) -> Receipt | Recorded:
         """Durably charges every budget for a question, or finds its answer; raises where a budget would be passed."""
-        return self._submit(lambda draft: self._charge(draft, claim))
+
+        def wants(book: Book) -> list[str]:
+            if book.get(key("dataset", claim.dataset)) is None:
+                return []
+            question = key("question", claim.dataset, book.described(claim.dataset).version, claim.digest)
+            return [question, key("request", claim.account, claim.request_id)] if claim.request_id else [question]
+
+        return self._submit(lambda draft: self._charge(draft, claim), wants)
 
     def _charge(self, draft: _Draft, claim: Claim) -> Receipt | Recorded:
         dataset, population, question = draft.book.question(claim.dataset, claim.digest)
-        draft.book.fetch([key("question", *question), key("request", claim.account, claim.request_id)])
         root = self._repeated(draft.book, claim, question[1])
         if root is not None:
             return self._outcome(draft, root, paid=True)
@@ -236,7 +244,7 @@ class Ledger:
         if first is not None and not unpaid:
             return self._outcome(draft, first, paid=True)
         row = draft.add("charge", self._charge_body(claim, population, question[1], first, unpaid))
-        return self._outcome(draft, first or row.sequence, paid=False)
+        return Receipt(_MINT, row.sequence, row.time) if first is None else self._outcome(draft, first, paid=False)
 
     def _charge_body(
         self, claim: Claim, population: Population, version: str, first: int | None, unpaid: list[str]

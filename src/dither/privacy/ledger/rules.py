@@ -1,6 +1,6 @@
 """The rules by which a row may follow, and what it makes of the state.
 
-The ledger asks `Book` before it writes, and the verifier asks it again for every row that was written, so what is checked
+The ledger asks `Book` before it writes, and the verifier asks it again for every row that was written: what is checked
 offline is what was enforced. All amounts are integers of 1e-15.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from operator import gt
 from typing import Any, Literal
 
@@ -26,7 +26,8 @@ ROLES = ("analyst", "auditor", "curator")
 EVERY = "*"  # stands for every window of a unit, past and to come
 
 
-def key(*parts: object) -> str:
+@lru_cache(maxsize=1 << 14)
+def key(*parts: str | int | None) -> str:
     """The name of a piece of state."""
     return json.dumps(parts, separators=(",", ":"))
 
@@ -75,6 +76,7 @@ class Population:
 
     name: str
     datasets: tuple[Dataset, ...]
+    _limits: dict[tuple[object, ...], tuple[int, ...] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def budgets(self) -> tuple[BudgetCap, ...]:
@@ -103,14 +105,20 @@ class Population:
         names += [("group", group) for group in groups]
         names += [("analyst", account)] if account != KERNEL else []
         return [
-            Pool(level, name, budget, window, self.limit(level, name, account, budget))
-            for budget in self.budgets
+            Pool(level, name, budget, window, self.limit(number, level, name, account))
+            for number, budget in enumerate(self.budgets)
             for level, name in names
             for window in windows.get(budget.unit, ("",))
         ]
 
-    def limit(self, level: str, name: str, account: str, budget: BudgetCap) -> tuple[int, ...] | None:
-        """The tightest cap on a total among the population's datasets, or None."""
+    def limit(self, number: int, level: str, name: str, account: str) -> tuple[int, ...] | None:
+        """The tightest cap on the total of a budget among the population's datasets, or None; worked out once."""
+        which = (number, level, name, account)
+        if which not in self._limits:
+            self._limits[which] = self._tightest(self.budgets[number], level, name, account)
+        return self._limits[which]
+
+    def _tightest(self, budget: BudgetCap, level: str, name: str, account: str) -> tuple[int, ...] | None:
         caps = [cap for dataset in self.datasets for cap in self._caps(dataset, level, name, account)]
         found = [limit_of(cap) for cap in caps if same_budget(cap) == same_budget(budget)]
         return tuple(min(limits) for limits in zip(*found, strict=True)) if found else None
@@ -164,6 +172,14 @@ class Described:
         return cls(dataset, version_of(dataset))
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What was worked out from rows that never change: descriptions by their hash, and populations of them."""
+
+    schemas: dict[str, Described] = field(default_factory=dict)
+    populations: dict[tuple[str | None, ...], Population] = field(default_factory=dict)
+
+
 class Book:
     """The rules: what each kind of row needs of the state, and what it makes of it."""
 
@@ -171,9 +187,9 @@ class Book:
         self,
         read: Callable[[list[str]], dict[str, str]],
         row: Callable[[int], Row | None],
-        schemas: dict[str, Described],
+        memory: Memory | None = None,
     ) -> None:
-        self._read, self._row, self._schemas = read, row, schemas
+        self._read, self._row, self._memory = read, row, memory or Memory()
         self._seen: dict[str, str | None] = {}
         self._bodies: dict[int, Any] = {}
         self.updates: dict[str, str] = {}
@@ -186,7 +202,7 @@ class Book:
 
     def fetch(self, names: list[str]) -> None:
         """Reads several pieces of state at once."""
-        wanted = [name for name in names if name not in self._seen]
+        wanted = list(dict.fromkeys(name for name in names if name not in self._seen))
         found = self._read(wanted) if wanted else {}
         self._seen.update({name: found.get(name) for name in wanted})
 
@@ -205,9 +221,10 @@ class Book:
         if at is None:
             raise NotFound(f"there is no dataset {name!r}")
         sequence, digest = at.split()
-        if digest not in self._schemas:
-            self._schemas[digest] = Described.of(self.body(int(sequence))["schema"])
-        return self._schemas[digest]
+        known = self._memory.schemas
+        if digest not in known:
+            known[digest] = Described.of(self.body(int(sequence))["schema"])
+        return known[digest]
 
     def dataset(self, name: str) -> Dataset:
         """The description of a dataset as last registered."""
@@ -216,7 +233,13 @@ class Book:
     def population(self, name: str) -> Population | None:
         """The datasets over one source, or None before the first is registered."""
         listed = self.get(key("population", name))
-        return None if listed is None else Population(name, tuple(self.dataset(each) for each in json.loads(listed)))
+        if listed is None:
+            return None
+        members = json.loads(listed)
+        which, known = (name, *(self.get(key("dataset", each)) for each in members)), self._memory.populations
+        if which not in known:
+            known[which] = Population(name, tuple(self.dataset(each) for each in members))
+        return known[which]
 
     def apply(self, kind: str, body: Mapping[str, Any], sequence: int) -> None:
         """Checks a row against the rules and takes its effects in; raises, and takes nothing in, if it breaks one."""

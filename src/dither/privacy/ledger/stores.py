@@ -116,15 +116,23 @@ class Store(Protocol):
     def format(self) -> int:
         """The version of the layout."""
 
+    def rebuild(self, state: Mapping[str, str]) -> None:
+        """Brings an older layout to this version's, with the state that was worked out from its rows."""
+
     def close(self) -> None:
         """Lets go of the database."""
 
 
-def open_store(place: str | Path, *, create: bool = True) -> Store:
-    """The store at a file's path or a postgresql:// address."""
+def open_any(place: str | Path, *, create: bool = False) -> Store:
+    """The store at a file's path or a postgresql:// address, whatever its format."""
     text = str(place)
     postgres = text.startswith(("postgresql://", "postgres://"))
-    store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
+    return PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
+
+
+def open_store(place: str | Path, *, create: bool = True) -> Store:
+    """The store at a file's path or a postgresql:// address; an older or newer format is refused."""
+    store = open_any(place, create=create)
     check_format(store.format())
     return store
 
@@ -134,6 +142,7 @@ class SqlStore(ABC):
 
     _mark = "?"
     _types: Mapping[str, str]
+    _guards: Sequence[str]
 
     @abstractmethod
     def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
@@ -155,13 +164,13 @@ class SqlStore(ABC):
     def _alone(self) -> AbstractContextManager[None]:
         """One durable write transaction, which excludes others of its kind."""
 
-    def _run(self, query: str, *values: object) -> Any:
+    def _run(self, query: str, *values: object) -> None:
         with self._errors():
-            return self._connected().execute(query.replace("?", self._mark), values)
+            self._connected().execute(query.replace("?", self._mark), values)
 
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._errors():
-            found: list[Any] = self._run(query, *values).fetchall()
+            found: list[Any] = self._connected().execute(query.replace("?", self._mark), values).fetchall()
             return found
 
     def head(self) -> Head:
@@ -206,18 +215,29 @@ class SqlStore(ABC):
         found = self._all("SELECT value FROM meta WHERE name = 'format'")
         return int(found[0][0]) if found else 0
 
-    def _lay_out(self, guards: Sequence[str]) -> None:
+    def _lay_out(self) -> None:
         """Makes the tables of a new ledger."""
         with self._alone():
-            for statement in (*TABLES, *guards):
+            for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
             self._run("INSERT INTO meta VALUES ('format', ?) ON CONFLICT DO NOTHING", str(FORMAT))
+
+    def rebuild(self, state: Mapping[str, str]) -> None:
+        """Brings an older layout to this version's, in one transaction."""
+        with self._alone():
+            for statement in (*TABLES, *self._guards):
+                self._run(statement.format_map(self._types))
+            self._run("DELETE FROM state")
+            for name, value in state.items():
+                self._run("INSERT INTO state VALUES (?, ?)", name, value)
+            self._run("UPDATE meta SET value = ? WHERE name = 'format'", str(FORMAT))
 
 
 class SqliteStore(SqlStore):
     """One file, in WAL mode, synced on every commit; safe to open from several processes."""
 
     _types = {"integer": "INTEGER", "clustered": " WITHOUT ROWID"}
+    _guards = SQLITE_GUARDS
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         if not create and not path.exists():
@@ -225,7 +245,7 @@ class SqliteStore(SqlStore):
         self._path = path
         self._open()
         if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
-            self._lay_out(SQLITE_GUARDS)
+            self._lay_out()
 
     def _open(self) -> None:
         with self._errors():
@@ -285,6 +305,7 @@ class PostgresStore(SqlStore):
 
     _mark = "%s"
     _types = {"integer": "BIGINT", "clustered": ""}
+    _guards = POSTGRES_GUARDS
 
     def __init__(self, address: str, *, create: bool = True) -> None:
         import psycopg  # an optional extra
@@ -295,7 +316,7 @@ class PostgresStore(SqlStore):
         if self._all("SELECT to_regclass('meta')") == [(None,)]:
             if not create:
                 raise LedgerError("there is no ledger in this database")
-            self._lay_out(POSTGRES_GUARDS)
+            self._lay_out()
 
     def _open(self) -> None:
         with self._errors():
