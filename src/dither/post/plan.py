@@ -1,0 +1,382 @@
+"""From a question to measures: which vectors to ask for, what share of the loss each takes, how cells are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from dither.access import expr
+from dither.access.context import Context
+from dither.access.domains import ends
+from dither.access.expr import Expr, Scope
+from dither.access.measure import Clipped, Count, Key, Measure, Sum, Sums
+from dither.access.relation import (
+    Aggregate as Grouped,
+)
+from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where
+from dither.errors import Unbounded, Unsupported
+from dither.post import recipe
+from dither.post.bounds import Bound, edges
+from dither.post.quantiles import Bins, Wanted, bins
+from dither.post.questions import Aggregate, Ordering, Output, Question
+from dither.post.terms import ONE, Term, Terms, largest_row, weighted, weights
+from dither.schema import Number, Scalar
+
+MASS, ROWS = "mass", "rows"
+FEW_CELLS = 64
+FRACTION_OF_ROW = 256
+SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A vector to measure, and its share of the loss."""
+
+    measure: Measure
+    share: Fraction
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A source of the recipe: one value of a piece, whose quantity is divided by `factor`."""
+
+    piece: int
+    value: int
+    factor: int
+    signed: bool
+    clipped: str | None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A source of the recipe: a quantile read off a piece that is a histogram."""
+
+    piece: int
+    bins: Bins
+    wanted: Wanted
+
+
+@dataclass(frozen=True)
+class Search:
+    """A bound to be found first: the histogram of contributions, and which limit it fills."""
+
+    tag: str
+    measure: Measure
+    points: tuple[int, ...]
+    cells: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything but the loss: pieces, how to read them, what to compute, and the bounds still to be found."""
+
+    question: Question
+    unit: str
+    keys: tuple[Key, ...]
+    pieces: tuple[Piece, ...]
+    sources: tuple[Reading | Ranking, ...]
+    outputs: tuple[Output, ...]
+    having: recipe.Node | None
+    order: tuple[Ordering, ...]
+    searches: tuple[Search, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans questions over one dataset; `gaussian` says that noise will be Gaussian, so contributions are clipped in L2."""
+
+    context: Context
+    bound: Bound
+    gaussian: bool = False
+
+    def plan(self, question: Question) -> Plan:
+        """The fewest measures that answer a question."""
+        relation, inner = self.inside(question.relation, question.unit)
+        question = replace(question, relation=relation)
+        scope = Scope(relation.domain(self.context))
+        self.check(question, scope)
+        keys = tuple(Key(name, value) for name, value in question.keys)
+        made = _Made([], [], {}, [])
+        self.sums(question, scope, keys, made)
+        for index, aggregate in enumerate(question.aggregates):
+            if aggregate.kind == "units":
+                self.units(question, aggregate, index, keys, made)
+            elif aggregate.kind == "distinct":
+                self.distinct(question, aggregate, index, keys, made)
+        self.quantiles(question, scope, keys, made)
+        return self._finished(question, keys, made, inner)
+
+    def _finished(self, question: Question, keys: tuple[Key, ...], made: _Made, inner: Relation | None) -> Plan:
+        total = sum(weight for _, weight in made.pieces)
+        pieces = tuple(Piece(measure, weight / total) for measure, weight in made.pieces)
+        change = _substitution(made.nodes)
+        searches = list(made.searches)
+        if inner is not None and not any(search.tag == ROWS for search in searches):
+            searches.append(self.search(inner, question.unit, ROWS, None, 1, 1))
+        return Plan(
+            question, question.unit, keys, pieces, tuple(made.sources),
+            tuple(Output(output.name, change(output.node)) for output in question.outputs),
+            change(question.having) if question.having is not None else None,
+            tuple(Ordering(change(term.node), term.descending) for term in question.order),
+            tuple(searches), self.notes(question),
+        )  # fmt: skip
+
+    def notes(self, question: Question) -> tuple[str, ...]:
+        """What a reader should know about how the question was understood."""
+        return (f"unit of privacy: {question.unit}",)
+
+    def check(self, question: Question, scope: Scope) -> None:
+        """Every expression has a domain, and every key can be listed; errors say which does not."""
+        for _, key in question.keys:
+            key.domain(scope)
+        for aggregate in question.aggregates:
+            for value in (*aggregate.values, *([aggregate.condition] if aggregate.condition is not None else [])):
+                value.domain(scope)
+
+    # --- bounding ------------------------------------------------------------------------------------------------
+
+    def inside(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Bounds the rows below per-unit counts and sums, whose size would otherwise have no useful limit."""
+        found: list[Relation] = []
+
+        def visit(node: Relation) -> Relation:
+            fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
+            node = replace(node, **fields) if fields else node  # type: ignore[type-var]
+            if isinstance(node, GroupBy) and node.unit and any(a.kind in ("count", "sum") for a in node.aggregates):
+                if node.child.influence(self.context, unit).rows is None:
+                    found.append(node.child)
+                    return replace(node, child=BoundRows(node.child, node.unit, self.row_limit()))
+            return node
+
+        changed = visit(relation)
+        return changed, found[0] if found and self.bound.auto else None
+
+    def row_limit(self) -> int | Auto:
+        """The limit on rows of one unit: given, or to be found."""
+        return Auto(ROWS) if self.bound.rows is None else self.bound.rows
+
+    def unbounded(self, question: Question, relation: Relation) -> bool:
+        """Whether one unit may move any number of rows; refused once rows no longer know their unit."""
+        if relation.influence(self.context, question.unit).rows is not None:
+            return False
+        if not question.knows_unit:
+            raise Unbounded(
+                "one unit could change this without limit, and rows no longer know their unit; "
+                "group or join by the unit's key, or aggregate before the step that loses it"
+            )
+        return True
+
+    def bounded(self, question: Question, relation: Relation, keys: tuple[Key, ...], made: _Made) -> Relation:
+        """The relation with at most so many rows of each unit."""
+        if not self.unbounded(question, relation):
+            return relation
+        if self.bound.groups is not None:
+            return self.by_groups(question, relation, keys)
+        if self.bound.auto and not any(search.tag == ROWS for search in made.searches):
+            made.searches.append(self.search(relation, question.unit, ROWS, None, 1, self.cells(relation, keys)))
+        return BoundRows(relation, question.unit, self.row_limit())
+
+    def by_groups(self, question: Question, relation: Relation, keys: tuple[Key, ...]) -> Relation:
+        """At most so many rows in each of at most so many groups."""
+        if not keys:
+            raise Unsupported("a bound by groups needs GROUP BY; give a number of rows instead")
+        groups, rows = self.bound.groups or 1, self.bound.rows or 1
+        return BoundGroups(relation, question.unit, tuple(key.value for key in keys), groups, rows)
+
+    def search(
+        self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int
+    ) -> Search:
+        """A histogram of what each unit contributes, over powers of two."""
+        kind: Callable[..., Grouped] = Grouped
+        aggregate = kind("mass", "count") if mass is None else kind("mass", "sum", mass)
+        per_unit = GroupBy(relation, (), (aggregate,), unit)
+        points = edges(largest)
+        step = per_unit.domain(self.context)["mass"]
+        size = step.step if isinstance(step, Number) else Fraction(1)
+        bucket = expr.Bucket(expr.Column("mass"), tuple(point * size for point in points))
+        return Search(tag, Count(per_unit, (Key("mass", bucket),)), points, cells)
+
+    def cells(self, relation: Relation, keys: tuple[Key, ...]) -> int:
+        """The number of groups."""
+        return Count(relation, keys).size(self.context)
+
+    # --- measures ------------------------------------------------------------------------------------------------
+
+    def sums(self, question: Question, scope: Scope, keys: tuple[Key, ...], made: _Made) -> None:
+        """COUNT, SUM, AVG, VARIANCE, CORR...: one vector of sums for all of them."""
+        wanted = [aggregate for aggregate in question.aggregates if aggregate.kind in SUMS]
+        if not wanted:
+            return
+        averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
+        terms = Terms(scope, [], averaged)
+        first = len(made.sources)
+        for index, aggregate in enumerate(question.aggregates):
+            if aggregate.kind in SUMS:
+                made.nodes[index] = _moved(terms.node(aggregate), first)
+        factors = weights(terms.found)
+        measure, factors, tag = self.vector(question, keys, terms.found, factors, made)
+        for place, (term, factor) in enumerate(zip(terms.found, factors, strict=True)):
+            signed = term.role != "count" and _negative(term, scope)
+            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag))
+        made.pieces.append((measure, Fraction(len(wanted))))
+
+    def vector(
+        self, question: Question, keys: tuple[Key, ...], terms: list[Term], factors: list[int], made: _Made
+    ) -> tuple[Measure, list[int], str | None]:
+        """The measure of the terms, its factors, and the tag of the bound that clips it."""
+        relation = question.relation
+        if not self.unbounded(question, relation):
+            return _plain(relation, terms, factors, keys), factors, None
+        if self.bound.groups is not None:
+            return _plain(self.by_groups(question, relation, keys), terms, factors, keys), factors, None
+        if self.bound.how == "rows":
+            return _plain(self.bounded(question, relation, keys, made), terms, factors, keys), factors, ROWS
+        fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
+        factors = [factor * fine for factor in factors]
+        largest = largest_row(terms, factors)
+        limit: int | Auto = Auto(MASS) if self.bound.rows is None else self.bound.rows * largest
+        if self.bound.auto:
+            mass = _mass(terms, factors)
+            made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))
+        values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
+        return Clipped(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
+
+    def units(
+        self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made
+    ) -> None:
+        """COUNT(DISTINCT unit's key): each unit once per group."""
+        if not question.knows_unit:
+            raise Unbounded("rows no longer know their unit here, so units cannot be counted; count before the join or group")
+        relation = _filtered(question.relation, aggregate.condition)
+        once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
+        own = tuple(Key(key.name, expr.Column(key.name)) for key in keys)
+        if once.influence(self.context, question.unit).rows is None:
+            cells = self.cells(once, own)
+            limit: int | Auto = cells if cells <= FEW_CELLS else self.row_limit()
+            if isinstance(limit, Auto) and not any(search.tag == ROWS for search in made.searches):
+                made.searches.append(self.search(once, question.unit, ROWS, None, 1, cells))
+            once = BoundRows(once, question.unit, limit)
+        made.add(index, Count(once, own))
+
+    def distinct(
+        self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made
+    ) -> None:
+        """COUNT(DISTINCT x): rows that differ, after bounding."""
+        present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
+        wanted = ([aggregate.condition] if aggregate.condition is not None else []) + present
+        relation = self.bounded(question, _filtered(question.relation, expr.And(tuple(wanted))), keys, made)
+        columns = [(key.name, key.value) for key in keys]
+        columns += [(f"value_{place}", value) for place, value in enumerate(aggregate.values)]
+        own = tuple(Key(key.name, expr.Column(key.name)) for key in keys)
+        made.add(index, Count(Distinct(Project(relation, tuple(columns))), own))
+
+    def quantiles(self, question: Question, scope: Scope, keys: tuple[Key, ...], made: _Made) -> None:
+        """MEDIAN, QUANTILE, MIN and MAX: one histogram for each value and condition."""
+        pieces: dict[tuple[Expr, Expr | None], int] = {}
+        for index, aggregate in enumerate(question.aggregates):
+            if aggregate.kind not in ("quantile", "min", "max"):
+                continue
+            (value,) = aggregate.values
+            grid = bins(value.domain(scope))
+            chosen = (value, aggregate.condition)
+            if chosen not in pieces:
+                pieces[chosen] = len(made.pieces)
+                made.pieces.append((self.histogram(question, aggregate, grid, keys, made), Fraction(1)))
+            wanted: Wanted = "min" if aggregate.kind == "min" else "max" if aggregate.kind == "max" else _level(aggregate)
+            made.nodes[index] = recipe.Cell(len(made.sources))
+            made.sources.append(Ranking(pieces[chosen], grid, wanted))
+
+    def histogram(
+        self, question: Question, aggregate: Aggregate, grid: Bins, keys: tuple[Key, ...], made: _Made
+    ) -> Measure:
+        """Rows per group and bin."""
+        (value,) = aggregate.values
+        present = expr.Not(expr.IsNull(value))
+        condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
+        relation = self.bounded(question, _filtered(question.relation, condition), keys, made)
+        return Count(relation, (*keys, Key("bin", expr.Bucket(value, grid.edges))))
+
+
+@dataclass
+class _Made:
+    """What a plan is made of, while it is being made."""
+
+    pieces: list[tuple[Measure, Fraction]]
+    sources: list[Reading | Ranking]
+    nodes: dict[int, recipe.Node]
+    searches: list[Search]
+
+    def add(self, index: int, measure: Measure) -> None:
+        """A piece of its own with one value."""
+        self.nodes[index] = recipe.Cell(len(self.sources))
+        self.sources.append(Reading(len(self.pieces), 0, 1, False, None))
+        self.pieces.append((measure, Fraction(1)))
+
+
+def _level(aggregate: Aggregate) -> Fraction:
+    if aggregate.level is None:
+        raise TypeError("a quantile has a level")
+    return aggregate.level
+
+
+def _plain(relation: Relation, terms: list[Term], factors: list[int], keys: tuple[Key, ...]) -> Measure:
+    values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
+    if values == (ONE,):
+        return Count(relation, keys)
+    return Sum(relation, values[0], keys) if len(values) == 1 else Sums(relation, values, keys)
+
+
+def _mass(terms: list[Term], factors: list[int]) -> Expr:
+    """The weighted size of a row, in steps: at least what it can add to the vector."""
+    total: Expr | None = None
+    for term, factor in zip(terms, factors, strict=True):
+        steps = Fraction(factor) / term.step
+        size = expr.Absolute(term.value) if term.value != ONE else ONE
+        part = expr.Coalesce((expr.Arithmetic("*", expr.Constant(steps), size), expr.Constant(Fraction(0))))
+        total = part if total is None else expr.Arithmetic("+", total, part)
+    if total is None:
+        raise TypeError("a vector has at least one term")
+    return total
+
+
+def _negative(term: Term, scope: Scope) -> bool:
+    domain = term.value.domain(scope)
+    return isinstance(domain, Number) and ends(domain)[0] < 0
+
+
+def _filtered(relation: Relation, condition: Expr | None) -> Relation:
+    return relation if condition is None else Where(relation, condition)
+
+
+def _moved(node: recipe.Node, first: int) -> recipe.Node:
+    return _substitution({index: recipe.Cell(index + first) for index in recipe.cells_of(node)})(node)
+
+
+def _substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], recipe.Node]:
+    """Replaces cells by nodes, everywhere."""
+
+    def change(node: recipe.Node) -> recipe.Node:
+        match node:
+            case recipe.Cell(index):
+                return cells[index]
+            case recipe.Apply(name, arguments):
+                return recipe.Apply(name, tuple(map(change, arguments)))
+            case recipe.Mean():
+                return replace(node, total=change(node.total), size=change(node.size))
+            case recipe.Within():
+                return replace(node, inner=change(node.inner))
+            case _:
+                return node
+
+    return change
+
+
+def axes(context: Context, plan: Plan) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+    """The declared keys of the answer."""
+    measure = plan.pieces[0].measure
+    found = measure.axes(context)[: len(plan.keys)]
+    return tuple((axis.name, axis.values) for axis in found)
+
+

@@ -1,0 +1,109 @@
+"""Medians, quantiles, minima and maxima read off a noisy histogram over the declared range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from dither.access.domains import ends
+from dither.errors import Unsupported
+from dither.post.intervals import Banded
+from dither.post.laws import Floats, Law
+from dither.schema import Number
+
+WHOLE = 512
+COARSE = 256
+# Between the normal law's 1.96 standard deviations and the Laplace law's 2.12: sums of few terms are near the latter.
+FEW_TERMS, MANY_TERMS = 2.12, 1.98
+
+Wanted = Fraction | Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bin i holds the values from low[i] to high[i]; `edges` are the lower ends of all but the first."""
+
+    low: Floats
+    high: Floats
+    edges: tuple[Fraction, ...]
+
+
+def bins(domain: object) -> Bins:
+    """Every value of a small range, else equal bins over it."""
+    if not isinstance(domain, Number):
+        raise Unsupported("MIN, MAX, MEDIAN and quantiles need a number with a declared range; COUNT groups instead")
+    first, last = ends(domain)
+    width = max(1, -(-(last - first + 1) // COARSE)) if last - first >= WHOLE else 1
+    starts = list(range(first, last + 1, width))
+    stops = [min(start + width - 1, last) for start in starts]
+    scaled = [np.array([float(place * domain.step) for place in places]) for places in (starts, stops)]
+    return Bins(scaled[0], scaled[1], tuple(place * domain.step for place in starts[1:]))
+
+
+def quantile(counts: Floats, law: Law, grid: Bins, wanted: Wanted) -> Banded:
+    """For each row of noisy counts, the value at a level, and the bins that the noise leaves possible."""
+    if wanted == "min":
+        return _lowest(counts, law, grid)
+    if wanted == "max":
+        turned = Bins(-grid.high[::-1], -grid.low[::-1], ())
+        found = _lowest(counts[:, ::-1], law, turned)
+        return Banded(-found.values, -found.high, -found.low)
+    return _level(counts, law, grid, float(wanted))
+
+
+def _level(counts: Floats, law: Law, grid: Bins, level: float) -> Banded:
+    size = counts.shape[1]
+    through = np.cumsum(counts, axis=1)
+    excess = through - level * through[:, -1:]
+    below = np.arange(1, size + 1)
+    terms = (1 - level) ** 2 * below + level**2 * (size - below)
+    width = law.std * np.sqrt(terms) * np.where(np.minimum(below, size - below) + 1 < 10, FEW_TERMS, MANY_TERMS)
+    tiny = 1e-9 * (1 + np.abs(through[:, -1:]))
+    possible = excess + width >= -tiny
+    before = np.concatenate([np.zeros((len(counts), 1)), excess[:, :-1]], axis=1)
+    wide = np.concatenate([[0.0], width[:-1]])
+    possible &= (before - wide <= tiny) | (np.arange(size) == 0)
+    low, high = _hull(possible)
+    rising = np.argmax(excess >= -tiny, axis=1)
+    falling = size - 1 - np.argmax((excess < -tiny)[:, ::-1], axis=1) + 1
+    falling = np.where((excess < -tiny).any(axis=1), np.minimum(falling, size - 1), 0)
+    value = (_within(counts, excess, grid, rising) + _within(counts, excess, grid, falling)) / 2
+    return Banded(np.clip(value, grid.low[low], grid.high[high]), grid.low[low], grid.high[high])
+
+
+def _within(counts: Floats, excess: Floats, grid: Bins, place: np.ndarray) -> Floats:
+    """The point inside a bin where the level is crossed, as if its values were spread evenly."""
+    rows = np.arange(len(counts))
+    held = np.maximum(counts[rows, place], 1e-9)
+    share = np.clip(1 - excess[rows, place] / held, 0.0, 1.0)
+    return np.asarray(grid.low[place] + share * (grid.high[place] - grid.low[place]))
+
+
+def _hull(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first and last possible bin; everything where none is."""
+    size = possible.shape[1]
+    some = possible.any(axis=1)
+    first = np.where(some, np.argmax(possible, axis=1), 0)
+    last = np.where(some, size - 1 - np.argmax(possible[:, ::-1], axis=1), size - 1)
+    return first, last
+
+
+def _lowest(counts: Floats, law: Law, grid: Bins) -> Banded:
+    """The smallest value: one person can be it, so below the first bin that is surely reached nothing is excluded."""
+    size = counts.shape[1]
+    through = np.cumsum(counts, axis=1)
+    terms = np.arange(1, size + 1)
+    width = law.std * np.sqrt(terms) * np.where(terms < 10, FEW_TERMS, MANY_TERMS)
+    low = _first(through + width >= 1 - 1e-9)
+    high = _first(through - width >= 1 - 1e-9)
+    value = _first(through - 0.7 * width >= 0.5)
+    place = np.clip(value, low, high)
+    return Banded(grid.low[place], grid.low[low], grid.high[high])
+
+
+def _first(reached: np.ndarray) -> np.ndarray:
+    size = reached.shape[1]
+    return np.where(reached.any(axis=1), np.argmax(reached, axis=1), size - 1)
