@@ -194,7 +194,10 @@ def page_problems(page: Page) -> Iterator[str]:
 def update() -> Iterator[Path]:
     """Write current digests into the pages; yields those that changed."""
     for page in pages():
-        line = f"digest: {page.current}"
+        try:
+            line = f"digest: {page.current}"
+        except (LookupError, OSError, ValueError):
+            continue  # listed among the problems
         if page.digest == page.current:
             continue
         text = re.sub(r"^digest:.*$", line, page.text, count=1, flags=re.M)

@@ -1,0 +1,1 @@
+"""Five questions to a private dataset."""

@@ -1,0 +1,58 @@
+"""Install a built wheel in an empty environment outside the checkout, and run the demonstration and the auditor there.
+
+python tests/house/try_wheel.py dist
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+AUDITED = """\
+import random
+
+
+def leaky(x):
+    return x + random.choice((0, 1))
+"""
+
+
+def newest_wheel(directory: Path) -> Path:
+    """The wheel that was built last."""
+    return max(directory.glob("dither-*.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def run(where: Path, *command: str | Path) -> str:
+    """Run in `where`, with an environment that knows nothing of the checkout; returns what it printed."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    print("$", *(Path(word).name if isinstance(word, Path) else word for word in command), flush=True)
+    done = subprocess.run(command, cwd=where, env=keep, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def try_wheel(wheel: Path) -> str:
+    """Install, then demonstrate and audit; returns what the demonstration printed."""
+    with tempfile.TemporaryDirectory(prefix="dither-wheel-") as name:
+        where = Path(name)
+        venv.create(where / "empty", with_pip=True)
+        python, dither = where / "empty/bin/python", where / "empty/bin/dither"
+        run(where, python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel.resolve()}[audit]")
+        home = run(where, python, "-c", "import dither; print(dither.__file__)").strip()
+        if str(ROOT) in home:
+            sys.exit(f"this is the checkout and not the wheel: {home}")
+        shown = run(where, dither, "demo")
+        (where / "mine.py").write_text(AUDITED)
+        print(run(where, dither, "audit", "--help"))
+        return shown
+
+
+if __name__ == "__main__":
+    print(try_wheel(newest_wheel(Path(sys.argv[1]))))
+    print("the wheel works")
