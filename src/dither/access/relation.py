@@ -1,26 +1,57 @@
 """Operators on tables: each states its domain, how far one unit moves it, and its SQL.
 
 A plan is pure data that names tables, columns and units; it is read in a `Context(dataset, facts)` from
-`dither.access.context`:
+`dither.access.context`, which holds public knowledge only:
 
     relation.domain(ctx)           -> dict[str, Domain], the visible columns in order
     relation.influence(ctx, unit)  -> Influence(unit, rows, distinct): does each row know its unit; most rows that
                                       one unit moves (None: no bound); most distinct rows
-    Statement(ctx).relation(node)  -> SQL (engines only)
+    relation.select(statement)     -> SQL, for engines
 
 Rows carry hidden provenance columns for every unit; no expression can read or rewrite them. A GroupBy, Distinct,
 UnitJoin, BoundRows or BoundGroups names the unit that it works by. Column names of two joined sides must differ
-(rename with Project). A limit may be `Auto(tag)`: the kernel replaces it by `fill(plan, {tag: value})`.
+(rename with Project). A limit may be `Auto(tag)`: the kernel replaces it by `fill(plan, {tag: value})`; `autos(plan)`
+lists them. `windows_touched(ctx, plan, unit)` gives the public time range of a plan for window units.
 """
 
 from __future__ import annotations
 
-from abc import ABC
-from dataclasses import dataclass
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from hashlib import sha256
+from math import ceil, floor, prod
+from typing import Any, ClassVar, Literal, TypeVar
 
-from dither.access.expr import Expr
+from sqlglot import exp
+
+from dither.access.clean import clean, corrected
+from dither.access.context import Context
+from dither.access.domains import cardinality, ends, merge, number, physical, span, with_null
+from dither.access.expr import (
+    And,
+    Column,
+    Compare,
+    Constant,
+    Expr,
+    In,
+    Instant,
+    IsNull,
+    Not,
+    Scope,
+    condition,
+    convert,
+    ordinal,
+)
+from dither.access.spelling import MODULUS, Sql, add, binary, both, case, plain, rows_count, whole
+from dither.access.statement import Statement, aliased, equal, named, saturated
+from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
+from dither.schema import Category, Domain, Identifier, Moment, Number, Reference, Table
+
+MOST_ROWS = 1 << 31
+MOST_SUM = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -34,47 +65,492 @@ class Auto:
 Limit = int | Auto
 
 
+@dataclass(frozen=True)
+class PerKey:
+    """At most `rows` rows of one unit in each of at most `groups` values of `keys`."""
+
+    keys: tuple[Expr, ...]
+    groups: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How far one unit moves a relation; None means without bound.
+
+    While `unit` holds, each row carries its unit and a unit moves only its own rows, at most `rows` of them. Otherwise
+    `rows` bounds the symmetric difference of the rows (with their order), and `distinct` that of the different rows.
+    """
+
+    unit: bool
+    rows: int | None
+    distinct: int | None
+    per_key: PerKey | None = None
+
+
+NONE = Influence(unit=False, rows=0, distinct=0)
+
+
+def product(*factors: int | None) -> int | None:
+    """Multiplication where None is infinite and zero wins."""
+    if 0 in factors:
+        return 0
+    known = [factor for factor in factors if factor is not None]
+    return prod(known) if len(known) == len(factors) else None
+
+
+def total(*terms: int | None) -> int | None:
+    """Addition where None is infinite."""
+    known = [term for term in terms if term is not None]
+    return sum(known) if len(known) == len(terms) else None
+
+
+def least(*bounds: int | None) -> int | None:
+    """The smallest bound where None is infinite."""
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) if known else None
+
+
+def fixed(limit: Limit) -> int:
+    """A limit that is known; an automatic one must be filled first."""
+    if isinstance(limit, Auto):
+        raise Unbounded(f"the automatic bound {limit.tag!r} has not been found yet")
+    return limit
+
+
+def check_limit(limit: Limit, name: str) -> None:
+    """Limits are integers from 1 to 2^31."""
+    most = limit.most if isinstance(limit, Auto) else limit
+    if type(most) is not int or not 1 <= most <= MOST_ROWS:
+        raise InvalidParameter(f"{name} must be an integer from 1 to 2^31")
+
+
 class Relation(ABC):
     """A table computed from tables."""
+
+    proof: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "proof" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
+
+    @abstractmethod
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        """The visible columns in order; from the schema alone."""
+
+    @abstractmethod
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        """How far one unit moves it."""
+
+    @abstractmethod
+    def select(self, statement: Statement) -> exp.Select | exp.SetOperation:
+        """SQL for visible and hidden columns."""
+
+    def ranked(self, statement: Statement, unit: str) -> bool:
+        """Whether rows are still those of a scan with a stored rank within the unit."""
+        return False
+
+
+def moved(ctx: Context, child: Influence, unit: str, by: str, each: int, bound: int | None) -> Influence:
+    """The influence of `unit` after each unit of `by` keeps a choice of its own rows, at most `bound` of them.
+
+    One changed row changes at most `each` rows of the choice. See bound_rows.md.
+    """
+    if unit == by:
+        rows = least(child.rows, bound)
+        return Influence(True, rows, least(child.distinct, rows))
+    if ctx.coarser(unit, by) and child.unit:
+        rows = least(child.rows, product(bound, ctx.windows(by)))
+        return Influence(True, rows, least(child.distinct, rows))
+    changed = product(each, child.rows)
+    if ctx.coarser(by, unit):
+        changed = least(changed, product(2, bound)) if child.rows != 0 else 0
+    return Influence(False, changed, changed)
+
+
+def needs_unit(ctx: Context, child: Relation, unit: str, what: str) -> None:
+    """Refuses where rows no longer know the unit."""
+    ctx.keyed(unit)
+    if not child.influence(ctx, unit).unit:
+        raise Unsupported(
+            f"{what} by {unit} needs rows that know their {unit}: do it below the join or grouping that lost it"
+        )
+
+
+def passed(statement: Statement, node: Relation, ranks: bool, table: str | None = None) -> list[Sql]:
+    """The hidden columns of a relation, handed on as they are."""
+    columns = statement.hidden(statement.known(node))
+    if ranks:
+        columns += [statement.rank_column(unit) for unit in statement.ranks(node)]
+    return [named(column, table) for column in columns]
+
+
+def visible(node: Relation, ctx: Context, table: str | None = None) -> list[Sql]:
+    """The visible columns of a relation."""
+    return [named(f"c{index}", table) for index in range(len(node.domain(ctx)))]
 
 
 @dataclass(frozen=True)
 class Scan(Relation):
     """A table of the dataset, each value corrected into its declared domain, rows without a valid unit key dropped."""
 
+    proof = "scan.md"
     table: str
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        dropped = {unit.keys.get(self.table) for unit in ctx.dataset.units.values()}
+        dropped |= {unit.times.get(self.table) for unit in ctx.dataset.units.values()}
+        return {name: with_null(d, d.nullable and name not in dropped) for name, d in ctx.columns(self.table).items()}
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        table, keys = ctx.table(self.table), ctx.unit(unit).keys
+        if not table.private or self.table not in keys:
+            return NONE
+        enforced, kind = ctx.enforced(table), ctx.unit(unit).kind
+        if kind == "user":
+            return Influence(True, 1, 1) if enforced else Influence(True, None, None)
+        if enforced:
+            return Influence(False, 2, 2)
+        return Influence(True, 1, 1) if kind == "row" else Influence(True, None, None)
+
+    def select(self, statement: Statement) -> exp.Select:
+        ctx, columns = statement.ctx, [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
+        known, origin = statement.known(self), statement.origins[self.table]
+        ranks = [statement.rank_column(unit) for unit in statement.ranks(self)]
+        tagged = self._tagged(statement, statement.add(self._corrected(statement)), columns, known)
+        table = ctx.table(self.table)
+        if not ctx.enforced(table) or origin.unique:
+            return tagged
+        key = columns[list(self.domain(ctx)).index(str(table.unique))]
+        return statement.numbered(statement.add(tagged), [*columns, *statement.hidden(known), *ranks], [named(key)], 1)
+
+    def _corrected(self, statement: Statement) -> exp.Select:
+        """Each raw value inside its domain, the number of corrections, and what a snapshot has stored."""
+        origin, zone = statement.origins[self.table], statement.ctx.dataset.timezone
+        names, spelling = {key: exp.column(key, quoted=True) for key in origin.kinds}, statement.spelling
+        picked: list[Sql] = []
+        flags: list[Sql] = []
+        for index, (name, column) in enumerate(statement.ctx.table(self.table).columns.items()):
+            raw, kind = names[name], origin.kinds[name]
+            picked.append(aliased(raw if origin.ready else clean(column, raw, kind, zone, spelling), f"c{index}"))
+            if not origin.ready and name in statement.counted:
+                flags.append(case([(corrected(column, raw, kind, zone, spelling), whole(1))], whole(0)))
+        picked.append(aliased(_added(flags), "b"))
+        stored = {"o": origin.order} if origin.order else {}
+        stored |= {statement.rank_column(unit): column for unit, column in origin.ranks.items()}
+        picked += [aliased(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
+        return exp.select(*picked).from_(origin.source.copy())
+
+    def _tagged(self, statement: Statement, table: str, columns: list[str], known: list[str]) -> exp.Select:
+        """The hidden unit columns and order; rows without a valid unit key are dropped."""
+        scope, origin = statement.scope(self), statement.origins[self.table]
+        keys = [scope.names[name] for name in self._unit_names(statement.ctx)]
+        picked: list[Sql] = [named(column) for column in columns]
+        for unit in known:
+            values = self._unit_values(statement, unit, scope)
+            picked += [aliased(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
+        order = (
+            named("o")
+            if origin.order
+            else statement.mix([(scope.names[n], scope.columns[n]) for n in scope.columns], 1)
+        )
+        picked += [aliased(order, "o"), named("b")]
+        picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
+        valid = both([exp.not_(binary(exp.Is, key, exp.null())) for key in keys])
+        return exp.select(*picked).from_(table).where(valid)
+
+    def _unit_names(self, ctx: Context) -> list[str]:
+        units = ctx.dataset.units.values()
+        found = [name for unit in units for name in (unit.keys.get(self.table), unit.times.get(self.table)) if name]
+        return list(dict.fromkeys(found))
+
+    def _unit_values(self, statement: Statement, name: str, scope: Scope) -> list[Sql]:
+        unit = statement.ctx.unit(name)
+        values = [scope.names[str(unit.keys[self.table])]]
+        if unit.kind == "window" and unit.every is not None:
+            time = unit.times[self.table]
+            moment = scope.columns[time]
+            if not isinstance(moment, Moment):
+                raise InvalidPlan(f"the window column {time} of {self.table} is not a moment")
+            values.append(ordinal(scope.names[time], moment, unit.every, statement.spelling))
+        return values
+
+    def ranked(self, statement: Statement, unit: str) -> bool:
+        return unit in statement.origins[self.table].ranks
+
+
+def _added(flags: list[Sql]) -> Sql:
+    result: Sql = whole(0)
+    for flag in flags:
+        result = add(result, flag)
+    return result
 
 
 @dataclass(frozen=True)
 class Where(Relation):
     """The rows for which the condition is true; refines the domains of columns compared with constants."""
 
+    proof = "where.md"
     child: Relation
     condition: Expr
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        columns = self.child.domain(ctx)
+        Not(self.condition).domain(Scope(columns))
+        for part in _conjuncts(self.condition):
+            columns = _refined(columns, part)
+        return columns
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        return self.child.influence(ctx, unit)
+
+    def select(self, statement: Statement) -> exp.Select:
+        table, scope = statement.table(self.child), statement.scope(self.child)
+        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        # The condition must hold: NULL drops the row.
+        return exp.select(*columns).from_(table).where(condition(self.condition, scope, "WHERE"))
+
+
+def _conjuncts(node: Expr) -> Iterator[Expr]:
+    if isinstance(node, And):
+        for child in node.children:
+            yield from _conjuncts(child)
+    else:
+        yield node
+
+
+FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
+
+
+def _refined(columns: dict[str, Domain], part: Expr) -> dict[str, Domain]:
+    """What a true conjunct says about a column; a contradiction says nothing, and the answer keeps its shape."""
+    match part:
+        case Compare(op=op, left=Column(name=name), right=(Constant() | Instant()) as bound):
+            return {**columns, name: _compared(columns[name], op, bound.domain(Scope(columns)))}
+        case Compare(op=op, left=(Constant() | Instant()) as bound, right=Column(name=name)):
+            return {**columns, name: _compared(columns[name], FLIPPED[op], bound.domain(Scope(columns)))}
+        case In(child=Column(name=name)):
+            return {**columns, name: _listed(columns[name], part.held(columns[name]))}
+        case Not(child=IsNull(child=Column(name=name))):
+            return {**columns, name: with_null(columns[name], False)}
+        case _:
+            return columns
+
+
+def _compared(domain: Domain, op: str, bound: Domain) -> Domain:
+    domain = with_null(domain, False)
+    match domain, bound:
+        case Number(step=step), Number():
+            return _cut(domain, op, floor(bound.lo / step), ceil(bound.lo / step))
+        case Moment(), Moment():
+            return _cut(domain, op, bound.lo, bound.lo)
+        case Category(values=values), Category(values=(wanted,)) if op == "=":
+            return replace(domain, values=tuple(v for v in values if v == wanted) or values)
+        case Category(values=values), Category(values=(wanted,)) if op == "<>":
+            return replace(domain, values=tuple(v for v in values if v != wanted) or values)
+        case _:
+            return domain
+
+
+def _cut(domain: Number | Moment, op: str, below: int, above: int) -> Domain:
+    """The part of a domain on one side of a bound; the bound itself stays, also for < and >."""
+    lo, hi = span(domain)
+    match op:
+        case "<" | "<=":
+            hi = min(hi, below)
+        case ">" | ">=":
+            lo = max(lo, above)
+        case "=":
+            lo, hi = max(lo, above), min(hi, below)
+    if lo > hi:
+        return domain
+    if isinstance(domain, Number):
+        return number(lo, hi, domain.step, domain.nullable)
+    return replace(domain, lo=lo, hi=hi)
+
+
+def _listed(domain: Domain, held: list[int | str | bool]) -> Domain:
+    domain = with_null(domain, False)
+    if isinstance(domain, Category):
+        return replace(domain, values=tuple(v for v in domain.values if v in held) or domain.values)
+    whole_numbers = [value for value in held if isinstance(value, int)]
+    if isinstance(domain, Number | Moment) and whole_numbers:
+        low = _cut(domain, ">=", min(whole_numbers), min(whole_numbers))
+        return _cut(low, "<=", max(whole_numbers), max(whole_numbers)) if isinstance(low, Number | Moment) else low
+    return domain
 
 
 @dataclass(frozen=True)
 class Project(Relation):
     """New columns (name, expression), in order; hidden provenance stays."""
 
+    proof = "project.md"
     child: Relation
     columns: tuple[tuple[str, Expr], ...]
+
+    def __post_init__(self) -> None:
+        distinct_names([name for name, _ in self.columns])
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        scope = Scope(self.child.domain(ctx))
+        return {name: value.domain(scope) for name, value in self.columns}
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        child = self.child.influence(ctx, unit)
+        kept = {value.name for name, value in self.columns if isinstance(value, Column) and value.name == name}
+        if child.per_key is None or all(reads(key) <= kept for key in child.per_key.keys):
+            return child
+        return replace(child, per_key=None)
+
+    def select(self, statement: Statement) -> exp.Select:
+        table, scope = statement.table(self.child), statement.scope(self.child)
+        picked = [aliased(value.sql(scope), f"c{index}") for index, (_, value) in enumerate(self.columns)]
+        return exp.select(*picked, *passed(statement, self.child, ranks=True)).from_(table)
+
+    def ranked(self, statement: Statement, unit: str) -> bool:
+        return self.child.ranked(statement, unit)
+
+
+def distinct_names(names: list[str]) -> None:
+    """Column names must differ."""
+    if len(set(names)) != len(names):
+        raise InvalidPlan("two columns have the same name; rename one of them")
+
+
+def reads(node: Expr) -> set[str]:
+    """The columns that an expression reads."""
+    return {part.name for part in walk(node) if isinstance(part, Column)}
 
 
 @dataclass(frozen=True)
 class Union(Relation):
     """UNION ALL of two relations with the same column names and kinds of domain."""
 
+    proof = "union.md"
     left: Relation
     right: Relation
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        left = self.left.domain(ctx)
+        right = left if self.left == self.right else self.right.domain(ctx)
+        if list(left) != list(right):
+            raise InvalidPlan("the two sides of a union must have the same columns in the same order")
+        return {name: merge([left[name], right[name]]) for name in left}
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        left = self.left.influence(ctx, unit)
+        right = left if self.left == self.right else self.right.influence(ctx, unit)
+        # Equal leaves are equal tables: a unit moves the same different rows in each.
+        distinct = total(*(leaf.influence(ctx, unit).distinct for leaf in dict.fromkeys(self.leaves())))
+        return Influence(left.unit and right.unit, total(left.rows, right.rows), distinct)
+
+    def leaves(self) -> Iterator[Relation]:
+        """What is united, through unions of unions."""
+        for side in (self.left, self.right):
+            if isinstance(side, Union):
+                yield from side.leaves()
+            else:
+                yield side
+
+    def select(self, statement: Statement) -> exp.SetOperation:
+        merged, known = self.domain(statement.ctx), statement.known(self)
+        sides = [
+            self._side(statement, side, branch, merged, known) for branch, side in enumerate((self.left, self.right))
+        ]
+        return exp.union(*sides, distinct=False)
+
+    def _side(
+        self, statement: Statement, side: Relation, branch: int, merged: dict[str, Domain], known: list[str]
+    ) -> exp.Select:
+        table, scope = statement.table(side), statement.scope(side)
+        picked = [
+            aliased(convert(scope.names[name], scope.columns[name], merged[name]), f"c{index}")
+            for index, name in enumerate(merged)
+        ]
+        hidden = [named(column) for unit in known for column in statement.unit_columns(unit)]
+        order = aliased(statement.mix_orders([named("o")], 11 + branch), "o")
+        return exp.select(*picked, *hidden, order, named("b")).from_(table)
 
 
 @dataclass(frozen=True)
 class Distinct(Relation):
     """Each different row once; with `unit`, once per unit (SELECT DISTINCT with the unit's key among the columns)."""
 
+    proof = "distinct.md"
     child: Relation
     unit: str | None = None
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        if self.unit is not None:
+            needs_unit(ctx, self.child, self.unit, "DISTINCT")
+        return self.child.domain(ctx)
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        child = self.child.influence(ctx, unit)
+        rows = least(child.distinct, self._most(ctx))
+        if self.unit is None:
+            return Influence(False, rows, rows)
+        if unit == self.unit:
+            return Influence(True, rows, rows)
+        if ctx.coarser(unit, self.unit) and child.unit:
+            return Influence(True, child.rows, child.rows)
+        rows = rows if ctx.coarser(self.unit, unit) else child.rows
+        return Influence(False, rows, rows)
+
+    def _most(self, ctx: Context) -> int | None:
+        """The number of different rows that the domains allow."""
+        return product(*(_size(ctx, domain) for domain in self.child.domain(ctx).values()))
+
+    def select(self, statement: Statement) -> exp.Select:
+        units = [self.unit] if self.unit else []
+        coarse = [u for u in statement.known(self) if u not in units]
+        table, keys = statement.table(self.child), visible(self.child, statement.ctx)
+        return grouped(statement, table, keys, [], self.domain(statement.ctx), units + coarse)
+
+
+def _size(ctx: Context, domain: Domain) -> int | None:
+    """How many values a domain has, None where they cannot be listed."""
+    try:
+        return cardinality(
+            domain, ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
+        )
+    except Unsupported:
+        return None
+
+
+def grouped(
+    statement: Statement,
+    table: str,
+    keys: list[Sql],
+    values: list[Sql],
+    domain: dict[str, Domain],
+    units: list[str],
+) -> exp.Select:
+    """One row per group, with an order that depends on the visible row and its unit alone."""
+    hidden = [named(column) for unit in units for column in statement.unit_columns(unit)]
+    picked = [aliased(value, f"g{index}") for index, value in enumerate([*keys, *values])]
+    corrections = aliased(saturated(statement.spelling.total(named("b")), MOST_SUM), "b")
+    body = exp.select(*picked, *hidden, corrections).from_(table)
+    by = [*keys, *hidden]
+    body = body.group_by(*(key.copy() for key in by)) if by else body
+    columns = [(named(f"g{index}"), each) for index, each in enumerate(domain.values())]
+    columns += [(column, _unit_domain(statement, column)) for column in hidden]
+    order = aliased(statement.mix(columns, 3), "o")
+    names = [aliased(named(f"g{index}"), f"c{index}") for index in range(len(domain))]
+    return exp.select(*names, *hidden, order, named("b")).from_(statement.add(body))
+
+
+def _unit_domain(statement: Statement, column: Sql) -> Domain:
+    """How a hidden column is mixed into an order: a window is an integer, a key is as its table declares it."""
+    index = int(column.name[1:])
+    unit = list(statement.ctx.dataset.units.values())[index]
+    table, key = next(iter(unit.keys.items()))
+    declared = statement.ctx.table(table).columns[str(key)].domain
+    kind: Literal["integer", "text"] = (
+        "text" if physical(declared) == "varchar" and column.name[0] == "u" else "integer"
+    )
+    return Identifier(kind)
 
 
 @dataclass(frozen=True)
@@ -85,89 +561,501 @@ class PublicJoin(Relation):
     `public` may be a Scan with Where and Project above it.
     """
 
+    proof = "public_join.md"
     child: Relation
     public: Relation
     on: tuple[tuple[str, str], ...]
     how: Literal["inner", "left", "right"] = "inner"
+
+    def __post_init__(self) -> None:
+        if not self.on:
+            raise InvalidPlan("a join needs at least one pair of columns")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        self._source(ctx)
+        left, right = self.child.domain(ctx), self.public.domain(ctx)
+        check_on(left, right, self.on)
+        return joined(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        if self.public.influence(ctx, unit).rows != 0:
+            raise Unsupported(f"the {unit} unit covers both sides of this join; join on the unit's key instead")
+        child, most = self.child.influence(ctx, unit), self.multiplicity(ctx)
+        match self.how:
+            case "inner":
+                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+            case "left":
+                most = max(1, most)
+                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+            case "right":
+                return Influence(False, product(2, most, child.rows), product(2, most, child.distinct))
+
+    def multiplicity(self, ctx: Context) -> int:
+        """The most public rows that one private row can meet."""
+        table, names = self._source(ctx)
+        counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
+        known = [count for count in counts if count is not None]
+        if not known:
+            raise Unbounded(f"nobody has counted how often a key occurs in {table.name}; join by its unique column")
+        return min(known)
+
+    def _source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
+        """The table behind the public side, and which of its columns each name still is."""
+        match self.public:
+            case Scan(table=name):
+                return ctx.table(name), {column: column for column in ctx.table(name).columns}
+            case Where(child=child):
+                return replace(self, public=child)._source(ctx)
+            case Project(child=child, columns=columns):
+                table, names = replace(self, public=child)._source(ctx)
+                kept = {new: old.name for new, old in columns if isinstance(old, Column)}
+                return table, {new: names[old] for new, old in kept.items() if old in names}
+            case _:
+                raise Unsupported("the public side of a join may be a table, filtered and projected, and nothing else")
+
+    def select(self, statement: Statement) -> exp.Select:
+        ctx, known = statement.ctx, statement.known(self)
+        private, public = statement.table(self.child), statement.table(self.public)
+        columns = join_columns(statement, self.child, self.public)
+        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        if self.ranked_here(ctx):
+            hidden += [aliased(named(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))]
+        hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
+        matched = equal(join_pairs(statement, self.child, self.public, self.on))
+        first, second = (public, private) if self.how == "right" else (private, public)
+        names = ("r", "l") if self.how == "right" else ("l", "r")
+        kind = "inner" if self.how == "inner" else "left"
+        source = exp.select(*columns, *hidden).from_(exp.alias_(exp.to_table(first), names[0], table=True))
+        return source.join(exp.alias_(exp.to_table(second), names[1], table=True), on=matched, join_type=kind)
+
+    def ranked_here(self, ctx: Context) -> bool:
+        """Whether each private row stays exactly one row."""
+        return self.how == "left" and self.multiplicity(ctx) <= 1
+
+    def ranked(self, statement: Statement, unit: str) -> bool:
+        return self.ranked_here(statement.ctx) and self.child.ranked(statement, unit)
+
+
+def check_on(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:
+    """The columns of a join condition must exist and be comparable."""
+    scope = {**{f"l.{name}": d for name, d in left.items()}, **{f"r.{name}": d for name, d in right.items()}}
+    for one, other in on:
+        Compare("=", Column(f"l.{one}"), Column(f"r.{other}")).domain(Scope(scope))
+
+
+def joined(
+    left: dict[str, Domain], right: dict[str, Domain], *, left_missing: bool = False, right_missing: bool = False
+) -> dict[str, Domain]:
+    """The columns of both sides, NULL where a side may be missing."""
+    distinct_names([*left, *right])
+    first = {name: with_null(domain, domain.nullable or left_missing) for name, domain in left.items()}
+    return first | {name: with_null(domain, domain.nullable or right_missing) for name, domain in right.items()}
+
+
+def join_columns(statement: Statement, left: Relation, right: Relation) -> list[Sql]:
+    """The visible columns of both sides, numbered on."""
+    both_sides = [*visible(left, statement.ctx, "l"), *visible(right, statement.ctx, "r")]
+    return [aliased(column, f"c{index}") for index, column in enumerate(both_sides)]
+
+
+def join_pairs(
+    statement: Statement, left: Relation, right: Relation, on: tuple[tuple[str, str], ...]
+) -> list[tuple[Sql, Sql]]:
+    """The pairs of columns that must be equal, on a common lattice."""
+    one, other = statement.scope(left, "l"), statement.scope(right, "r")
+    pairs = []
+    for a, b in on:
+        first, second = one.columns[a], other.columns[b]
+        target = merge([first, second]) if isinstance(first, Number) and isinstance(second, Number) else first
+        shared = target if isinstance(target, Number) else second
+        pairs.append((convert(one.names[a], first, target), convert(other.names[b], second, shared)))
+    return pairs
+
+
+def join_hidden(statement: Statement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
+    """The order and the corrections of a joined row; a side that may be missing counts as zero."""
+    sides = [(named("o", "l"), named("b", "l"), left), (named("o", "r"), named("b", "r"), right)]
+    orders = [order if sure else exp.Coalesce(this=order, expressions=[plain(0)]) for order, _, sure in sides]
+    counts = [count if sure else exp.Coalesce(this=count, expressions=[plain(0)]) for _, count, sure in sides]
+    return [aliased(statement.mix_orders(orders, seed), "o"), aliased(add(*counts), "b")]
 
 
 @dataclass(frozen=True)
 class UnitJoin(Relation):
     """Join of two relations whose rows know their unit, on that unit's hidden key."""
 
+    proof = "unit_join.md"
     left: Relation
     right: Relation
     unit: str
     how: Literal["inner", "left"] = "inner"
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        for side in (self.left, self.right):
+            needs_unit(ctx, side, self.unit, "a join")
+        return joined(self.left.domain(ctx), self.right.domain(ctx), right_missing=self.how == "left")
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
+        if unit == self.unit:
+            return Influence(True, self._own(left.rows, right.rows), self._own(left.distinct, right.distinct))
+        most_left = self.left.influence(ctx, self.unit).rows
+        most_right = self.right.influence(ctx, self.unit).rows
+        if ctx.coarser(unit, self.unit) and left.unit and right.unit:
+            rows = self._own(left.rows, most_right)
+            rows = least(rows, product(most_left, right.rows)) if self.how == "inner" else rows
+            return Influence(True, rows, rows)
+        rows = total(self._own(left.rows, most_right), product(self._flips, most_left, right.rows))
+        return Influence(left.unit and right.rows == 0, rows, rows)
+
+    def _own(self, left: int | None, right: int | None) -> int | None:
+        if self.how == "inner" or right is None:
+            return product(left, right)
+        return product(left, max(1, right))
+
+    @property
+    def _flips(self) -> int:
+        """A changed right row changes its pairs and, in a left join, may fill or empty a missing side."""
+        return 2 if self.how == "left" else 1
+
+    def select(self, statement: Statement) -> exp.Select:
+        columns, known = join_columns(statement, self.left, self.right), statement.known(self)
+        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        hidden += join_hidden(statement, seed=31, right=self.how == "inner")
+        matched = equal([(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)])
+        source = exp.select(*columns, *hidden).from_(
+            exp.alias_(exp.to_table(statement.table(self.left)), "l", table=True)
+        )
+        right = exp.alias_(exp.to_table(statement.table(self.right)), "r", table=True)
+        return source.join(right, on=matched, join_type=self.how)
 
 
 @dataclass(frozen=True)
 class KeyJoin(Relation):
     """Inner join on other columns, after each side keeps at most so many rows per key, by an order of the row alone."""
 
+    proof = "key_join.md"
     left: Relation
     right: Relation
     on: tuple[tuple[str, str], ...]
     left_limit: Limit
     right_limit: Limit
 
+    def __post_init__(self) -> None:
+        check_limit(self.left_limit, "the left limit of a join")
+        check_limit(self.right_limit, "the right limit of a join")
+        if not self.on:
+            raise InvalidPlan("a join needs at least one pair of columns")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        left, right = self.left.domain(ctx), self.right.domain(ctx)
+        check_on(left, right, self.on)
+        return joined(left, right)
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
+        rows = total(
+            product(2, left.rows, fixed(self.right_limit)),
+            product(2, right.rows, fixed(self.left_limit)),
+        )
+        return Influence(False, rows, rows)
+
+    def select(self, statement: Statement) -> exp.Select:
+        columns = join_columns(statement, self.left, self.right)
+        hidden = join_hidden(statement, seed=41)
+        matched = equal(join_pairs(statement, self.left, self.right, self.on))
+        left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
+        right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
+        source = exp.select(*columns, *hidden).from_(exp.alias_(exp.to_table(left), "l", table=True))
+        return source.join(exp.alias_(exp.to_table(right), "r", table=True), on=matched, join_type="inner")
+
+    def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> str:
+        scope, table = statement.scope(side), statement.table(side)
+        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b"]
+        return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))
+
 
 @dataclass(frozen=True)
 class Aggregate:
     """A column of a GroupBy: count of rows or of non-NULL values, distinct values, sum, min or max.
 
-    `value` is None for COUNT(*). Counts stop at 2^31; sums are held at +-2^53 steps; both less where rows are bounded.
+    `value` is None for COUNT(*). Counts stop at 2^31 and sums at +-2^53 steps, or lower where the unit's rows are
+    bounded; the sum of no values is 0.
     """
 
     name: str
     kind: Literal["count", "distinct", "sum", "min", "max"]
     value: Expr | None = None
 
+    def __post_init__(self) -> None:
+        if self.value is None and self.kind != "count":
+            raise InvalidPlan(f"the aggregate {self.kind} needs a value")
+
+    def domain(self, scope: Scope, rows: int, always: bool) -> Domain:
+        """Its domain, for groups of at most `rows` rows; `always`: there is a row even when the group is empty."""
+        value = self.value.domain(scope) if self.value is not None else None
+        if self.kind in ("count", "distinct") or value is None:
+            return number(0, min(rows, MOST_ROWS))
+        if self.kind == "sum":
+            if not isinstance(value, Number):
+                raise InvalidPlan("SUM takes numbers")
+            lo, hi = ends(value)
+            return number(max(min(lo, 0) * rows, -MOST_SUM), min(max(hi, 0) * rows, MOST_SUM), value.step)
+        span(value)
+        return with_null(value, value.nullable or always)
+
+    def sql(self, statement: Statement, scope: Scope, domain: Domain) -> Sql:
+        """The aggregate, held inside its domain."""
+        if self.value is None:
+            return saturated(rows_count(), span(domain)[1])
+        value = self.value.sql(scope)
+        match self.kind:
+            case "count":
+                return saturated(exp.Count(this=value), span(domain)[1])
+            case "distinct":
+                return saturated(exp.Count(this=exp.Distinct(expressions=[value])), span(domain)[1])
+            case "sum":
+                lo, hi = span(domain)
+                return saturated(statement.spelling.total(value), hi, lo)
+            case "min":
+                return exp.Min(this=value)
+            case "max":
+                return exp.Max(this=value)
+
 
 @dataclass(frozen=True)
 class GroupBy(Relation):
-    """One row per group: key columns, then aggregates; with `unit`, groups are also split by unit and know it."""
+    """One row per group that occurs: key columns, then aggregates; with `unit`, groups are also split by unit."""
 
+    proof = "group_by.md"
     child: Relation
     keys: tuple[tuple[str, Expr], ...]
     aggregates: tuple[Aggregate, ...] = ()
     unit: str | None = None
 
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        if self.unit is not None:
+            needs_unit(ctx, self.child, self.unit, "GROUP BY")
+        distinct_names([name for name, _ in self.keys] + [aggregate.name for aggregate in self.aggregates])
+        scope = Scope(self.child.domain(ctx))
+        columns = {name: key.domain(scope) for name, key in self.keys}
+        rows, always = self._rows(ctx), not self.keys and self.unit is None
+        return columns | {a.name: a.domain(scope, rows, always) for a in self.aggregates}
+
+    def _rows(self, ctx: Context) -> int:
+        """The most rows of one group."""
+        if self.unit is None:
+            return MOST_ROWS
+        return least(self.child.influence(ctx, self.unit).rows, MOST_ROWS) or 0
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        child, groups = self.child.influence(ctx, unit), self._groups(ctx)
+        if self.unit is not None and unit == self.unit:
+            rows = least(child.rows, groups)
+            keys = tuple(Column(name) for name, _ in self.keys)
+            return Influence(True, rows, rows, PerKey(keys, rows, 1) if rows is not None else None)
+        if self.unit is not None and ctx.coarser(unit, self.unit) and child.unit:
+            rows = least(child.rows, product(groups, ctx.windows(self.unit)))
+            return Influence(True, rows, rows)
+        one_place = self.unit is None or ctx.coarser(self.unit, unit)
+        changed = product(2, least(child.rows, groups) if one_place and child.rows != 0 else child.rows)
+        return Influence(False, changed, changed)
+
+    def _groups(self, ctx: Context) -> int | None:
+        """The number of groups (of each unit) that the keys' domains allow."""
+        scope = Scope(self.child.domain(ctx))
+        return product(*(_size(ctx, key.domain(scope)) for _, key in self.keys))
+
+    def select(self, statement: Statement) -> exp.Select:
+        domain, scope = self.domain(statement.ctx), statement.scope(self.child)
+        inputs = [aliased(key.sql(scope), f"k{index}") for index, (_, key) in enumerate(self.keys)]
+        keys: list[Sql] = [named(f"k{index}") for index in range(len(self.keys))]
+        values = [a.sql(statement, scope, domain[a.name]) for a in self.aggregates]
+        table = statement.table(self.child)
+        table = statement.add(exp.select(exp.Star(), *inputs).from_(table)) if inputs else table
+        return grouped(statement, table, keys, values, domain, statement.known(self))
+
 
 @dataclass(frozen=True)
 class Sample(Relation):
-    """Each row (or each whole unit, with `unit`) kept with probability `rate`, by a fresh secret; tags tell samples apart."""
+    """Each row, or each whole unit, kept with probability `rate` by a fresh secret; tags tell samples apart."""
 
+    proof = "sample.md"
     child: Relation
     rate: Fraction
     unit: str | None = None
     tag: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise InvalidParameter("a sampling rate must be above 0 and at most 1")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        if self.unit is not None:
+            needs_unit(ctx, self.child, self.unit, "sampling")
+        return self.child.domain(ctx)
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        return self.child.influence(ctx, unit)
+
+    def select(self, statement: Statement) -> exp.Select:
+        table = statement.table(self.child)
+        if self.unit is None:
+            order = statement.mix_orders([named("o")], self._seed(statement))
+        else:
+            columns = [named(column) for column in statement.unit_columns(self.unit)]
+            order = statement.mix([(c, _unit_domain(statement, c)) for c in columns], self._seed(statement))
+        kept = binary(exp.LT, statement.spelling.quotient(order, plain(1 << 31)), plain(floor(self.rate * MODULUS)))
+        columns_out = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        return exp.select(*columns_out).from_(table).where(kept)
+
+    def _seed(self, statement: Statement) -> int:
+        return int.from_bytes(sha256(f"{statement.secret}:{self.tag}".encode()).digest()[:8])
 
 
 @dataclass(frozen=True)
 class BoundRows(Relation):
     """At most `limit` rows of each unit, chosen pseudo-randomly among that unit's own rows."""
 
+    proof = "bound_rows.md"
     child: Relation
     unit: str
     limit: Limit
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit, "a bound on rows")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        needs_unit(ctx, self.child, self.unit, "a bound")
+        return self.child.domain(ctx)
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        needs_unit(ctx, self.child, self.unit, "a bound")
+        child = self.child.influence(ctx, unit)
+        after = moved(ctx, child, unit, self.unit, each=2, bound=fixed(self.limit))
+        return replace(after, per_key=child.per_key) if after.unit else after
+
+    def select(self, statement: Statement) -> exp.Select:
+        table, limit = statement.table(self.child), fixed(self.limit)
+        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        if self.child.ranked(statement, self.unit):
+            rank = named(statement.rank_column(self.unit))
+            return exp.select(*columns).from_(table).where(binary(exp.LTE, rank, plain(limit)))
+        # The partition is the unit: the choice depends on this unit's rows alone (proof, step 2).
+        by = [named(column) for column in statement.unit_columns(self.unit)]
+        return statement.numbered(table, [column.name for column in columns], by, limit)
 
 
 @dataclass(frozen=True)
 class BoundGroups(Relation):
     """At most `rows` rows in each of at most `groups` values of `keys`, for each unit."""
 
+    proof = "bound_groups.md"
     child: Relation
     unit: str
     keys: tuple[Expr, ...]
     groups: Limit
     rows: Limit
 
+    def __post_init__(self) -> None:
+        check_limit(self.groups, "a bound on groups")
+        check_limit(self.rows, "a bound on rows per group")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        needs_unit(ctx, self.child, self.unit, "a bound")
+        columns = self.child.domain(ctx)
+        for key in self.keys:
+            key.domain(Scope(columns))
+        return columns
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        needs_unit(ctx, self.child, self.unit, "a bound")
+        groups, rows = fixed(self.groups), fixed(self.rows)
+        after = moved(ctx, self.child.influence(ctx, unit), unit, self.unit, each=1 + rows, bound=groups * rows)
+        return replace(after, per_key=PerKey(self.keys, groups, rows)) if unit == self.unit else after
+
+    def select(self, statement: Statement) -> exp.Select:
+        scope = statement.scope(self.child)
+        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        names, unit = [column.name for column in columns], [named(c) for c in statement.unit_columns(self.unit)]
+        domains = [key.domain(scope) for key in self.keys]
+        picked = [aliased(key.sql(scope), f"k{index}") for index, key in enumerate(self.keys)]
+        keys = [named(f"k{index}") for index in range(len(self.keys))]
+        keyed = statement.add(exp.select(*columns, *picked).from_(statement.table(self.child)))
+        extended = [(c, _unit_domain(statement, c)) for c in unit] + list(zip(keys, domains, strict=True))
+        mixed = aliased(statement.mix(extended, 51), "g")
+        ordered = statement.add(exp.select(*(named(n) for n in names), *keys, mixed).from_(keyed))
+        within = statement.numbered(ordered, [*names, *(k.name for k in keys), "g"], [*unit, *keys], fixed(self.rows))
+        return self._groups(statement.add(within), names, unit, keys)
+
+    def _groups(self, table: str, names: list[str], unit: list[Sql], keys: list[Sql]) -> exp.Select:
+        """The first groups of each unit, in an order of the group's keys and unit alone."""
+        order = exp.Order(expressions=[named("g"), *(key.copy() for key in keys)])
+        window = exp.Window(this=exp.DenseRank(), partition_by=[u.copy() for u in unit], order=order)
+        ranked = exp.select(*(named(n) for n in names), window.as_("n")).from_(table)
+        kept = binary(exp.LTE, named("n"), plain(fixed(self.groups)))
+        return exp.select(*(named(n) for n in names)).from_(ranked.subquery("ranked")).where(kept)
+
+
+Node = TypeVar("Node")
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """Every node of a plan, parents first."""
+    if isinstance(node, tuple):
+        for item in node:
+            yield from walk(item)
+    elif dataclasses.is_dataclass(node) and not isinstance(node, type):
+        yield node
+        for part in dataclasses.fields(node):
+            yield from walk(getattr(node, part.name))
+
+
+def autos(plan: Any) -> frozenset[Auto]:
+    """The automatic bounds of a plan that have not been filled."""
+    return frozenset(node for node in walk(plan) if isinstance(node, Auto))
+
+
+def fill(plan: Node, found: Mapping[str, int]) -> Node:
+    """The plan with its automatic bounds replaced, each held between 1 and its `most`."""
+    return _filled(plan, found)  # type: ignore[no-any-return]
+
+
+def _filled(node: Any, found: Mapping[str, int]) -> Any:
+    if isinstance(node, Auto):
+        return max(1, min(found[node.tag], node.most)) if node.tag in found else node
+    if isinstance(node, tuple):
+        return tuple(_filled(item, found) for item in node)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        values = {part.name: _filled(getattr(node, part.name), found) for part in dataclasses.fields(node)}
+        return type(node)(**values)
+    return node
+
+
+def windows_touched(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
+    """The public range of moments from which a plan reads rows that a window unit covers; None if it reads none."""
+    times, spans = ctx.unit(unit).times, []
+    covered = {node for node in walk(plan) if isinstance(node, Scan) and node.table in times}
+    for scan in covered:
+        top = [node for node in walk(plan) if isinstance(node, Where) and _base(node) == scan]
+        bare = any(child == scan for node in walk(plan) if not isinstance(node, Where) for child in _inputs(node))
+        nodes: list[Relation] = [scan] if bare or plan == scan else [*top]
+        spans += [span(node.domain(ctx)[times[scan.table]]) for node in nodes]
+    return (min(lo for lo, _ in spans), max(hi for _, hi in spans)) if spans else None
+
+
+def _base(node: Relation) -> Relation:
+    return _base(node.child) if isinstance(node, Where) else node
+
+
+def _inputs(node: Any) -> list[Any]:
+    return [getattr(node, part.name) for part in dataclasses.fields(node)]
+
 
 BY_NAME: dict[str, type] = {
     node.__name__: node
     for node in (
-        Auto, Scan, Where, Project, Union, Distinct, PublicJoin, UnitJoin, KeyJoin, Aggregate, GroupBy, Sample, BoundRows,
-        BoundGroups,
+        Auto, Scan, Where, Project, Union, Distinct, PublicJoin, UnitJoin, KeyJoin, Aggregate, GroupBy, Sample,
+        BoundRows, BoundGroups,
     )
 }  # fmt: skip

@@ -1,0 +1,266 @@
+"""Reading a raw column: every record gets a value inside the declared domain, in the form in which values are held."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from sqlglot import exp
+
+from dither.access.context import offsets, on_wall_clock
+from dither.access.domains import LENGTHS, ends, physical, span
+from dither.access.expr import constant, divided
+from dither.access.spelling import (
+    RawKind,
+    Spelling,
+    Sql,
+    add,
+    binary,
+    both,
+    case,
+    double,
+    null,
+    plain,
+    text,
+    times,
+    whole,
+    within,
+)
+from dither.schema import Boolean, Category, Column, Domain, Identifier, Moment, Number, Reference
+
+
+def clean(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
+    """The held value of a raw column: clamped, moved to the default, or NULL where the domain allows it."""
+    match column.domain:
+        case Number():
+            return _number(column, column.domain, raw, kind, spelling)
+        case Moment():
+            return _moment(column, column.domain, raw, kind, zone, spelling)
+        case Boolean():
+            return _otherwise(column, raw, _boolean(raw, kind, spelling))
+        case Category():
+            return _category(column, column.domain, raw, kind)
+        case Reference(kind="integer") | Identifier(kind="integer"):
+            return _otherwise(column, raw, _integer(raw, kind, spelling))
+        case Reference() | Identifier():
+            return _otherwise(column, raw, _text(raw, kind))
+
+
+def corrected(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
+    """Whether `clean` had to correct the record: a value outside the bounds, an invalid one, or a forbidden NULL."""
+    missing = exp.false() if column.domain.nullable else _is_null(raw)
+    return exp.or_(missing, both([_present(raw), exp.not_(_valid(column.domain, raw, kind, spelling))]))
+
+
+def _valid(domain: Domain, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    match domain:
+        case Number():
+            value = raw if kind in ("integer", "decimal") else _double(raw, kind, spelling)
+            return _known(both([binary(exp.GTE, value, _bound(domain.lo)), binary(exp.LTE, value, _bound(domain.hi))]))
+        case Moment():
+            value = _microseconds(raw, kind, spelling)
+            return _known(both([binary(exp.GTE, value, whole(domain.lo)), binary(exp.LTE, value, whole(domain.hi))]))
+        case Boolean():
+            return _present(_boolean(raw, kind, spelling))
+        case Category(values=values):
+            return exp.In(this=_text(raw, kind), expressions=[text(v) for v in _spelled(values)])
+        case Reference(kind="integer") | Identifier(kind="integer"):
+            return _present(_integer(raw, kind, spelling))
+        case _:
+            return _present(_text(raw, kind))
+
+
+def fallback(column: Column) -> Sql:
+    """What stands in for a value that cannot be clamped: the default, else NULL, else a fixed value of the domain."""
+    domain, default = column.domain, column.default
+    if default is None and (domain.nullable or isinstance(domain, Reference | Identifier)):
+        return null(physical(domain))
+    match domain:
+        case Number():
+            lo, hi = ends(domain)
+            wanted = Fraction(default) if isinstance(default, int | Fraction) else Fraction(0)
+            return whole(min(max(round(wanted / domain.step), lo), hi))
+        case Moment():
+            return whole(min(max(default, domain.lo), domain.hi) if isinstance(default, int) else domain.lo)
+        case Boolean():
+            return constant(default is True)
+        case Category(values=values):
+            return text(default if isinstance(default, str) else values[0])
+        case _:
+            return constant(default) if isinstance(default, int | str) else null(physical(domain))
+
+
+def _is_null(value: Sql) -> Sql:
+    return binary(exp.Is, value, exp.null())
+
+
+def _present(value: Sql) -> Sql:
+    return exp.not_(_is_null(value))
+
+
+def _known(condition: Sql) -> Sql:
+    return exp.Coalesce(this=exp.paren(condition), expressions=[exp.false()])
+
+
+def _bound(value: Fraction) -> Sql:
+    if value.denominator == 1:
+        return exp.Literal.number(value.numerator)
+    return binary(exp.Div, double(value.numerator), double(value.denominator))
+
+
+def _missing(column: Column) -> Sql:
+    """What a NULL becomes."""
+    return null(physical(column.domain)) if column.domain.nullable else fallback(column)
+
+
+def _otherwise(column: Column, raw: Sql, value: Sql) -> Sql:
+    """The value where there is one; what a NULL becomes where the record has none; else the fallback."""
+    return case([(_present(value), value), (_is_null(raw), _missing(column))], fallback(column))
+
+
+def _nan() -> Sql:
+    return exp.cast(exp.Literal.string("NaN"), "double")
+
+
+def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    """A raw number as a double; NaN and what is no number as NULL."""
+    match kind:
+        case "text":
+            value = spelling.number_of_text(raw)
+        case "integer" | "decimal" | "float":
+            value = exp.cast(raw.copy(), "double")
+        case "boolean":
+            value = exp.cast(case([(raw, plain(1)), (exp.not_(raw), plain(0))]), "double")
+        case _:
+            return null("double")
+    return exp.Nullif(this=value, expression=_nan())
+
+
+def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    lo, hi = ends(domain)
+    if kind == "integer":
+        inside = _scaled(exp.cast(raw.copy(), "bigint"), domain, spelling)
+        value, missing = raw, (_is_null(raw), _missing(column))
+    else:
+        value = _double(raw, kind, spelling)
+        inside = within(_snapped(value, domain), lo, hi)
+        missing = (_is_null(raw), _missing(column))
+    least, most = _bound(lo * domain.step), _bound(hi * domain.step)
+    branches = [missing, (binary(exp.LTE, value, least), whole(lo)), (binary(exp.GTE, value, most), whole(hi))]
+    if kind != "integer":
+        branches.insert(1, (_is_null(value), fallback(column)))
+    return case(branches, inside)
+
+
+def _scaled(value: Sql, domain: Number, spelling: Spelling) -> Sql:
+    """An integer strictly between the bounds, on the lattice, halves away from zero."""
+    up, down = domain.step.denominator, domain.step.numerator
+    if down == 1:
+        return times(value, up)
+    half = case([(binary(exp.LT, value, plain(0)), whole(-down))], whole(down))
+    return spelling.quotient(add(times(value, 2 * up), half), plain(2 * down))
+
+
+def _snapped(value: Sql, domain: Number) -> Sql:
+    """A finite double on the lattice, halves away from zero."""
+    up, down = double(domain.step.denominator), double(domain.step.numerator)
+    scaled = binary(exp.Div, binary(exp.Mul, exp.Abs(this=value.copy()), up), down)
+    size = exp.cast(exp.Floor(this=binary(exp.Add, scaled, exp.cast(exp.Literal.number("0.5"), "double"))), "bigint")
+    if domain.lo >= 0:
+        return size
+    return case([(binary(exp.LT, value, double(0)), exp.Neg(this=size))], size.copy())
+
+
+def _microseconds(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    match kind:
+        case "timestamp":
+            return spelling.microseconds(raw)
+        case "date":
+            return spelling.microseconds(spelling.moment_of_date(raw))
+        case "text":
+            return spelling.microseconds(spelling.moment_of_text(raw))
+        case "integer":
+            return spelling.integer_of_wide(raw)
+        case _:
+            return null("bigint")
+
+
+def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
+    value, here = _microseconds(raw, kind, spelling), on_wall_clock(domain, zone)
+    local = value if here is domain else _local(value, domain, zone)
+    length = LENGTHS[domain.precision]
+    inside = local if length == 1 else times(divided(local, length, span(here)[0], spelling), length)
+    branches = [
+        (_is_null(raw), _missing(column)),
+        (_is_null(value), fallback(column)),
+        (binary(exp.LTE, value, whole(domain.lo)), whole(_local_end(domain.lo, domain, zone))),
+        (binary(exp.GTE, value, whole(domain.hi)), whole(_local_end(domain.hi, domain, zone))),
+    ]
+    return case(branches, within(inside, *span(here)))
+
+
+def _local(value: Sql, domain: Moment, zone: str) -> Sql:
+    shifts = offsets(domain.lo, domain.hi, zone)
+    if len(shifts) == 1:
+        return add(value, shifts[0][1])
+    branches = [(binary(exp.LT, value, whole(end)), whole(shift)) for (_, shift), (end, _) in pairwise(shifts)]
+    return add(value, case(branches, whole(shifts[-1][1])))
+
+
+def _local_end(moment: int, domain: Moment, zone: str) -> int:
+    if on_wall_clock(domain, zone) is domain:
+        return moment
+    shifts = offsets(domain.lo, domain.hi, zone)
+    return moment + [shift for start, shift in shifts if start <= moment][-1]
+
+
+def _boolean(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    match kind:
+        case "boolean":
+            return raw
+        case "integer" | "float" | "decimal":
+            return case([(binary(exp.EQ, raw, plain(1)), exp.true()), (binary(exp.EQ, raw, plain(0)), exp.false())])
+        case "text":
+            return spelling.boolean_of_text(raw)
+        case _:
+            return null("boolean")
+
+
+def _integer(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    match kind:
+        case "integer":
+            return spelling.integer_of_wide(raw)
+        case "text":
+            return spelling.integer_of_text(raw)
+        case "float" | "decimal":
+            value = exp.cast(raw.copy(), "double")
+            exact = both(
+                [
+                    binary(exp.EQ, value, exp.Floor(this=value.copy())),
+                    binary(exp.LT, exp.Abs(this=value.copy()), double(1 << 53)),
+                ]
+            )
+            return case([(exact, exp.cast(value.copy(), "bigint"))])
+        case _:
+            return null("bigint")
+
+
+def _text(raw: Sql, kind: RawKind) -> Sql:
+    return exp.cast(raw.copy(), "varchar") if kind in ("text", "integer", "boolean") else null("varchar")
+
+
+def _spelled(values: Sequence[str]) -> list[str]:
+    """The declared texts and their decomposed spellings."""
+    return list(dict.fromkeys(form for v in values for form in (v, unicodedata.normalize("NFD", v))))
+
+
+def _category(column: Column, domain: Category, raw: Sql, kind: RawKind) -> Sql:
+    value = _text(raw, kind)
+    known = exp.In(this=value, expressions=[text(v) for v in domain.values])
+    branches: list[tuple[Sql, Sql]] = [(known, value)] if domain.values else []
+    for declared in domain.values:
+        if (other := unicodedata.normalize("NFD", declared)) not in domain.values:
+            branches.append((binary(exp.EQ, value, text(other)), text(declared)))
+    return case([*branches, (_is_null(raw), _missing(column))], fallback(column))

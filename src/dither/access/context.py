@@ -1,0 +1,126 @@
+"""The public surroundings in which a plan is read: the dataset's description and facts about its public tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from dither.access.domains import EPOCH, number_of_periods
+from dither.errors import InvalidPlan, Unsupported
+from dither.schema import Dataset, Domain, Moment, Scalar, Table, Unit
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What was counted in public tables, by "table.column": the values in order, and the most rows of one value."""
+
+    values: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    multiplicity: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """A dataset and the facts about its public tables; plans are read in it, and never see a record."""
+
+    dataset: Dataset
+    facts: PublicFacts = field(default_factory=PublicFacts)
+
+    def table(self, name: str) -> Table:
+        """A table by name."""
+        if name not in self.dataset.tables:
+            raise InvalidPlan(f"no table {name[:40]!r}; there are: {', '.join(self.dataset.tables)}")
+        return self.dataset.tables[name]
+
+    def unit(self, name: str) -> Unit:
+        """A unit by name."""
+        if name not in self.dataset.units:
+            raise InvalidPlan(f"no unit {name[:40]!r}; there are: {', '.join(self.dataset.units)}")
+        return self.dataset.units[name]
+
+    def keyed(self, name: str) -> Unit:
+        """A unit that has a key, so that rows can be grouped or bounded by it."""
+        unit = self.unit(name)
+        if unit.kind == "row":
+            raise Unsupported(f"the unit {name} is a single row: it needs no bound and has no key to group or join by")
+        return unit
+
+    def columns(self, name: str) -> dict[str, Domain]:
+        """The domains of a table's columns, moments on the dataset's wall clock."""
+        zone = self.dataset.timezone
+        return {key: on_wall_clock(column.domain, zone) for key, column in self.table(name).columns.items()}
+
+    def public_values(self, table: str, column: str) -> Sequence[Scalar] | None:
+        """The listed values of a public column, if they are at hand."""
+        return self.facts.values.get(f"{table}.{column}")
+
+    def enforced(self, table: Table) -> bool:
+        """Whether reading this table keeps one row per value of its unique key.
+
+        Only where every keyed unit that covers the table has that very key: otherwise one person's row could push out
+        another's.
+        """
+        keys = {key for unit in self.dataset.units.values() if (key := unit.keys.get(table.name)) is not None}
+        return table.unique is not None and keys <= {table.unique}
+
+    def multiplicity(self, table: Table, column: str) -> int | None:
+        """The most rows that share a value of a column, if it is public."""
+        if table.unique == column and self.enforced(table):
+            return 1
+        return None if table.private else self.facts.multiplicity.get(f"{table.name}.{column}")
+
+    def coarser(self, large: str, small: str) -> bool:
+        """Whether each unit of `small` lies inside one unit of `large` (and they are not the same)."""
+        outer, inner = self.unit(large), self.unit(small)
+        if outer.kind != "user" or inner.kind == "user":
+            return False
+        if inner.kind == "row":
+            return all(table in outer.keys for table in inner.keys)
+        return all(outer.keys.get(table) == key for table, key in inner.keys.items())
+
+    def windows(self, name: str) -> int:
+        """How many windows the declared time range of a window unit can touch."""
+        unit = self.unit(name)
+        if unit.kind != "window" or unit.every is None:
+            return 1
+        spans = [self.columns(table)[column] for table, column in unit.times.items()]
+        moments = [domain for domain in spans if isinstance(domain, Moment)]
+        return max(number_of_periods(m.lo, m.hi, unit.every) for m in moments)
+
+
+def on_wall_clock(domain: Domain, zone: str) -> Domain:
+    """A moment's bounds on the wall clock of a time zone; days have none."""
+    if not isinstance(domain, Moment) or domain.precision == "day" or zone == "UTC":
+        return domain
+    shifts = [shift for _, shift in offsets(domain.lo, domain.hi, zone)]
+    return replace(domain, lo=domain.lo + min(shifts), hi=domain.hi + max(shifts))
+
+
+def offsets(lo: int, hi: int, zone: str) -> list[tuple[int, int]]:
+    """The offsets of a zone between two moments: (from which microsecond, how many microseconds to add)."""
+    place = ZoneInfo(zone)
+    found = [(lo, _offset(lo, place))]
+    step = 86_400_000_000
+    for day in range(lo, hi + step, step):
+        end = min(day + step, hi)
+        if _offset(end, place) != found[-1][1]:
+            found.append((_change(found[-1][0] if day == lo else day, end, place), _offset(end, place)))
+    return found
+
+
+def _offset(moment: int, place: ZoneInfo) -> int:
+    utc = (
+        datetime.min + timedelta(days=1) if moment < -62_135_510_400_000_000 else EPOCH + timedelta(microseconds=moment)
+    )
+    shift = place.fromutc(utc.replace(tzinfo=place)).utcoffset() if utc.year < 9999 else place.utcoffset(utc)
+    return (shift or timedelta()) // timedelta(microseconds=1)
+
+
+def _change(before: int, after: int, place: ZoneInfo) -> int:
+    """The first microsecond at which the offset is that of `after`."""
+    wanted = _offset(after, place)
+    while after - before > 1:
+        middle = (before + after) // 2
+        before, after = (before, middle) if _offset(middle, place) == wanted else (middle, after)
+    return after

@@ -1,0 +1,199 @@
+"""How SQL is spelled: builders shared by all engines, and the few spellings in which engines differ.
+
+`Spelling` is written for DuckDB; another engine subclasses it and overrides what its dialect says otherwise. Every
+method takes and returns sqlglot expressions: nothing is pasted together as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlglot import exp
+
+Sql = exp.Expr
+RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
+
+MODULUS = (1 << 31) - 1
+
+
+def whole(value: int) -> Sql:
+    """A 64-bit integer constant."""
+    return exp.cast(exp.Literal.number(value), "bigint")
+
+
+def plain(value: int) -> Sql:
+    """An integer constant that stands beside a 64-bit operand."""
+    return exp.Literal.number(value)
+
+
+def double(value: int) -> Sql:
+    """An integer as a double constant."""
+    return exp.cast(exp.Literal.number(value), "double")
+
+
+def text(value: str) -> Sql:
+    """A text constant, escaped by the generator."""
+    return exp.Literal.string(value)
+
+
+def null(kind: str) -> Sql:
+    """A typed NULL."""
+    return exp.cast(exp.null(), kind)
+
+
+def wrap(node: Sql) -> Sql:
+    """A copy that can stand as an operand."""
+    atomic = isinstance(node, (exp.Column, exp.Cast, exp.Func, exp.Case, exp.Paren)) or (
+        isinstance(node, exp.Literal) and not node.is_string
+    )
+    return node.copy() if atomic else exp.paren(node, copy=True)
+
+
+def binary(kind: type[exp.Binary], left: Sql, right: Sql) -> Sql:
+    """An infix operator with its operands in parentheses where needed."""
+    return kind(this=wrap(left), expression=wrap(right))
+
+
+def add(left: Sql, right: Sql | int) -> Sql:
+    """The sum; adding the constant 0 leaves the left side alone."""
+    if isinstance(right, int):
+        return left if right == 0 else binary(exp.Add, left, plain(right)) if right > 0 else sub(left, plain(-right))
+    return binary(exp.Add, left, right)
+
+
+def sub(left: Sql, right: Sql) -> Sql:
+    """The difference."""
+    return binary(exp.Sub, left, right)
+
+
+def times(left: Sql, right: Sql | int) -> Sql:
+    """The product; multiplying by the constant 1 leaves the left side alone."""
+    if isinstance(right, int):
+        return left if right == 1 else binary(exp.Mul, left, plain(right))
+    return binary(exp.Mul, left, right)
+
+
+def both(conditions: Sequence[Sql]) -> Sql:
+    """The conjunction."""
+    return exp.and_(*conditions) if conditions else exp.true()
+
+
+def case(branches: Sequence[tuple[Sql, Sql]], default: Sql | None = None) -> Sql:
+    """CASE WHEN ... THEN ... ELSE ... END."""
+    result = exp.Case(ifs=[exp.If(this=when.copy(), true=then.copy()) for when, then in branches])
+    if default is not None:
+        result.set("default", default.copy())
+    return result
+
+
+def call(name: str, *arguments: Sql) -> Sql:
+    """A function of SQL known to sqlglot by that name."""
+    return exp.func(name, *(argument.copy() for argument in arguments))
+
+
+def within(value: Sql, lo: int, hi: int) -> Sql:
+    """The nearest integer from lo to hi; the value must not be NULL."""
+    return call("LEAST", call("GREATEST", value, whole(lo)), whole(hi))
+
+
+def rows_count() -> Sql:
+    """COUNT(*)."""
+    return exp.Count(this=exp.Star())
+
+
+class Spelling:
+    """DuckDB's way; other engines override."""
+
+    dialect = "duckdb"
+
+    def render(self, statement: Sql) -> str:
+        """The SQL text."""
+        return statement.sql(dialect=self.dialect)
+
+    def quotient(self, left: Sql, right: Sql) -> Sql:
+        """Integer division towards zero; NULL by NULL."""
+        return binary(exp.IntDiv, left, right)
+
+    def remainder(self, left: Sql, right: Sql) -> Sql:
+        """The remainder of `quotient`, with the sign of the left side."""
+        return binary(exp.Mod, left, right)
+
+    def wide(self, value: Sql) -> Sql:
+        """The integer in a type whose sums cannot overflow (at least 38 digits)."""
+        return exp.cast(value.copy(), "hugeint")
+
+    def total(self, value: Sql) -> Sql:
+        """SUM over rows in a type that cannot overflow; DuckDB sums 64 bits in 128."""
+        return exp.Sum(this=value.copy())
+
+    def instant(self, microseconds: Sql) -> Sql:
+        """Microseconds since 1970 as a timestamp without a zone."""
+        return exp.Anonymous(this="make_timestamp", expressions=[microseconds.copy()])
+
+    def microseconds(self, moment: Sql) -> Sql:
+        """A timestamp or date as microseconds since 1970; infinities become NULL."""
+        return exp.Anonymous(this="epoch_us", expressions=[moment.copy()])
+
+    def fingerprint(self, value: Sql) -> Sql:
+        """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
+        digits = exp.Substring(this=exp.MD5(this=value.copy()), start=plain(1), length=plain(8))
+        return exp.cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
+
+    def number_of_text(self, value: Sql) -> Sql:
+        """The double that a text spells, or NULL; never fails."""
+        return exp.TryCast(this=value.copy(), to=exp.DataType.build("double"))
+
+    def boolean_of_text(self, value: Sql) -> Sql:
+        """The truth value that a text spells, or NULL; never fails."""
+        lowered = exp.Lower(this=value.copy())
+        truths, lies = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
+        return case(
+            [
+                (exp.In(this=lowered, expressions=[text(word) for word in truths]), exp.true()),
+                (exp.In(this=lowered.copy(), expressions=[text(word) for word in lies]), exp.false()),
+            ]
+        )
+
+    def moment_of_text(self, value: Sql) -> Sql:
+        """The timestamp that a text spells, or NULL; never fails."""
+        return exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp"))
+
+    def moment_of_date(self, value: Sql) -> Sql:
+        """A date as a timestamp, NULL where the calendar of timestamps does not reach; never fails."""
+        return exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp"))
+
+    def integer_of_text(self, value: Sql) -> Sql:
+        """The 64-bit integer that a text of digits spells, or NULL; never fails."""
+        number = exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"))
+        spelled = binary(exp.EQ, exp.cast(number, "varchar"), value)
+        return case([(spelled, number)])
+
+    def integer_of_wide(self, value: Sql) -> Sql:
+        """An integer of any width as 64 bits, or NULL where it does not fit; never fails."""
+        return exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"))
+
+
+def mixed(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
+    """A pseudo-random integer below 2^62 from integers of at most 33 bits: the same on every engine.
+
+    Two polynomials in the parts modulo the prime 2^31 - 1, each through x -> x^5, which permutes the residues because
+    5 does not divide 2^31 - 2. No product passes 2^62, so no engine overflows, and none needs a hash function.
+    """
+    high, low = (_residue(spelling, parts, 2 * seed + half) for half in (0, 1))
+    return add(times(high, 1 << 31), low)
+
+
+def _residue(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
+    multiplier = 1 + (seed * 0x9E3779B1 + 0x7F4A7C15) % (MODULUS - 1)
+    state: Sql = whole(1 + seed * 0x2545F491 % (MODULUS - 1))
+    for part in parts:
+        state = spelling.remainder(add(times(state, multiplier), part), plain(MODULUS))
+    return fifth_power(spelling, state)
+
+
+def fifth_power(spelling: Spelling, value: Sql) -> Sql:
+    """x^5 modulo 2^31 - 1."""
+    square = spelling.remainder(times(value, value), plain(MODULUS))
+    fourth = spelling.remainder(times(square, square), plain(MODULUS))
+    return spelling.remainder(times(fourth, value), plain(MODULUS))

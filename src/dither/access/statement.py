@@ -1,0 +1,179 @@
+"""One plan as one SQL statement: each relation once, as a named subquery, under names that no analyst chooses.
+
+Visible columns are c0, c1, ... in order. Hidden ones: u<i> and w<i>, the key and window of the dataset's i-th unit;
+o, the pseudo-random order of rows; r<i>, a stored rank within the unit; b, how many values were corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sqlglot import exp
+
+from dither.access.context import Context
+from dither.access.domains import physical, span
+from dither.access.expr import Scope
+from dither.access.spelling import MODULUS, RawKind, Spelling, Sql, add, binary, call, case, mixed, plain, text, whole
+from dither.errors import InvalidPlan
+from dither.schema import Boolean, Category, Domain, Moment, Number
+
+if TYPE_CHECKING:
+    from dither.access.relation import Relation
+
+MOST_SQL_NODES = 200_000
+FEW_VALUES = 32
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an engine finds a table, and what it knows about how the records are stored.
+
+    `ready`: the columns already hold values in their held form, under the names of the schema (a prepared snapshot);
+    `order` and `ranks`: stored columns with the row's order and its rank within each unit; `unique`: one row per
+    unique key was made sure of when the snapshot was written, and rows without a valid unit key were dropped.
+    """
+
+    source: Sql
+    kinds: Mapping[str, RawKind]
+    ready: bool = False
+    order: str | None = None
+    ranks: Mapping[str, str] = field(default_factory=dict)
+    unique: bool = False
+
+
+def named(name: str, table: str | None = None) -> Sql:
+    """A column by a name of ours."""
+    return exp.column(name, table=table)
+
+
+def parts(value: Sql, domain: Domain, spelling: Spelling) -> list[Sql]:
+    """A held value as non-negative integers of at most 33 bits, NULL apart from the rest."""
+    match domain:
+        case Number() | Moment() if span(domain)[1] - span(domain)[0] < MODULUS:
+            return [_or_zero(add(value, 1 - span(domain)[0]), domain)]
+        case Boolean():
+            return [case([(value, whole(2)), (exp.not_(value), whole(1))], whole(0))]
+        case Category(values=values) if len(values) <= FEW_VALUES:
+            return [case([(binary(exp.EQ, value, text(v)), whole(i + 1)) for i, v in enumerate(values)], whole(0))]
+        case _ if physical(domain) == "varchar":
+            return [_or_zero(add(spelling.fingerprint(value), 1), domain)]
+        case _:
+            low = add(spelling.remainder(value, plain(MODULUS)), MODULUS)
+            high = add(spelling.quotient(value, plain(MODULUS)), 1 << 33)
+            return [_or_zero(low, domain), _or_zero(high, domain)]
+
+
+def _or_zero(value: Sql, domain: Domain) -> Sql:
+    return exp.Coalesce(this=value, expressions=[whole(0)]) if domain.nullable else value
+
+
+def halves(order: Sql) -> list[Sql]:
+    """A row's order as two parts to mix further."""
+    return [binary(exp.Mod, order, plain(1 << 31)), binary(exp.Mod, exp.paren(order.copy()), plain(MODULUS))]
+
+
+class Statement:
+    """Builds the SQL of a plan; engines give it the origins of the tables."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        origins: Mapping[str, Origin],
+        spelling: Spelling | None = None,
+        secret: int = 0,
+        counted: frozenset[str] = frozenset(),
+    ) -> None:
+        self.ctx = ctx
+        self.origins = origins
+        self.spelling = spelling or Spelling()
+        self.secret = secret
+        self.counted = counted
+        self._names: dict[Relation, str] = {}
+        self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
+
+    def table(self, node: Relation) -> str:
+        """The name of the subquery that computes a relation; equal relations share one."""
+        if node not in self._names:
+            self._names[node] = self.add(node.select(self))
+        return self._names[node]
+
+    def add(self, body: exp.Select | exp.SetOperation) -> str:
+        """Names a subquery."""
+        name = f"t{len(self._bodies)}"
+        self._bodies.append((name, body))
+        return name
+
+    def scope(self, node: Relation, table: str | None = None) -> Scope:
+        """The visible columns of a relation, for its parent's expressions."""
+        columns = node.domain(self.ctx)
+        names = {name: named(f"c{index}", table) for index, name in enumerate(columns)}
+        return Scope(columns, names, self.spelling)
+
+    def unit_columns(self, unit: str) -> list[str]:
+        """The hidden columns that hold a unit."""
+        index = list(self.ctx.dataset.units).index(unit)
+        return [f"u{index}", f"w{index}"] if self.ctx.unit(unit).kind == "window" else [f"u{index}"]
+
+    def rank_column(self, unit: str) -> str:
+        """The hidden column with a stored rank within the unit."""
+        return f"r{list(self.ctx.dataset.units).index(unit)}"
+
+    def known(self, node: Relation) -> list[str]:
+        """The keyed units that a relation's rows know."""
+        units = [name for name, unit in self.ctx.dataset.units.items() if unit.kind != "row"]
+        return [name for name in units if node.influence(self.ctx, name).unit]
+
+    def hidden(self, units: Sequence[str]) -> list[str]:
+        """All hidden columns but the stored ranks, for rows that know these units."""
+        return [*(column for unit in units for column in self.unit_columns(unit)), "o", "b"]
+
+    def ranks(self, node: Relation) -> list[str]:
+        """The units for which a relation still has the stored rank of each row."""
+        return [unit for unit in self.known(node) if node.ranked(self, unit)]
+
+    def mix(self, columns: Sequence[tuple[Sql, Domain]], seed: int) -> Sql:
+        """A pseudo-random order that depends on these values alone."""
+        return mixed(
+            self.spelling, [part for value, domain in columns for part in parts(value, domain, self.spelling)], seed
+        )
+
+    def mix_orders(self, orders: Sequence[Sql], seed: int) -> Sql:
+        """A pseudo-random order from other orders."""
+        return mixed(self.spelling, [half for order in orders for half in halves(order)], seed)
+
+    def numbered(self, table: str, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
+        """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
+        window = exp.Window(
+            this=exp.RowNumber(), partition_by=[key.copy() for key in by], order=exp.Order(expressions=[named("o")])
+        )
+        ranked = exp.select(*(named(c) for c in columns), window.as_("n")).from_(table)
+        kept = binary(exp.LTE, named("n"), plain(limit))
+        return exp.select(*(named(c) for c in columns)).from_(ranked.subquery("ranked")).where(kept)
+
+    def finish(self, body: exp.Select) -> exp.Select:
+        """The whole statement."""
+        statement = body
+        for name, part in self._bodies:
+            statement = statement.with_(name, as_=part, copy=False)
+        if sum(1 for _ in statement.walk()) > MOST_SQL_NODES:
+            raise InvalidPlan("the plan is too large; use fewer or simpler expressions")
+        return statement
+
+
+def aliased(value: Sql, name: str) -> Sql:
+    """value AS name."""
+    return exp.alias_(value, name)
+
+
+def equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
+    """All pairs equal: a join condition."""
+    return exp.and_(*(binary(exp.EQ, left, right) for left, right in pairs))
+
+
+def saturated(value: Sql, most: int, least: int | None = None) -> Sql:
+    """A wide integer held from `least` (-most) to `most`, in 64 bits; NULL is 0."""
+    present = exp.Coalesce(this=value.copy(), expressions=[plain(0)])
+    held = call("LEAST", call("GREATEST", present, plain(-most if least is None else least)), plain(most))
+    return exp.cast(held, "bigint")
