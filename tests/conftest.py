@@ -31,7 +31,7 @@ class Tier:
 
 
 def require(condition: object, reason: str) -> None:
-    """Go on only if `condition` holds; with DITHER_REQUIRE_ALL=1 a missing service is a failure, else a printed skip."""
+    """Go on only if `condition` holds; a missing service fails with DITHER_REQUIRE_ALL=1, else skips."""
     if condition:
         return
     if os.environ.get("DITHER_REQUIRE_ALL") == "1":
