@@ -18,6 +18,7 @@ from dither.post.laws import Floats
 
 FIND_SHARE = Fraction(1, 10)
 OCTAVES = 26
+LARGEST = 1 << 31
 SURE = 4.0
 STEEPEST, FLATTEST = 4.0, 0.6
 DOUBT = 2.0
@@ -64,7 +65,7 @@ def _described(given: dict[str, object]) -> Bound:
 def edges(mass: int) -> tuple[int, ...]:
     """Powers of two times the mass of one row, and a few below it."""
     first = max(1, mass // 16)
-    return tuple(sorted({first << octave for octave in range(OCTAVES)}))
+    return tuple(first << octave for octave in range(OCTAVES) if first << octave <= LARGEST)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from dither.post import recipe
 from dither.post.bounds import Bound, edges
 from dither.post.quantiles import Bins, Wanted, bins
 from dither.post.questions import Aggregate, Ordering, Output, Question
-from dither.post.terms import ONE, Term, Terms, largest_row, weighted, weights
+from dither.post.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
 from dither.schema import Number, Scalar
 
 MASS, ROWS = "mass", "rows"
 FEW_CELLS = 64
+LARGEST_CLIP = 1 << 31
 FRACTION_OF_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
 
@@ -210,7 +211,8 @@ class Planner:
         if not wanted:
             return
         averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
-        terms = Terms(scope, [], averaged)
+        clipped = self.bound.groups is None and self.bound.how == "clip" and self.unbounded(question, question.relation)
+        terms = Terms(scope, [], averaged, CLIPPED_FINEST if clipped else FINEST)
         first = len(made.sources)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
@@ -236,7 +238,7 @@ class Planner:
         fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
         factors = [factor * fine for factor in factors]
         largest = largest_row(terms, factors)
-        limit: int | Auto = Auto(MASS) if self.bound.rows is None else self.bound.rows * largest
+        limit: int | Auto = Auto(MASS, LARGEST_CLIP) if self.bound.rows is None else min(self.bound.rows * largest, LARGEST_CLIP)
         if self.bound.auto:
             mass = _mass(terms, factors)
             made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))

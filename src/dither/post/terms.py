@@ -17,6 +17,7 @@ from dither.schema import Number
 
 Role = Literal["count", "sum", "centred", "product"]
 FINEST = 1 << 24
+CLIPPED_FINEST = 1 << 14
 ONE, ZERO = expr.Constant(Fraction(1)), expr.Constant(Fraction(0))
 
 
@@ -37,6 +38,7 @@ class Terms:
     scope: Scope
     found: list[Term] = field(default_factory=list)
     averaged: frozenset[tuple[Expr, Expr | None]] = frozenset()
+    finest: int = FINEST
 
     def cell(self, value: Expr, role: Role) -> Cell:
         """The cell of the sum of a value."""
@@ -51,8 +53,8 @@ class Terms:
             raise Unsupported(f"only numbers can be added up, and this is {_called(domain)}; COUNT it, or use a CASE")
         low, high = ends(domain)
         most = max(abs(low), abs(high))
-        if most > FINEST:
-            step = domain.step * -(-most // FINEST)
+        if most > self.finest:
+            step = domain.step * -(-most // self.finest)
             return self._term(expr.Rounded("round", value, step), role)
         return Term(value, domain.step, max(most, 1), role)
 
