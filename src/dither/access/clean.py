@@ -117,11 +117,9 @@ def _missing(column: Column) -> Sql:
 
 def _otherwise(column: Column, raw: Sql, value: Sql) -> Sql:
     """The value where there is one; what a NULL becomes where the record has none; else the fallback."""
+    if column.default is None and physical(column.domain) != "boolean":
+        return value
     return case([(_present(value), value), (_is_null(raw), _missing(column))], fallback(column))
-
-
-def _nan() -> Sql:
-    return exp.cast(exp.Literal.string("NaN"), "double")
 
 
 def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
@@ -135,7 +133,7 @@ def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
             value = exp.cast(case([(raw, plain(1)), (exp.not_(raw), plain(0))]), "double")
         case _:
             return null("double")
-    return exp.Nullif(this=value, expression=_nan())
+    return case([(exp.not_(spelling.is_nan(value)), value)])
 
 
 def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
@@ -235,7 +233,7 @@ def _integer(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
         case "text":
             return spelling.integer_of_text(raw)
         case "float" | "decimal":
-            value = exp.cast(raw.copy(), "double")
+            value = _double(raw, kind, spelling)
             exact = both(
                 [
                     binary(exp.EQ, value, exp.Floor(this=value.copy())),

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from dither.access.domains import EPOCH, number_of_periods
+from dither.access.domains import EPOCH, number_of_periods, with_null
 from dither.errors import InvalidPlan, Unsupported
-from dither.schema import Dataset, Domain, Moment, Scalar, Table, Unit
+from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Context:
 
     def columns(self, name: str) -> dict[str, Domain]:
         """The domains of a table's columns, moments on the dataset's wall clock."""
-        zone = self.dataset.timezone
-        return {key: on_wall_clock(column.domain, zone) for key, column in self.table(name).columns.items()}
+        zone, columns = self.dataset.timezone, self.table(name).columns
+        return {key: with_null(on_wall_clock(c.domain, zone), _may_be_null(c)) for key, c in columns.items()}
 
     def public_values(self, table: str, column: str) -> Sequence[Scalar] | None:
         """The listed values of a public column, if they are at hand."""
@@ -87,6 +87,11 @@ class Context:
         spans = [self.columns(table)[column] for table, column in unit.times.items()]
         moments = [domain for domain in spans if isinstance(domain, Moment)]
         return max(number_of_periods(m.lo, m.hi, unit.every) for m in moments)
+
+
+def _may_be_null(column: Column) -> bool:
+    """Names of people and things have no stand-in for what is missing, unless the curator gives one."""
+    return column.domain.nullable or (isinstance(column.domain, Identifier | Reference) and column.default is None)
 
 
 def on_wall_clock(domain: Domain, zone: str) -> Domain:

@@ -76,6 +76,7 @@ from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number,
 Part = Literal["year", "quarter", "month", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
 
 CEILING = 10**12
+FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999
 MOST_EDGES = 10_000
 
 
@@ -208,11 +209,15 @@ class Instant(Expr):
 
     microseconds: int
 
+    def __post_init__(self) -> None:
+        if not FIRST_MOMENT <= self.microseconds <= LAST_MOMENT:
+            raise InvalidParameter("a moment must lie between the years 1 and 9999")
+
     def domain(self, scope: Scope) -> Domain:
         return Moment(self.microseconds, self.microseconds, "microsecond")
 
     def sql(self, scope: Scope) -> Sql:
-        return whole(fits(self.microseconds))
+        return whole(self.microseconds)
 
 
 @dataclass(frozen=True)

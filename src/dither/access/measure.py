@@ -271,6 +271,7 @@ def keyed(
     scope = statement.scope(child)
     picked = [aliased(key.value.sql(scope), f"k{index}") for index, key in enumerate(keys)]
     picked += [aliased(value.sql(scope), f"v{index}") for index, value in enumerate(values)]
+    hidden = [*hidden, *statement.trials()]
     body = exp.select(*picked, *(named(column) for column in hidden), named("b")).from_(statement.table(child))
     listed_keys = [_among(named(f"k{i}"), held[i]) for i, key in enumerate(keys) if key.values is not None]
     if not listed_keys:
@@ -292,8 +293,9 @@ def collected(statement: Statement, table: str, keys: int, totals: list[Sql]) ->
     names = [named(f"k{index}") for index in range(keys)]
     picked = [*names, *(aliased(value, f"v{index}") for index, value in enumerate(totals))]
     picked.append(aliased(saturated(statement.spelling.total(named("b")), SATURATED), "b"))
-    body = exp.select(*picked).from_(table)
-    return statement.finish(body.group_by(*(name.copy() for name in names)) if names else body)
+    trials = [named(column) for column in statement.trials()]
+    body, by = exp.select(*picked, *trials).from_(table), [*names, *trials]
+    return statement.finish(body.group_by(*(name.copy() for name in by)) if by else body)
 
 
 @dataclass(frozen=True)
@@ -371,10 +373,11 @@ class RankCounts(Measure):
     def plan(self, statement: Statement) -> Plan:
         scope, edges = statement.scope(self.child), self._edges(statement.ctx)
         picked = aliased(self.value.sql(scope), "v0")
-        body = exp.select(picked, named("b")).from_(statement.table(self.child))
+        rest = [named(column) for column in ("b", *statement.trials())]
+        body = exp.select(picked, *rest).from_(statement.table(self.child))
         bins = aliased(_search(named("v0"), edges, 0, len(edges)), "k0")
         present = exp.not_(binary(exp.Is, named("v0"), exp.null()))
-        table = statement.add(exp.select(bins, named("b")).from_(statement.add(body)).where(present))
+        table = statement.add(exp.select(bins, *rest).from_(statement.add(body)).where(present))
         totals = [saturated(rows_count(), SATURATED)]
         return Plan(collected(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
@@ -447,9 +450,9 @@ class Clipped(Measure):
         )
 
     def plan(self, statement: Statement) -> Plan:
-        scope, hidden = statement.scope(self.child), statement.unit_columns(self.unit)
+        scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trials()]
         held = held_keys(statement.ctx, self.keys, self.axes(statement.ctx), scope)
-        table = keyed(statement, self.child, self.keys, held, self.values, hidden)
+        table = keyed(statement, self.child, self.keys, held, self.values, statement.unit_columns(self.unit))
         table = self._per_unit(statement, table, hidden)
         table = self._with_norms(statement, table, hidden)
         table = self._scaled(statement, table)
@@ -458,6 +461,9 @@ class Clipped(Measure):
 
     def _keys(self) -> list[Sql]:
         return [named(f"k{index}") for index in range(len(self.keys))]
+
+    def _kept(self, statement: Statement) -> list[Sql]:
+        return [*self._keys(), named("b"), *map(named, statement.trials())]
 
     def _per_unit(self, statement: Statement, table: str, hidden: list[str]) -> str:
         """Each unit's sums per key, held at 2^31."""
@@ -477,7 +483,7 @@ class Clipped(Measure):
         for other in sizes[1:]:
             size = add(size, statement.spelling.wide(other))
         window = exp.Window(this=exp.Sum(this=size), partition_by=[named(column) for column in hidden])
-        return statement.add(exp.select(*self._keys(), *cells, named("b"), aliased(window, "n")).from_(table))
+        return statement.add(exp.select(*self._kept(statement), *cells, aliased(window, "n")).from_(table))
 
     def _scaled(self, statement: Statement, table: str) -> str:
         """Each cell times bound / norm, towards zero, where the norm passes the bound."""
@@ -492,19 +498,19 @@ class Clipped(Measure):
             cell = named(f"s{index}")
             shrunk = spelling.quotient(times(cell, radius), exp.Nullif(this=norm.copy(), expression=plain(0)))
             scaled.append(aliased(case([(fits_already, cell)], shrunk), f"v{index}"))
-        return statement.add(exp.select(*self._keys(), *scaled, named("b")).from_(table))
+        return statement.add(exp.select(*self._kept(statement), *scaled).from_(table))
 
     def _with_root(self, statement: Statement, table: str) -> str:
         """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
         near = exp.cast(exp.Floor(this=exp.Sqrt(this=exp.cast(named("n"), "double"))), "bigint")
         with_guess = statement.add(
-            exp.select(*self._keys(), *cells, named("b"), named("n"), aliased(near, "g")).from_(table)
+            exp.select(*self._kept(statement), *cells, named("n"), aliased(near, "g")).from_(table)
         )
         tries = [add(named("g"), offset) for offset in (-1, 0, 1)]
         branches = [(binary(exp.GTE, self._square(statement, t), named("n")), t) for t in tries]
         root = aliased(case(branches, add(named("g"), 2)), "root")
-        return statement.add(exp.select(*self._keys(), *cells, named("b"), named("n"), root).from_(with_guess))
+        return statement.add(exp.select(*self._kept(statement), *cells, named("n"), root).from_(with_guess))
 
     def _square(self, statement: Statement, value: Sql) -> Sql:
         wide = statement.spelling.wide(value)

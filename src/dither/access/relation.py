@@ -237,6 +237,7 @@ class Scan(Relation):
             if not origin.ready and name in statement.counted:
                 flags.append(case([(corrected(column, raw, kind, zone, spelling), whole(1))], whole(0)))
         picked.append(aliased(_added(flags), "b"))
+        picked += [aliased(exp.column(str(statement.trial), quoted=True), name) for name in statement.trials()]
         stored = {"o": origin.order} if origin.order else {}
         stored |= {statement.rank_column(unit): column for unit, column in origin.ranks.items()}
         picked += [aliased(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
@@ -255,7 +256,7 @@ class Scan(Relation):
             if origin.order
             else statement.mix([(scope.names[n], scope.columns[n]) for n in scope.columns], 1)
         )
-        picked += [aliased(order, "o"), named("b")]
+        picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
         picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
         valid = both([exp.not_(binary(exp.Is, key, exp.null())) for key in keys])
         return exp.select(*picked).from_(table).where(valid)
@@ -418,8 +419,8 @@ def distinct_names(names: list[str]) -> None:
         raise InvalidPlan("two columns have the same name; rename one of them")
 
 
-def reads(node: Expr) -> set[str]:
-    """The columns that an expression reads."""
+def reads(node: Any) -> set[str]:
+    """The columns that an expression, or a whole plan, reads."""
     return {part.name for part in walk(node) if isinstance(part, Column)}
 
 
@@ -470,7 +471,7 @@ class Union(Relation):
         ]
         hidden = [named(column) for unit in known for column in statement.unit_columns(unit)]
         order = aliased(statement.mix_orders([named("o")], 11 + branch), "o")
-        return exp.select(*picked, *hidden, order, named("b")).from_(table)
+        return exp.select(*picked, *hidden, order, *map(named, ["b", *statement.trials()])).from_(table)
 
 
 @dataclass(frozen=True)
@@ -531,14 +532,15 @@ def grouped(
     hidden = [named(column) for unit in units for column in statement.unit_columns(unit)]
     picked = [aliased(value, f"g{index}") for index, value in enumerate([*keys, *values])]
     corrections = aliased(saturated(statement.spelling.total(named("b")), MOST_SUM), "b")
-    body = exp.select(*picked, *hidden, corrections).from_(table)
-    by = [*keys, *hidden]
+    body = exp.select(*picked, *hidden, corrections, *map(named, statement.trials())).from_(table)
+    trials: list[Sql] = [named(column) for column in statement.trials()]
+    by = [*keys, *hidden, *trials]
     body = body.group_by(*(key.copy() for key in by)) if by else body
     columns = [(named(f"g{index}"), each) for index, each in enumerate(domain.values())]
     columns += [(column, _unit_domain(statement, column)) for column in hidden]
     order = aliased(statement.mix(columns, 3), "o")
     names = [aliased(named(f"g{index}"), f"c{index}") for index in range(len(domain))]
-    return exp.select(*names, *hidden, order, named("b")).from_(statement.add(body))
+    return exp.select(*names, *hidden, order, named("b"), *trials).from_(statement.add(body))
 
 
 def _unit_domain(statement: Statement, column: Sql) -> Domain:
@@ -621,7 +623,7 @@ class PublicJoin(Relation):
         if self.ranked_here(ctx):
             hidden += [aliased(named(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))]
         hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
-        matched = equal(join_pairs(statement, self.child, self.public, self.on))
+        matched = equal([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
         first, second = (public, private) if self.how == "right" else (private, public)
         names = ("r", "l") if self.how == "right" else ("l", "r")
         kind = "inner" if self.how == "inner" else "left"
@@ -677,7 +679,13 @@ def join_hidden(statement: Statement, seed: int, left: bool = True, right: bool 
     sides = [(named("o", "l"), named("b", "l"), left), (named("o", "r"), named("b", "r"), right)]
     orders = [order if sure else exp.Coalesce(this=order, expressions=[plain(0)]) for order, _, sure in sides]
     counts = [count if sure else exp.Coalesce(this=count, expressions=[plain(0)]) for _, count, sure in sides]
-    return [aliased(statement.mix_orders(orders, seed), "o"), aliased(add(*counts), "b")]
+    trials = [aliased(named(column, "l" if left else "r"), column) for column in statement.trials()]
+    return [aliased(statement.mix_orders(orders, seed), "o"), aliased(add(*counts), "b"), *trials]
+
+
+def join_trials(statement: Statement) -> list[tuple[Sql, Sql]]:
+    """Rows of one trial meet rows of the same trial."""
+    return [(named(column, "l"), named(column, "r")) for column in statement.trials()]
 
 
 @dataclass(frozen=True)
@@ -722,7 +730,8 @@ class UnitJoin(Relation):
         columns, known = join_columns(statement, self.left, self.right), statement.known(self)
         hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
         hidden += join_hidden(statement, seed=31, right=self.how == "inner")
-        matched = equal([(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)])
+        keys = [(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)]
+        matched = equal([*keys, *join_trials(statement)])
         source = exp.select(*columns, *hidden).from_(
             exp.alias_(exp.to_table(statement.table(self.left)), "l", table=True)
         )
@@ -763,7 +772,7 @@ class KeyJoin(Relation):
     def select(self, statement: Statement) -> exp.Select:
         columns = join_columns(statement, self.left, self.right)
         hidden = join_hidden(statement, seed=41)
-        matched = equal(join_pairs(statement, self.left, self.right, self.on))
+        matched = equal([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
         left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
         right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
         source = exp.select(*columns, *hidden).from_(exp.alias_(exp.to_table(left), "l", table=True))
@@ -771,7 +780,7 @@ class KeyJoin(Relation):
 
     def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> str:
         scope, table = statement.scope(side), statement.table(side)
-        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b"]
+        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trials()]
         return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))
 
 
@@ -978,6 +987,7 @@ class BoundGroups(Relation):
         scope = statement.scope(self.child)
         columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
         names, unit = [column.name for column in columns], [named(c) for c in statement.unit_columns(self.unit)]
+        trials: list[Sql] = [named(column) for column in statement.trials()]
         domains = [key.domain(scope) for key in self.keys]
         picked = [aliased(key.sql(scope), f"k{index}") for index, key in enumerate(self.keys)]
         keys = [named(f"k{index}") for index in range(len(self.keys))]
@@ -986,7 +996,7 @@ class BoundGroups(Relation):
         mixed = aliased(statement.mix(extended, 51), "g")
         ordered = statement.add(exp.select(*(named(n) for n in names), *keys, mixed).from_(keyed))
         within = statement.numbered(ordered, [*names, *(k.name for k in keys), "g"], [*unit, *keys], fixed(self.rows))
-        return self._groups(statement.add(within), names, unit, keys)
+        return self._groups(statement.add(within), names, [*unit, *trials], keys)
 
     def _groups(self, table: str, names: list[str], unit: list[Sql], keys: list[Sql]) -> exp.Select:
         """The first groups of each unit, in an order of the group's keys and unit alone."""

@@ -15,6 +15,8 @@ Sql = exp.Expr
 RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
 
 MODULUS = (1 << 31) - 1
+NUMBER = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
+MOMENT = "^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?)?$"
 
 
 def whole(value: int) -> Sql:
@@ -44,7 +46,7 @@ def null(kind: str) -> Sql:
 
 def wrap(node: Sql) -> Sql:
     """A copy that can stand as an operand."""
-    atomic = isinstance(node, (exp.Column, exp.Cast, exp.Func, exp.Case, exp.Paren)) or (
+    atomic = isinstance(node, exp.Column | exp.Cast | exp.Func | exp.Case | exp.Paren | exp.Null | exp.Boolean) or (
         isinstance(node, exp.Literal) and not node.is_string
     )
     return node.copy() if atomic else exp.paren(node, copy=True)
@@ -140,9 +142,17 @@ class Spelling:
         digits = exp.Substring(this=exp.MD5(this=value.copy()), start=plain(1), length=plain(8))
         return exp.cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
 
+    def matches(self, value: Sql, pattern: str) -> Sql:
+        """Whether a text has a form of ours; no pattern comes from an analyst."""
+        return exp.RegexpLike(this=value.copy(), expression=text(pattern))
+
+    def is_nan(self, value: Sql) -> Sql:
+        """Whether a double is NaN. Not by comparison: DuckDB folds that by Parquet's statistics, which leave NaN out."""
+        return exp.Anonymous(this="isnan", expressions=[value.copy()])
+
     def number_of_text(self, value: Sql) -> Sql:
         """The double that a text spells, or NULL; never fails."""
-        return exp.TryCast(this=value.copy(), to=exp.DataType.build("double"))
+        return case([(self.matches(value, NUMBER), exp.TryCast(this=value.copy(), to=exp.DataType.build("double")))])
 
     def boolean_of_text(self, value: Sql) -> Sql:
         """The truth value that a text spells, or NULL; never fails."""
@@ -157,14 +167,14 @@ class Spelling:
 
     def moment_of_text(self, value: Sql) -> Sql:
         """The timestamp that a text spells, or NULL; never fails."""
-        return exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp"))
+        return case([(self.matches(value, MOMENT), exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp")))])
 
     def moment_of_date(self, value: Sql) -> Sql:
         """A date as a timestamp, NULL where the calendar of timestamps does not reach; never fails."""
         return exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp"))
 
     def integer_of_text(self, value: Sql) -> Sql:
-        """The 64-bit integer that a text of digits spells, or NULL; never fails."""
+        """The 64-bit integer whose usual spelling is this text, or NULL; never fails."""
         number = exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"))
         spelled = binary(exp.EQ, exp.cast(number, "varchar"), value)
         return case([(spelled, number)])
@@ -175,10 +185,10 @@ class Spelling:
 
 
 def mixed(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
-    """A pseudo-random integer below 2^62 from integers of at most 33 bits: the same on every engine.
+    """A pseudo-random integer below 2^62 from integers of at most 34 bits: the same on every engine.
 
-    Two polynomials in the parts modulo the prime 2^31 - 1, each through x -> x^5, which permutes the residues because
-    5 does not divide 2^31 - 2. No product passes 2^62, so no engine overflows, and none needs a hash function.
+    Two polynomials in the parts modulo the prime 2^31 - 1, each then multiplied, cut and reduced twice, so that close
+    rows do not stay close. No product passes 2^62: no engine overflows, and none needs a hash function of its own.
     """
     high, low = (_residue(spelling, parts, 2 * seed + half) for half in (0, 1))
     return add(times(high, 1 << 31), low)
@@ -189,11 +199,6 @@ def _residue(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
     state: Sql = whole(1 + seed * 0x2545F491 % (MODULUS - 1))
     for part in parts:
         state = spelling.remainder(add(times(state, multiplier), part), plain(MODULUS))
-    return fifth_power(spelling, state)
-
-
-def fifth_power(spelling: Spelling, value: Sql) -> Sql:
-    """x^5 modulo 2^31 - 1."""
-    square = spelling.remainder(times(value, value), plain(MODULUS))
-    fourth = spelling.remainder(times(square, square), plain(MODULUS))
-    return spelling.remainder(times(fourth, value), plain(MODULUS))
+    for factor, cut in ((0x5BD1E995, 65537), (0x6C8E9CF5, 65539)):
+        state = spelling.remainder(spelling.quotient(times(state, factor), plain(cut)), plain(MODULUS))
+    return state

@@ -1,7 +1,8 @@
 """One plan as one SQL statement: each relation once, as a named subquery, under names that no analyst chooses.
 
 Visible columns are c0, c1, ... in order. Hidden ones: u<i> and w<i>, the key and window of the dataset's i-th unit;
-o, the pseudo-random order of rows; r<i>, a stored rank within the unit; b, how many values were corrected.
+o, the pseudo-random order of rows; r<i>, a stored rank within the unit; b, how many values were corrected; x, the
+trial: many datasets at once, told apart by a stored column, each answered as if it were alone (for tests).
 """
 
 from __future__ import annotations
@@ -84,12 +85,14 @@ class Statement:
         spelling: Spelling | None = None,
         secret: int = 0,
         counted: frozenset[str] = frozenset(),
+        trial: str | None = None,
     ) -> None:
         self.ctx = ctx
         self.origins = origins
         self.spelling = spelling or Spelling()
         self.secret = secret
         self.counted = counted
+        self.trial = trial
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
 
@@ -127,7 +130,11 @@ class Statement:
 
     def hidden(self, units: Sequence[str]) -> list[str]:
         """All hidden columns but the stored ranks, for rows that know these units."""
-        return [*(column for unit in units for column in self.unit_columns(unit)), "o", "b"]
+        return [*(column for unit in units for column in self.unit_columns(unit)), "o", "b", *self.trials()]
+
+    def trials(self) -> list[str]:
+        """The hidden column of the trial, if there are trials: part of every key, partition and join."""
+        return ["x"] if self.trial else []
 
     def ranks(self, node: Relation) -> list[str]:
         """The units for which a relation still has the stored rank of each row."""
@@ -146,7 +153,9 @@ class Statement:
     def numbered(self, table: str, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
         window = exp.Window(
-            this=exp.RowNumber(), partition_by=[key.copy() for key in by], order=exp.Order(expressions=[named("o")])
+            this=exp.RowNumber(),
+            partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
+            order=exp.Order(expressions=[named("o")]),
         )
         ranked = exp.select(*(named(c) for c in columns), window.as_("n")).from_(table)
         kept = binary(exp.LTE, named("n"), plain(limit))

@@ -44,7 +44,7 @@ class Engine(Protocol):
         """The keys that occur and their counts."""
 
     def corrections(self) -> Mapping[str, int]:
-        """For the curator: how many values had to be corrected in the answers so far, and the last detail of a failure."""
+        """For the curator: how many values had to be corrected in the answers so far."""
 
     def cancel(self) -> None:
         """Stops what is running, from another thread."""

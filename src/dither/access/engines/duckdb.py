@@ -66,29 +66,25 @@ class DuckDBEngine:
             "TimeZone": "UTC",
         }
         for name, value in settings.items():
-            self._run(
-                exp.Set(
-                    expressions=[exp.SetItem(this=exp.EQ(this=exp.var(name), expression=exp.Literal.string(value)))]
-                )
-            )
+            self._set(name, exp.Literal.string(value))
         if threads is not None:
-            self._connection.execute("SET threads = " + str(int(threads)))
+            self._set("threads", exp.Literal.number(threads))
+
+    def _set(self, name: str, value: Sql) -> None:
+        item = exp.SetItem(this=exp.EQ(this=exp.var(name), expression=value))
+        self._connection.execute(self.spelling.render(exp.Set(expressions=[item])))
 
     def _lock_down(self, dataset: Dataset) -> None:
         """Nothing outside the sources can be read from here on, and no setting changed."""
         paths = [str(Path(table.source.options["path"]).parent) for table in dataset.tables.values()]
-        directories = exp.Array(
-            expressions=[exp.Literal.string(path) for path in dict.fromkeys([*paths, self._scratch.name])]
-        )
-        self._run(
-            exp.Set(expressions=[exp.SetItem(this=exp.EQ(this=exp.var("allowed_directories"), expression=directories))])
-        )
-        self._connection.execute("SET enable_external_access = false")
-        self._connection.execute("SET lock_configuration = true")
+        allowed = [exp.Literal.string(path) for path in dict.fromkeys([*paths, self._scratch.name])]
+        self._set("allowed_directories", exp.Array(expressions=allowed))
+        self._set("enable_external_access", exp.false())
+        self._set("lock_configuration", exp.true())
 
     def _run(self, statement: Sql) -> pa.Table:
-        reader: pa.Table = self._connection.execute(self.spelling.render(statement)).to_arrow_table()
-        return reader
+        found: pa.Table = self._connection.sql(self.spelling.render(statement)).to_arrow_table()
+        return found
 
     def _origin(self, table: Table, index: int) -> Origin:
         options = table.source.options
@@ -146,7 +142,7 @@ class DuckDBEngine:
                 found = self._frequencies(table.name, name)
                 multiplicity[f"{table.name}.{name}"] = max(found.values(), default=0)
                 if (table.name, name) in wanted:
-                    values[f"{table.name}.{name}"] = tuple(sorted(found))
+                    values[f"{table.name}.{name}"] = tuple(sorted(found, key=lambda value: (str(type(value)), value)))
         return PublicFacts(values, multiplicity)
 
     def _frequencies(self, table: str, column: str) -> dict[Scalar, int]:
