@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dither import cli
+from dither.cli import describe
 from dither.errors import BudgetExceeded, EngineFailure, InvalidQuery
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,7 +78,7 @@ def test_exit_codes(error: Exception, status: int, monkeypatch: pytest.MonkeyPat
     def fails(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "load", fails)
+    monkeypatch.setattr(describe, "load", fails)
     assert dither("check", "x.yml")[0] == status
 
 
@@ -85,7 +86,7 @@ def test_an_internal_error_shows_its_kind_and_nothing_of_its_message(monkeypatch
     def fails(_: object) -> None:
         raise ValueError("could not convert 'Mrs. Stanton'")
 
-    monkeypatch.setattr(cli, "load", fails)
+    monkeypatch.setattr(describe, "load", fails)
     monkeypatch.delenv("DITHER_DEBUG", raising=False)
     status, out, error = dither("check", "x.yml")
     assert status == 1 and error == "error: internal error (ValueError); DITHER_DEBUG=1 shows where\n" and out == ""
@@ -96,7 +97,7 @@ def test_a_missing_extra_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
     monkeypatch.setattr(cli, "import_module", missing)
-    monkeypatch.setattr(cli, "find_spec", lambda name: True)
+    monkeypatch.setattr(cli, "_exists", lambda name: True)
     status, _, error = dither("audit")
     assert status == 2 and "pip install 'dither[audit]'" in error
 

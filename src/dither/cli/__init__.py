@@ -12,19 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table as Grid
 from typer.core import TyperGroup
 
 from dither import __version__
-from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, LedgerError
-from dither.schema import load
-from dither.schema.facts import facts, warnings
-from dither.schema.shapes import json_schema
+from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, LedgerError
 
 FAILED, BAD_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
@@ -35,24 +29,35 @@ class Room:
 
     module: str
     help: str
-    extra: str
+    extra: str = ""
 
     def load(self, name: str) -> Any:
         """The command, imported now."""
         try:
             group = typer.main.get_command(import_module(self.module).app)
         except ModuleNotFoundError as error:
-            if (error.name or "").startswith("dither"):
+            if not self.extra or (error.name or "").startswith("dither"):
                 raise
             raise DitherError(f"'dither {name}' needs more: pip install 'dither[{self.extra}]'") from None
         return getattr(group, "commands", {}).get(name, group)
 
 
 ROOMS = {
+    "check": Room("dither.cli.describe", "Read a dataset description and print what it makes public."),
+    "init": Room("dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."),
+    "schema": Room("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
+    "demo": Room("dither.cli.demo", "Ask five questions of a small private dataset."),
+    "ask": Room("dither.cli.ask", "Ask a question in SQL; pays what it says."),
+    "quote": Room("dither.cli.ask", "Cost and expected error of a question; free."),
+    "explain": Room("dither.cli.ask", "How a question is understood; free."),
+    "budget": Room("dither.cli.ask", "What is left."),
+    "history": Room("dither.cli.ask", "Earlier charges."),
+    "ledger": Room("dither.privacy.ledger.cli", "Verify, back up, restore and migrate a ledger."),
+    "release": Room("dither.release.cli", "Make a protected table."),
     "audit": Room("dither.audit.cli", "Test mechanisms, samplers, services and the ledger.", "audit"),
+    "serve": Room("dither.serve.cli", "Start a kernel and a gateway on this machine.", "server"),
     "kernel": Room("dither.serve.cli", "Hold the data and the budgets; answer typed plans.", "server"),
     "gateway": Room("dither.serve.cli", "Face the analysts: accounts, SQL, the web page.", "server"),
-    "serve": Room("dither.serve.cli", "Start a kernel and a gateway on this machine.", "server"),
     "curator": Room("dither.serve.cli", "Administer a kernel through its own socket.", "server"),
 }
 
@@ -72,7 +77,7 @@ class Root(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, room in ROOMS.items():
-            if find_spec(room.module):
+            if _exists(room.module):
                 self.commands[name] = Deferred(name=name, help=room.help)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
@@ -92,6 +97,13 @@ class Root(TyperGroup):
                 raise
             message = f"internal error ({type(error).__name__}); DITHER_DEBUG=1 shows where"
             fail(message, "internal", FAILED, as_json="--json" in given)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def exit_code(error: DitherError) -> int:
@@ -121,10 +133,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-console = Console(highlight=False, soft_wrap=True)
-
-Description = Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
 def _version(show: bool) -> None:
@@ -140,69 +148,3 @@ def root(
     ] = False,
 ) -> None:
     """Ask questions of sensitive data under differential privacy."""
-
-
-@app.command()
-def check(description: Description, as_json: AsJson = False) -> None:
-    """Read a dataset description and print what it makes public."""
-    dataset = load(description)
-    public = facts(dataset) | {"warnings": list(warnings(dataset))}
-    if as_json:
-        typer.echo(json.dumps(public, indent=2, ensure_ascii=False))
-        return
-    _print_facts(public)
-
-
-def _print_facts(public: dict[str, Any]) -> None:
-    console.print(f"{public['name']}: everything below becomes public")
-    for name, table in public["tables"].items():
-        grid = Grid(
-            "column", "values", title=f"{name} ({'private' if table['private'] else 'public'}, {table['source']})"
-        )
-        for column, text in table["columns"].items():
-            grid.add_row(column + (" (unique)" if column == table["unique"] else ""), text)
-        console.print(grid)
-    for name, unit in public["units"].items():
-        console.print(f"unit {name}: {_unit_text(unit)}")
-    for budget in public["budgets"]:
-        numbers = ", ".join(f"{key} {value}" for key, value in budget.items() if key not in ("unit", "kind"))
-        console.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}")
-    for warning in public["warnings"]:
-        console.print(f"note: {warning}")
-
-
-def _unit_text(unit: dict[str, Any]) -> str:
-    if unit["kind"] == "row":
-        return f"one row of {', '.join(unit['tables'])}"
-    keys = ", ".join(f"{table}.{column}" for table, column in unit["tables"].items())
-    return f"all rows with the same {keys}" + (f", within one {unit['every']}" if unit["every"] else "")
-
-
-@app.command()
-def init(
-    data: Annotated[list[Path], typer.Argument(help="Parquet or CSV files", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="where to write; printed unless given")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Draft a description of data files: names and types only; every bound is the curator's to decide."""
-    from dither.schema.draft import draft
-
-    text = draft(data)
-    if out is not None:
-        _write_new(out, text)
-        text = f"wrote {out}; decide every empty entry (the file says why they are empty), then: dither check {out}"
-    typer.echo(json.dumps({"draft": text}) if as_json else text)
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except OSError as error:
-        raise InvalidParameter(f"{path} cannot be written: {error.strerror}") from None
-
-
-@app.command()
-def schema(as_json: AsJson = True) -> None:
-    """Print the JSON Schema of dataset descriptions, for editors."""
-    typer.echo(json.dumps(json_schema(), indent=2))
