@@ -151,7 +151,7 @@ def _encode(hint: Any, value: Any) -> Any:
             return {str(name): _encode(inner, item) for name, item in value.items()}
         case _:
             return {"node": _name(hint, value)} | {
-                name: _encode(inner, getattr(value, name)) for name, (inner, _) in _hints(type(value)).items()
+                name: _encode(inner, getattr(value, name)) for name, (inner, _) in _hints(value.__class__).items()
             }
 
 

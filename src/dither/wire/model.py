@@ -12,6 +12,7 @@ from dither.loss import Loss, Sensitivity
 from dither.schema import BudgetCap, Dataset, Scalar
 
 if TYPE_CHECKING:
+    from dither.access.context import PublicFacts
     from dither.access.measure import Measure
     from dither.privacy.mechanisms import Mechanism
 
@@ -222,6 +223,9 @@ class Kernel(Protocol):
 
     def schema(self, dataset: str, token: str) -> Dataset:
         """What is public about a dataset, without where its records are."""
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        """What was counted in the dataset's public tables; with the schema, all that a plan is read in."""
 
     def quote(self, request: Request, token: str) -> Quote:
         """What a request would cost; free, and reads nothing."""

@@ -15,7 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dither.errors import InvalidParameter, LedgerError, NotAllowed, NotFound
+from dither.access.context import PublicFacts
+from dither.errors import BudgetExceeded, InvalidParameter, LedgerError, NotAllowed, NotFound
 from dither.loss import Loss, from_json, to_json
 from dither.privacy.accounting import filter_of
 from dither.privacy.ledger.rules import (
@@ -301,9 +302,14 @@ class Ledger:
 
     # --- What the curator does ---
 
-    def register(self, dataset: Dataset, by: str = KERNEL) -> None:
+    def register(self, dataset: Dataset, facts: PublicFacts | None = None, by: str = KERNEL) -> None:
         """Writes down a dataset's public description, if it is new or has changed."""
-        body = {"by": by, "schema": encode(public(dataset)).decode(), "sources": fingerprints(dataset)}
+        body = {
+            "by": by,
+            "facts": encode(facts or PublicFacts()).decode(),
+            "schema": encode(public(dataset)).decode(),
+            "sources": fingerprints(dataset),
+        }
 
         def decide(draft: _Draft) -> None:
             at = draft.book.get(key("dataset", dataset.name))
@@ -367,6 +373,16 @@ class Ledger:
             raise LedgerError("the ledger lies behind a head that was seen: the curator must mark the gap as spent")
 
     # --- What may be read ---
+
+    def preview(self, claim: Claim) -> tuple[bool, bool]:
+        """Whether a claim would be free, and whether its budgets allow it; nothing is written."""
+        with self._reading() as book:
+            draft = _Draft(book, self.head, self._time, self._now())
+            try:
+                self._charge(draft, claim)
+            except BudgetExceeded:
+                return False, False
+            return not draft.rows, True
 
     def describe(self, dataset: str) -> Described:
         """A dataset as last registered."""

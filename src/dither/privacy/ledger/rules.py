@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from operator import gt
 from typing import Any, Literal
 
+from dither.access.context import Context, PublicFacts
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import Loss, from_json
 from dither.privacy.accounting import UNIT, filter_of
@@ -139,12 +140,6 @@ class Population:
         return own + tuple(cap for cap in dataset.budgets if same_budget(cap) not in named)
 
 
-def version_of(dataset: Dataset) -> str:
-    """What recorded answers belong to: the data's declared version, and the description they were computed by."""
-    described = replace(public(dataset), budgets=(), groups=(), policy="shared")
-    return f"{dataset.data_version}@{hashlib.sha256(encode(described)).hexdigest()[:16]}"
-
-
 def public(dataset: Dataset) -> Dataset:
     """The description without where the records are."""
     tables = {name: replace(table, source=Source(table.source.kind)) for name, table in dataset.tables.items()}
@@ -160,16 +155,24 @@ def fingerprints(dataset: Dataset) -> list[str]:
 
 @dataclass(frozen=True)
 class Described:
-    """A registered description, and the version that recorded answers to it carry."""
+    """A registered description with the facts about its public tables, and the version that answers to it carry."""
 
     dataset: Dataset
+    facts: PublicFacts
     version: str
 
     @classmethod
-    def of(cls, schema: str) -> Described:
+    def of(cls, body: Mapping[str, str]) -> Described:
         """What a dataset's row says."""
-        dataset = decode(schema.encode(), Dataset, RESPONSE)
-        return cls(dataset, version_of(dataset))
+        dataset = decode(body["schema"].encode(), Dataset, RESPONSE)
+        facts = decode(body["facts"].encode(), PublicFacts, RESPONSE)
+        described = encode(replace(dataset, budgets=(), groups=(), policy="shared")) + encode(facts)
+        return cls(dataset, facts, f"{dataset.data_version}@{hashlib.sha256(described).hexdigest()[:16]}")
+
+    @property
+    def context(self) -> Context:
+        """Where plans over the dataset are read."""
+        return Context(self.dataset, self.facts)
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ class Book:
         sequence, digest = at.split()
         known = self._memory.schemas
         if digest not in known:
-            known[digest] = Described.of(self.body(int(sequence))["schema"])
+            known[digest] = Described.of(self.body(int(sequence)))
         return known[digest]
 
     def dataset(self, name: str) -> Dataset:
@@ -264,7 +267,7 @@ class Book:
                 raise InvalidSchema("another population holds these records; give both datasets its name")
         names = sorted({dataset.name, *(each.name for each in others)})
         return {
-            key("dataset", dataset.name): f"{sequence} {hashlib.sha256(body['schema'].encode()).hexdigest()}",
+            key("dataset", dataset.name): f"{sequence} {hashlib.sha256(canonical(body).encode()).hexdigest()}",
             key("population", dataset.population): json.dumps(names),
             **{key("source", source): dataset.population for source in body["sources"]},
         }

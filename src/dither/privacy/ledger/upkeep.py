@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dither.access.context import Context
 from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
 from dither.privacy.ledger.chain import Ledger
 from dither.privacy.ledger.rules import Book, Memory, canonical
 from dither.privacy.ledger.stores import FORMAT, GENESIS, Row, Store, check_format, link, open_any, open_store
-from dither.schema import Dataset
 from dither.wire.model import Head, UnitLoss
 
-Appraise = Callable[[Dataset, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
+Appraise = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Replay:
 
     def check_losses(self, body: Mapping[str, Any], appraise: Appraise) -> None:
         """Whether a charge's losses are those of its plan under the dataset's description at that time."""
-        losses, windows = appraise(self._book().dataset(body["dataset"]), body["request"])
+        losses, windows = appraise(self._book().described(body["dataset"]).context, body["request"])
         if [[each.unit, each.kind, to_json(each.loss)] for each in losses] != body["losses"]:
             raise LedgerError("the losses do not follow from the plan")
         if {unit: list(names) for unit, names in windows.items()} != body["windows"]:
