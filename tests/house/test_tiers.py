@@ -36,7 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def outcome(folder: Path, tier: str, *, all_required: bool) -> tuple[int, str]:
-    environment = {**os.environ, "DITHER_REQUIRE_ALL": "1" if all_required else "0"}
+    required = "1" if all_required else "0"
+    environment = {**os.environ, "DITHER_REQUIRE_ALL": required, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-rs", "-q", "-p", "no:cacheprovider", "--tier", tier, str(folder)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
