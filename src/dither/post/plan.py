@@ -14,7 +14,7 @@ from dither.access.measure import Clipped, Count, Key, Measure, Sum, Sums
 from dither.access.relation import (
     Aggregate as Grouped,
 )
-from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where
+from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where, fill
 from dither.errors import Unbounded, Unsupported
 from dither.post import recipe
 from dither.post.bounds import Bound, edges
@@ -26,6 +26,8 @@ from dither.schema import Number, Scalar
 MASS, ROWS = "mass", "rows"
 FEW_CELLS = 64
 LARGEST_CLIP = 1 << 31
+LARGEST_ROWS = 1 << 12
+HUGE = 1 << 30
 FRACTION_OF_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
 
@@ -94,9 +96,12 @@ class Planner:
 
     def plan(self, question: Question) -> Plan:
         """The fewest measures that answer a question."""
-        relation, inner = self.inside(question.relation, question.unit)
-        question = replace(question, relation=relation)
-        scope = Scope(relation.domain(self.context))
+        scope = Scope(question.relation.domain(self.context))
+        inner: Relation | None = None
+        if _huge(question, scope):
+            relation, inner = self.inside(question.relation, question.unit)
+            question = replace(question, relation=relation)
+            scope = Scope(_provisional(relation).domain(self.context))
         self.check(question, scope)
         keys = tuple(Key(name, value) for name, value in question.keys)
         made = _Made([], [], {}, [])
@@ -156,7 +161,7 @@ class Planner:
 
     def row_limit(self) -> int | Auto:
         """The limit on rows of one unit: given, or to be found."""
-        return Auto(ROWS) if self.bound.rows is None else self.bound.rows
+        return Auto(ROWS, LARGEST_ROWS) if self.bound.rows is None else self.bound.rows
 
     def unbounded(self, question: Question, relation: Relation) -> bool:
         """Whether one unit may move any number of rows; refused once rows no longer know their unit."""
@@ -315,6 +320,17 @@ class _Made:
         self.nodes[index] = recipe.Cell(len(self.sources))
         self.sources.append(Reading(len(self.pieces), 0, 1, False, None))
         self.pieces.append((measure, Fraction(1)))
+
+
+def _huge(question: Question, scope: Scope) -> bool:
+    """Whether a value that is added up or ranked has no useful limit: a per-unit count or sum that nothing bounds."""
+    domains = [value.domain(scope) for aggregate in question.aggregates for value in aggregate.values]
+    return any(max(map(abs, ends(domain))) >= HUGE for domain in domains if isinstance(domain, Number))
+
+
+def _provisional(relation: Relation) -> Relation:
+    """The relation as if every bound that is still to be found were the largest."""
+    return fill(relation, {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS})
 
 
 def _level(aggregate: Aggregate) -> Fraction:

@@ -1,0 +1,122 @@
+"""Before anything is spent: expected errors from public facts, and how a query was understood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dither.access.context import Context
+from dither.access.relation import fill
+from dither.errors import Unbounded
+from dither.post.asking import law, mechanism_of
+from dither.post.intervals import Banded, Measured, Source, estimate
+from dither.post.plan import LARGEST_ROWS, MASS, ROWS, Plan, Ranking, Reading
+from dither.post.recipe import Cell, Key, Mean, Node, Within, affine, cells_of, peel
+from dither.wire import Part
+
+TYPICAL_ROWS = 1000.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How far off a column will be: standard error and half the width of its interval, by noise alone.
+
+    Where `needs_rows` holds, the error depends on the size of a group, and the figures are for `rows` of them.
+    """
+
+    name: str
+    std_error: float
+    half_width: float
+    needs_rows: bool
+    rows: float | None = None
+
+
+def expected(
+    context: Context, plan: Plan, parts: Sequence[Part], confidence: float, rows: float | None
+) -> tuple[Expected, ...]:
+    """The expected error of each computed column."""
+    size = TYPICAL_ROWS if rows is None else float(rows)
+    columns = [_imagined(context, plan, parts, source, size) for source in plan.sources]
+    made = []
+    for output in plan.outputs:
+        if isinstance(output.node, Key) or not cells_of(output.node):
+            continue
+        keys = [np.zeros(1)] * len(plan.keys)
+        found = estimate(output.node, columns, keys, confidence)
+        _, core = peel(output.node)
+        depends = affine(core) is None
+        width = float(np.max(found.high - found.low)) / 2
+        made.append(Expected(output.name, float(np.max(found.std_error)), width, depends, size if depends else None))
+    return tuple(made)
+
+
+def _imagined(context: Context, plan: Plan, parts: Sequence[Part], source: Reading | Ranking, rows: float) -> Source:
+    """A column as it might come back from a group of that many rows, spread evenly over the declared range."""
+    part = parts[source.piece]
+    mechanism = mechanism_of(part, part.measure.sensitivity(context, plan.unit))
+    steps = part.measure.steps(context)
+    if isinstance(source, Ranking):
+        low, high = source.bins.low, source.bins.high
+        noise = law(mechanism, steps[0]).std * np.sqrt(len(low)) / max(rows, 1.0)
+        width = (high[-1] - low[0]) * min(1.0, noise)
+        middle = np.array([(low[0] + high[-1]) / 2])
+        return Banded(middle, middle - width / 2, middle + width / 2)
+    step = steps[source.value] / source.factor
+    value = 0.0 if source.signed else rows * (1.0 if not _squares(plan, source) else 1.0)
+    return Measured(np.array([value]), law(mechanism, step))
+
+
+def _squares(plan: Plan, source: Reading) -> bool:
+    return source.value > 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a query is understood, in lines that a person can read."""
+
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def explanation(context: Context, plan: Plan) -> Explanation:
+    """Measures with their shape, sensitivity and share of the loss; then what is computed from them."""
+    lines = [f"unit of privacy: {plan.unit}"]
+    for search in plan.searches:
+        lines.append(f"first, a private histogram of contributions finds the bound on {search.tag} (a tenth of the loss)")
+    for place, piece in enumerate(plan.pieces):
+        measure = fill(piece.measure, {MASS: 1 << 20, ROWS: LARGEST_ROWS})
+        lines.append(f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {piece.share} of the loss")
+        lines.append(f"  sensitivity in steps{' (at the largest bound)' if plan.searches else ''}: {_norms(context, plan, measure)}")
+    lines += [f"column {output.name} = {describe(output.node)}" for output in plan.outputs]
+    if plan.having is not None:
+        lines.append(f"rows kept, on noisy values: {describe(plan.having)}")
+    return Explanation(tuple(lines))
+
+
+def _norms(context: Context, plan: Plan, measure: object) -> str:
+    try:
+        found = measure.sensitivity(context, plan.unit)  # type: ignore[attr-defined]
+    except Unbounded as problem:
+        return str(problem)
+    return f"L0 {found.l0}, Linf {found.linf}, L1 {found.l1}, L2^2 {found.l2_squared}"
+
+
+def describe(node: Node) -> str:
+    """A recipe as text; c0, c1... are measured columns, k0, k1... keys."""
+    match node:
+        case Cell(index):
+            return f"c{index}"
+        case Key(index):
+            return f"k{index}"
+        case Mean(total, size, centre, low, high):
+            return f"{centre:g} + {describe(total)} / {describe(size)} within [{low:g}, {high:g}]"
+        case Within(inner, low, high):
+            return f"{describe(inner)} within [{low:g}, {high:g}]"
+        case _ if hasattr(node, "arguments"):
+            return f"{node.name}({', '.join(map(describe, node.arguments))})"
+        case _:
+            return str(getattr(node, "value", node))

@@ -1,0 +1,34 @@
+"""The two sub-populations that a threshold makes: units with at most so many rows, and the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from dither.access.expr import Column, Compare, Constant
+from dither.access.relation import Aggregate, GroupBy, UnitJoin, Where
+from dither.errors import InvalidParameter, Unsupported
+from dither.post.questions import Question
+
+COUNTED = "rows_of_unit"
+
+
+def light(question: Question, threshold: int) -> Question:
+    """The question asked of units with at most `threshold` rows."""
+    return _of(question, threshold, "<=")
+
+
+def heavy(question: Question, threshold: int) -> Question:
+    """The question asked of units with more than `threshold` rows."""
+    return _of(question, threshold, ">")
+
+
+def _of(question: Question, threshold: int, op: Literal["<=", ">"]) -> Question:
+    if threshold < 1:
+        raise InvalidParameter("the threshold between light and heavy units must be at least 1 row")
+    if not question.knows_unit:
+        raise Unsupported("rows no longer know their unit here, so units cannot be told apart; ask below the join or group")
+    counts = GroupBy(question.relation, (), (Aggregate(COUNTED, "count"),), question.unit)
+    chosen = Where(counts, Compare(op, Column(COUNTED), Constant(Fraction(threshold))))
+    return replace(question, relation=UnitJoin(question.relation, chosen, question.unit))

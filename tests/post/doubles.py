@@ -1,0 +1,68 @@
+"""A kernel without ledger, budget or pacing, for tests of what surrounds the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dither.access.context import Context, PublicFacts
+from dither.access.measure import Measure
+from dither.privacy.bits import SystemBits
+from dither.privacy.mechanisms import calibrate
+from dither.schema import Dataset
+from dither.wire import Calibrate, Head, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
+
+HEAD = Head(0, "00")
+
+
+@dataclass
+class BareKernel:
+    """Answers every request with the exact vector plus a draw of the mechanism asked for."""
+
+    context: Context
+    vector: Callable[[Measure], Any]
+    requests: list[Request] = field(default_factory=list)
+    exact: dict[Measure, Any] = field(default_factory=dict)
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        return (self.context.dataset.name,)
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        return self.context.dataset
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        return self.context.facts
+
+    def quote(self, request: Request, token: str) -> Quote:
+        parts = tuple(self._quoted(part, request.unit) for part in request.parts)
+        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in parts)
+        return Quote(request.dataset, parts, losses, None, False, True, "class", 1, HEAD)
+
+    def _quoted(self, part: Any, unit: str | None) -> QuotedPart:
+        sensitivity = part.measure.sensitivity(self.context, unit)
+        mechanism = part.mechanism
+        if isinstance(mechanism, Calibrate):
+            mechanism = calibrate(mechanism.kind, mechanism.loss, sensitivity)
+        steps = part.measure.steps(self.context)
+        return QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, (), ())
+
+    def answer(self, request: Request, token: str) -> Release:
+        self.requests.append(request)
+        bits = SystemBits()
+        parts = []
+        for part in request.parts:
+            quoted = self._quoted(part, request.unit)
+            if part.measure not in self.exact:
+                self.exact[part.measure] = self.vector(part.measure)
+            values = quoted.mechanism.release(np.asarray(self.exact[part.measure], np.int64), bits)
+            parts.append(
+                ReleasedPart(
+                    tuple(map(int, values)), quoted.steps, (len(values),), None, quoted.mechanism, quoted.sensitivity,
+                    quoted.loss, (),
+                )  # fmt: skip
+            )
+        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in parts)
+        return Release(request.dataset, "1", "d", tuple(parts), losses, None, None, False, 1, HEAD, "now", "test")
