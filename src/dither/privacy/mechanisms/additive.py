@@ -135,7 +135,7 @@ class Staircase(Mechanism):
 
     def __post_init__(self) -> None:
         check(self, "epsilon", 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
-        check_integer(self, "width", 1, int(LARGEST_SCALE * self.epsilon))
+        check_integer(self, "width", 1, int(LARGEST_SCALE * min(Fraction(1), self.epsilon)))
         check_integer(self, "rise", 1, self.width)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
@@ -165,7 +165,7 @@ class Snapping(Mechanism):
 
     def __post_init__(self) -> None:
         check_scale(self)
-        check_integer(self, "bound", 1, HALF)
+        check_integer(self, "bound", 1, HALF // 2)
 
     @property
     def grid(self) -> int:

@@ -47,6 +47,9 @@ class Mechanism(ABC):
     def release(self, exact: Vector, bits: Bits) -> Vector:
         """One draw. Called by the kernel only, after `loss` has been charged."""
 
+    def admit(self, size: int) -> None:
+        """Refuses, before any charge, a vector of a length that `release` cannot take."""
+
     def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
         """The loss for budgets that count in rho: what `loss` implies, or a smaller bound that the proof gives."""
         return as_zcdp(self.loss(sensitivity))

@@ -32,8 +32,8 @@ from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE, discrete_gaussia
 SMALLEST_EPSILON = Fraction(1, 10_000)  # a group: then the table below has under a million rows
 LARGEST_EPSILON = Fraction(1_000)
 SMALLEST_DELTA = Fraction(1, 1 << 60)
-ONE = 1 << 64
-FINE = 1 << 128
+ONE = 1 << 128
+FINE = 1 << 192
 
 
 def any_of(delta: Fraction, groups: int) -> Fraction:
@@ -46,7 +46,10 @@ def any_of(delta: Fraction, groups: int) -> Fraction:
 
 @lru_cache(maxsize=64)
 def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
-    """2^64 times the chance of keeping a group of n units, less 1, for n = 1, 2, ... up to certainty; rounded down."""
+    """The chance of keeping a group of n = 1, 2, ... units, up to certainty, in units of 2^-128 and less one of them.
+
+    Row 0 holds the upper 64 bits, row 1 the lower; every chance is rounded down.
+    """
     grow, shrink = int(exp_down(epsilon) * FINE), -int(-exp_up(-epsilon) * FINE // 1)
     start = int(delta * ONE)
     table, chance = [], 0
@@ -54,7 +57,7 @@ def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
         rest = max(0, ONE - chance - start)
         chance = min(grow * chance // FINE + start, ONE + (-shrink * rest // FINE), ONE)
         table.append(chance - 1)
-    return np.array(table, np.uint64)
+    return np.array([[word >> 64 for word in table], [word % (1 << 64) for word in table]], np.uint64)
 
 
 @final
@@ -86,8 +89,10 @@ class PartitionSelection(Mechanism):
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         table = keep_table(self.epsilon, self.delta)
-        units = np.clip(exact, 0, len(table))
-        lucky = bits.words(len(exact), 64) <= table[units - 1]
+        units = np.clip(exact, 0, table.shape[1])
+        upper, lower = table[:, units - 1]
+        high, low = bits.words(2 * len(exact), 64).reshape(2, -1)
+        lucky = (high < upper) | ((high == upper) & (low <= lower))
         return np.flatnonzero((units > 0) & lucky).astype(np.int64)
 
 
@@ -103,7 +108,7 @@ def gaussian_tail(variance: Fraction, least: int) -> Fraction:
     if least < 1:
         return Fraction(1)
     series = exp_up(-(least**2) / (2 * variance)) / (1 - exp_up(-least / variance))
-    root = Fraction(isqrt(int(variance * FINE * Fraction(314159, 50000))), 1 << 64)  # below sqrt(2 pi variance)
+    root = Fraction(isqrt(int(variance * ONE * Fraction(314159, 50000))), 1 << 64)  # below sqrt(2 pi variance)
     return min(Fraction(1), series / max(Fraction(1), root))
 
 

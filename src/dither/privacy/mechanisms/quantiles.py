@@ -13,10 +13,9 @@ from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Pure, Sensitivity, rational, rounded_up
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import HALF, Mechanism, Vector, check_scale
-from dither.privacy.mechanisms.selection import draw, gaps
+from dither.privacy.mechanisms.selection import admit_candidates, draw, gaps
 
 MOST_QUANTILES = 1 << 10
-MOST_POINTS = 1 << 20
 LARGEST_DENOMINATOR = 10_000
 
 
@@ -49,6 +48,9 @@ class Quantiles(Mechanism):
         """The quantiles as integers out of `whole`."""
         return [int(quantile * self.whole) for quantile in self.quantiles]
 
+    def admit(self, size: int) -> None:
+        admit_candidates(size)
+
     def loss(self, sensitivity: Sensitivity) -> Pure:
         shares = deepest(self.ranks, 0, self.whole, power=1)
         return Pure(rounded_up(2 * sensitivity.l1 / self.scale * shares))
@@ -58,8 +60,7 @@ class Quantiles(Mechanism):
         return ZCDP(rounded_up((2 * sensitivity.l1 / self.scale) ** 2 / 8 * shares))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        if not 1 <= len(exact) <= MOST_POINTS:
-            raise InvalidParameter(f"a grid has 1 to {MOST_POINTS} points, got {len(exact)}")
+        self.admit(len(exact))
         most = HALF // (len(exact) * self.whole)  # no rank times `whole` can overflow
         held = np.clip(exact, -most, most)
         return np.array(split(held, self.ranks, 0, self.whole, 1 / self.scale, bits), np.int64)

@@ -26,6 +26,7 @@ from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max
 
 PROPOSALS = 16  # for each candidate: then all are refused with a probability below e^-16
 MOST_CHOICES = 1 << 16
+MOST_CANDIDATES = 1 << 18
 
 
 def span(sensitivity: Sensitivity) -> Fraction:
@@ -33,10 +34,14 @@ def span(sensitivity: Sensitivity) -> Fraction:
     return min(2 * sensitivity.linf, sensitivity.l1)
 
 
+def admit_candidates(size: int, least: int = 1) -> None:
+    """There must be enough to choose from, and no more than fits in memory sixteen times."""
+    if not least <= size <= MOST_CANDIDATES:
+        raise InvalidParameter(f"there must be from {least} to {MOST_CANDIDATES} candidates, got {size}")
+
+
 def gaps(scores: Vector) -> Vector:
     """How far each score, held inside 63 bits, is below the best."""
-    if not len(scores):
-        raise InvalidParameter("there must be at least one candidate")
     held = np.clip(scores, -HALF, HALF)
     return np.asarray(held.max() - held)
 
@@ -62,10 +67,14 @@ class NoisyMax(Mechanism):
     def __post_init__(self) -> None:
         check_scale(self)
 
+    def admit(self, size: int) -> None:
+        admit_candidates(size)
+
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(span(sensitivity) / self.scale))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
+        self.admit(len(exact))
         return np.array([noisy_max(-gaps(exact), 1 / self.scale, bits)], np.int64)
 
 
@@ -81,6 +90,9 @@ class ExponentialMechanism(Mechanism):
     def __post_init__(self) -> None:
         check_scale(self)
 
+    def admit(self, size: int) -> None:
+        admit_candidates(size)
+
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(span(sensitivity) / self.scale))
 
@@ -89,6 +101,7 @@ class ExponentialMechanism(Mechanism):
         return ZCDP(rounded_up((span(sensitivity) / self.scale) ** 2 / 8))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
+        self.admit(len(exact))
         return np.array([draw(gaps(exact), 1 / self.scale, bits)], np.int64)
 
 
@@ -106,6 +119,9 @@ class TopK(Mechanism):
         check_integer(self, "count", 1, MOST_CHOICES)
         check_scale(self)
 
+    def admit(self, size: int) -> None:
+        admit_candidates(size, self.count)
+
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(self.count * span(sensitivity) / self.scale))
 
@@ -113,8 +129,7 @@ class TopK(Mechanism):
         return ZCDP(rounded_up(self.count * (span(sensitivity) / self.scale) ** 2 / 8))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        if self.count > len(exact):
-            raise InvalidParameter(f"cannot choose {self.count} of {len(exact)} candidates")
+        self.admit(len(exact))
         left = np.arange(len(exact))
         chosen = []
         for _ in range(self.count):
@@ -140,11 +155,10 @@ def first(above: NDArray[np.bool_], count: int) -> Vector:
 
 
 def crossing_loss(mechanism: AboveThreshold | SparseVector, sensitivity: Sensitivity) -> Pure:
-    """The cost of comparing: the bar rises by the most that a score can; the chosen scores' noise makes up for it."""
+    """The cost of comparing: the bar moves and the chosen scores' noise follows, or else every score's noise moves."""
     most = largest(sensitivity)
-    rise = mechanism.count * most
-    made_up = rise + min(rise, sensitivity.l1 - most)
-    return Pure(rounded_up(most / mechanism.threshold_scale + made_up / mechanism.score_scale))
+    few = most / mechanism.threshold_scale + 2 * mechanism.count * most / mechanism.score_scale
+    return Pure(rounded_up(min(few, sensitivity.l1 / mechanism.score_scale)))
 
 
 def crossings(mechanism: AboveThreshold | SparseVector, exact: Vector, bits: Bits) -> Vector:
