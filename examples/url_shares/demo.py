@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import dither
+from dither.cli import show
 
 HERE = Path(__file__).resolve().parent
 PEOPLE, LINKS = 20_000, 1_000
@@ -52,61 +52,49 @@ QUESTIONS = (
 )
 
 
-def prepare(directory: Path) -> Path:
+NEXT = """
+What next:
+  dither ask {description} "SELECT gender, COUNT(*) AS n FROM users GROUP BY gender" --epsilon 0.5 --ledger {ledger}
+  dither check {description}      what the description makes public
+  make serve                      the same behind two servers and a web page
+  docs/datasets.md                your own data"""
+
+
+def prepare(directory: Path, console: Console) -> Path:
     """The description and the data, made unless they are there."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "dataset.yml", directory / "dataset.yml")
     if not (directory / "data" / "actions.parquet").exists():
         generate = runpy.run_path(str(HERE / "generate.py"))["generate"]
-        rows = generate(directory / "data", PEOPLE, LINKS, 20.0, 0)
-        print(f"made {PEOPLE:,} people and {rows:,} actions of theirs")
+        rows = generate(directory / "data", PEOPLE, LINKS, 20.0, 0, quiet=console.quiet)
+        console.print(f"made up {PEOPLE:,} people and {rows:,} actions of theirs, in {directory}")
     return directory / "dataset.yml"
 
 
-def ask(session: Any, number: int, question: Question, console: Console) -> None:
+def ask(session: dither.Session, number: int, question: Question, console: Console) -> dict[str, Any]:
     """Ask, and print the answer or the refusal."""
-    console.print(f"\n[bold]Question {number}[/bold]  {question.words}\n  {question.sql}")
+    console.print(f"\nQuestion {number}. {question.words}\n  {question.sql}")
     try:
         answer = session.sql(question.sql, epsilon=question.epsilon)
     except dither.BudgetExceeded as refusal:
-        console.print(f"  [bold]refused[/bold], and nothing was read: {refusal}")
-        return
-    console.print(grid(answer))
-    console.print(f"  cost: epsilon {question.epsilon}")
+        console.print(f"  refused, and nothing was read: {refusal}")
+        return {"query": question.sql, "refused": str(refusal)}
+    console.print(show.answer_grid(answer))
+    console.print(f"  cost: {show.loss_text(answer.loss)}")
     for note in answer.notes:
         console.print(f"  note: {note}")
+    return {"query": question.sql, **show.answer_data(answer)}
 
 
-def grid(answer: Any) -> Table:
-    """An answer as a table of estimates and half-widths of their intervals."""
-    table = Table(*(column.name for column in answer.columns))
-    for row in range(len(answer)):
-        cells = []
-        for place, column in enumerate(answer.columns):
-            if column.key:
-                cells.append(str(answer.keys.column(place)[row].as_py()))
-            else:
-                found = column.estimate
-                cells.append(f"{found.value[row]:,.1f} ± {(found.high[row] - found.low[row]) / 2:,.1f}")
-        table.add_row(*cells)
-    return table
-
-
-def demonstrate(directory: Path) -> None:
-    """The whole demonstration, with its files in `directory`."""
-    console = Console(highlight=False, soft_wrap=True)
-    description = prepare(directory)
-    with dither.connect(description, account="demo", ledger=directory / "ledger.sqlite") as session:
-        for number, question in enumerate(QUESTIONS, start=1):
-            ask(session, number, question, console)
-        console.print(f"\nbudget: {session.budget}")
-    console.print(
-        "\nWhat next:\n"
-        f"  dither ask {description} \"SELECT gender, COUNT(*) FROM users GROUP BY gender\" --epsilon 0.5\n"
-        f"  dither check {description}     what the description makes public\n"
-        "  make serve                     the same behind two servers and a web page\n"
-        "  README.md, docs/datasets.md    your own data"
-    )
+def demonstrate(directory: Path, *, quiet: bool = False) -> list[dict[str, Any]]:
+    """The whole demonstration, with its files in `directory`; returns the answers."""
+    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    description = prepare(directory, console)
+    session = dither.connect(description, account="demo", ledger=directory / "ledger.sqlite")
+    asked = [ask(session, number, question, console) for number, question in enumerate(QUESTIONS, start=1)]
+    console.print("\nWhat is spent and what is left:", show.budget_grid(session.budget), sep="\n")
+    console.print(NEXT.format(description=description, ledger=directory / "ledger.sqlite"))
+    return asked
 
 
 def main(
