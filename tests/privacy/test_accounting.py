@@ -469,6 +469,8 @@ def test_group_losses() -> None:
     assert group(Approximate(0, 1e-6), 5) == Approximate(0, 5e-6)
     assert group(Approximate(1, 0), 5) == Approximate(5, 0)
     assert group(Approximate(1, 1e-6), 1000) == Approximate(1000, 1)
+    steep = group(Approximate(2, 1e-6), 7)  # close to 1, and not yet there
+    assert isinstance(steep, Approximate) and Fraction("0.18") < steep.delta < Fraction("0.19")
     assert group_table(Pure(1), [1, 2]) == ((1, Pure(1)), (2, Pure(2)))
     for loss in (ZCDP(1, 1e-6), Renyi(((2, 1),))):
         with pytest.raises(InvalidParameter, match="epsilon, delta"):
@@ -524,6 +526,16 @@ def test_power_of_gaussian_noise_is_covered(loss: Loss) -> None:
     second = [mpf(0), *((1 - leak) * q for q in base), leak]
     for rate, most in meaning(loss):
         assert most_powerful(first, second, real(rate)) <= real(most) <= 1
+
+
+def test_power_outside_delta_is_taken_of_what_remains() -> None:
+    """A high order is nearly pure, so that a bound which forgets f / (1 - delta) falls below the truth."""
+    loss = Renyi(as_renyi(Pure(1), [400]).curve, delta="3/10")
+    (yes, no), (_, also) = response(Fraction(1))
+    first = [mpf("0.3"), mpf("0.7") * yes, mpf("0.7") * no, mpf(0)]
+    second = [mpf(0), mpf("0.7") * no, mpf("0.7") * also, mpf("0.3")]
+    exact = most_powerful(first, second, mpf("0.1"))
+    assert exact <= real(power(loss, "1/10")) <= exact + mpf("0.01")
 
 
 def test_meaning_in_the_words_of_the_paper() -> None:
@@ -583,6 +595,15 @@ def shrunk(loss: Loss) -> tuple[object, ...]:
             return (tuple((order, epsilon / 10**9) for order, epsilon in loss.curve),)
         case _:
             raise TypeError(loss)
+
+
+def test_caps_are_rounded_down() -> None:
+    third = 10**15 // 3
+    assert (
+        PureFilter(Fraction(1, 3), Fraction(1, 3)).cap == ZCDPFilter(Fraction(1, 3), Fraction(1, 3)).cap == (third,) * 2
+    )
+    assert RenyiFilter(((Fraction(2), Fraction(1, 3)),)).cap == (third, 0)
+    assert units15(Fraction(1, 3)) == third + 1
 
 
 def test_two_thousand_primes_neither_drift_nor_grow() -> None:
