@@ -245,3 +245,10 @@ def test_any_damage_gives_a_description_or_one_clean_error(data: st.DataObject) 
         loads(GOOD[:start] + middle + GOOD[end:], Path("."))
     except InvalidSchema as error:
         assert re.fullmatch(r"dataset\.yml:\d+: [^\n]+", str(error))
+
+
+def test_the_examples_of_the_documentation_are_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "datasets.md").read_text()
+    whole, groups = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
+    dataset = loads(whole + groups, tmp_path)
+    assert dataset.policy == "separate" and dataset.groups[0].analyst_caps[0].rho == Fraction(1, 8)
