@@ -94,7 +94,7 @@ class Schedule:
         return tuple(start + (first << doubling) for doubling in range(DOUBLINGS))
 
     def residual_bits(self, charges: int) -> int:
-        """Bits that misses among so many charges could tell at most: which were late or failed, and at which instant."""
+        """Bits that misses among so many charges could tell at most: which were late or failed, and when they left."""
         ways = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(min(charges, self.most_misses) + 1))
         return (ways - 1).bit_length()
 

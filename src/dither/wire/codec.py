@@ -40,11 +40,11 @@ class Limits:
     """How large a message may be: bytes, nesting, and values in all."""
 
     size: int
+    values: int
     depth: int = 100
-    values: int = 20_000
 
 
-REQUEST = Limits(size=1 << 20)
+REQUEST = Limits(size=1 << 22, values=200_000)
 RESPONSE = Limits(size=1 << 30, values=1 << 27)
 
 

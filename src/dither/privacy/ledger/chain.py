@@ -430,6 +430,21 @@ class Ledger:
             if groups is None or groups & set(body["groups"])
         )
 
+    def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
+        """The last recorded answer to a question that an account asked of any version of a dataset."""
+        charges, found = set[int](), None
+        for row in self.rows():
+            body = json.loads(row.body)
+            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == (
+                dataset,
+                account,
+                digest,
+            ):
+                charges.add(row.sequence)
+            if row.kind == "answer" and body["charge"] in charges:
+                found = str(body["release"])
+        return found
+
     def rows(self) -> tuple[Row, ...]:
         """Every row."""
         with self._reading():

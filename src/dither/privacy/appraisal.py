@@ -1,0 +1,261 @@
+"""What a request costs, from public facts alone: the same function quotes, charges and verifies.
+
+Nothing here reads a record, and nothing is taken on trust from the request: sensitivities follow from the plan and the
+schema, scales from the loss that was asked for, and losses from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from dither.access.context import Context
+from dither.access.domains import EPOCH, starts
+from dither.access.expr import Clamp
+from dither.access.measure import Clipped, Linear, Measure, PartitionCounts
+from dither.access.relation import (
+    BoundGroups,
+    BoundRows,
+    Distinct,
+    GroupBy,
+    KeyJoin,
+    Sample,
+    Scan,
+    UnitJoin,
+    autos,
+    fill,
+    walk,
+    windows_touched,
+)
+from dither.errors import InvalidPlan, Unsupported
+from dither.loss import Loss, Sensitivity
+from dither.privacy.accounting import compose, filter_of, joint_gaussian, joint_laplace, parallel
+from dither.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    GaussianThreshold,
+    LaplaceThreshold,
+    Mechanism,
+    PartitionSelection,
+    calibrate,
+)
+from dither.privacy.pacing import Work
+from dither.schema import BudgetCap, Moment
+from dither.wire.model import AutoBound, Calibrate, Part, QuotedPart, Request, UnitLoss
+
+NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
+MOST_WEIGHTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measure, ready to be read, and the mechanism that releases it."""
+
+    measure: Measure
+    mechanism: Mechanism
+    quoted: QuotedPart
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """What a request costs every budget, which windows it touches, and how its steps would look at the widest bound."""
+
+    losses: tuple[UnitLoss, ...]
+    windows: Mapping[str, tuple[str, ...]]
+    find: Step | None
+    steps: tuple[Step, ...]
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps in the order in which they are taken."""
+        return (self.find, *self.steps) if self.find is not None else self.steps
+
+
+def appraise(ctx: Context, request: Request) -> Appraisal:
+    """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded."""
+    find = step_of(ctx, request, Part(request.bound.find, request.bound.mechanism)) if request.bound else None
+    options = [_fillings(request.bound, part) for part in request.parts]
+    steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
+    every = [option for parts in steps for option in parts] + ([find] if find else [])
+    losses = tuple(
+        UnitLoss(budget.unit, budget.kind, _total(ctx, budget, find, steps)) for budget in ctx.dataset.budgets
+    )
+    windows = {
+        budget.unit: _windows(ctx, [step.measure for step in every], budget.unit)
+        for budget in ctx.dataset.budgets
+        if ctx.unit(budget.unit).kind == "window"
+    }
+    return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+
+
+def answered(ctx: Context, request: Request, bound: int | None) -> tuple[Step, ...]:
+    """The steps that answer, once the bound is known."""
+    tags = {request.bound.tag: bound} if request.bound is not None and bound is not None else {}
+    return tuple(step_of(ctx, request, Part(fill(part.measure, tags), part.mechanism)) for part in request.parts)
+
+
+def _fillings(bound: AutoBound | None, part: Part) -> list[Part]:
+    """A part at every bound that could be found."""
+    if bound is None or all(auto.tag != bound.tag for auto in autos(part.measure)):
+        return [part]
+    return [Part(fill(part.measure, {bound.tag: each}), part.mechanism) for each in bound.grid]
+
+
+def step_of(ctx: Context, request: Request, part: Part) -> Step:
+    """A part with its mechanism made and everything public about it worked out."""
+    measure = part.measure
+    if autos(measure):
+        raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
+    unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
+    ctx.unit(unit)
+    sensitivity = measure.sensitivity(ctx, unit)
+    mechanism = _mechanism(part.mechanism, sensitivity)
+    shape, steps = _shape(ctx, measure, mechanism)
+    quoted = QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, notes(ctx, measure))
+    return Step(measure, mechanism, quoted)
+
+
+def _mechanism(asked: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
+    if isinstance(asked, Calibrate):
+        return calibrate(asked.kind, asked.loss, sensitivity, **dict(asked.options))
+    return asked
+
+
+def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[int, ...], tuple[Fraction, ...]]:
+    """The public shape of the vector; undeclared keys have none, and leave through partition selection only."""
+    if isinstance(measure, PartitionCounts):
+        if not isinstance(mechanism, NAMING):
+            raise Unsupported("keys that are not declared leave through partition selection only")
+        return (), ()
+    steps = measure.steps(ctx)
+    shape = (*(len(axis.values) for axis in measure.axes(ctx)), len(steps))
+    mechanism.admit(prod(shape))
+    return shape, steps
+
+
+# --- What it costs ---
+
+
+def _total(ctx: Context, budget: BudgetCap, find: Step | None, options: Sequence[Sequence[Step]]) -> Loss:
+    """What the whole request costs one budget: for an automatic bound, the dearest of those that could be found."""
+    single = [steps[0] for steps in options if len(steps) == 1]
+    losses = _together(ctx, budget, [*single, *([find] if find else [])])
+    losses += [parallel([_loss(ctx, budget, step) for step in steps]) for steps in options if len(steps) > 1]
+    return compose(losses)
+
+
+def _loss(ctx: Context, budget: BudgetCap, step: Step) -> Loss:
+    """What one step costs one budget, in the kind that the budget counts."""
+    sensitivity = step.measure.sensitivity(ctx, budget.unit)
+    return step.mechanism.concentrated(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
+
+
+def _together(ctx: Context, budget: BudgetCap, steps: Sequence[Step]) -> list[Loss]:
+    """The losses of several steps, those over one partition at their joint cost where that is less."""
+    families: dict[object, list[Step]] = {}
+    for number, step in enumerate(steps):
+        linear = isinstance(step.mechanism, DiscreteLaplace | DiscreteGaussian)
+        base = step.measure.child if isinstance(step.measure, Linear) else step.measure
+        families.setdefault((type(step.mechanism), base) if linear else number, []).append(step)
+    return [_cheaper(ctx, budget, family) for family in families.values()]
+
+
+def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss:
+    alone = compose([_loss(ctx, budget, step) for step in family])
+    joint = _joint(ctx, budget, family) if len(family) > 1 else None
+    if joint is None:
+        return alone
+    cap = filter_of(budget)
+    return min(alone, joint, key=cap.spend)
+
+
+def _joint(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss | None:
+    """The largest column norm of the noise-weighted matrix, times how far one unit moves the partition below it."""
+    base = family[0].measure.child if isinstance(family[0].measure, Linear) else family[0].measure
+    size = base.size(ctx)
+    if size * size * len(family) > MOST_WEIGHTS:
+        return None
+    rows = [_weights(step.measure, size) for step in family]
+    moved = base.sensitivity(ctx, budget.unit).l1
+    weights = [row for step in rows for row in step]
+    noise = [_noise(step.mechanism) for step, made in zip(family, rows, strict=True) for _ in made]
+    if isinstance(family[0].mechanism, DiscreteGaussian):
+        return joint_gaussian(weights, noise, moved)
+    return joint_laplace(weights, noise, moved)
+
+
+def _weights(measure: Measure, size: int) -> list[tuple[int, ...]]:
+    if isinstance(measure, Linear):
+        return list(measure.weights)
+    return [tuple(int(row == column) for column in range(size)) for row in range(size)]
+
+
+def _noise(mechanism: Mechanism) -> Fraction:
+    return mechanism.variance if isinstance(mechanism, DiscreteGaussian) else mechanism.scale  # type: ignore[attr-defined]
+
+
+def _windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str, ...]:
+    """The names of the windows that the plans' public time ranges touch."""
+    spans = [span for measure in measures if (span := windows_touched(ctx, measure, unit)) is not None]
+    every = ctx.unit(unit).every
+    if not spans or every is None:
+        return ()
+    lo, hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+    return tuple(window_name(start) for start in starts(lo, hi, every))
+
+
+def window_name(start: int) -> str:
+    """A window by its first day."""
+    return (EPOCH + timedelta(microseconds=start)).strftime("%Y-%m-%d")
+
+
+def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
+    """Every window of a unit within its declared times."""
+    declared = ctx.unit(unit)
+    spans = [ctx.columns(table)[column] for table, column in declared.times.items()]
+    moments = [domain for domain in spans if isinstance(domain, Moment)]
+    if not moments or declared.every is None:
+        return ()
+    lo, hi = min(moment.lo for moment in moments), max(moment.hi for moment in moments)
+    return tuple(window_name(start) for start in starts(lo, hi, declared.every))
+
+
+# --- What is public about the work, and what was done ---
+
+
+def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) -> Work:
+    """Passes and sorts over the tables that the plans name, by their noisy sizes."""
+    nodes = [node for measure in measures for node in walk(measure)]
+    scans = [node.table for node in nodes if isinstance(node, Scan)]
+    heavy = (BoundRows, BoundGroups, GroupBy, Distinct, UnitJoin, KeyJoin, Clipped)
+    return Work(len(scans), sum(isinstance(node, heavy) for node in nodes), sum(rows.get(t, 0) for t in scans), cells)
+
+
+def notes(ctx: Context, measure: Measure) -> tuple[str, ...]:
+    """The clamping, bounding and sampling of a plan, in words."""
+    found = [_words(node) for node in walk(measure)]
+    tables = sorted({node.table for node in walk(measure) if isinstance(node, Scan) and ctx.table(node.table).private})
+    corrected = f"values of {', '.join(tables)} outside their declared domains corrected into them" if tables else ""
+    return tuple(dict.fromkeys(text for text in (*found, corrected) if text))
+
+
+def _words(node: Any) -> str:
+    match node:
+        case BoundRows(unit=unit, limit=limit):
+            return f"at most {limit} rows of each {unit} counted, chosen pseudo-randomly"
+        case BoundGroups(unit=unit, groups=groups, rows=rows):
+            return f"at most {rows} rows of each {unit} in each of at most {groups} groups counted"
+        case Clipped(unit=unit, bound=bound, norm=norm):
+            return f"each {unit}'s sums scaled into an {norm.upper()} ball of radius {bound} steps"
+        case KeyJoin(left_limit=left, right_limit=right):
+            return f"at most {left} rows on the left and {right} on the right joined for each key"
+        case Sample(rate=rate, unit=unit):
+            return f"each {unit or 'row'} kept with probability {rate}"
+        case Clamp(lo=lo, hi=hi):
+            return f"values clamped to between {lo} and {hi}"
+        case _:
+            return ""

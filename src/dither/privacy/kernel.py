@@ -1,0 +1,457 @@
+"""The one door to the data: validate, charge, read, release, on schedule.
+
+appraise        what the request costs, from public facts; refuses what is not bounded
+ledger.charge   durable before any data is read; never refunded
+_read           the only read: demands the charge's receipt
+_draw           the only exit: demands the charge's receipt
+ledger.record   the answer, kept before it leaves; then it leaves on schedule
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any, assert_never
+
+from dither.access.context import Context, PublicFacts
+from dither.access.engines import Engine, open_engine
+from dither.access.measure import Measure, PartitionCounts
+from dither.errors import BudgetExceeded, EngineFailure, NotAllowed, NotFound
+from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
+from dither.privacy.bits import Bits, SystemBits
+from dither.privacy.ledger import KERNEL, Account, Claim, Ledger, Receipt, Recorded
+from dither.privacy.ledger.rules import public
+from dither.privacy.mechanisms import Mechanism, Vector
+from dither.privacy.pacing import Clock, Schedule, SystemClock, Work, departure
+from dither.privacy.private_log import PrivateLog
+from dither.privacy.sizing import size_parts
+from dither.schema import Dataset, Scalar, Unit, load
+from dither.wire.codec import RESPONSE, decode, digest, encode
+from dither.wire.model import (
+    Balance,
+    Entry,
+    LedgerRow,
+    Quote,
+    Release,
+    ReleasedPart,
+    Request,
+    Statement,
+)
+
+
+def code_version() -> str:
+    """The version that a release was made by."""
+    try:
+        return version("dither")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class House:
+    """A registered dataset: its context, its engines (each serves one request at a time) and its noisy sizes."""
+
+    context: Context
+    engines: queue.Queue[Engine]
+    rows: Mapping[str, int]
+    slots: int
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """An engine that is free; kept until the answer leaves, so that waiting depends on the schedule alone."""
+        taken = self.engines.get()
+        try:
+            yield taken
+        finally:
+            self.engines.put(taken)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A charged request, and the engine that will answer it."""
+
+    house: House
+    engine: Engine
+    request: Request
+    appraisal: Appraisal
+    outcome: Receipt | Recorded
+
+
+class LocalKernel:
+    """The kernel in this process. With `trusted`, a token is an account's name and is believed; else it is checked."""
+
+    def __init__(
+        self,
+        datasets: Dataset | Sequence[Dataset],
+        ledger: str | Path,
+        *,
+        trusted: bool = True,
+        schedule: Schedule | None = None,
+        clock: Clock | None = None,
+        slots: int = 1,
+        engine: Callable[[Dataset], Engine] = open_engine,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._schedule, self._trusted, self._slots, self._open = schedule, trusted, slots, engine
+        self._bits: Bits = SystemBits()
+        self._houses: dict[str, House] = {}
+        self.books = Ledger(ledger, self._clock)
+        self.log = PrivateLog()
+        for dataset in (datasets,) if isinstance(datasets, Dataset) else datasets:
+            self.register(dataset)
+
+    # --- The door ---
+
+    def answer(self, request: Request, token: str) -> Release:
+        """Charges, reads, releases; on schedule."""
+        account, house = self._asking(request.dataset, token)
+        request, appraisal = self._appraised(house, request)
+        self._check_open(request, house)
+        outcome = self._charge(self._claim(request, appraisal, account.name))
+        if isinstance(outcome, Recorded) and outcome.paid:
+            return self._recorded(outcome, cached=True)
+        with house.engine() as engine:
+            return self._paced(_Task(house, engine, request, appraisal, outcome))
+
+    def _charge(self, claim: Claim) -> Receipt | Recorded:
+        """The durable charge; a refusal reads nothing and is noted apart."""
+        try:
+            return self.books.charge(claim)
+        except BudgetExceeded:
+            self.books.refuse(claim.account, claim.dataset, BudgetExceeded.code)
+            raise
+
+    def _paced(self, task: _Task) -> Release:
+        """What the task gives, or the one constant error, at an instant that public facts decide."""
+        if self._schedule is None:
+            return self._guarded(task, None)
+        name, work = task.request.dataset, self._work(task.house, task.appraisal)
+        start = self._clock.milliseconds()
+        instants = self._schedule.instants(start, work, self._misses(name, work))
+        try:
+            outcome: Release | EngineFailure = self._guarded(task, instants[-1])
+        except EngineFailure as problem:
+            outcome = problem
+        leaving = departure(instants, self._clock.milliseconds())
+        if leaving.missed or isinstance(outcome, EngineFailure):
+            self.books.miss(name, work.time_class)
+            self.log.note(event="miss", dataset=name, time_class=work.time_class)
+        self._clock.wait_until(leaving.instant)
+        if isinstance(outcome, EngineFailure):
+            raise outcome
+        return outcome
+
+    def _guarded(self, task: _Task, deadline: int | None) -> Release:
+        """After the charge every failure looks the same; the curator's log has the detail."""
+        try:
+            return self._drawn(task, deadline)
+        except Exception as problem:
+            detail = getattr(task.engine, "failure", None) or str(problem)
+            name = task.request.dataset
+            self.log.note(event="failure", dataset=name, error=type(problem).__name__, detail=detail[:2000])
+            raise EngineFailure from None
+
+    def _drawn(self, task: _Task, deadline: int | None) -> Release:
+        """Reads and draws each step, records the answer, and only then hands it out."""
+        outcome, request, appraisal = task.outcome, task.request, task.appraisal
+        if isinstance(outcome, Recorded):
+            return self._recorded(outcome, cached=False)
+        drawing = _Drawing(outcome, task.engine, self._bits, self._bits.integer(62), lambda: self._left(deadline))
+        find = drawing.release("find", appraisal.find) if appraisal.find else None
+        bound = _bound(request, find)
+        steps = answered(task.house.context, request, bound) if find else appraisal.steps
+        parts = tuple(drawing.release(f"part {number}", step) for number, step in enumerate(steps))
+        release = Release(
+            dataset=request.dataset,
+            data_version=task.house.context.dataset.data_version,
+            digest=digest(request),
+            parts=parts,
+            losses=appraisal.losses,
+            bound=bound,
+            find=find,
+            cached=False,
+            sequence=outcome.sequence,
+            head=self.books.head,
+            time=outcome.time,
+            code=code_version(),
+        )
+        recorded = self.books.record(outcome, encode(release).decode())
+        return self._recorded(Recorded(outcome.sequence, recorded, paid=False), cached=False)
+
+    def _left(self, deadline: int | None) -> float | None:
+        """Seconds until the engine is cut off."""
+        return None if deadline is None else max(0.001, (deadline - self._clock.milliseconds()) / 1000)
+
+    def _recorded(self, outcome: Recorded, cached: bool) -> Release:
+        release = decode(outcome.release.encode(), Release, RESPONSE)
+        return replace(release, cached=cached, head=self.books.head)
+
+    # --- Before the charge ---
+
+    def _asking(self, dataset: str, token: str) -> tuple[Account, House]:
+        account = self._account(token)
+        if account.role != "analyst" or not self._may_see(dataset, account):
+            raise NotAllowed("this account may not ask this dataset")
+        return account, self._house(dataset)
+
+    def _account(self, token: str) -> Account:
+        if not self._trusted:
+            return self.books.authenticate(token)
+        if not token or token == KERNEL:
+            raise NotAllowed("an account needs a name, and not the kernel's own")
+        return Account(token, "analyst")
+
+    def _may_see(self, dataset: str, account: Account) -> bool:
+        return dataset in self._houses and (account.role != "analyst" or self.books.may_ask(dataset, account.name))
+
+    def _house(self, dataset: str) -> House:
+        if dataset not in self._houses:
+            raise NotFound(f"there is no dataset {dataset[:60]!r}")
+        return self._houses[dataset]
+
+    def _seeing(self, dataset: str, token: str, *roles: str) -> Account:
+        """An account that may look: in this process, everyone may."""
+        account = self._account(token)
+        if not self._may_see(dataset, account) or (roles and account.role not in roles and not self._trusted):
+            raise NotAllowed("this account may not see this")
+        return account
+
+    def _appraised(self, house: House, request: Request) -> tuple[Request, Appraisal]:
+        """The request as its JSON says it, and what it costs: nothing but a plan gets further."""
+        plain = decode(encode(request), Request)
+        return plain, appraise(house.context, plain)
+
+    def _check_open(self, request: Request, house: House) -> None:
+        if request.expect_head is not None:
+            self.books.check_head(request.expect_head)
+        if self._schedule is not None and self.books.misses(request.dataset)[1] >= self._schedule.most_misses:
+            raise NotAllowed("the dataset is locked after late answers, until its curator acts")
+
+    def _claim(self, request: Request, appraisal: Appraisal, account: str) -> Claim:
+        question = replace(request, request_id="", expect_head=None)
+        return Claim(
+            dataset=request.dataset,
+            account=account,
+            digest=digest(request),
+            request=encode(question).decode(),
+            losses=appraisal.losses,
+            windows=appraisal.windows,
+            facts=tuple(encode(step.quoted).decode() for step in appraisal.all_steps),
+            request_id=request.request_id,
+            code=code_version(),
+        )
+
+    def _work(self, house: House, appraisal: Appraisal) -> Work:
+        cells = sum(prod(step.quoted.shape) for step in appraisal.all_steps)
+        return work_of([step.measure for step in appraisal.all_steps], house.rows, cells)
+
+    def _misses(self, dataset: str, work: Work) -> int:
+        return sum(note.body == work.time_class for note in self.books.misses(dataset)[0])
+
+    # --- What may be known ---
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        """The datasets that the account may ask or see."""
+        account = self._account(token)
+        return tuple(name for name in sorted(self._houses) if self._may_see(name, account))
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        """What is public about a dataset, without where its records are."""
+        self._seeing(dataset, token)
+        return public(self._house(dataset).context.dataset)
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        """What was counted in the dataset's public tables."""
+        self._seeing(dataset, token)
+        return self._house(dataset).context.facts
+
+    def quote(self, request: Request, token: str) -> Quote:
+        """What a request would cost; free, and reads nothing."""
+        account, house = self._asking(request.dataset, token)
+        request, appraisal = self._appraised(house, request)
+        free, affordable = self.books.preview(self._claim(request, appraisal, account.name))
+        work = self._work(house, appraisal)
+        wait = 0 if self._schedule is None else self._schedule.prediction(work, self._misses(request.dataset, work))
+        find = appraisal.find.quoted if appraisal.find else None
+        parts = tuple(step.quoted for step in appraisal.steps)
+        return Quote(
+            request.dataset, parts, appraisal.losses, find, free, affordable, work.time_class, wait, self.books.head
+        )
+
+    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
+        """The budgets that the account's charges count against; everyone's for auditors and curators."""
+        account = self._seeing(dataset, token)
+        who = account.name if account.role == "analyst" else None
+        return self.books.balances(dataset, who, self._all_windows(self._house(dataset).context))
+
+    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+        """The charges that the account may see."""
+        account = self._seeing(dataset, token)
+        return self.books.history(dataset, account.name if account.role == "analyst" else None)
+
+    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+        """Every row, so that the chain can be checked; auditors and curators."""
+        self._seeing(dataset, token, "auditor", "curator")
+        return tuple(LedgerRow(row.sequence, row.kind, row.time, row.body, row.hash) for row in self.books.rows())
+
+    def statement(self, dataset: str, token: str) -> Statement:
+        """The facts of the privacy statement."""
+        self._seeing(dataset, token)
+        described = self._house(dataset).context.dataset
+        charges = len(self.books.history(dataset, None))
+        bits = 0 if self._schedule is None else self._schedule.residual_bits(charges)
+        balances = self.books.balances(dataset, None, self._all_windows(self._house(dataset).context))
+        return Statement(
+            dataset, described.population, described.policy, tuple(map(_described_unit, described.units.values())),
+            balances, tuple(self._assumptions(described)), bits, self.books.head, code_version(),
+        )  # fmt: skip
+
+    def _assumptions(self, dataset: Dataset) -> Iterator[str]:
+        """What the guarantee rests on, in words."""
+        yield "the guarantee is the cap on each budget, whatever was spent so far; questions may follow from answers"
+        yield "a changed record counts as one removed and one added: twice the loss, unless the statement says less"
+        if dataset.policy == "separate":
+            yield "each group's guarantee holds as long as the groups do not share answers with each other"
+        for unit in dataset.units.values():
+            held = [name for name, table in dataset.tables.items() if table.private and name not in unit.keys]
+            if held:
+                yield f"for unit {unit.name}, the tables {', '.join(held)} are held fixed"
+        if self._schedule is None:
+            yield "this kernel runs in its user's own process and trusts that user; answers are not delayed"
+
+    def _all_windows(self, ctx: Context) -> dict[str, tuple[str, ...]]:
+        """Every declared window of every window unit that has a budget."""
+        units = {cap.unit: ctx.unit(cap.unit) for cap in ctx.dataset.budgets}
+        return {name: windows_of(ctx, name) for name, unit in units.items() if unit.kind == "window"}
+
+    # --- What the curator does ---
+
+    def register(self, dataset: Dataset) -> None:
+        """Opens a dataset: writes its description down, and measures its size privately before anything else."""
+        engines: queue.Queue[Engine] = queue.Queue()
+        for _ in range(self._slots):
+            engines.put(self._open(dataset))
+        first = engines.get()
+        engines.put(first)
+        self.books.register(dataset, first.ctx.facts)
+        bare = House(first.ctx, engines, {}, self._slots)
+        self._houses[dataset.name] = replace(bare, rows=self._sized(bare))
+
+    def _sized(self, house: House) -> dict[str, int]:
+        """The noisy number of (clipped) rows of each private table, charged like any question."""
+        parts, tables = size_parts(house.context)
+        if not parts:
+            return {}
+        request, appraisal = self._appraised(house, Request(house.context.dataset.name, tuple(parts)))
+        try:
+            outcome = self.books.charge(self._claim(request, appraisal, KERNEL))
+        except BudgetExceeded:
+            return self._size_before(request, tables)
+        with house.engine() as engine:
+            return _rows(tables, self._guarded(_Task(house, engine, request, appraisal, outcome), None))
+
+    def _size_before(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
+        """The size of an earlier version of the data: a new one needs budget that is not left."""
+        found = self.books.last_answer(request.dataset, KERNEL, digest(request))
+        return {} if found is None else _rows(tables, decode(found.encode(), Release, RESPONSE))
+
+    def unlock(self, dataset: str) -> None:
+        """Lets a dataset that was locked by late answers answer again."""
+        self.books.unlock(dataset)
+
+    def corrections(self, dataset: str) -> Mapping[str, int]:
+        """How many values had to be corrected in answers so far; for the curator only."""
+        house, totals = self._house(dataset), dict[str, int]()
+        with house.engine() as engine:
+            for name, count in engine.corrections().items():
+                totals[name] = totals.get(name, 0) + count
+        return totals
+
+    def close(self) -> None:
+        """Lets go of the data and the ledger."""
+        for house in self._houses.values():
+            for _ in range(house.slots):
+                house.engines.get().close()
+        self._houses.clear()
+        self.books.close()
+
+
+class _Drawing:
+    """One charge being drawn: the only reads and the only exits, each of them against the receipt."""
+
+    def __init__(
+        self, receipt: Receipt, engine: Engine, bits: Bits, secret: int, left: Callable[[], float | None]
+    ) -> None:
+        self._receipt, self._engine, self._bits, self._secret, self._left = receipt, engine, bits, secret, left
+
+    def release(self, name: str, step: Step) -> ReleasedPart:
+        """Reads one step's exact integers and lets them out through its mechanism."""
+        keys: tuple[tuple[Scalar, ...], ...] | None = None
+        if isinstance(step.measure, PartitionCounts):
+            found, exact = self._read_groups(name, step.measure)
+            # Places in a list that depends on the data would tell more than the keys that they stand for.
+            keys, values = tuple(found[place] for place in self._draw(name, step.mechanism, exact)), ()
+        else:
+            values = tuple(self._draw(name, step.mechanism, self._read(name, step.measure)).tolist())
+        quoted = step.quoted
+        return ReleasedPart(
+            values, quoted.steps, quoted.shape, keys, step.mechanism, quoted.sensitivity, quoted.loss, quoted.notes
+        )
+
+    def _read(self, name: str, measure: Measure) -> Vector:
+        self._receipt.redeem(f"read {name}")
+        return self._engine.vector(measure, self._left(), self._secret)
+
+    def _read_groups(self, name: str, measure: PartitionCounts) -> tuple[tuple[tuple[Scalar, ...], ...], Vector]:
+        self._receipt.redeem(f"read {name}")
+        groups = self._engine.groups(measure, self._left(), self._secret)
+        return groups.keys, groups.counts
+
+    def _draw(self, name: str, mechanism: Mechanism, exact: Vector) -> Vector:
+        self._receipt.redeem(f"draw {name}")
+        return mechanism.release(exact, self._bits)
+
+
+def _rows(tables: Sequence[str], size: Release) -> dict[str, int]:
+    """Noisy rows by table; the last part counts units."""
+    return {table: max(0, part.values[0]) for table, part in zip(tables, size.parts, strict=True) if table}
+
+
+def _described_unit(unit: Unit) -> str:
+    """A unit in words."""
+    tables = ", ".join(unit.keys)
+    match unit.kind:
+        case "row":
+            return f"{unit.name}: one row of {tables}"
+        case "window":
+            return f"{unit.name}: one person's rows of one {unit.every} in {tables}"
+        case "user":
+            return f"{unit.name}: all rows of one person in {tables}"
+        case _:
+            assert_never(unit.kind)
+
+
+def _bound(request: Request, find: ReleasedPart | None) -> int | None:
+    """The bound that a first step chose; an index outside the grid stands for its nearest end."""
+    if request.bound is None or find is None:
+        return None
+    grid = request.bound.grid
+    place = find.values[0] if find.values else 0
+    return grid[min(max(place, 0), len(grid) - 1)]
+
+
+def losses_of(ctx: Context, request: str) -> Any:
+    """What a recorded request costs: for the verifier."""
+    appraisal = appraise(ctx, decode(request.encode(), Request))
+    return appraisal.losses, appraisal.windows
+
+
+def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:
+    """The kernel of a dataset's description in this process; its ledger lies beside the description."""
+    path = Path(target)
+    return LocalKernel(load(path), ledger if ledger is not None else path.with_suffix(".ledger"), **options)
