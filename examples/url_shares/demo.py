@@ -3,7 +3,7 @@
     dither demo          or          python examples/url_shares/demo.py
 
 Makes the data (of nobody: they are drawn at random), opens a session as an analyst, and prints each answer with its
-error and its cost. The ledger lies beside the data; a second run finds the answers of the first and pays nothing.
+error and its cost. The ledger lies beside the description; a second run finds the first answers and pays nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ QUESTIONS = (
 
 NEXT = """
 What next:
-  dither ask {description} "SELECT gender, COUNT(*) AS n FROM users GROUP BY gender" --epsilon 0.5 --ledger {ledger}
+  dither ask {description} "SELECT gender, COUNT(*) AS n FROM users GROUP BY gender" --epsilon 0.5
   dither check {description}      what the description makes public
   make serve                      the same behind two servers and a web page
   docs/datasets.md                your own data"""
@@ -77,10 +77,10 @@ def ask(session: dither.Session, number: int, question: Question, console: Conso
     try:
         answer = session.sql(question.sql, epsilon=question.epsilon)
     except dither.BudgetExceeded as refusal:
-        console.print(f"  refused, and nothing was read: {refusal}")
+        console.print(f"  refused: {refusal}")
         return {"query": question.sql, "refused": str(refusal)}
     console.print(show.answer_grid(answer))
-    console.print(f"  cost: {show.loss_text(answer.loss)}")
+    console.print(f"  {show.cost_text(answer)}")
     for note in answer.notes:
         console.print(f"  note: {note}")
     return {"query": question.sql, **show.answer_data(answer)}
@@ -90,10 +90,10 @@ def demonstrate(directory: Path, *, quiet: bool = False) -> list[dict[str, Any]]
     """The whole demonstration, with its files in `directory`; returns the answers."""
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
     description = prepare(directory, console)
-    session = dither.connect(description, account="demo", ledger=directory / "ledger.sqlite")
+    session = dither.connect(description, account="demo")
     asked = [ask(session, number, question, console) for number, question in enumerate(QUESTIONS, start=1)]
     console.print("\nWhat is spent and what is left:", show.budget_grid(session.budget), sep="\n")
-    console.print(NEXT.format(description=description, ledger=directory / "ledger.sqlite"))
+    console.print(NEXT.format(description=description))
     return asked
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,10 @@ Account = Annotated[str, typer.Option(help="who asks, in this process")]
 Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="who asks, of a gateway")]
 Name = Annotated[str | None, typer.Option("--dataset", help="which dataset, if there are several")]
 LedgerFile = Annotated[
-    Path | None, typer.Option("--ledger", envvar="DITHER_LEDGER", help="the ledger, in this process")
+    Path | None,
+    typer.Option(
+        "--ledger", envvar="DITHER_LEDGER", help="the ledger, in this process; beside the description unless given"
+    ),
 ]
 Epsilon = Annotated[str | None, typer.Option(help="what to spend: 0.5 or 1/2")]
 Rho = Annotated[str | None, typer.Option(help="what to spend, in zCDP")]
@@ -37,14 +39,7 @@ Confidence = Annotated[float, typer.Option(help="of the intervals")]
 def _session(target: str, account: str, token: str | None, dataset: str | None, ledger: Path | None) -> Session:
     if target.startswith(("http://", "https://")):
         return connect(target, token=token, dataset=dataset)
-    return connect(target, account=account, dataset=dataset, ledger=ledger or default_ledger(target))
-
-
-def default_ledger(target: str) -> Path:
-    """Where the ledger of a description lies unless told: the user's state directory, never the working directory."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dither"
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return home / "ledger.sqlite"
+    return connect(target, account=account, dataset=dataset, ledger=ledger)
 
 
 def _bound(text: str | None) -> object:
@@ -87,7 +82,7 @@ def ask(
         _print(show.answer_data(answer))
         return
     CONSOLE.print(show.answer_grid(answer))
-    CONSOLE.print(f"cost: {show.loss_text(answer.loss)} ({answer.confidence:.0%} intervals)")
+    CONSOLE.print(f"{show.cost_text(answer)} ({answer.confidence:.0%} intervals)")
     for note in answer.notes:
         CONSOLE.print(f"note: {note}")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any
+from fractions import Fraction
+from typing import Any, assert_never
 
 from rich.table import Table as Grid
 
+from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.loss import to_json as loss_to_json
 from dither.post.answers import Answer
 from dither.session import Price
@@ -53,13 +55,44 @@ def answer_data(answer: Answer) -> dict[str, Any]:
     }
 
 
-def loss_text(losses: Iterable[Any]) -> str:
-    """Losses in words: epsilon 1/2."""
-    texts = []
+def cost_text(answer: Answer) -> str:
+    """What an answer cost; nothing if it had been given before."""
+    if all(release.cached for release in answer.releases):
+        return f"cost: nothing, since it was asked before (for {loss_text(answer.loss)})"
+    return f"cost: {loss_text(answer.loss)}"
+
+
+def loss_text(losses: Iterable[Loss]) -> str:
+    """Losses in words, those of a kind added up: epsilon 2."""
+    totals: dict[str, Fraction] = {}
     for loss in losses:
-        fields = {name: value for name, value in loss_to_json(loss).items() if name not in ("kind", "delta")}
-        texts.append(", ".join(f"{name} {value}" for name, value in fields.items()))
-    return " + ".join(texts)
+        for name, value in _numbers(loss).items():
+            totals[name] = totals.get(name, Fraction(0)) + value
+    return ", ".join(f"{name} {number_text(value)}" for name, value in totals.items() if value) or "nothing"
+
+
+def _numbers(loss: Loss) -> dict[str, Fraction]:
+    match loss:
+        case Pure(epsilon=epsilon):
+            return {"epsilon": epsilon}
+        case Approximate(epsilon=epsilon, delta=delta):
+            return {"epsilon": epsilon, "delta": delta}
+        case ZCDP(rho=rho, delta=delta):
+            return {"rho": rho, "delta": delta}
+        case Renyi(curve=curve, delta=delta):
+            return {f"epsilon at order {order}": epsilon for order, epsilon in curve} | {"delta": delta}
+        case _:
+            assert_never(loss)
+
+
+def number_text(value: Fraction) -> str:
+    """A rational as people write it: a decimal where it is one, else p/q.
+
+    >>> number_text(Fraction(9, 5)), number_text(Fraction(1, 3))
+    ('1.8', '1/3')
+    """
+    decimal_places = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal_places:f}" if Fraction(decimal_places) == value else str(value)
 
 
 def price_grid(price: Price) -> Grid:
