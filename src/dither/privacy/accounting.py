@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import comb
 from typing import ClassVar, assert_never
 
@@ -585,6 +586,7 @@ class RenyiFilter:
 Filter = PureFilter | ZCDPFilter | RenyiFilter
 
 
+@lru_cache(maxsize=256)
 def filter_of(cap: BudgetCap) -> Filter:
     """The filter that enforces a declared budget.
 
