@@ -68,7 +68,7 @@ class Case:
         """The law for each input."""
         return {exact: self._law(exact) for pair in self.pairs for exact in pair}
 
-    @lru_cache  # noqa: B019
+    @lru_cache(maxsize=None)  # noqa: B019, UP033
     def _law(self, exact: Exact) -> Law:
         return self.law(self.mechanism, exact)
 

@@ -25,9 +25,9 @@ from cases import CASES, OUTSIDE, Case, Law, laplace_reaches, noisy_max_law, opt
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Renyi, Sensitivity
 from dither.privacy import mechanisms
-from dither.privacy.accounting import delta_at, epsilon_at
+from dither.privacy.accounting import delta_at, epsilon_at, pure_as_rho
 from dither.privacy.bits import SystemBits, Words
-from dither.privacy.mechanisms import BY_NAME, FLOOR, LARGEST_SCALE, Mechanism, calibrate, saturating_add
+from dither.privacy.mechanisms import BY_NAME, FLOOR, LARGEST_SCALE, Mechanism, calibrate, partitions, saturating_add
 from dither.privacy.mechanisms.calibration import MAKERS
 from dither.privacy.mechanisms.partitions import keep_table
 from dither.privacy.mechanisms.selection import draw, first, reaches
@@ -653,6 +653,47 @@ def test_sparse_vector_has_the_corrected_constants() -> None:
     assert mechanisms.SparseVector(0, 5, 10, 20, 40).loss(wide) == Pure(Fraction(3, 5) + Fraction(5, 40))
     lone = Sensitivity.of(l0=1, linf=1)
     assert mechanisms.AboveThreshold(0, 5, 10, 20).loss(lone) == Pure(Fraction(1, 20))  # one noisy score tells all
+
+
+def test_the_stated_costs() -> None:
+    """Figures worked out by hand, at a distance where every norm is different: two cells by 3."""
+    s = Sensitivity.of(l0=2, linf=3)
+    assert mechanisms.DiscreteLaplace(12).loss(s) == mechanisms.Geometric(12).loss(s) == Pure("1/2")
+    assert mechanisms.Snapping(12, 64).loss(s) == mechanisms.PublicThreshold(12, 9).loss(s) == Pure("1/2")
+    assert mechanisms.DiscreteGaussian(9).loss(s) == ZCDP(1)
+    assert mechanisms.Staircase("1/4", 2, 1).loss(s) == Pure(1)  # two steps in each cell
+    assert mechanisms.Staircase("1/4", 4, 1).loss(s) == Pure("1/2")  # one
+    uneven = Sensitivity(*map(Fraction, (2, 9, 10, 82)))
+    assert mechanisms.Staircase("1/4", 4, 1).loss(uneven) == Pure(1)  # 9 is three steps, 1 is one
+    assert mechanisms.TopK(2, 12).loss(s) == Pure(1)
+    sparse = mechanisms.SparseVector(0, 1, 12, 12, 12)
+    assert sparse.loss(s) == Pure(Fraction(6, 12) + Fraction(3, 12))
+    crossing = pure_as_rho(Fraction(1, 2))
+    assert sparse.concentrated(s) == ZCDP(crossing + Fraction(9, 2 * 144))
+    assert replace(sparse, count=5).concentrated(s) == ZCDP(crossing + Fraction(18, 2 * 144))
+    deciles = mechanisms.Quantiles(("1/10", "9/10"), 12)
+    assert deciles.loss(s) == Pure(Fraction(2 * 6, 12) * (Fraction(9, 10) + Fraction(8, 9)))
+    assert deciles.concentrated(s) == ZCDP(Fraction(36, 2 * 144) * (Fraction(9, 10) ** 2 + Fraction(8, 9) ** 2))
+    three = mechanisms.Quantiles(("1/10", "2/10", "9/10"), 12)
+    assert three.loss(s) == Pure(Fraction(2 * 6, 12) * (Fraction(8, 10) + Fraction(7, 8)))
+    groups = Sensitivity.of(l0=3, linf=1)
+    assert mechanisms.PartitionSelection("1/5", "1/100").loss(groups).epsilon == Fraction(3, 5)
+    assert mechanisms.PartitionSelection("1/5", "1/100").concentrated(groups).rho == 3 * pure_as_rho(Fraction(1, 5))
+
+
+def test_the_stated_costs_of_laplace_noise_in_rho() -> None:
+    """The squares where few cells move far, the hyperbolic tangent where all that move do."""
+    uneven, far = Sensitivity(*map(Fraction, (10, 5, 10, 30))), Sensitivity.of(l0=2, linf=30)
+    assert mechanisms.DiscreteLaplace(100).concentrated(uneven).rho == Fraction(30, 2 * 100**2)
+    assert mechanisms.DiscreteLaplace(2).concentrated(far).rho == 2 * pure_as_rho(Fraction(15))
+
+
+def test_one_of_several_events() -> None:
+    assert partitions.any_of(Fraction(1), 0) == partitions.any_of(Fraction(1, 2), 0) == 0
+    assert partitions.any_of(Fraction(1), 3) == 1
+    assert partitions.any_of(Fraction(1, 10**50), 2) == Fraction(2, 10**50)
+    assert float(partitions.any_of(Fraction(1, 2), 2)) == 0.75
+    assert partitions.any_of(Fraction(1, 2), 2) >= Fraction(3, 4)
 
 
 # --- Others' figures ------------------------------------------------------------------------------------------------
