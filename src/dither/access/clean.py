@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -20,8 +21,10 @@ from dither.access.spelling import (
     binary,
     both,
     case,
+    cast,
     double,
     null,
+    own,
     plain,
     text,
     times,
@@ -83,13 +86,17 @@ def fallback(column: Column) -> Sql:
             wanted = Fraction(default) if isinstance(default, int | Fraction) else Fraction(0)
             return whole(min(max(round(wanted / domain.step), lo), hi))
         case Moment():
-            return whole(min(max(default, domain.lo), domain.hi) if isinstance(default, int) else domain.lo)
+            return whole(_spare_moment(column, domain))
         case Boolean():
             return constant(default is True)
         case Category(values=values):
             return text(default if isinstance(default, str) else values[0])
         case _:
             return constant(default) if isinstance(default, int | str) else null(physical(domain))
+
+
+def _spare_moment(column: Column, domain: Moment) -> int:
+    return min(max(column.default, domain.lo), domain.hi) if isinstance(column.default, int) else domain.lo
 
 
 def _is_null(value: Sql) -> Sql:
@@ -128,9 +135,9 @@ def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
         case "text":
             value = spelling.number_of_text(raw)
         case "integer" | "decimal" | "float":
-            value = exp.cast(raw.copy(), "double")
+            value = cast(raw, "double")
         case "boolean":
-            value = exp.cast(case([(raw, plain(1)), (exp.not_(raw), plain(0))]), "double")
+            value = cast(case([(raw, plain(1)), (exp.not_(raw), plain(0))]), "double")
         case _:
             return null("double")
     return case([(exp.not_(spelling.is_nan(value)), value)])
@@ -139,7 +146,7 @@ def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
 def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     lo, hi = ends(domain)
     if kind == "integer":
-        inside = _scaled(exp.cast(raw.copy(), "bigint"), domain, spelling)
+        inside = _scaled(cast(raw, "bigint"), domain, spelling)
         value, missing = raw, (_is_null(raw), _missing(column))
     else:
         value = _double(raw, kind, spelling)
@@ -164,8 +171,8 @@ def _scaled(value: Sql, domain: Number, spelling: Spelling) -> Sql:
 def _snapped(value: Sql, domain: Number) -> Sql:
     """A finite double on the lattice, halves away from zero."""
     up, down = double(domain.step.denominator), double(domain.step.numerator)
-    scaled = binary(exp.Div, binary(exp.Mul, exp.Abs(this=value.copy()), up), down)
-    size = exp.cast(exp.Floor(this=binary(exp.Add, scaled, exp.cast(exp.Literal.number("0.5"), "double"))), "bigint")
+    scaled = binary(exp.Div, binary(exp.Mul, exp.Abs(this=own(value)), up), down)
+    size = cast(exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double"))), "bigint")
     if domain.lo >= 0:
         return size
     return case([(binary(exp.LT, value, double(0)), exp.Neg(this=size))], size.copy())
@@ -190,9 +197,10 @@ def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, 
     local = value if here is domain else _local(value, domain, zone)
     length = LENGTHS[domain.precision]
     inside = local if length == 1 else times(divided(local, length, span(here)[0], spelling), length)
+    spare = replace(column, default=_local_end(_spare_moment(column, domain), domain, zone), domain=here)
     branches = [
-        (_is_null(raw), _missing(column)),
-        (_is_null(value), fallback(column)),
+        (_is_null(raw), _missing(spare)),
+        (_is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
         (binary(exp.LTE, value, whole(domain.lo)), whole(_local_end(domain.lo, domain, zone))),
         (binary(exp.GTE, value, whole(domain.hi)), whole(_local_end(domain.hi, domain, zone))),
     ]
@@ -236,17 +244,17 @@ def _integer(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
             value = _double(raw, kind, spelling)
             exact = both(
                 [
-                    binary(exp.EQ, value, exp.Floor(this=value.copy())),
-                    binary(exp.LT, exp.Abs(this=value.copy()), double(1 << 53)),
+                    binary(exp.EQ, value, exp.Floor(this=own(value))),
+                    binary(exp.LT, exp.Abs(this=own(value)), double(1 << 53)),
                 ]
             )
-            return case([(exact, exp.cast(value.copy(), "bigint"))])
+            return case([(exact, cast(value, "bigint"))])
         case _:
             return null("bigint")
 
 
 def _text(raw: Sql, kind: RawKind) -> Sql:
-    return exp.cast(raw.copy(), "varchar") if kind in ("text", "integer", "boolean") else null("varchar")
+    return cast(raw, "varchar") if kind in ("text", "integer", "boolean") else null("varchar")
 
 
 def _spelled(values: Sequence[str]) -> list[str]:

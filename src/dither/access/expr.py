@@ -61,8 +61,10 @@ from dither.access.spelling import (
     binary,
     call,
     case,
+    cast,
     double,
     null,
+    own,
     plain,
     sub,
     text,
@@ -131,15 +133,15 @@ def fits(size: int) -> int:
 
 def real(value: Sql, step: Fraction) -> Sql:
     """A lattice integer as the double nearest to what it stands for."""
-    scaled = binary(exp.Mul, exp.cast(value.copy(), "double"), double(step.numerator))
+    scaled = binary(exp.Mul, cast(value, "double"), double(step.numerator))
     return binary(exp.Div, scaled, double(step.denominator))
 
 
 def snapped(value: Sql, target: Number) -> Sql:
     """A finite double on the lattice of a domain, inside it."""
     scaled = binary(exp.Div, binary(exp.Mul, value, double(target.step.denominator)), double(target.step.numerator))
-    nearest = exp.Floor(this=binary(exp.Add, scaled, exp.cast(exp.Literal.number("0.5"), "double")))
-    return within(exp.cast(nearest, "bigint"), *ends(target))
+    nearest = exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double")))
+    return within(cast(nearest, "bigint"), *ends(target))
 
 
 @dataclass(frozen=True)
@@ -381,7 +383,7 @@ class Function(Expr):
             argument = _held(argument, *self._reach(child))
         defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, plain(0))
         if self.name in ("exp", "logistic"):
-            defined = exp.Not(this=exp.Is(this=value.copy(), expression=exp.null()))
+            defined = exp.Not(this=exp.Is(this=own(value), expression=exp.null()))
         return case([(defined, snapped(self._call(argument), target))])
 
     def _call(self, argument: Sql) -> Sql:
@@ -767,7 +769,7 @@ class DatePart(Expr):
             case _:
                 name = {"dayofyear": "doy"}.get(self.part, self.part)
                 extracted = exp.Extract(this=exp.var(name), expression=spelling.instant(value))
-                return exp.cast(extracted, "bigint")
+                return cast(extracted, "bigint")
 
 
 @dataclass(frozen=True)
@@ -924,7 +926,7 @@ def nearest(value: Fraction) -> int:
 
 def nonzero(value: Sql) -> Sql:
     """The value, or NULL where it is zero."""
-    return exp.Nullif(this=value.copy(), expression=plain(0))
+    return exp.Nullif(this=own(value), expression=plain(0))
 
 
 def condition(child: Expr, scope: Scope, where: str) -> Sql:
@@ -936,7 +938,7 @@ def condition(child: Expr, scope: Scope, where: str) -> Sql:
 def membership(value: Sql, held: Sequence[int | str | bool], domain: Domain) -> Sql:
     """Whether a value is among public ones; NULL stays NULL."""
     if held:
-        return exp.In(this=value.copy(), expressions=[constant(v) for v in held])
+        return exp.In(this=own(value), expressions=[constant(v) for v in held])
     return case([(binary(exp.Is, value, exp.null()), null("boolean"))], exp.false())
 
 
@@ -987,13 +989,13 @@ def _signed(value: Sql, size: int) -> Sql:
 
 
 def _held(value: Sql, least: float, most: float) -> Sql:
-    lo, hi = (exp.cast(exp.Literal.string(repr(bound)), "double") for bound in (least, most))
+    lo, hi = (cast(exp.Literal.string(repr(bound)), "double") for bound in (least, most))
     return call("LEAST", call("GREATEST", value, lo), hi)
 
 
 def _nearest(value: Sql, step: Fraction) -> Sql:
     scaled = binary(exp.Div, binary(exp.Mul, value, double(step.denominator)), double(step.numerator))
-    return exp.cast(exp.Floor(this=binary(exp.Add, scaled, exp.cast(exp.Literal.number("0.5"), "double"))), "bigint")
+    return cast(exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double"))), "bigint")
 
 
 def _alike(left: Domain, right: Domain) -> bool:
@@ -1030,10 +1032,10 @@ def ordinal(value: Sql, domain: Moment, every: Period, spelling: Spelling) -> Sq
         shift = 3 * DAY if every == "week" else 0
         return divided(add(value, shift), LENGTHS[every], domain.lo, spelling)
     instant = spelling.instant(value)
-    year = exp.cast(exp.Extract(this=exp.var("year"), expression=instant.copy()), "bigint")
+    year = cast(exp.Extract(this=exp.var("year"), expression=instant.copy()), "bigint")
     if every == "year":
         return year
-    within = exp.cast(exp.Extract(this=exp.var(every), expression=instant), "bigint")
+    within = cast(exp.Extract(this=exp.var(every), expression=instant), "bigint")
     return add(add(times(year, 12 if every == "month" else 4), within), -1)
 
 

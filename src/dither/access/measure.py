@@ -60,7 +60,7 @@ from dither.access.relation import (
     fixed,
     needs_unit,
 )
-from dither.access.spelling import Sql, add, binary, both, case, plain, rows_count, times
+from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, times
 from dither.access.statement import Statement, aliased, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
@@ -281,7 +281,7 @@ def keyed(
 
 
 def _among(value: Sql, held: Sequence[int | str | bool | None]) -> Sql:
-    listed_values = exp.In(this=value.copy(), expressions=[constant(v) for v in held if v is not None])
+    listed_values = exp.In(this=own(value), expressions=[constant(v) for v in held if v is not None])
     empty = binary(exp.Is, value, exp.null())
     if None not in held:
         return listed_values
@@ -478,7 +478,7 @@ class Clipped(Measure):
     def _with_norms(self, statement: Statement, table: str, hidden: list[str]) -> str:
         """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
-        sizes: list[Sql] = [exp.Abs(this=cell.copy()) if self.norm == "l1" else times(cell, cell) for cell in cells]
+        sizes: list[Sql] = [exp.Abs(this=own(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
         size = statement.spelling.wide(sizes[0])
         for other in sizes[1:]:
             size = add(size, statement.spelling.wide(other))
@@ -491,19 +491,19 @@ class Clipped(Measure):
         if self.norm == "l2":
             table = self._with_root(statement, table)
         limit = plain(radius if self.norm == "l1" else radius * radius)
-        norm = exp.cast(named("n"), "bigint") if self.norm == "l1" else named("root")
+        norm = cast(named("n"), "bigint") if self.norm == "l1" else named("root")
         fits_already = binary(exp.LTE, named("n"), limit)
         scaled = []
         for index in range(len(self.values)):
             cell = named(f"s{index}")
-            shrunk = spelling.quotient(times(cell, radius), exp.Nullif(this=norm.copy(), expression=plain(0)))
+            shrunk = spelling.quotient(times(cell, radius), exp.Nullif(this=own(norm), expression=plain(0)))
             scaled.append(aliased(case([(fits_already, cell)], shrunk), f"v{index}"))
         return statement.add(exp.select(*self._kept(statement), *scaled).from_(table))
 
     def _with_root(self, statement: Statement, table: str) -> str:
         """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
-        near = exp.cast(exp.Floor(this=exp.Sqrt(this=exp.cast(named("n"), "double"))), "bigint")
+        near = cast(exp.Floor(this=exp.Sqrt(this=cast(named("n"), "double"))), "bigint")
         with_guess = statement.add(
             exp.select(*self._kept(statement), *cells, named("n"), aliased(near, "g")).from_(table)
         )

@@ -21,7 +21,7 @@ MOMENT = "^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,
 
 def whole(value: int) -> Sql:
     """A 64-bit integer constant."""
-    return exp.cast(exp.Literal.number(value), "bigint")
+    return cast(exp.Literal.number(value), "bigint")
 
 
 def plain(value: int) -> Sql:
@@ -31,7 +31,7 @@ def plain(value: int) -> Sql:
 
 def double(value: int) -> Sql:
     """An integer as a double constant."""
-    return exp.cast(exp.Literal.number(value), "double")
+    return cast(exp.Literal.number(value), "double")
 
 
 def text(value: str) -> Sql:
@@ -41,20 +41,34 @@ def text(value: str) -> Sql:
 
 def null(kind: str) -> Sql:
     """A typed NULL."""
-    return exp.cast(exp.null(), kind)
+    return cast(exp.null(), kind)
+
+
+def own(node: Sql) -> Sql:
+    """A node that may become part of another: itself while it is nobody's, else a copy."""
+    return node if node.parent is None else node.copy()
+
+
+TYPES = {name: exp.DataType.build(name) for name in ("bigint", "double", "varchar", "boolean", "timestamp", "hugeint")}
+
+
+def cast(node: Sql, kind: str) -> Sql:
+    """CAST(node AS kind)."""
+    return exp.Cast(this=own(node), to=TYPES[kind].copy())
 
 
 def wrap(node: Sql) -> Sql:
-    """A copy that can stand as an operand."""
+    """A node that can stand as an operand."""
     atomic = isinstance(node, exp.Column | exp.Cast | exp.Func | exp.Case | exp.Paren | exp.Null | exp.Boolean) or (
         isinstance(node, exp.Literal) and not node.is_string
     )
-    return node.copy() if atomic else exp.paren(node, copy=True)
+    return own(node) if atomic else exp.Paren(this=own(node))
 
 
 def binary(kind: type[exp.Binary], left: Sql, right: Sql) -> Sql:
     """An infix operator with its operands in parentheses where needed."""
-    return kind(this=wrap(left), expression=wrap(right))
+    first = wrap(left)
+    return kind(this=first, expression=wrap(right) if right is not first else first.copy())
 
 
 def add(left: Sql, right: Sql | int) -> Sql:
@@ -78,20 +92,20 @@ def times(left: Sql, right: Sql | int) -> Sql:
 
 def both(conditions: Sequence[Sql]) -> Sql:
     """The conjunction."""
-    return exp.and_(*conditions) if conditions else exp.true()
+    return exp.and_(*map(own, conditions), copy=False) if conditions else exp.true()
 
 
 def case(branches: Sequence[tuple[Sql, Sql]], default: Sql | None = None) -> Sql:
     """CASE WHEN ... THEN ... ELSE ... END."""
-    result = exp.Case(ifs=[exp.If(this=when.copy(), true=then.copy()) for when, then in branches])
+    result = exp.Case(ifs=[exp.If(this=own(when), true=own(then)) for when, then in branches])
     if default is not None:
-        result.set("default", default.copy())
+        result.set("default", own(default))
     return result
 
 
 def call(name: str, *arguments: Sql) -> Sql:
     """A function of SQL known to sqlglot by that name."""
-    return exp.func(name, *(argument.copy() for argument in arguments))
+    return exp.func(name, *map(own, arguments), copy=False)
 
 
 def within(value: Sql, lo: int, hi: int) -> Sql:
@@ -123,65 +137,65 @@ class Spelling:
 
     def wide(self, value: Sql) -> Sql:
         """The integer in a type whose sums cannot overflow (at least 38 digits)."""
-        return exp.cast(value.copy(), "hugeint")
+        return cast(value, "hugeint")
 
     def total(self, value: Sql) -> Sql:
         """SUM over rows in a type that cannot overflow; DuckDB sums 64 bits in 128."""
-        return exp.Sum(this=value.copy())
+        return exp.Sum(this=own(value))
 
     def instant(self, microseconds: Sql) -> Sql:
         """Microseconds since 1970 as a timestamp without a zone."""
-        return exp.Anonymous(this="make_timestamp", expressions=[microseconds.copy()])
+        return exp.Anonymous(this="make_timestamp", expressions=[own(microseconds)])
 
     def microseconds(self, moment: Sql) -> Sql:
         """A timestamp or date as microseconds since 1970; infinities become NULL."""
-        return exp.Anonymous(this="epoch_us", expressions=[moment.copy()])
+        return exp.Anonymous(this="epoch_us", expressions=[own(moment)])
 
     def fingerprint(self, value: Sql) -> Sql:
         """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
-        digits = exp.Substring(this=exp.MD5(this=value.copy()), start=plain(1), length=plain(8))
-        return exp.cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
+        digits = exp.Substring(this=exp.MD5(this=own(value)), start=plain(1), length=plain(8))
+        return cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
 
     def matches(self, value: Sql, pattern: str) -> Sql:
         """Whether a text has a form of ours; no pattern comes from an analyst."""
-        return exp.RegexpLike(this=value.copy(), expression=text(pattern))
+        return exp.RegexpLike(this=own(value), expression=text(pattern))
 
     def is_nan(self, value: Sql) -> Sql:
-        """Whether a double is NaN. Not by comparison: DuckDB folds that by Parquet's statistics, which leave NaN out."""
-        return exp.Anonymous(this="isnan", expressions=[value.copy()])
+        """Whether a double is NaN."""
+        return exp.Anonymous(this="isnan", expressions=[own(value)])
 
     def number_of_text(self, value: Sql) -> Sql:
         """The double that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, NUMBER), exp.TryCast(this=value.copy(), to=exp.DataType.build("double")))])
+        return case([(self.matches(value, NUMBER), exp.TryCast(this=own(value), to=exp.DataType.build("double")))])
 
     def boolean_of_text(self, value: Sql) -> Sql:
         """The truth value that a text spells, or NULL; never fails."""
-        lowered = exp.Lower(this=value.copy())
+        lowered = exp.Lower(this=own(value))
         truths, lies = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
         return case(
             [
                 (exp.In(this=lowered, expressions=[text(word) for word in truths]), exp.true()),
-                (exp.In(this=lowered.copy(), expressions=[text(word) for word in lies]), exp.false()),
+                (exp.In(this=own(lowered), expressions=[text(word) for word in lies]), exp.false()),
             ]
         )
 
     def moment_of_text(self, value: Sql) -> Sql:
         """The timestamp that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, MOMENT), exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp")))])
+        return case([(self.matches(value, MOMENT), exp.TryCast(this=own(value), to=exp.DataType.build("timestamp")))])
 
     def moment_of_date(self, value: Sql) -> Sql:
         """A date as a timestamp, NULL where the calendar of timestamps does not reach; never fails."""
-        return exp.TryCast(this=value.copy(), to=exp.DataType.build("timestamp"))
+        return exp.TryCast(this=own(value), to=exp.DataType.build("timestamp"))
 
     def integer_of_text(self, value: Sql) -> Sql:
         """The 64-bit integer whose usual spelling is this text, or NULL; never fails."""
-        number = exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"))
-        spelled = binary(exp.EQ, exp.cast(number, "varchar"), value)
+        number = exp.TryCast(this=own(value), to=exp.DataType.build("bigint"))
+        spelled = binary(exp.EQ, cast(number, "varchar"), value)
         return case([(spelled, number)])
 
     def integer_of_wide(self, value: Sql) -> Sql:
         """An integer of any width as 64 bits, or NULL where it does not fit; never fails."""
-        return exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"))
+        return exp.TryCast(this=own(value), to=exp.DataType.build("bigint"))
 
 
 def mixed(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:

@@ -16,7 +16,22 @@ from sqlglot import exp
 from dither.access.context import Context
 from dither.access.domains import physical, span
 from dither.access.expr import Scope
-from dither.access.spelling import MODULUS, RawKind, Spelling, Sql, add, binary, call, case, mixed, plain, text, whole
+from dither.access.spelling import (
+    MODULUS,
+    RawKind,
+    Spelling,
+    Sql,
+    add,
+    binary,
+    call,
+    case,
+    cast,
+    mixed,
+    own,
+    plain,
+    text,
+    whole,
+)
 from dither.errors import InvalidPlan
 from dither.schema import Boolean, Category, Domain, Moment, Number
 
@@ -173,7 +188,7 @@ class Statement:
 
 def aliased(value: Sql, name: str) -> Sql:
     """value AS name."""
-    return exp.alias_(value, name)
+    return exp.Alias(this=own(value), alias=exp.to_identifier(name))
 
 
 def equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
@@ -183,6 +198,6 @@ def equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
 
 def saturated(value: Sql, most: int, least: int | None = None) -> Sql:
     """A wide integer held from `least` (-most) to `most`, in 64 bits; NULL is 0."""
-    present = exp.Coalesce(this=value.copy(), expressions=[plain(0)])
+    present = exp.Coalesce(this=own(value), expressions=[plain(0)])
     held = call("LEAST", call("GREATEST", present, plain(-most if least is None else least)), plain(most))
-    return exp.cast(held, "bigint")
+    return cast(held, "bigint")
