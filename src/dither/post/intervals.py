@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from scipy.stats import qmc
 
 from dither.post.laws import SETTLED, Floats, Law, half_width, pair_half_width
 from dither.post.recipe import (
@@ -231,8 +231,17 @@ def _simulated(node: Node, sources: Sequence[Source], keys: Sequence[Values], co
 
 def _points(laws: Sequence[Law]) -> list[Floats]:
     """Noise at low-discrepancy points: an interval then needs thousands of them, not a million."""
-    levels = qmc.Sobol(len(laws), scramble=True, rng=np.random.default_rng(len(laws))).random(POINTS)
-    return [law.at(levels[:, position]) for position, law in enumerate(laws)]
+    return [law.at(levels) for law, levels in zip(laws, _levels(len(laws)), strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _levels(dimension: int) -> tuple[Floats, ...]:
+    """Kronecker points: multiples of powers of 1 / g, where g^(d+1) = g + 1, modulo 1."""
+    base = 2.0
+    for _ in range(60):
+        base = (1 + base) ** (1 / (dimension + 1))
+    steps = np.arange(1, POINTS + 1)
+    return tuple(np.clip((0.5 + steps * base**-power) % 1.0, 1e-9, 1 - 1e-9) for power in range(1, dimension + 1))
 
 
 def _slab(

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from dither.access import expr
 from dither.access.context import Context
-from dither.access.domains import ends
+from dither.access.domains import cardinality, ends
 from dither.access.expr import Expr, Scope
 from dither.access.measure import Clipped, Count, Key, Measure, Sum, Sums
 from dither.access.relation import (
@@ -21,10 +21,11 @@ from dither.post.bounds import Bound, edges
 from dither.post.quantiles import Bins, Wanted, bins
 from dither.post.questions import Aggregate, Ordering, Output, Question
 from dither.post.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
-from dither.schema import Number, Scalar
+from dither.schema import Identifier, Number, Reference, Scalar
 
 MASS, ROWS = "mass", "rows"
 FEW_CELLS = 64
+MOST_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 HUGE = 1 << 30
@@ -135,11 +136,31 @@ class Planner:
 
     def check(self, question: Question, scope: Scope) -> None:
         """Every expression has a domain, and every key can be listed; errors say which does not."""
-        for _, key in question.keys:
-            key.domain(scope)
+        for name, key in question.keys:
+            if isinstance(key.domain(scope), Identifier):
+                raise Unsupported(
+                    f"{name} names people or things, so it cannot be a key of an answer; "
+                    "GROUP BY it in a subquery and aggregate that, or COUNT(DISTINCT) it"
+                )
+        self.check_size(question)
         for aggregate in question.aggregates:
             for value in (*aggregate.values, *([aggregate.condition] if aggregate.condition is not None else [])):
                 value.domain(scope)
+
+    def check_size(self, question: Question) -> None:
+        """Refuses answers with more declared keys than anyone reads."""
+        keys = tuple(Key(name, value) for name, value in question.keys)
+        scope = Scope(question.relation.domain(self.context))
+        many = 1
+        for key in keys:
+            domain = key.value.domain(scope)
+            public = self.context.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
+            many *= cardinality(domain, public)
+        if many > MOST_GROUPS:
+            raise Unsupported(
+                f"GROUP BY gives every declared key, and there are {many} (at most {MOST_GROUPS}); "
+                "group by something coarser, such as FLOOR(x / 10) or DATE_TRUNC('day', x)"
+            )
 
     # --- bounding ------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from dither.schema import Dataset, Unit
 LONGEST = 50_000
 DEEPEST = 60
 PRIVACY_OPTIONS = re.compile(r"\bSELECT\s+WITH\s+DIFFERENTIAL_PRIVACY\s*(?:OPTIONS\s*\(([^()]*)\))?", re.IGNORECASE)
+FIRST_WORD = re.compile(r"[\s(]*([A-Za-z]+)")
 OPTIONS = {
     "epsilon": "epsilon", "rho": "rho", "delta": "delta", "within": "within", "confidence": "confidence",
     "bound": "bound", "max_rows": "bound", "max_groups_contributed": "groups", "groups": "groups",
@@ -169,6 +170,8 @@ class Reader:
     def joined(self, source: Source, join: exp.Join, conditions: list[Any]) -> tuple[Source, list[Any]]:
         """One JOIN; a comma takes its equalities from WHERE."""
         other = self.item(join.this)
+        for alias in {field.alias for field in source.fields} & {field.alias for field in other.fields}:
+            raise InvalidQuery(f"two tables are called {alias!r}; give one of them another name with AS")
         if join.args.get("method") or join.kind.upper() in {"SEMI", "ANTI", "STRAIGHT", "ASOF"}:
             raise Unsupported(f"{(join.args.get('method') or join.kind).upper()} JOIN is not offered; write JOIN ... ON")
         side = (join.side or "inner").lower()
@@ -222,7 +225,7 @@ class Reader:
         if isinstance(query, exp.SetOperation):
             raise Unsupported("UNION of answers is not offered; ask the questions as a batch and put the answers together")
         if not isinstance(query, exp.Select):
-            raise Unsupported(f"{_verb(query)} is refused: only SELECT can be asked")
+            raise Unsupported("only SELECT can be asked")
         refuse_clauses(query)
         if query.args.get("distinct") is not None:
             raise Unsupported("SELECT DISTINCT would list what is in the data; write SELECT x, COUNT(*) ... GROUP BY x")
@@ -234,6 +237,8 @@ class Reader:
             reason = "held fixed under the unit" if source.context else "public: read it without privacy"
             raise Unsupported(f"this question reads only what is {reason}; ask of a private table")
         if not _aggregating(query):
+            for node in query.find_all(exp.Anonymous):
+                Translator(lambda column: expr.Column(column.name))(node)
             raise Unsupported("rows of people cannot be returned; ask for COUNT, SUM, AVG... with GROUP BY")
         top = _Top(source, *_keys(query, source))
         outputs = tuple(Output(_title(item), top.node(_bare(item))) for item in query.expressions)
@@ -515,6 +520,7 @@ def _quantile(node: exp.Expression) -> tuple[exp.Expression, Fraction]:
 
 
 def _refusal(node: exp.Expression) -> Unsupported:
+    node = node.this if isinstance(node, exp.IgnoreNulls | exp.RespectNulls) else node
     for kind, advice in REFUSED_AGGREGATES.items():
         if isinstance(node, kind):
             return Unsupported(f"{shown(node)}: {advice}")
@@ -645,10 +651,6 @@ def refuse_row_order(query: exp.Expression) -> None:
             raise Unsupported(f"{word} in a subquery chooses among people's rows; it is offered at the top, on answers")
 
 
-def _verb(query: exp.Expression) -> str:
-    return type(query).__name__.upper() if not isinstance(query, exp.Command) else str(query.this).upper()
-
-
 def options_of(text: str) -> tuple[str, dict[str, str]]:
     """The query without SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...), and those options under our names."""
     found = PRIVACY_OPTIONS.search(text)
@@ -667,6 +669,9 @@ def parse(text: str) -> exp.Expression:
     """One statement, parsed; too long or too deep is refused before any work."""
     if len(text) > LONGEST:
         raise InvalidQuery(f"the query has {len(text)} characters; the most is {LONGEST}")
+    verb = FIRST_WORD.match(text)
+    if verb is not None and verb.group(1).upper() not in {"SELECT", "WITH"}:
+        raise Unsupported(f"{verb.group(1).upper()[:20]} is refused: only SELECT can be asked")
     try:
         statements = [part for part in sqlglot.parse(text, dialect="duckdb") if part is not None]
     except (SqlglotError, RecursionError) as problem:
@@ -680,7 +685,8 @@ def parse(text: str) -> exp.Expression:
 def _first_line(problem: Exception) -> str:
     if isinstance(problem, RecursionError):
         return f"it is nested deeper than {DEEPEST} levels"
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(problem)).splitlines()[0][:200]
+    line = re.sub(r"\x1b\[[0-9;]*m", "", str(problem)).splitlines()[0]
+    return re.sub(r"<[^<>]*>", "something else", re.sub(r" for <class [^>]*>", "", line))[:200]
 
 
 def _check_depth(query: exp.Expression) -> None:

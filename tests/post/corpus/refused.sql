@@ -225,7 +225,7 @@ SELECT country, COUNT(*) FROM users GROUP BY ALL;
 SELECT COUNT(*) FROM users LIMIT 3.5;
 SELECT country, COUNT(*) FROM users GROUP BY country LIMIT COUNT(*);
 SELECT * FROM (PIVOT users ON country USING COUNT(*)) t;
-SELECT salary, COUNT(*) FROM users GROUP BY salary;
+SELECT salary, joined, COUNT(*) FROM users GROUP BY salary, joined;
 SELECT moment, COUNT(*) FROM actions GROUP BY moment;
 -- types
 SELECT COUNT(*) FROM users WHERE country > 5;

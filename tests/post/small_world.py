@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dither.access.context import PublicFacts
+
 CORPUS = Path(__file__).parent / "corpus"
 PEOPLE = 400
 COUNTRIES = ["AT", "CH", "DE", "FR", "IT", "NL"]
@@ -107,6 +109,11 @@ def urls(random: np.random.Generator) -> pa.Table:
             "year": random.integers(2010, 2020, 30),
         }
     )
+
+
+def facts() -> PublicFacts:
+    """What may be counted in the public table."""
+    return PublicFacts({"urls.url_id": tuple(range(1, 31))}, {"urls.url_id": 1})
 
 
 def build(folder: Path) -> Path:

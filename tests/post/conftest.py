@@ -1,0 +1,58 @@
+"""The small world, its engine, and sessions over a kernel without a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from post.bare import BareKernel
+from post.small_world import build, facts, raw
+
+from dither.access.context import Context
+from dither.access.engines import Engine, open_engine
+from dither.access.measure import Measure
+from dither.schema import load
+from dither.session import Session
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("world")
+    build(where)
+    return where
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> Iterator[Engine]:
+    opened = open_engine(load(folder / "dataset.yml"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def truth(folder: Path) -> duckdb.DuckDBPyConnection:
+    return raw(folder)
+
+
+@pytest.fixture(scope="session")
+def kernel(engine: Engine) -> BareKernel:
+    return BareKernel(engine.ctx, engine.vector)
+
+
+@pytest.fixture(scope="session")
+def session(kernel: BareKernel) -> Session:
+    return Session.over(kernel, "analyst")
+
+
+def _no_engine(measure: Measure) -> Any:
+    raise AssertionError(f"{type(measure).__name__} was read, and nothing may be")
+
+
+@pytest.fixture(scope="session")
+def blind(folder: Path) -> Session:
+    """A session whose kernel has no engine at all."""
+    context = Context(load(folder / "dataset.yml"), facts())
+    return Session.over(BareKernel(context, _no_engine), "analyst")
