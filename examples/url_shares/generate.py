@@ -8,6 +8,7 @@ Tables are streamed to Parquet piece by piece, so memory does not grow with the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,7 +120,7 @@ def main(
 ) -> None:
     """Make the demonstration data."""
     rows = generate(out, users, urls, mean, seed, quiet=quiet)
-    typer.echo(f"wrote {users:,} people, {urls:,} links and {rows:,} actions to {out}")
+    typer.echo(f"wrote {users:,} people, {urls:,} links and {rows:,} actions to {os.path.relpath(out)}")
 
 
 if __name__ == "__main__":
