@@ -6,6 +6,7 @@ python tests/house/reference.py --update   write them anew
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +23,13 @@ UPDATE = "run: python tests/house/reference.py --update"
 
 
 def signature(thing: Any) -> str:
-    """The parameters of a callable as they are written."""
+    """The parameters of a callable as they are written, without quotes around annotations."""
     try:
-        return (
-            str(inspect.signature(thing, eval_str=False))
-            .replace("'", "")
-            .replace("(self, ", "(")
-            .replace("(self)", "()")
-        )
+        text = str(inspect.signature(thing, eval_str=False))
     except (TypeError, ValueError):
         return ""
+    plain = re.sub(r"""(: |-> )(['"])(.*?)\2(?=,|\)| =|$)""", r"\1\3", text)
+    return re.sub(r"\(self(, )?", "(", plain)
 
 
 def summary(thing: Any) -> str:
@@ -101,8 +99,8 @@ def cli_lines() -> Iterator[str]:
 
 
 def page(lines: Iterator[str]) -> str:
-    """Lines as a page, bullets close together."""
-    return "\n".join(lines).replace("\n\n- ", "\n- ").replace(":\n- ", ":\n\n- ").rstrip() + "\n"
+    """Lines as a page, the bullets of a list close together."""
+    return re.sub(r"(^- .*\n)\n(?=- )", r"\1", "\n".join(lines), flags=re.M).rstrip() + "\n"
 
 
 PAGES = {API: api_lines, CLI: cli_lines}

@@ -13,7 +13,7 @@ from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
 from dither.session import Session, connect
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
 Query = Annotated[str, typer.Argument(help="the question in SQL", show_default=False)]

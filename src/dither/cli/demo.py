@@ -14,7 +14,7 @@ from dither.cli.options import AsJson
 
 HERE = Path(__file__).resolve().parents[1] / "examples" / "url_shares"
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from dither.schema import load
 from dither.schema.facts import facts, warnings
 from dither.schema.shapes import json_schema
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 Description = Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)]
 

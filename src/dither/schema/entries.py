@@ -71,21 +71,25 @@ class Entries:
 
 
 def listed(names: object) -> str:
+    """Names as a list for a message."""
     return ", ".join(cast(dict[str, Any], names))
 
 
 def missing(place: Place, key: str, entry: Field, what: str) -> Any:
+    """Refuse a mapping that lacks a required entry."""
     sample = f"; it is one of {', '.join(entry.choices)}" if entry.choices else ""
     place.refuse(f"{what} needs '{key}:' ({entry.help}){sample}")
 
 
 def sequence(node: Node, what: str) -> tuple[Node, ...]:
+    """The items of a list."""
     if not isinstance(node, Sequence):
         node.place.refuse(f"{what} must be a list: [a, b] or lines that start with '- '")
     return node.items
 
 
 def mapping(node: Node, what: str) -> Mapping:
+    """A mapping that is not empty."""
     if not isinstance(node, Mapping) or not node.items:
         node.place.refuse(f"{what} must be a mapping with at least one 'name: ...'")
     return node
@@ -106,6 +110,7 @@ def named(node: Node, what: str, singular: str) -> Iterator[tuple[str, Place, No
 
 
 def distinct(nodes: tuple[Node, ...], values: tuple[str, ...], what: str) -> None:
+    """Refuse a list that holds a value twice."""
     seen: set[str] = set()
     for node, value in zip(nodes, values, strict=True):
         if value in seen:

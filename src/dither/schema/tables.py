@@ -32,6 +32,7 @@ MOST_VALUES = 100_000
 
 
 def tables_of(node: Node, directory: Path, zone: str) -> dict[str, Table]:
+    """Every table of the file, by name."""
     plain = [(name, Entries.of(body, "table", f"table {name}")) for name, _, body in named(node, "tables", "table")]
     kinds = {(name, column): kind for name, entries in plain for column, kind in _key_kinds(entries)}
     public = {name for name, entries in plain if not scalars.boolean(entries.need("private"), entries.label("private"))}
