@@ -6,6 +6,7 @@ is estimated from how many units lie above each power of two, continued as a pow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,9 +20,9 @@ from dither.post.laws import Floats
 FIND_SHARE = Fraction(1, 10)
 OCTAVES = 26
 LARGEST = 1 << 31
-SURE = 4.0
-STEEPEST, FLATTEST = 4.0, 0.6
-DOUBT = 2.0
+SURE = 4.5
+FASTEST, SLOWEST = 0.1, 0.45
+FEWEST = 4.0
 RESIDUAL = 0.35
 
 
@@ -116,35 +117,52 @@ class Tail:
 
 def tail(points: tuple[int, ...], noisy: Floats, std: float) -> Tail:
     """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next."""
-    counts = np.cumsum(noisy[::-1])[::-1][1:]
-    spread = std * np.sqrt(np.arange(len(counts), 0, -1))
-    counts = np.maximum.accumulate(counts[::-1])[::-1] if std > 0 else counts
-    sure = np.flatnonzero(counts > SURE * spread + 1)
-    last = int(sure[-1]) if len(sure) else 0
-    slope = _slope(counts, last)
-    law = max(counts[last], 0.0) * 2.0 ** (-slope * (np.arange(len(counts)) - last))
-    flat = DOUBT * max(counts[last], 1.0) * 2.0 ** (-0.8 * slope * (np.arange(len(counts)) - last))
-    beyond = np.arange(len(counts)) > last
-    above = np.where(beyond, np.clip(law, np.maximum(counts - 2 * spread, 0), np.maximum(counts + 2 * spread, 0)), counts)
-    high = np.where(beyond, np.minimum(counts + 2.5 * spread, flat), counts + 2.5 * spread)
-    quiet = std < 1e-3
-    return Tail(np.asarray(points, float), counts if quiet else above, counts if quiet else np.maximum(high, above))
+    last = _last(noisy, std)
+    ratio = _ratio(noisy, last, std)
+    held = _continued(noisy, last, ratio, std, FEWEST)
+    wide = _continued(noisy, last, min(1.3 * ratio, 0.5), 3 * std, 0.5)
+    wide[last] += 2 * std * math.sqrt(last + 1)
+    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, np.maximum(wide, held)))
+    return Tail(np.asarray(points, float), above, above_high)
 
 
-def _slope(counts: Floats, last: int) -> float:
-    """The power by which counts fall, over the last two octaves that noise does not hide."""
-    first = max(0, last - 2)
-    if last == first or counts[first] <= 0 or counts[last] <= 0:
-        return 1.5
-    return float(np.clip(np.log2(counts[first] / counts[last]) / (last - first), FLATTEST, STEEPEST))
+def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
+    """The counts as seen up to the last sure bin, then falling by `ratio` to `fewest`, never far above what was seen."""
+    counts = noisy.copy()
+    if slack > 0:
+        for place in range(last + 1, len(counts)):
+            expected = min(max(counts[place - 1], 0.0) * ratio, max(noisy[place] + slack, 0.0))
+            counts[place] = expected if expected >= fewest else 0.0
+    return counts
+
+
+def _last(noisy: Floats, std: float) -> int:
+    """The last bin, going up from the fullest, that noise does not explain; a gap of two bins ends the search."""
+    last = place = int(np.argmax(noisy))
+    while place < len(noisy) and (noisy[place : place + 2] > 2 * std + 0.5).any():
+        last = place if noisy[place] > SURE * std + 0.5 else last
+        place += 1
+    return last
+
+
+def _ratio(noisy: Floats, last: int, std: float) -> float:
+    """How fast counts fall from one power of two to the next, near the last bin that is sure."""
+    if last < 2 or std <= 0:
+        return 0.5
+    before, after = noisy[last - 2] + noisy[last - 1], noisy[last - 1] + noisy[last]
+    return float(np.clip(after / before, FASTEST, SLOWEST)) if before > 0 else SLOWEST
 
 
 def choose(shape: Tail, epsilon: float, cells: int) -> Found:
-    """The bound at which noise and what remains of the clipping, cell by cell, are smallest together."""
+    """The bound at which noise and what remains of the clipping are smallest together, in a cell of middling size.
+
+    Groups are unequal: with more of them, the middling one is further below the average.
+    """
+    share = cells * (1 + math.log2(cells))
     best, least = float(shape.edges[0]), np.inf
     for bound in np.geomspace(shape.edges[0], shape.edges[-1], 4 * len(shape.edges)):
         noise = np.sqrt(2) * bound / epsilon
-        clipped = RESIDUAL * shape.removed(bound, shape.above) / cells
+        clipped = RESIDUAL * shape.removed(bound, shape.above) / share
         if np.hypot(noise, clipped) < least:
             best, least = float(bound), float(np.hypot(noise, clipped))
     bound = max(1, round(best))
