@@ -60,7 +60,8 @@ bench: $(DEV)  ## Speed and error beside the peers
 	$(BIN)/python benchmarks/run.py
 
 serve: $(SERVER)  ## The demonstration dataset behind both servers on this machine
-	$(BIN)/dither demo --serve
+	@$(BIN)/dither demo --directory .dither/demo
+	$(BIN)/dither serve .dither/demo/dataset.yml
 
 build: $(DEV)  ## A wheel, tried in an empty environment outside the checkout
 	$(BIN)/python -m build --no-isolation --outdir dist

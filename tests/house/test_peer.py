@@ -28,6 +28,7 @@ def test_a_peer_that_pypi_lacks_stands_by_its_published_figure(peer: Any) -> Non
         peer.environment("statdp")
 
 
+@pytest.mark.tier("test")
 def test_a_peer_that_does_not_import_says_so(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(peer.PEERS, "broken", peer.Peer(("pip",), "import nothing_of_the_kind", python=sys.executable))
     with pytest.raises(peer.Unavailable, match="nothing_of_the_kind"):

