@@ -41,7 +41,7 @@ def calibrate(kind: str, loss: Loss, sensitivity: Sensitivity, **options: Any) -
         raise InvalidParameter(f"no mechanism is called {kind[:40]!r}; there are: {', '.join(MAKERS)}")
     try:
         return MAKERS[kind](loss, sensitivity, **options)
-    except TypeError as error:
+    except (TypeError, ArithmeticError) as error:
         raise InvalidParameter(f"{kind} is made from other options: {error}") from None
 
 
@@ -186,9 +186,11 @@ def _lowest_threshold(found: Mechanism, delta: Fraction, sensitivity: Sensitivit
 
 
 def _response(loss: Loss, sensitivity: Sensitivity, categories: int = 2) -> Mechanism:
+    always = RandomizedResponse(categories, Fraction(1))
+
     def make(scale: Fraction) -> RandomizedResponse:
-        odds = exp_down(min(Fraction(40), 1 / scale))
-        return RandomizedResponse(categories, digits_up(categories / (categories + odds - 1)))
+        odds = exp_down(min(Fraction(40), 1 / scale)) * (1 - Fraction(1, 10**18))  # room for rounding the loss up
+        return replace(always, lie=digits_up(categories / (categories + odds - 1)))
 
     if isinstance(loss, Pure | Approximate):
         return make(_ratio(Fraction(cells(sensitivity)), loss.epsilon))
