@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -730,7 +731,13 @@ def kept(enforced: Filter, first: Law, second: Law) -> bool:
             return all(renyi(first, second, a) <= real(epsilon) + ROUNDING for a, epsilon in enforced.curve)
         case _:
             points = [Fraction(n, 4) for n in range(1, 20)]
-            return all(hockey(first, second, e) <= real(delta_at(enforced.guarantee, e)) + ROUNDING for e in points)
+            return all(hockey(first, second, e) <= allowed_delta(enforced.guarantee, e) + ROUNDING for e in points)
+
+
+@cache
+def allowed_delta(loss: Loss, epsilon: Fraction) -> mpf:
+    """The delta that a guarantee allows, worked out once."""
+    return real(delta_at(loss, epsilon))
 
 
 FILTERS: list[Filter] = [
