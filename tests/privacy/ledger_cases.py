@@ -107,3 +107,8 @@ class HeldClock:
 
     def pass_days(self, days: float) -> None:
         self.now += timedelta(days=days)
+
+
+def monthly_units() -> dict[str, Unit]:
+    """People, and people's months."""
+    return {**dataset().units, "month": Unit("month", "window", {"actions": "user_id"}, {"actions": "at"}, "month")}

@@ -47,16 +47,17 @@ def verify(place: str | Path, appraise: Appraise | None = None, seen: Head | Non
 
 
 def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdict:
-    replay = Replay(store)
+    replay, at = Replay(store), 0
     try:
         for row in store.rows():
+            at = replay.head.sequence + 1
             replay.take(row)
             if appraise is not None and row.kind == "charge":
                 replay.check_losses(json.loads(row.body), appraise)
             if seen is not None and row.sequence == seen.sequence and row.hash != seen.hash:
                 raise LedgerError("the hash differs from the one that was seen")
     except (DitherError, KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
-        return Verdict(replay.head.sequence, replay.head, replay.head.sequence + 1, f"{problem}" or "malformed")
+        return Verdict(replay.head.sequence, replay.head, at, f"{problem}" or "malformed")
     if seen is not None and replay.head.sequence < seen.sequence:
         return Verdict(
             replay.head.sequence, replay.head, replay.head.sequence + 1, "the ledger ends before a seen head"

@@ -1,0 +1,778 @@
+"""The door: charge before read, one constant error, nothing fresh uncharged, and no other way to the data."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dither.access.context import Context
+from dither.access.engines import Engine, open_engine
+from dither.access.expr import Column, Compare, Constant, Instant
+from dither.access.measure import Count, Key, Linear, Measure, PartitionCounts, Sum, contributions
+from dither.access.relation import Auto, BoundGroups, BoundRows, Scan, Where
+from dither.errors import (
+    BudgetExceeded,
+    DitherError,
+    EngineFailure,
+    InvalidPlan,
+    LedgerError,
+    NotAllowed,
+    Unbounded,
+    Unsupported,
+)
+from dither.loss import ZCDP, Approximate, Pure, Sensitivity
+from dither.privacy import kernel as kernel_module
+from dither.privacy.kernel import LocalKernel, losses_of
+from dither.privacy.ledger.upkeep import verify
+from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
+from dither.privacy.pacing import Schedule
+from dither.schema import Dataset, Source, Unit
+from dither.wire import AutoBound, Calibrate, Head, Part, Release, Request
+from privacy.ledger_cases import DAY, HeldClock, dataset, pure, teams, zcdp
+
+ONE = 10**15
+SOURCE = Path(kernel_module.__file__).parents[1]
+KINDS = (Key("kind", Column("kind")),)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Dataset]:
+    """Files of 300 people with 20 actions each, and descriptions of them."""
+    place = tmp_path_factory.mktemp("world")
+    duckdb.sql(
+        f"""COPY (SELECT range::bigint AS user_id, (18 + range % 40)::int AS age,
+        ['DE', 'FR', 'other'][1 + range % 3] AS country FROM range(300)) TO '{place}/users.parquet'"""
+    )
+    duckdb.sql(
+        f"""COPY (SELECT (range % 300)::bigint AS user_id, ['view', 'click', 'share'][1 + range % 3] AS kind,
+        make_timestamp((range * 3600 * 1000000)::bigint) AS at FROM range(6000)) TO '{place}/actions.parquet'"""
+    )
+
+    def described(epsilon: Any = 10, **changes: Any) -> Dataset:
+        made = dataset(epsilon, **changes)
+        tables = {
+            name: replace(table, source=Source("parquet", {"path": f"{place}/{name}.parquet"}))
+            for name, table in made.tables.items()
+        }
+        return replace(made, tables=tables)
+
+    return described
+
+
+@dataclass
+class Spy:
+    """An engine that counts what is read, and does something first."""
+
+    inner: Engine
+    reads: list[Measure] = field(default_factory=list)
+    before: Callable[[], object] = lambda: None
+    deadlines: list[float | None] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def ctx(self) -> Context:
+        return self.inner.ctx
+
+    def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Any:
+        self.reads.append(measure)
+        self.deadlines.append(deadline)
+        self.before()
+        return self.inner.vector(measure, deadline, secret)
+
+    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> Any:
+        self.reads.append(measure)
+        self.before()
+        return self.inner.groups(measure, deadline, secret)
+
+    def corrections(self) -> Any:
+        return self.inner.corrections()
+
+    def cancel(self) -> None:
+        self.inner.cancel()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Room:
+    """A kernel, the engine behind it and the place of its ledger."""
+
+    kernel: LocalKernel
+    spy: Spy
+    place: Path
+
+    def rows(self, kind: str) -> list[Any]:
+        return [json.loads(row.body) for row in self.kernel.books.rows() if row.kind == kind]
+
+    def spent(self, account: str = "ann", level: str = "dataset") -> list[int]:
+        return [each.spent[0] for each in self.kernel.budget("shop", account) if each.level == level]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    """Opens kernels whose engine is watched; a second one at the same place is a restart."""
+    rooms: list[Room] = []
+
+    def opening(described: Dataset, place: Path | None = None, **options: Any) -> Room:
+        spies: list[Spy] = []
+
+        def watched(each: Dataset) -> Spy:
+            spies.append(Spy(open_engine(each)))
+            return spies[-1]
+
+        where = place or tmp_path / "ledger.sqlite"
+        made = LocalKernel(described, where, engine=watched, **options)
+        rooms.append(Room(made, spies[0], where))
+        spies[0].reads.clear()
+        return rooms[-1]
+
+    yield opening
+    for room in rooms:
+        room.kernel.close()
+
+
+def counting(epsilon: Any = 1, limit: int = 20, **changes: Any) -> Request:
+    """Actions by kind, each person bounded."""
+    measure = Count(BoundRows(Scan("actions"), "user", limit), KINDS)
+    return replace(Request("shop", (Part(measure, Calibrate("discrete_laplace", Pure(epsilon))),)), **changes)
+
+
+# --- The five lines ---
+
+
+def test_the_charge_is_durable_before_anything_is_read(world: Any, opened: Any) -> None:
+    room = opened(world())
+    seen: list[int] = []
+
+    def look() -> None:
+        fresh = kernel_module.Ledger(room.place)
+        seen.append(fresh.balances("shop", "ann", {})[0].spent[0])
+        fresh.close()
+
+    room.spy.before = look
+    room.kernel.answer(counting("1/2"), "ann")
+    assert seen == [ONE // 2 + ONE // 100]
+
+
+def test_the_answer_is_recorded_before_it_leaves(world: Any, opened: Any) -> None:
+    room = opened(world())
+    answer = room.kernel.answer(counting(), "ann")
+    recorded = room.rows("answer")[-1]
+    assert json.loads(recorded["release"])["parts"][0]["values"] == list(answer.parts[0].values)
+    assert answer.head == room.kernel.books.head
+
+
+def test_an_answer_that_cannot_be_recorded_does_not_leave(world: Any, opened: Any, monkeypatch: Any) -> None:
+    room = opened(world())
+
+    def full(*_: Any) -> str:
+        raise LedgerError("the disk is full")
+
+    monkeypatch.setattr(room.kernel.books, "record", full)
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    assert room.spent() == [ONE + ONE // 100]
+
+
+def test_the_release_says_what_was_done(world: Any, opened: Any) -> None:
+    room = opened(world())
+    (part,) = room.kernel.answer(counting(), "ann").parts
+    assert part.mechanism == DiscreteLaplace(Fraction(20))
+    assert part.shape == (3, 1) and len(part.values) == 3
+    assert part.sensitivity.l1 == 20 and part.loss == Pure(1)
+    assert part.notes[0] == "at most 20 rows of each user counted, chosen pseudo-randomly"
+    assert all(abs(value - 2000) < 1000 for value in part.values)  # Laplace(20): false alarm 3 e^-50
+
+
+def test_noise_is_added_and_differs_between_draws(world: Any, opened: Any) -> None:
+    """Laplace(10^6): two draws of three cells agree with probability below 1e-17."""
+    room = opened(world(1000))
+    drawn = {room.kernel.answer(wide(number), "ann").parts[0].values for number in range(8)}
+    assert len(drawn) == 8
+    assert room.spent() == [8 * 20 * ONE // 10**6 + ONE // 100]
+
+
+# --- Refusals before the charge ---
+
+
+@pytest.mark.parametrize(
+    ("measure", "error"),
+    [
+        (Count(Scan("actions"), KINDS), Unbounded),
+        (Count(BoundRows(Scan("nothing"), "user", 1)), InvalidPlan),
+        (Count(BoundRows(Scan("actions"), "nobody", 1)), InvalidPlan),
+        (Sum(BoundRows(Scan("users"), "user", 1), Column("nothing")), InvalidPlan),
+        (Count(BoundRows(Scan("actions"), "user", Auto())), InvalidPlan),
+        (Count(BoundRows(Scan("actions"), "user", 1), (Key("who", Column("user_id")),)), Unsupported),
+        (PartitionCounts(BoundGroups(Scan("actions"), "user", (Column("kind"),), 1, 1), KINDS), Unsupported),
+    ],
+)
+def test_a_bad_plan_is_refused_before_the_charge(world: Any, opened: Any, measure: Any, error: Any) -> None:
+    room = opened(world())
+    before = room.kernel.books.head
+    request = Request("shop", (Part(measure, DiscreteLaplace(Fraction(20))),))
+    with pytest.raises(error):
+        room.kernel.answer(request, "ann")
+    with pytest.raises(error):
+        room.kernel.quote(request, "ann")
+    assert room.kernel.books.head == before and not room.spy.reads
+
+
+def test_one_bad_part_refuses_the_batch(world: Any, opened: Any) -> None:
+    room = opened(world())
+    before = room.kernel.books.head
+    bad = Part(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1)))
+    with pytest.raises(Unbounded):
+        room.kernel.answer(replace(counting(), parts=(*counting().parts, bad)), "ann")
+    assert room.kernel.books.head == before and not room.spy.reads
+
+
+def test_beyond_the_budget_nothing_is_read_and_the_refusal_is_noted(world: Any, opened: Any) -> None:
+    room = opened(world(1))
+    with pytest.raises(BudgetExceeded, match="nothing was read"):
+        room.kernel.answer(counting(1), "ann")
+    assert not room.spy.reads
+    (note,) = room.kernel.books.refusals("shop")
+    assert json.loads(note.body) == {"account": "ann", "reason": "budget_exceeded"}
+
+
+def test_a_loss_that_the_budget_cannot_take_names_one_that_can(world: Any, opened: Any) -> None:
+    room = opened(world())
+    part = Part(counting().parts[0].measure, DiscreteGaussian(Fraction(400)))
+    with pytest.raises(DitherError, match="zcdp"):
+        room.kernel.answer(Request("shop", (part,)), "ann")
+    assert not room.spy.reads
+
+
+@dataclass(frozen=True)
+class Liar(Count):
+    """A measure that says it cannot be moved."""
+
+    proof = "count.md"
+
+    def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
+        return Sensitivity.of(l0=1, linf=Fraction(1, 10**6))
+
+
+@dataclass(frozen=True)
+class Whisperer(DiscreteLaplace):  # type: ignore[misc]
+    """A mechanism that adds nothing."""
+
+    name = "whisperer"
+    proof = "discrete_laplace.md"
+
+    def loss(self, sensitivity: Sensitivity) -> Pure:
+        return Pure(0)
+
+    def release(self, exact: Any, bits: Any) -> Any:
+        return exact
+
+
+def test_code_does_not_cross_the_door(world: Any, opened: Any) -> None:
+    room = opened(world())
+    honest = counting().parts[0]
+    liar = Liar(BoundRows(Scan("actions"), "user", 20), KINDS)
+    for part in (Part(liar, honest.mechanism), Part(honest.measure, Whisperer(Fraction(1)))):
+        with pytest.raises(InvalidPlan, match="cannot stand here"):
+            room.kernel.answer(Request("shop", (part,)), "ann")
+    assert not room.spy.reads
+
+
+# --- After the charge: one constant error ---
+
+
+@pytest.mark.parametrize("problem", [ValueError("salary 91000"), MemoryError(), EngineFailure(), InvalidPlan("oops")])
+def test_every_failure_after_the_charge_looks_the_same(world: Any, opened: Any, problem: Exception) -> None:
+    room = opened(world())
+
+    def fail() -> None:
+        raise problem
+
+    room.spy.before = fail
+    with pytest.raises(EngineFailure) as caught:
+        room.kernel.answer(counting(), "ann")
+    assert str(caught.value) == str(EngineFailure()) and caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert room.spent() == [ONE + ONE // 100]
+    assert room.kernel.log.events[-1]["error"] == type(problem).__name__
+
+
+def test_a_charge_without_an_answer_is_answered_later_without_another_charge(world: Any, opened: Any) -> None:
+    room = opened(world())
+    room.spy.before = lambda: 1 / 0
+    for _ in range(3):
+        with pytest.raises(EngineFailure):
+            room.kernel.answer(counting(), "ann")
+    room.spy.before = lambda: None
+    first = room.kernel.answer(counting(), "ann")
+    assert room.kernel.answer(counting(), "ann").parts == first.parts
+    assert room.spent() == [ONE + ONE // 100]
+    assert len(room.rows("answer")) == 2
+
+
+# --- No uncharged fresh draw: restart, retry, fork, registration, version, group ---
+
+
+def test_no_uncharged_fresh_draw_however_often_things_happen_again(world: Any, opened: Any) -> None:
+    room = opened(world())
+    request = counting(request_id="r")
+    first = room.kernel.answer(request, "ann")
+    size = dict(room.kernel._houses["shop"].rows)
+    for number in range(5):
+        room = opened(world())
+        again = room.kernel.answer(request, "ann")
+        other = room.kernel.answer(replace(request, request_id=f"r{number}"), "bob")
+        room.kernel.register(world())
+        assert again.parts == other.parts == first.parts and again.cached
+        assert room.kernel._houses["shop"].rows == size
+        assert not room.spy.reads
+    assert room.spent() == [ONE + ONE // 100]
+    assert len(room.rows("charge")) == len(room.rows("answer")) == 2
+
+
+def test_a_new_version_pays_for_its_size_and_for_every_answer_again(world: Any, opened: Any) -> None:
+    room = opened(world(4))
+    room.kernel.answer(counting(), "ann")
+    for number in range(2, 4):
+        room = opened(world(4, data_version=str(number)))
+        room.kernel.answer(counting(), "ann")
+        assert room.spent() == [number * ONE + number * ONE // 100]
+    room = opened(world(4, data_version="4"))
+    with pytest.raises(BudgetExceeded):
+        room.kernel.answer(counting(), "ann")
+
+
+def test_where_no_budget_is_left_a_new_version_keeps_the_old_size(world: Any, opened: Any) -> None:
+    room = opened(world("1/100"))
+    size = dict(room.kernel._houses["shop"].rows)
+    assert set(size) == {"users", "actions"}
+    again = opened(world("1/100", data_version="2"))
+    assert again.kernel._houses["shop"].rows == size
+    assert len(again.rows("answer")) == 1
+
+
+def test_the_size_is_the_first_charge_and_costs_its_epsilon(world: Any, opened: Any) -> None:
+    room = opened(world())
+    (charge,) = room.rows("charge")
+    assert charge["account"] == "kernel"
+    assert charge["losses"] == [["user", "pure", {"kind": "pure", "epsilon": "1/100"}]]
+    assert [row.kind for row in room.kernel.books.rows()][:2] == ["dataset", "charge"]
+
+
+def test_a_second_group_gets_the_recorded_answer_for_the_full_price_and_the_full_wait(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(2, policy="separate", groups=teams()), clock=clock, schedule=Schedule())
+    first = room.kernel.answer(counting(), "ann")
+    waited = clock.ticks
+    room.spy.reads.clear()
+    second = room.kernel.answer(counting(), "cyd")
+    assert clock.ticks - waited == waited
+    assert second.parts == first.parts and not second.cached and not room.spy.reads
+    assert room.spent("cyd", "group") == room.spent("ann", "group") == [ONE + ONE // 100]
+    third = room.kernel.answer(counting(), "dan")
+    assert third.parts == first.parts and third.cached
+    assert not room.kernel.quote(counting(draw=1), "cyd").free
+
+
+def test_a_forked_kernel_draws_its_own_noise_and_shares_the_budget(world: Any, opened: Any) -> None:
+    room = opened(world(3))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            other = LocalKernel(world(3), room.place)
+            values = other.answer(wide(1), "ann").parts[0].values
+            os.write(write, json.dumps(values).encode())
+        finally:
+            os._exit(0)
+    theirs = json.loads(os.read(read, 10_000))
+    os.waitpid(child, 0)
+    mine = room.kernel.answer(wide(2), "ann").parts[0].values
+    assert list(mine) != theirs  # Laplace(10^6), three cells: equal with probability below 1e-17
+    room.kernel.answer(counting(2), "ann")
+    with pytest.raises(BudgetExceeded):
+        room.kernel.answer(counting(1, draw=3), "ann")
+
+
+def wide(draw: int) -> Request:
+    """The count with so much noise that equal draws mean equal bits."""
+    return replace(
+        counting(draw=draw), parts=(replace(counting().parts[0], mechanism=DiscreteLaplace(Fraction(10**6))),)
+    )
+
+
+# --- What things cost ---
+
+
+def test_one_person_in_every_group_pays_the_sum(world: Any, opened: Any) -> None:
+    """Batches, WHERE-split questions and disjoint keys: disjoint rows are not disjoint people."""
+    room = opened(world())
+    kinds = ("view", "click", "share")
+    split = [
+        Part(
+            Count(BoundRows(Where(Scan("actions"), Compare("=", Column("kind"), Constant(kind))), "user", 5)),
+            Calibrate("discrete_laplace", Pure("1/2")),
+        )
+        for kind in kinds
+    ]
+    assert room.kernel.quote(Request("shop", tuple(split)), "ann").losses[0].loss == Pure("3/2")
+    listed = [
+        Part(Count(BoundRows(Scan("actions"), "user", 5), (Key("kind", Column("kind"), (kind,)),)), part.mechanism)
+        for kind, part in zip(kinds, split, strict=True)
+    ]
+    assert room.kernel.quote(Request("shop", tuple(listed)), "ann").losses[0].loss == Pure("3/2")
+    for part in split:
+        room.kernel.answer(Request("shop", (part,)), "ann")
+    assert room.spent() == [3 * ONE // 2 + ONE // 100]
+
+
+def test_questions_over_one_partition_cost_their_joint_norm(world: Any, opened: Any) -> None:
+    room = opened(world())
+    base = counting(limit=2).parts[0].measure
+    queries = [Linear(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
+    apart = Request("shop", tuple(Part(query, DiscreteLaplace(Fraction(4))) for query in queries))
+    assert room.kernel.quote(apart, "ann").losses[0].loss == Pure("1/2")
+    both = Request("shop", (*apart.parts, Part(base, DiscreteLaplace(Fraction(8)))))
+    assert room.kernel.quote(both, "ann").losses[0].loss == Pure("3/4")
+    everyone = Part(Linear(base, ((1, 1, 1),)), DiscreteLaplace(Fraction(4)))
+    assert room.kernel.quote(Request("shop", (*apart.parts, everyone)), "ann").losses[0].loss == Pure(1)
+
+
+def test_joint_cost_of_gaussian_questions_in_rho(world: Any, opened: Any) -> None:
+    room = opened(world(budgets=(zcdp(10),)))
+    base = counting(limit=2).parts[0].measure
+    queries = [Linear(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
+    request = Request("shop", tuple(Part(query, DiscreteGaussian(Fraction(4))) for query in queries))
+    assert room.kernel.quote(request, "ann").losses[0].loss == ZCDP("1/2")
+
+
+def test_every_unit_with_a_budget_is_charged_and_must_be_bounded(world: Any, opened: Any) -> None:
+    units = {**dataset().units, "row": Unit("row", "row", {"actions": None})}
+    room = opened(world(budgets=(pure(10), pure(10, "row")), units=units))
+    by_row = Request("shop", (Part(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1))),), unit="row")
+    with pytest.raises(Unbounded):
+        room.kernel.answer(by_row, "ann")
+    assert not room.spy.reads
+    quote = room.kernel.quote(counting(1, unit="user"), "ann")
+    assert [(each.unit, each.loss) for each in quote.losses] == [("user", Pure(1)), ("row", Pure("1/10"))]
+
+
+def test_a_window_budget_charges_the_windows_that_the_predicate_can_touch(world: Any, opened: Any) -> None:
+    units = {"month": Unit("month", "window", {"actions": "user_id"}, {"actions": "at"}, "month")}
+    room = opened(world(budgets=(pure(1, "month"),), units=units))
+    january = Where(Scan("actions"), Compare("<=", Column("at"), Instant(31 * DAY - 1)))
+    early = Part(Count(BoundRows(january, "month", 5)), Calibrate("discrete_laplace", Pure("1/2")))
+    room.kernel.answer(Request("shop", (early,)), "ann")
+    spent = {each.window: each.spent[0] for each in room.kernel.budget("shop", "ann")}
+    assert len(spent) == 12
+    assert spent["1970-01-01"] == ONE // 2 + ONE // 100
+    assert set(spent.values()) == {ONE // 2 + ONE // 100, ONE // 100}
+    later = Where(Scan("actions"), Compare(">=", Column("at"), Instant(31 * DAY)))
+    room.kernel.answer(
+        Request("shop", (Part(Count(BoundRows(later, "month", 5)), Calibrate("discrete_laplace", Pure("3/4"))),)), "ann"
+    )
+    with pytest.raises(BudgetExceeded, match="window 1970-02-01"):
+        quarter = Calibrate("discrete_laplace", Pure("1/4"))
+        room.kernel.answer(Request("shop", (Part(Count(BoundRows(Scan("actions"), "month", 5)), quarter),)), "ann")
+    assert verify(room.place, losses_of).sound
+
+
+# --- Two steps, one charge ---
+
+GRID = tuple(2**power for power in range(8))
+
+
+def automatic(epsilon: Any = 1) -> Request:
+    find = contributions(Scan("actions"), "user", tuple(Fraction(edge) for edge in GRID))
+    chooser = Calibrate("quantiles", Pure(1), (("quantiles", (Fraction(1, 2),)),))
+    measure = Count(BoundRows(Scan("actions"), "user", Auto()), KINDS)
+    part = Part(measure, Calibrate("discrete_laplace", Pure(epsilon)))
+    return Request("shop", (part,), AutoBound(find, chooser, GRID))
+
+
+def test_an_automatic_bound_is_one_charge_and_two_draws(world: Any, opened: Any) -> None:
+    room = opened(world())
+    quote = room.kernel.quote(automatic(), "ann")
+    assert quote.losses[0].loss == Pure(2)
+    answer = room.kernel.answer(automatic(), "ann")
+    assert answer.bound == 32  # everyone has 20 rows; 300 people at epsilon 1: false alarm below e^-100
+    assert answer.parts[0].mechanism == DiscreteLaplace(Fraction(32))
+    assert "at most 32 rows" in answer.parts[0].notes[0]
+    assert answer.losses[0].loss == Pure(2) and room.spent() == [2 * ONE + ONE // 100]
+    assert len(room.rows("charge")) == 2 and len(room.spy.reads) == 2
+    assert room.kernel.answer(automatic(), "ann").bound == 32
+    assert len(room.spy.reads) == 2
+    assert verify(room.place, losses_of).sound
+
+
+def test_an_automatic_bound_with_a_fixed_scale_is_charged_at_its_dearest(world: Any, opened: Any) -> None:
+    room = opened(world(1000))
+    (part,) = automatic().parts
+    request = replace(automatic(), parts=(replace(part, mechanism=DiscreteLaplace(Fraction(1))),))
+    assert room.kernel.quote(request, "ann").losses[0].loss == Pure(128 + 1)
+
+
+# --- Keys that are not declared ---
+
+
+def test_undeclared_keys_leave_through_partition_selection_only(world: Any, opened: Any) -> None:
+    budget = (zcdp(100, delta="1/1000"),)
+    room = opened(world(budgets=budget))
+    measure = PartitionCounts(BoundGroups(Scan("actions"), "user", (Column("kind"),), 1, 1), KINDS)
+    naming = Part(measure, Calibrate("partition_selection", Approximate(1, "1/100000")))
+    (part,) = room.kernel.answer(Request("shop", (naming,)), "ann").parts
+    assert set(part.keys or ()) <= {("view",), ("click",), ("share",)} and part.values == () and part.shape == ()
+    with pytest.raises(Unsupported, match="partition selection only"):
+        room.kernel.answer(Request("shop", (Part(measure, DiscreteGaussian(Fraction(100))),)), "ann")
+
+
+# --- Time ---
+
+
+def test_answers_and_failures_leave_at_the_same_public_instant(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(), clock=clock, schedule=Schedule(floor=200))
+    promised = room.kernel.quote(counting(), "ann").milliseconds
+    for took in (0, 1, promised // 2, promised):
+        room.spy.before = lambda took=took: setattr(clock, "ticks", clock.ticks + took)
+        start = clock.ticks
+        room.kernel.answer(counting(draw=took + 1), "ann")
+        assert clock.ticks - start == promised
+    room.spy.before = lambda: 1 / 0
+    start = clock.ticks
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(draw=99), "ann")
+    assert clock.ticks - start == promised
+
+
+def test_a_miss_moves_to_the_next_instant_is_counted_and_at_three_locks(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(100), clock=clock, schedule=Schedule(floor=200))
+    promised = room.kernel.quote(counting(), "ann").milliseconds
+    for number in range(3):
+        expected = promised << number
+        assert room.kernel.quote(counting(draw=number), "ann").milliseconds == expected
+        room.spy.before = lambda wait=expected + 1: setattr(clock, "ticks", clock.ticks + wait)
+        start = clock.ticks
+        room.kernel.answer(counting(draw=number), "ann")
+        assert clock.ticks - start == 2 * expected
+    before = room.kernel.books.head
+    with pytest.raises(NotAllowed, match="locked"):
+        room.kernel.answer(counting(draw=3), "ann")
+    assert room.kernel.books.head == before
+    again = opened(world(100), clock=clock, schedule=Schedule(floor=200))
+    with pytest.raises(NotAllowed, match="locked"):
+        again.kernel.answer(counting(draw=3), "ann")
+    again.kernel.unlock("shop")
+    again.kernel.answer(counting(draw=3), "ann")
+    assert again.kernel.quote(counting(draw=4), "ann").milliseconds == promised << 3
+
+
+def test_the_engine_is_cut_off_at_the_last_instant(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(), clock=clock, schedule=Schedule(floor=200))
+    promised = room.kernel.quote(counting(), "ann").milliseconds
+
+    def cut_off() -> None:
+        clock.ticks += 8 * promised
+        raise EngineFailure
+
+    room.spy.before = cut_off
+    start = clock.ticks
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    assert room.spy.deadlines[-1] == 8 * promised / 1000
+    assert clock.ticks - start == 8 * promised
+
+
+def test_a_recorded_answer_leaves_at_once_and_a_refusal_too(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(1.5), clock=clock, schedule=Schedule())
+    room.kernel.answer(counting(), "ann")
+    start = clock.ticks
+    assert room.kernel.answer(counting(), "bob").cached
+    with pytest.raises(BudgetExceeded):
+        room.kernel.answer(counting(draw=1), "ann")
+    assert clock.ticks == start
+
+
+# --- Who may do what ---
+
+
+def test_tokens_and_roles_are_checked_by_the_kernel_itself(world: Any, opened: Any) -> None:
+    room = opened(world(groups=teams()), trusted=False)
+    analyst = room.kernel.books.add_account("ann", "analyst")
+    outsider = room.kernel.books.add_account("eve", "analyst")
+    auditor = room.kernel.books.add_account("aud", "auditor")
+    assert room.kernel.answer(counting(), analyst).parts
+    for token in ("ann", "", "kernel", analyst[:-1], outsider, auditor):
+        with pytest.raises(NotAllowed):
+            room.kernel.answer(counting(), token)
+        with pytest.raises(NotAllowed):
+            room.kernel.quote(counting(), token)
+    assert room.kernel.datasets(outsider) == () and room.kernel.datasets(analyst) == ("shop",)
+    assert room.kernel.ledger("shop", auditor)[-1].kind == "account" or room.kernel.ledger("shop", auditor)
+    for call in (room.kernel.schema, room.kernel.budget, room.kernel.history, room.kernel.statement, room.kernel.facts):
+        assert call("shop", analyst) is not None
+        with pytest.raises(NotAllowed):
+            call("shop", outsider)
+        with pytest.raises(NotAllowed):
+            call("nothing", analyst)
+    with pytest.raises(NotAllowed):
+        room.kernel.ledger("shop", analyst)
+
+
+def test_nobody_speaks_as_the_kernel(world: Any, opened: Any) -> None:
+    room = opened(world())
+    for name in ("kernel", ""):
+        with pytest.raises(NotAllowed):
+            room.kernel.answer(counting(), name)
+
+
+def test_the_schema_does_not_say_where_the_records_are(world: Any, opened: Any) -> None:
+    room = opened(world())
+    shown = repr(room.kernel.schema("shop", "ann")) + repr(room.kernel.ledger("shop", "ann"))
+    assert "parquet'" in shown and ".parquet" not in shown
+
+
+def test_a_kernel_behind_a_seen_head_refuses(world: Any, opened: Any) -> None:
+    room = opened(world())
+    head = room.kernel.answer(counting(), "ann").head
+    room.kernel.answer(counting(draw=1, expect_head=head), "ann")
+    with pytest.raises(LedgerError, match="mark the gap"):
+        room.kernel.answer(counting(draw=2, expect_head=Head(head.sequence + 9, "0" * 64)), "ann")
+
+
+def test_a_quote_works_with_the_engine_taken_away(world: Any, opened: Any) -> None:
+    room = opened(world())
+    room.kernel._houses["shop"].engines.get()
+    quote = room.kernel.quote(counting(), "ann")
+    assert quote.losses[0].loss == Pure(1) and quote.affordable and not quote.free
+    assert not room.kernel.quote(counting(11), "ann").affordable
+    room.kernel._houses["shop"].engines.put(room.spy)
+
+
+# --- The verifier recomputes losses from plans ---
+
+
+def test_the_verifier_recomputes_every_loss_from_its_plan(world: Any, opened: Any) -> None:
+    room = opened(world())
+    room.kernel.answer(counting(), "ann")
+    assert verify(room.place, losses_of).sound
+    books = room.kernel.books
+    wrong = replace(
+        room.kernel._claim(*room.kernel._appraised(room.kernel._houses["shop"], counting(draw=7)), "ann"),
+        losses=tuple(replace(each, loss=Pure("1/2")) for each in room.kernel.quote(counting(), "ann").losses),
+    )
+    books.charge(wrong)
+    verdict = verify(room.place, losses_of)
+    assert verdict.first_bad == books.head.sequence and "losses do not follow" in verdict.problem
+    assert verify(room.place).sound
+
+
+# --- There is no other path ---
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every module of the package, parsed."""
+    paths = SOURCE.rglob("*.py")
+    return {".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text()) for path in paths}
+
+
+@cache
+def callers() -> dict[str, set[str]]:
+    """By the name of an attribute: the functions of the package that call it."""
+    found: dict[str, set[str]] = {}
+    for module, tree in trees().items():
+        for scope in ast.walk(tree):
+            if isinstance(scope, ast.FunctionDef):
+                for node in ast.walk(scope):
+                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                        found.setdefault(node.func.attr, set()).add(f"{module}:{scope.name}")
+    return found
+
+
+def calls(name: str) -> set[str]:
+    """Functions in the package that call an attribute of that name."""
+    return callers().get(name, set())
+
+
+def outside(found: set[str], *rooms: str) -> set[str]:
+    return {each for each in found if not each.startswith(rooms)}
+
+
+def test_only_the_kernel_reads_and_draws_and_only_with_a_receipt() -> None:
+    """Walks every call in the package. Engines and mechanisms may call themselves; the auditor has no data, and by the
+    import contracts neither have `post` and the gateway."""
+    assert outside(calls("vector"), "access.engines", "audit", "post") == {"privacy.kernel:_read"}
+    assert outside(calls("groups"), "access.engines", "audit") == {"privacy.kernel:_read_groups"}
+    drawing = outside(calls("release"), "audit", "privacy.mechanisms", "access.engines", "serve", "post", "session")
+    assert drawing == {"privacy.kernel:_drawn", "privacy.kernel:_draw"}
+    tree = ast.parse((SOURCE / "privacy" / "kernel.py").read_text())
+    for name in ("_read", "_read_groups", "_draw"):
+        (function,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert ast.unparse(function.body[0]).startswith("self._receipt.redeem("), name
+
+
+def test_receipts_are_minted_in_one_place() -> None:
+    minted = set()
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Receipt":
+                minted.add(module)
+    assert minted == {"privacy.ledger.chain"}
+
+
+def test_engines_are_imported_by_the_kernel_alone() -> None:
+    importers = set()
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.startswith("dither.access.engines") for name in names):
+                importers.add(module)
+    assert {each for each in importers if not each.startswith(("access.engines", "audit"))} == {"privacy.kernel"}
+
+
+def test_a_receipt_serves_each_step_once(world: Any, opened: Any, monkeypatch: Any) -> None:
+    room = opened(world())
+    original = kernel_module._Drawing.release
+
+    def twice(self: Any, name: str, step: Any) -> Any:
+        original(self, name, step)
+        return original(self, name, step)
+
+    monkeypatch.setattr(kernel_module._Drawing, "release", twice)
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    assert "taken already" in str(room.kernel.log.events[-1]["detail"])
+
+
+def test_answers_survive_the_wire(world: Any, opened: Any) -> None:
+    from dither.wire.codec import RESPONSE, decode, encode
+
+    room = opened(world())
+    answer = room.kernel.answer(automatic(), "ann")
+    assert decode(encode(answer), Release, RESPONSE) == answer
+    quote = room.kernel.quote(automatic(), "ann")
+    assert decode(encode(quote), type(quote), RESPONSE) == quote
+    for value in (
+        room.kernel.statement("shop", "ann"),
+        room.kernel.schema("shop", "ann"),
+        room.kernel.facts("shop", "ann"),
+    ):
+        assert decode(encode(value), type(value), RESPONSE) == value  # type: ignore[arg-type]
+    assert np.array(answer.parts[0].values, dtype=np.int64).shape == (3,)
