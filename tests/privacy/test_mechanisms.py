@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -12,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -334,6 +334,11 @@ def test_texts_make_the_same_mechanism(case: Case) -> None:
         name: str(value) if isinstance(value, Fraction) else value for name, value in case.mechanism.__dict__.items()
     }
     assert BY_NAME[case.mechanism.name](**texts) == case.mechanism
+
+
+@pytest.mark.parametrize("case", CASES, ids=every)
+def test_mechanisms_travel_to_workers(case: Case) -> None:
+    assert pickle.loads(pickle.dumps(case.mechanism)) == case.mechanism
 
 
 @pytest.mark.parametrize("scale", [0, -1, "1/1001", 2**40 + 1, "1e-70"])
@@ -718,18 +723,24 @@ def test_one_of_several_events() -> None:
 # --- Others' figures ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def losses() -> Any:
+    """The privacy loss distributions of dp-accounting."""
+    return pytest.importorskip("dp_accounting.pld.privacy_loss_distribution", reason="dp-accounting is not installed")
+
+
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("scale", "step"), [(1, 1), (5, 2), (20, 7)])
-def test_laplace_agrees_with_dp_accounting(scale: int, step: int) -> None:
-    theirs = dp_accounting.pld.privacy_loss_distribution.from_discrete_laplace_mechanism(
-        1 / scale, sensitivity=step, value_discretization_interval=1e-4
-    )
+def test_laplace_agrees_with_dp_accounting(losses: Any, scale: int, step: int) -> None:
+    theirs = losses.from_discrete_laplace_mechanism(1 / scale, sensitivity=step, value_discretization_interval=1e-4)
     ours = float(mechanisms.DiscreteLaplace(scale).loss(Sensitivity.of(l0=1, linf=step)).epsilon)
     assert theirs.get_epsilon_for_delta(0) == pytest.approx(ours, abs=2e-4)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("variance", "step"), [(100, 1), (4, 2)])
-def test_gaussian_covers_dp_accounting(variance: int, step: int) -> None:
-    theirs = dp_accounting.pld.privacy_loss_distribution.from_discrete_gaussian_mechanism(
+def test_gaussian_covers_dp_accounting(losses: Any, variance: int, step: int) -> None:
+    theirs = losses.from_discrete_gaussian_mechanism(
         variance**0.5, sensitivity=step, value_discretization_interval=1e-4
     )
     loss = mechanisms.DiscreteGaussian(variance).loss(Sensitivity.of(l0=1, linf=step))

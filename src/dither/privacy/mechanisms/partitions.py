@@ -57,7 +57,9 @@ def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
         rest = max(0, ONE - chance - start)
         chance = min(grow * chance // FINE + start, ONE + (-shrink * rest // FINE), ONE)
         table.append(chance - 1)
-    return np.array([[word >> 64 for word in table], [word % (1 << 64) for word in table]], np.uint64)
+    halves = np.array([[word >> 64 for word in table], [word % (1 << 64) for word in table]], np.uint64)
+    halves.setflags(write=False)
+    return halves
 
 
 @final
