@@ -26,8 +26,8 @@ from dither.privacy.noise.exact import (
     exp_enclosure,
     rational_enclosure,
 )
-from dither.privacy.noise.exponential import bernoulli_exp_each, exponential, fold, noisy_max
 from dither.privacy.noise.pools import draw
+from dither.privacy.noise.race import bernoulli_exp_each, exponential, fold, noisy_max
 
 __all__ = [
     "FULL",
