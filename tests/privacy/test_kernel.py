@@ -33,7 +33,8 @@ from dither.errors import (
 )
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
 from dither.privacy import kernel as kernel_module
-from dither.privacy.kernel import LocalKernel, losses_of
+from dither.privacy.appraisal import losses_of
+from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger.upkeep import verify
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.pacing import Schedule

@@ -90,7 +90,7 @@ def test_a_refused_charge_leaves_no_row_at_any_level(place: str) -> None:
     with pytest.raises(BudgetExceeded, match="account ann"):
         ledger.charge(claim(2, Fraction(1, ONE)))
     paid(ledger, claim(3, "1/4", "bob"))
-    with pytest.raises(BudgetExceeded, match="group red|account bob"):
+    with pytest.raises(BudgetExceeded, match=r"group red|account bob"):
         ledger.charge(claim(4, Fraction(1, ONE), "bob"))
     paid(ledger, claim(5, "1/4", "cyd"))
     paid(ledger, claim(6, "1/4", "dan"))

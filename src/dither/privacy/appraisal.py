@@ -45,6 +45,7 @@ from dither.privacy.mechanisms import (
 )
 from dither.privacy.pacing import Work
 from dither.schema import BudgetCap, Moment
+from dither.wire.codec import decode
 from dither.wire.model import AutoBound, Calibrate, Part, QuotedPart, Request, UnitLoss
 
 NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
@@ -90,6 +91,12 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
         if ctx.unit(budget.unit).kind == "window"
     }
     return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+
+
+def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
+    """What a recorded request costs, and the windows that it touches: for the verifier."""
+    appraisal = appraise(ctx, decode(request.encode(), Request))
+    return appraisal.losses, appraisal.windows
 
 
 def answered(ctx: Context, request: Request, bound: int | None) -> tuple[Step, ...]:

@@ -445,12 +445,6 @@ def _bound(request: Request, find: ReleasedPart | None) -> int | None:
     return grid[min(max(place, 0), len(grid) - 1)]
 
 
-def losses_of(ctx: Context, request: str) -> Any:
-    """What a recorded request costs: for the verifier."""
-    appraisal = appraise(ctx, decode(request.encode(), Request))
-    return appraisal.losses, appraisal.windows
-
-
 def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:
     """The kernel of a dataset's description in this process; its ledger lies beside the description."""
     path = Path(target)

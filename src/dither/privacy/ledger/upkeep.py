@@ -56,8 +56,10 @@ def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdi
                 replay.check_losses(json.loads(row.body), appraise)
             if seen is not None and row.sequence == seen.sequence and row.hash != seen.hash:
                 raise LedgerError("the hash differs from the one that was seen")
-    except (DitherError, KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
-        return Verdict(replay.head.sequence, replay.head, at, f"{problem}" or "malformed")
+    except DitherError as problem:
+        return Verdict(replay.head.sequence, replay.head, at, str(problem))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        return Verdict(replay.head.sequence, replay.head, at, "the row is malformed")
     if seen is not None and replay.head.sequence < seen.sequence:
         return Verdict(
             replay.head.sequence, replay.head, replay.head.sequence + 1, "the ledger ends before a seen head"

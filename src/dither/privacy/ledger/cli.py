@@ -1,0 +1,97 @@
+"""`dither ledger verify | backup | restore | migrate | gap`: for curators and auditors; reads no data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dither.errors import InvalidParameter, LedgerError
+from dither.loss import ZCDP, Loss, Pure
+from dither.privacy.appraisal import losses_of
+from dither.privacy.ledger import upkeep
+from dither.privacy.ledger.chain import Ledger
+from dither.wire.model import Head
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Verify, back up, restore and migrate a ledger.")
+
+Place = Annotated[str, typer.Argument(help="the ledger: a file's path or a postgresql:// address", show_default=False)]
+Seen = Annotated[str | None, typer.Option("--head", help="an end that was seen before, as SEQUENCE:HASH")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+
+
+def head_of(text: str) -> Head:
+    """An end of the chain written as SEQUENCE:HASH."""
+    sequence, _, digest = text.partition(":")
+    if not sequence.isdigit() or len(digest) != 64:
+        raise InvalidParameter("an end of the ledger is written SEQUENCE:HASH, as every response carries it")
+    return Head(int(sequence), digest)
+
+
+def _say(text: str, as_json: bool, **facts: object) -> None:
+    typer.echo(json.dumps(facts) if as_json else text)
+
+
+@app.command()
+def verify(place: Place, head: Seen = None, as_json: AsJson = False) -> None:
+    """Recompute hashes, rules, sums and losses, from the ledger alone; name the first row that does not fit."""
+    verdict = upkeep.verify(place, losses_of, head_of(head) if head else None)
+    end = f"{verdict.head.sequence}:{verdict.head.hash}"
+    facts = {"sound": verdict.sound, "rows": verdict.rows, "head": end, "first_bad": verdict.first_bad}
+    if not verdict.sound:
+        where = f"row {verdict.first_bad}: " if verdict.first_bad is not None else ""
+        if as_json:
+            typer.echo(json.dumps({**facts, "problem": verdict.problem}))
+        raise LedgerError(f"the ledger does not hold: {where}{verdict.problem}")
+    _say(f"{verdict.rows} rows hold, up to {end}", as_json, **facts)
+
+
+@app.command()
+def backup(
+    place: Place,
+    copy: Annotated[Path, typer.Argument(help="the new file", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a ledger into a new file."""
+    head = upkeep.backup(place, copy)
+    _say(f"copied {head.sequence} rows, up to {head.sequence}:{head.hash}", as_json, rows=head.sequence, hash=head.hash)
+
+
+@app.command()
+def restore(
+    copy: Annotated[Path, typer.Argument(help="the backup", show_default=False)], place: Place, as_json: AsJson = False
+) -> None:
+    """Put a backup in an empty place; it stays closed until `dither ledger gap` says what was spent since."""
+    head = upkeep.restore(copy, place)
+    text = f"restored {head.sequence} rows; closed until `dither ledger gap` says what was spent since the backup"
+    _say(text, as_json, rows=head.sequence, hash=head.hash)
+
+
+@app.command()
+def gap(
+    place: Place,
+    head: Annotated[str, typer.Option(help="the last end that was seen, as SEQUENCE:HASH")],
+    epsilon: Annotated[str | None, typer.Option(help="what anyone may have spent since, at most")] = None,
+    rho: Annotated[str | None, typer.Option(help="the same, in zCDP")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="count all that was left as spent")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count a lost stretch of the ledger as spent, and open it again."""
+    given: list[Loss | None] = [None] if everything else []
+    given += [Pure(epsilon)] if epsilon is not None else []  # type: ignore[arg-type]
+    given += [ZCDP(rho)] if rho is not None else []  # type: ignore[arg-type]
+    if len(given) != 1:
+        raise InvalidParameter("give one of --epsilon, --rho and --everything")
+    ledger = Ledger(place, create=False)
+    ledger.mark_gap(head_of(head), given[0])
+    _say("the gap counts as spent", as_json, head=f"{ledger.head.sequence}:{ledger.head.hash}")
+    ledger.close()
+
+
+@app.command()
+def migrate(place: Place, as_json: AsJson = False) -> None:
+    """Bring a ledger forward to this version's format; there is no way back, so make a backup first."""
+    before, after = upkeep.migrate(place)
+    _say(f"format {before} -> {after}" if before != after else f"already format {after}", as_json, format=after)
