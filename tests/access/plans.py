@@ -265,7 +265,6 @@ class Writer:
             try:
                 node = make()
                 node.domain(self.scope)
-                node.sql(x.Scope(self.columns, {n: x.exp.column("q") for n in self.columns}))
                 return node
             except DitherError:
                 continue

@@ -696,7 +696,8 @@ class Interpreter:
         sums: dict[Any, list[int]] = {}
         for row in self.rows(child):
             place = tuple(evaluate(key.value, row.cells, scope) for key in keys)
-            if all(value in axis for value, axis in zip(place, axes, strict=True)):
+            listed_only = [(v, axis) for v, axis, key in zip(place, axes, keys, strict=True) if key.values is not None]
+            if all(value in axis for value, axis in listed_only):
                 cell = sums.setdefault((row.units[unit] if unit else None, place), [0] * len(values))
                 for i, value in enumerate(values):
                     found = evaluate(value, row.cells, scope)

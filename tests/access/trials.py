@@ -20,7 +20,8 @@ from access.plans import Case, arrow, case, neighbours
 from access.reference import Interpreter, Raw, held
 from dither.access.domains import ends
 from dither.access.engines.layout import laid_out
-from dither.access.relation import Relation, walk
+from dither.access.measure import Measure
+from dither.access.relation import Relation, needs_order, walk
 from dither.access.spelling import Spelling
 from dither.access.statement import Origin, Statement, named
 from dither.errors import DitherError
@@ -66,7 +67,7 @@ class DuckBench:
         return {name: exp.to_table(f"raw_{name}") for name in tables}
 
     def run(self, statement: exp.Expr) -> pa.Table:
-        return self.connection.sql(self.spelling.render(statement)).to_arrow_table()
+        return self.connection.execute(self.spelling.render(statement)).to_arrow_table()
 
 
 @dataclass
@@ -85,11 +86,14 @@ class Tally:
         return f"{engine}: {self.plans} plans x {self.neighbours} neighbours, {self.measures} measures, 0 violations"
 
 
-def statement_for(bench: Bench, item: Case, versions: Sequence[dict[str, Raw]]) -> Statement:
-    tables = {name: arrow(item.data[name], [version[name] for version in versions]) for name in item.data}
-    places = bench.load(tables)
-    origins = {name: Origin(places[name], dict(item.data[name].kinds)) for name in tables}
-    return Statement(item.ctx, origins, bench.spelling, SECRET, frozenset(), trial="trial")
+def statement_for(bench: Bench, item: Case, places: dict[str, exp.Expr], measure: Measure | None = None) -> Statement:
+    origins = {name: Origin(place, dict(item.data[name].kinds)) for name, place in places.items()}
+    ordered = needs_order(item.relation if measure is None else measure)
+    return Statement(item.ctx, origins, bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered)
+
+
+def loaded(bench: Bench, item: Case, versions: Sequence[dict[str, Raw]]) -> dict[str, exp.Expr]:
+    return bench.load({name: arrow(item.data[name], [version[name] for version in versions]) for name in item.data})
 
 
 def check(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, references: int = 2) -> None:
@@ -97,19 +101,26 @@ def check(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, refere
     others = neighbours(rng, item, most)
     versions = [item.data, *(version for _, version in others)]
     units = [unit for unit, _ in others]
-    check_rows(item, bench, versions, units, references, tally)
+    places = loaded(bench, item, versions)
+    check_rows(item, bench, places, versions, units, references, tally)
     if item.measure is not None:
-        check_measure(item, bench, versions, units, references)
+        check_measure(item, bench, places, versions, units, references)
         tally.measures += 1
     tally.plans += 1
     tally.neighbours += len(units)
 
 
 def check_rows(
-    item: Case, bench: Bench, versions: Sequence[dict[str, Raw]], units: Sequence[str], references: int, tally: Tally
+    item: Case,
+    bench: Bench,
+    places: dict[str, exp.Expr],
+    versions: Sequence[dict[str, Raw]],
+    units: Sequence[str],
+    references: int,
+    tally: Tally,
 ) -> None:
     ctx, node = item.ctx, item.relation
-    statement = statement_for(bench, item, versions)
+    statement = statement_for(bench, item, places)
     domain = node.domain(ctx)
     columns = [named(f"c{index}") for index in range(len(domain))]
     table = run(bench, statement.finish(exp.select(named("x"), *columns).from_(statement.table(node))), node)
@@ -145,10 +156,15 @@ def run(bench: Bench, statement: exp.Expr, node: Any) -> pa.Table:
 
 
 def check_measure(
-    item: Case, bench: Bench, versions: Sequence[dict[str, Raw]], units: Sequence[str], references: int
+    item: Case,
+    bench: Bench,
+    places: dict[str, exp.Expr],
+    versions: Sequence[dict[str, Raw]],
+    units: Sequence[str],
+    references: int,
 ) -> None:
     measure, ctx = item.measure, item.ctx
-    plan = measure.plan(statement_for(bench, item, versions))
+    plan = measure.plan(statement_for(bench, item, places, measure))
     table = run(bench, plan.select, measure)
     trials = table.column("x")
     vectors = [laid_out(measure, plan, table.filter(pc.equal(trials, number))) for number in range(len(versions))]

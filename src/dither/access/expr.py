@@ -307,8 +307,15 @@ class Rounded(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rounding")
+        self._least(child)
         lo, hi = (self._round(Fraction(value) / self.step) for value in (child.lo, child.hi))
         return number(lo, hi, self.step, child.nullable)
+
+    def _least(self, child: Number) -> int:
+        """A bound below every intermediate integer; refused where one could pass 62 bits."""
+        ratio = child.step / self.step
+        fits(2 * (ends(child)[1] * ratio.numerator + ratio.denominator))
+        return fits(2 * (min(ends(child)[0], 0) * ratio.numerator - ratio.denominator))
 
     def _round(self, value: Fraction) -> int:
         match self.how:
@@ -323,8 +330,7 @@ class Rounded(Expr):
         child = as_number(self.child.domain(scope), "rounding")
         ratio, value, spelling = child.step / self.step, self.child.sql(scope), scope.spelling
         up, down = ratio.numerator, ratio.denominator
-        lo = fits(2 * (min(ends(child)[0], 0) * up - down))
-        fits(2 * (ends(child)[1] * up + down))
+        lo = self._least(child)
         scaled = times(value, up)
         if down == 1:
             return scaled
@@ -491,6 +497,7 @@ class Rescale(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rescaling")
+        fits((4 * self.resolution + 1) * (ends(child)[1] - ends(child)[0]))
         return number(-self.resolution, self.resolution, nullable=child.nullable)
 
     def sql(self, scope: Scope) -> Sql:
@@ -498,7 +505,6 @@ class Rescale(Expr):
         width, above = hi - lo, add(self.child.sql(scope), -lo)
         if width == 0:
             return times(above, 0)
-        fits((4 * self.resolution + 1) * width)
         stretched = add(times(above, 4 * self.resolution), width)
         return add(scope.spelling.quotient(stretched, plain(2 * width)), -self.resolution)
 
@@ -551,6 +557,8 @@ class Compare(Expr):
     def _check(self, left: Domain, right: Domain) -> None:
         if NOTHING in (left, right):
             return
+        if isinstance(left, Number) and isinstance(right, Number):
+            merge([left, right])
         if self.op in ("=", "<>"):
             if not _alike(left, right):
                 raise InvalidPlan(f"a {describe(left)} cannot be compared with a {describe(right)}")

@@ -564,7 +564,11 @@ class Linear(Measure):
         return self.child.plan(statement)
 
     def finish(self, cells: Vector) -> Vector:
-        return held_integers(np.array(self.weights, dtype=object) @ self.child.finish(cells).astype(object))
+        return self.applied(self.child.finish(cells))
+
+    def applied(self, vector: Vector) -> Vector:
+        """The combinations of the child's own vector."""
+        return held_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
 
 
 def held_integers(values: NDArray[np.object_]) -> Vector:

@@ -256,6 +256,8 @@ class Scan(Relation):
             if origin.order
             else statement.mix([(scope.names[n], scope.columns[n]) for n in scope.columns], 1)
         )
+        if not (origin.order or statement.ordered or statement.ctx.enforced(statement.ctx.table(self.table))):
+            order = whole(0)
         picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
         picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
         valid = both([exp.not_(binary(exp.Is, key, exp.null())) for key in keys])
@@ -501,7 +503,7 @@ class Distinct(Relation):
 
     def _most(self, ctx: Context) -> int | None:
         """The number of different rows that the domains allow."""
-        return product(*(_size(ctx, domain) for domain in self.child.domain(ctx).values()))
+        return product(*(_size(domain) for domain in self.child.domain(ctx).values()))
 
     def select(self, statement: Statement) -> exp.Select:
         units = [self.unit] if self.unit else []
@@ -510,14 +512,9 @@ class Distinct(Relation):
         return grouped(statement, table, keys, [], self.domain(statement.ctx), units + coarse)
 
 
-def _size(ctx: Context, domain: Domain) -> int | None:
-    """How many values a domain has, None where they cannot be listed."""
-    try:
-        return cardinality(
-            domain, ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-        )
-    except Unsupported:
-        return None
+def _size(domain: Domain) -> int | None:
+    """How many values a domain has, None where records may hold others than the listed ones."""
+    return None if isinstance(domain, Identifier | Reference) else cardinality(domain)
 
 
 def grouped(
@@ -538,7 +535,7 @@ def grouped(
     body = body.group_by(*(key.copy() for key in by)) if by else body
     columns = [(named(f"g{index}"), each) for index, each in enumerate(domain.values())]
     columns += [(column, _unit_domain(statement, column)) for column in hidden]
-    order = aliased(statement.mix(columns, 3), "o")
+    order = aliased(statement.mix(columns, 3) if statement.ordered else whole(0), "o")
     names = [aliased(named(f"g{index}"), f"c{index}") for index in range(len(domain))]
     return exp.select(*names, *hidden, order, named("b"), *trials).from_(statement.add(body))
 
@@ -873,7 +870,7 @@ class GroupBy(Relation):
     def _groups(self, ctx: Context) -> int | None:
         """The number of groups (of each unit) that the keys' domains allow."""
         scope = Scope(self.child.domain(ctx))
-        return product(*(_size(ctx, key.domain(scope)) for _, key in self.keys))
+        return product(*(_size(key.domain(scope)) for _, key in self.keys))
 
     def select(self, statement: Statement) -> exp.Select:
         domain, scope = self.domain(statement.ctx), statement.scope(self.child)
@@ -1019,6 +1016,11 @@ def walk(node: Any) -> Iterator[Any]:
         yield node
         for part in dataclasses.fields(node):
             yield from walk(getattr(node, part.name))
+
+
+def needs_order(plan: Any) -> bool:
+    """Whether some operator of a plan chooses among rows."""
+    return any(isinstance(node, BoundRows | BoundGroups | KeyJoin | Sample) for node in walk(plan))
 
 
 def autos(plan: Any) -> frozenset[Auto]:

@@ -101,6 +101,7 @@ class Statement:
         secret: int = 0,
         counted: frozenset[str] = frozenset(),
         trial: str | None = None,
+        ordered: bool = True,
     ) -> None:
         self.ctx = ctx
         self.origins = origins
@@ -108,6 +109,7 @@ class Statement:
         self.secret = secret
         self.counted = counted
         self.trial = trial
+        self.ordered = ordered
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
 
@@ -162,7 +164,9 @@ class Statement:
         )
 
     def mix_orders(self, orders: Sequence[Sql], seed: int) -> Sql:
-        """A pseudo-random order from other orders."""
+        """A pseudo-random order from other orders; 0 where the plan needs none."""
+        if not self.ordered:
+            return whole(0)
         return mixed(self.spelling, [half for order in orders for half in halves(order)], seed)
 
     def numbered(self, table: str, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:

@@ -16,7 +16,7 @@ from dither.access.clean import corrected
 from dither.access.context import Context, PublicFacts
 from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.access.measure import Measure, PartitionCounts, Vector
-from dither.access.relation import Scan
+from dither.access.relation import Scan, needs_order
 from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, whole
 from dither.access.statement import Origin, Statement, aliased, named
 from dither.errors import EngineFailure, InvalidSchema
@@ -147,7 +147,7 @@ class DuckDBEngine:
         return PublicFacts(values, multiplicity)
 
     def _frequencies(self, table: str, column: str) -> dict[Scalar, int]:
-        statement = Statement(self.ctx, self._origins, self.spelling)
+        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
         scan = statement.table(Scan(table))
         key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
         present = exp.not_(binary(exp.Is, key, exp.null()))
@@ -157,18 +157,21 @@ class DuckDBEngine:
 
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
         """The integers of a measure, one per declared cell."""
-        statement = Statement(self.ctx, self._origins, self.spelling, secret, columns_read(measure))
-        plan = measure.plan(statement)
+        plan = measure.plan(self._statement(measure, secret))
         return laid_out(measure, plan, self._answer(plan.select, deadline))
+
+    def _statement(self, measure: Measure, secret: int = 0) -> Statement:
+        counted, ordered = columns_read(measure), needs_order(measure)
+        return Statement(self.ctx, self._origins, self.spelling, secret, counted, ordered=ordered)
 
     def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> Groups:
         """The keys that occur and their counts."""
-        statement = Statement(self.ctx, self._origins, self.spelling, secret, columns_read(measure))
-        return groups_of(self.ctx, measure, self._answer(measure.plan(statement).select, deadline))
+        plan = measure.plan(self._statement(measure, secret))
+        return groups_of(self.ctx, measure, self._answer(plan.select, deadline))
 
     def sql(self, measure: Measure) -> str:
         """The SQL that would run, for the curator's eyes."""
-        return self.spelling.render(measure.plan(Statement(self.ctx, self._origins, self.spelling)).select)
+        return self.spelling.render(measure.plan(self._statement(measure)).select)
 
     def _answer(self, statement: Sql, deadline: float | None) -> pa.Table:
         with self._lock, self._until(deadline):
@@ -225,7 +228,7 @@ class DuckDBEngine:
         return found
 
     def _kept(self, table: str) -> int:
-        statement = Statement(self.ctx, self._origins, self.spelling)
+        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
         scan = statement.table(Scan(table))
         counted = self._run(statement.finish(exp.select(aliased(rows_count(), "n")).from_(scan)))
         return int(counted.column("n")[0].as_py())
