@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", where, ROOT]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", where, ROOT]
     subprocess.run(command, check=True, capture_output=True)
     return try_wheel.newest_wheel(where)
 
