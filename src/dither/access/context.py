@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 from dither.access.domains import EPOCH, number_of_periods, with_null
@@ -102,7 +103,8 @@ def on_wall_clock(domain: Domain, zone: str) -> Domain:
     return replace(domain, lo=domain.lo + min(shifts), hi=domain.hi + max(shifts))
 
 
-def offsets(lo: int, hi: int, zone: str) -> list[tuple[int, int]]:
+@cache
+def offsets(lo: int, hi: int, zone: str) -> tuple[tuple[int, int], ...]:
     """The offsets of a zone between two moments: (from which microsecond, how many microseconds to add)."""
     place = ZoneInfo(zone)
     found = [(lo, _offset(lo, place))]
@@ -111,7 +113,7 @@ def offsets(lo: int, hi: int, zone: str) -> list[tuple[int, int]]:
         end = min(day + step, hi)
         if _offset(end, place) != found[-1][1]:
             found.append((_change(found[-1][0] if day == lo else day, end, place), _offset(end, place)))
-    return found
+    return tuple(found)
 
 
 def _offset(moment: int, place: ZoneInfo) -> int:

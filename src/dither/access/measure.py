@@ -60,7 +60,7 @@ from dither.access.relation import (
     fixed,
     needs_unit,
 )
-from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, times
+from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, select, times
 from dither.access.statement import Statement, aliased, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
@@ -272,12 +272,14 @@ def keyed(
     picked = [aliased(key.value.sql(scope), f"k{index}") for index, key in enumerate(keys)]
     picked += [aliased(value.sql(scope), f"v{index}") for index, value in enumerate(values)]
     hidden = [*hidden, *statement.trials()]
-    body = exp.select(*picked, *(named(column) for column in hidden), named("b")).from_(statement.table(child))
+    body = select(*picked, *(named(column) for column in hidden), named("b")).from_(statement.table(child), copy=False)
     listed_keys = [_among(named(f"k{i}"), held[i]) for i, key in enumerate(keys) if key.values is not None]
     if not listed_keys:
         return statement.add(body)
     columns = [*(f"k{i}" for i in range(len(keys))), *(f"v{i}" for i in range(len(values))), *hidden, "b"]
-    return statement.add(exp.select(*map(named, columns)).from_(statement.add(body)).where(both(listed_keys)))
+    return statement.add(
+        select(*map(named, columns)).from_(statement.add(body), copy=False).where(both(listed_keys), copy=False)
+    )
 
 
 def _among(value: Sql, held: Sequence[int | str | bool | None]) -> Sql:
@@ -294,8 +296,8 @@ def collected(statement: Statement, table: str, keys: int, totals: list[Sql]) ->
     picked = [*names, *(aliased(value, f"v{index}") for index, value in enumerate(totals))]
     picked.append(aliased(saturated(statement.spelling.total(named("b")), SATURATED), "b"))
     trials = [named(column) for column in statement.trials()]
-    body, by = exp.select(*picked, *trials).from_(table), [*names, *trials]
-    return statement.finish(body.group_by(*(name.copy() for name in by)) if by else body)
+    body, by = select(*picked, *trials).from_(table, copy=False), [*names, *trials]
+    return statement.finish(body.group_by(*(name.copy() for name in by), copy=False) if by else body)
 
 
 @dataclass(frozen=True)
@@ -374,10 +376,10 @@ class RankCounts(Measure):
         scope, edges = statement.scope(self.child), self._edges(statement.ctx)
         picked = aliased(self.value.sql(scope), "v0")
         rest = [named(column) for column in ("b", *statement.trials())]
-        body = exp.select(picked, *rest).from_(statement.table(self.child))
+        body = select(picked, *rest).from_(statement.table(self.child), copy=False)
         bins = aliased(_search(named("v0"), edges, 0, len(edges)), "k0")
         present = exp.not_(binary(exp.Is, named("v0"), exp.null()))
-        table = statement.add(exp.select(bins, *rest).from_(statement.add(body)).where(present))
+        table = statement.add(select(bins, *rest).from_(statement.add(body), copy=False).where(present, copy=False))
         totals = [saturated(rows_count(), SATURATED)]
         return Plan(collected(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
@@ -473,7 +475,9 @@ class Clipped(Measure):
             for index in range(len(self.values))
         ]
         corrections = aliased(saturated(statement.spelling.total(named("b")), MOST_PER_UNIT), "b")
-        return statement.add(exp.select(*by, *sums, corrections).from_(table).group_by(*(key.copy() for key in by)))
+        return statement.add(
+            select(*by, *sums, corrections).from_(table, copy=False).group_by(*(key.copy() for key in by), copy=False)
+        )
 
     def _with_norms(self, statement: Statement, table: str, hidden: list[str]) -> str:
         """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
@@ -483,7 +487,7 @@ class Clipped(Measure):
         for other in sizes[1:]:
             size = add(size, statement.spelling.wide(other))
         window = exp.Window(this=exp.Sum(this=size), partition_by=[named(column) for column in hidden])
-        return statement.add(exp.select(*self._kept(statement), *cells, aliased(window, "n")).from_(table))
+        return statement.add(select(*self._kept(statement), *cells, aliased(window, "n")).from_(table, copy=False))
 
     def _scaled(self, statement: Statement, table: str) -> str:
         """Each cell times bound / norm, towards zero, where the norm passes the bound."""
@@ -498,19 +502,19 @@ class Clipped(Measure):
             cell = named(f"s{index}")
             shrunk = spelling.quotient(times(cell, radius), exp.Nullif(this=own(norm), expression=plain(0)))
             scaled.append(aliased(case([(fits_already, cell)], shrunk), f"v{index}"))
-        return statement.add(exp.select(*self._kept(statement), *scaled).from_(table))
+        return statement.add(select(*self._kept(statement), *scaled).from_(table, copy=False))
 
     def _with_root(self, statement: Statement, table: str) -> str:
         """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
         near = cast(exp.Floor(this=exp.Sqrt(this=cast(named("n"), "double"))), "bigint")
         with_guess = statement.add(
-            exp.select(*self._kept(statement), *cells, named("n"), aliased(near, "g")).from_(table)
+            select(*self._kept(statement), *cells, named("n"), aliased(near, "g")).from_(table, copy=False)
         )
         tries = [add(named("g"), offset) for offset in (-1, 0, 1)]
         branches = [(binary(exp.GTE, self._square(statement, t), named("n")), t) for t in tries]
         root = aliased(case(branches, add(named("g"), 2)), "root")
-        return statement.add(exp.select(*self._kept(statement), *cells, named("n"), root).from_(with_guess))
+        return statement.add(select(*self._kept(statement), *cells, named("n"), root).from_(with_guess, copy=False))
 
     def _square(self, statement: Statement, value: Sql) -> Sql:
         wide = statement.spelling.wide(value)

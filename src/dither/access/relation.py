@@ -45,7 +45,7 @@ from dither.access.expr import (
     convert,
     ordinal,
 )
-from dither.access.spelling import MODULUS, Sql, add, binary, both, case, plain, rows_count, whole
+from dither.access.spelling import MODULUS, Sql, add, binary, both, case, plain, rows_count, select, whole
 from dither.access.statement import Statement, aliased, equal, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.schema import Category, Domain, Identifier, Moment, Number, Reference, Table
@@ -241,7 +241,7 @@ class Scan(Relation):
         stored = {"o": origin.order} if origin.order else {}
         stored |= {statement.rank_column(unit): column for unit, column in origin.ranks.items()}
         picked += [aliased(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
-        return exp.select(*picked).from_(origin.source.copy())
+        return select(*picked).from_(origin.source.copy(), copy=False)
 
     def _tagged(self, statement: Statement, table: str, columns: list[str], known: list[str]) -> exp.Select:
         """The hidden unit columns and order; rows without a valid unit key are dropped."""
@@ -261,7 +261,7 @@ class Scan(Relation):
         picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
         picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
         valid = both([exp.not_(binary(exp.Is, key, exp.null())) for key in keys])
-        return exp.select(*picked).from_(table).where(valid)
+        return select(*picked).from_(table, copy=False).where(valid, copy=False)
 
     def _unit_names(self, ctx: Context) -> list[str]:
         units = ctx.dataset.units.values()
@@ -312,7 +312,7 @@ class Where(Relation):
         table, scope = statement.table(self.child), statement.scope(self.child)
         columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
         # The condition must hold: NULL drops the row.
-        return exp.select(*columns).from_(table).where(condition(self.condition, scope, "WHERE"))
+        return select(*columns).from_(table, copy=False).where(condition(self.condition, scope, "WHERE"), copy=False)
 
 
 def _conjuncts(node: Expr) -> Iterator[Expr]:
@@ -409,7 +409,7 @@ class Project(Relation):
     def select(self, statement: Statement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
         picked = [aliased(value.sql(scope), f"c{index}") for index, (_, value) in enumerate(self.columns)]
-        return exp.select(*picked, *passed(statement, self.child, ranks=True)).from_(table)
+        return select(*picked, *passed(statement, self.child, ranks=True)).from_(table, copy=False)
 
     def ranked(self, statement: Statement, unit: str) -> bool:
         return self.child.ranked(statement, unit)
@@ -473,7 +473,7 @@ class Union(Relation):
         ]
         hidden = [named(column) for unit in known for column in statement.unit_columns(unit)]
         order = aliased(statement.mix_orders([named("o")], 11 + branch), "o")
-        return exp.select(*picked, *hidden, order, *map(named, ["b", *statement.trials()])).from_(table)
+        return select(*picked, *hidden, order, *map(named, ["b", *statement.trials()])).from_(table, copy=False)
 
 
 @dataclass(frozen=True)
@@ -529,15 +529,15 @@ def grouped(
     hidden = [named(column) for unit in units for column in statement.unit_columns(unit)]
     picked = [aliased(value, f"g{index}") for index, value in enumerate([*keys, *values])]
     corrections = aliased(saturated(statement.spelling.total(named("b")), MOST_SUM), "b")
-    body = exp.select(*picked, *hidden, corrections, *map(named, statement.trials())).from_(table)
+    body = select(*picked, *hidden, corrections, *map(named, statement.trials())).from_(table, copy=False)
     trials: list[Sql] = [named(column) for column in statement.trials()]
     by = [*keys, *hidden, *trials]
-    body = body.group_by(*(key.copy() for key in by)) if by else body
+    body = body.group_by(*(key.copy() for key in by), copy=False) if by else body
     columns = [(named(f"g{index}"), each) for index, each in enumerate(domain.values())]
     columns += [(column, _unit_domain(statement, column)) for column in hidden]
     order = aliased(statement.mix(columns, 3) if statement.ordered else whole(0), "o")
     names = [aliased(named(f"g{index}"), f"c{index}") for index in range(len(domain))]
-    return exp.select(*names, *hidden, order, named("b"), *trials).from_(statement.add(body))
+    return select(*names, *hidden, order, named("b"), *trials).from_(statement.add(body), copy=False)
 
 
 def _unit_domain(statement: Statement, column: Sql) -> Domain:
@@ -624,8 +624,10 @@ class PublicJoin(Relation):
         first, second = (public, private) if self.how == "right" else (private, public)
         names = ("r", "l") if self.how == "right" else ("l", "r")
         kind = "inner" if self.how == "inner" else "left"
-        source = exp.select(*columns, *hidden).from_(exp.alias_(exp.to_table(first), names[0], table=True))
-        return source.join(exp.alias_(exp.to_table(second), names[1], table=True), on=matched, join_type=kind)
+        source = select(*columns, *hidden).from_(exp.alias_(exp.to_table(first), names[0], table=True), copy=False)
+        return source.join(
+            exp.alias_(exp.to_table(second), names[1], table=True), on=matched, join_type=kind, copy=False
+        )
 
     def ranked_here(self, ctx: Context) -> bool:
         """Whether each private row stays exactly one row."""
@@ -729,11 +731,11 @@ class UnitJoin(Relation):
         hidden += join_hidden(statement, seed=31, right=self.how == "inner")
         keys = [(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)]
         matched = equal([*keys, *join_trials(statement)])
-        source = exp.select(*columns, *hidden).from_(
-            exp.alias_(exp.to_table(statement.table(self.left)), "l", table=True)
+        source = select(*columns, *hidden).from_(
+            exp.alias_(exp.to_table(statement.table(self.left)), "l", table=True), copy=False
         )
         right = exp.alias_(exp.to_table(statement.table(self.right)), "r", table=True)
-        return source.join(right, on=matched, join_type=self.how)
+        return source.join(right, on=matched, join_type=self.how, copy=False)
 
 
 @dataclass(frozen=True)
@@ -772,8 +774,8 @@ class KeyJoin(Relation):
         matched = equal([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
         left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
         right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
-        source = exp.select(*columns, *hidden).from_(exp.alias_(exp.to_table(left), "l", table=True))
-        return source.join(exp.alias_(exp.to_table(right), "r", table=True), on=matched, join_type="inner")
+        source = select(*columns, *hidden).from_(exp.alias_(exp.to_table(left), "l", table=True), copy=False)
+        return source.join(exp.alias_(exp.to_table(right), "r", table=True), on=matched, join_type="inner", copy=False)
 
     def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> str:
         scope, table = statement.scope(side), statement.table(side)
@@ -878,7 +880,7 @@ class GroupBy(Relation):
         keys: list[Sql] = [named(f"k{index}") for index in range(len(self.keys))]
         values = [a.sql(statement, scope, domain[a.name]) for a in self.aggregates]
         table = statement.table(self.child)
-        table = statement.add(exp.select(exp.Star(), *inputs).from_(table)) if inputs else table
+        table = statement.add(select(exp.Star(), *inputs).from_(table, copy=False)) if inputs else table
         return grouped(statement, table, keys, values, domain, statement.known(self))
 
 
@@ -913,7 +915,7 @@ class Sample(Relation):
             order = statement.mix([(c, _unit_domain(statement, c)) for c in columns], self._seed(statement))
         kept = binary(exp.LT, statement.spelling.quotient(order, plain(1 << 31)), plain(floor(self.rate * MODULUS)))
         columns_out = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
-        return exp.select(*columns_out).from_(table).where(kept)
+        return select(*columns_out).from_(table, copy=False).where(kept, copy=False)
 
     def _seed(self, statement: Statement) -> int:
         return int.from_bytes(sha256(f"{statement.secret}:{self.tag}".encode()).digest()[:8])
@@ -946,7 +948,7 @@ class BoundRows(Relation):
         columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
         if self.child.ranked(statement, self.unit):
             rank = named(statement.rank_column(self.unit))
-            return exp.select(*columns).from_(table).where(binary(exp.LTE, rank, plain(limit)))
+            return select(*columns).from_(table, copy=False).where(binary(exp.LTE, rank, plain(limit)), copy=False)
         # The partition is the unit: the choice depends on this unit's rows alone (proof, step 2).
         by = [named(column) for column in statement.unit_columns(self.unit)]
         return statement.numbered(table, [column.name for column in columns], by, limit)
@@ -988,10 +990,10 @@ class BoundGroups(Relation):
         domains = [key.domain(scope) for key in self.keys]
         picked = [aliased(key.sql(scope), f"k{index}") for index, key in enumerate(self.keys)]
         keys = [named(f"k{index}") for index in range(len(self.keys))]
-        keyed = statement.add(exp.select(*columns, *picked).from_(statement.table(self.child)))
+        keyed = statement.add(select(*columns, *picked).from_(statement.table(self.child), copy=False))
         extended = [(c, _unit_domain(statement, c)) for c in unit] + list(zip(keys, domains, strict=True))
         mixed = aliased(statement.mix(extended, 51), "g")
-        ordered = statement.add(exp.select(*(named(n) for n in names), *keys, mixed).from_(keyed))
+        ordered = statement.add(select(*(named(n) for n in names), *keys, mixed).from_(keyed, copy=False))
         within = statement.numbered(ordered, [*names, *(k.name for k in keys), "g"], [*unit, *keys], fixed(self.rows))
         return self._groups(statement.add(within), names, [*unit, *trials], keys)
 
@@ -999,9 +1001,13 @@ class BoundGroups(Relation):
         """The first groups of each unit, in an order of the group's keys and unit alone."""
         order = exp.Order(expressions=[named("g"), *(key.copy() for key in keys)])
         window = exp.Window(this=exp.DenseRank(), partition_by=[u.copy() for u in unit], order=order)
-        ranked = exp.select(*(named(n) for n in names), window.as_("n")).from_(table)
+        ranked = select(*(named(n) for n in names), window.as_("n")).from_(table, copy=False)
         kept = binary(exp.LTE, named("n"), plain(fixed(self.groups)))
-        return exp.select(*(named(n) for n in names)).from_(ranked.subquery("ranked")).where(kept)
+        return (
+            select(*(named(n) for n in names))
+            .from_(ranked.subquery("ranked", copy=False), copy=False)
+            .where(kept, copy=False)
+        )
 
 
 Node = TypeVar("Node")

@@ -108,6 +108,11 @@ def call(name: str, *arguments: Sql) -> Sql:
     return exp.func(name, *map(own, arguments), copy=False)
 
 
+def select(*columns: Sql) -> exp.Select:
+    """SELECT of these columns; builders on it may change it in place (copy=False), since nobody else has it yet."""
+    return exp.Select(expressions=[own(column) for column in columns])
+
+
 def within(value: Sql, lo: int, hi: int) -> Sql:
     """The nearest integer from lo to hi; the value must not be NULL."""
     return call("LEAST", call("GREATEST", value, whole(lo)), whole(hi))
@@ -125,7 +130,7 @@ class Spelling:
 
     def render(self, statement: Sql) -> str:
         """The SQL text."""
-        return statement.sql(dialect=self.dialect)
+        return statement.sql(dialect=self.dialect, copy=False)
 
     def quotient(self, left: Sql, right: Sql) -> Sql:
         """Integer division towards zero; NULL by NULL."""

@@ -29,6 +29,7 @@ from dither.access.spelling import (
     mixed,
     own,
     plain,
+    select,
     text,
     whole,
 )
@@ -176,9 +177,13 @@ class Statement:
             partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
             order=exp.Order(expressions=[named("o")]),
         )
-        ranked = exp.select(*(named(c) for c in columns), window.as_("n")).from_(table)
+        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(table, copy=False)
         kept = binary(exp.LTE, named("n"), plain(limit))
-        return exp.select(*(named(c) for c in columns)).from_(ranked.subquery("ranked")).where(kept)
+        return (
+            select(*(named(c) for c in columns))
+            .from_(ranked.subquery("ranked", copy=False), copy=False)
+            .where(kept, copy=False)
+        )
 
     def finish(self, body: exp.Select) -> exp.Select:
         """The whole statement."""

@@ -17,7 +17,7 @@ from dither.access.context import Context, PublicFacts
 from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.access.measure import Measure, PartitionCounts, Vector
 from dither.access.relation import Scan, needs_order
-from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, whole
+from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, select, whole
 from dither.access.statement import Origin, Statement, aliased, named
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Dataset, Reference, Scalar, Table
@@ -92,7 +92,7 @@ class DuckDBEngine:
         try:
             source = self._source(table, options, index)
             described = self._connection.execute(
-                "DESCRIBE " + self.spelling.render(exp.select("*").from_(source.copy()))
+                "DESCRIBE " + self.spelling.render(select(exp.Star()).from_(source.copy(), copy=False))
             ).fetchall()
         except duckdb.Error:
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
@@ -151,7 +151,12 @@ class DuckDBEngine:
         scan = statement.table(Scan(table))
         key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
         present = exp.not_(binary(exp.Is, key, exp.null()))
-        body = exp.select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan).where(present).group_by(key.copy())
+        body = (
+            select(aliased(key, "k"), aliased(rows_count(), "n"))
+            .from_(scan, copy=False)
+            .where(present, copy=False)
+            .group_by(key.copy(), copy=False)
+        )
         found = self._run(statement.finish(body))
         return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
 
@@ -222,7 +227,9 @@ class DuckDBEngine:
                 )
                 for index, (k, c) in enumerate(table.columns.items())
             ]
-            row = self._run(exp.select(*flags, aliased(rows_count(), "n")).from_(origin.source.copy())).to_pylist()[0]
+            row = self._run(
+                select(*flags, aliased(rows_count(), "n")).from_(origin.source.copy(), copy=False)
+            ).to_pylist()[0]
             found |= {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
             found[name] = int(row["n"]) - self._kept(name)
         return found
@@ -230,7 +237,7 @@ class DuckDBEngine:
     def _kept(self, table: str) -> int:
         statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
         scan = statement.table(Scan(table))
-        counted = self._run(statement.finish(exp.select(aliased(rows_count(), "n")).from_(scan)))
+        counted = self._run(statement.finish(select(aliased(rows_count(), "n")).from_(scan, copy=False)))
         return int(counted.column("n")[0].as_py())
 
     def cancel(self) -> None:
