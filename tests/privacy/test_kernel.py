@@ -218,6 +218,7 @@ def test_noise_is_added_and_differs_between_draws(world: Any, opened: Any) -> No
         (Count(BoundRows(Scan("actions"), "user", Auto())), InvalidPlan),
         (Count(BoundRows(Scan("actions"), "user", 1), (Key("who", Column("user_id")),)), Unsupported),
         (PartitionCounts(BoundGroups(Scan("actions"), "user", (Column("kind"),), 1, 1), KINDS), Unsupported),
+        (Count(BoundRows(Scan("users"), "user", 1), (Key("a", Column("age"), (Fraction(1, 2),)),)), InvalidPlan),
     ],
 )
 def test_a_bad_plan_is_refused_before_the_charge(world: Any, opened: Any, measure: Any, error: Any) -> None:
@@ -372,6 +373,14 @@ def test_the_size_is_the_first_charge_and_costs_its_epsilon(world: Any, opened: 
     assert [row.kind for row in room.kernel.books.rows()][:2] == ["dataset", "charge"]
 
 
+def test_a_kernel_whose_description_was_replaced_stops(world: Any, opened: Any) -> None:
+    old = opened(world())
+    opened(world(data_version="2"))
+    with pytest.raises(LedgerError, match="restarted"):
+        old.kernel.answer(counting(), "ann")
+    assert not old.spy.reads
+
+
 def test_a_second_group_gets_the_recorded_answer_for_the_full_price_and_the_full_wait(world: Any, opened: Any) -> None:
     clock = HeldClock()
     room = opened(world(2, policy="separate", groups=teams()), clock=clock, schedule=Schedule())
@@ -449,6 +458,17 @@ def test_questions_over_one_partition_cost_their_joint_norm(world: Any, opened: 
     assert room.kernel.quote(both, "ann").losses[0].loss == Pure("3/4")
     everyone = Part(Linear(base, ((1, 1, 1),)), DiscreteLaplace(Fraction(4)))
     assert room.kernel.quote(Request("shop", (*apart.parts, everyone)), "ann").losses[0].loss == Pure(1)
+
+
+def test_what_is_charged_jointly_is_read_once(world: Any, opened: Any) -> None:
+    """If the data moved between two reads, the joint cost would be too low."""
+    room = opened(world(1000))
+    base = counting(limit=2).parts[0].measure
+    quiet = DiscreteLaplace(Fraction(1, 40))  # moves one of five cells with probability below 10 e^-40
+    parts = (Part(Linear(base, ((1, 1, 1), (1, 0, 0))), quiet), Part(base, quiet))
+    total, single = room.kernel.answer(Request("shop", parts), "ann").parts
+    assert room.spy.reads == [base]
+    assert total.values[1] == single.values[0] and total.values[0] == sum(single.values) == 600
 
 
 def test_joint_cost_of_gaussian_questions_in_rho(world: Any, opened: Any) -> None:
@@ -673,8 +693,9 @@ def test_the_verifier_recomputes_every_loss_from_its_plan(world: Any, opened: An
     room.kernel.answer(counting(), "ann")
     assert verify(room.place, losses_of).sound
     books = room.kernel.books
+    house = room.kernel._houses["shop"]
     wrong = replace(
-        room.kernel._claim(*room.kernel._appraised(room.kernel._houses["shop"], counting(draw=7)), "ann"),
+        room.kernel._claim(house, *room.kernel._appraised(house, counting(draw=7)), "ann"),
         losses=tuple(replace(each, loss=Pure("1/2")) for each in room.kernel.quote(counting(), "ann").losses),
     )
     books.charge(wrong)
@@ -718,7 +739,8 @@ def outside(found: set[str], *rooms: str) -> set[str]:
 def test_only_the_kernel_reads_and_draws_and_only_with_a_receipt() -> None:
     """Walks every call in the package. Engines and mechanisms may call themselves; the auditor has no data, and by the
     import contracts neither have `post` and the gateway."""
-    assert outside(calls("vector"), "access.engines", "audit", "post") == {"privacy.kernel:_read"}
+    assert outside(calls("vector"), "access.engines", "audit", "post") == {"privacy.kernel:_vector"}
+    assert calls("_vector") == {"privacy.kernel:_read"}
     assert outside(calls("groups"), "access.engines", "audit") == {"privacy.kernel:_read_groups"}
     drawing = outside(calls("release"), "audit", "privacy.mechanisms", "access.engines", "serve", "post", "session")
     assert drawing == {"privacy.kernel:_drawn", "privacy.kernel:_draw"}

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
 from math import prod
-from typing import Any
+from typing import Any, assert_never
+
+from sqlglot import exp
 
 from dither.access.context import Context
 from dither.access.domains import EPOCH, starts
@@ -31,6 +33,8 @@ from dither.access.relation import (
     walk,
     windows_touched,
 )
+from dither.access.spelling import RawKind
+from dither.access.statement import Origin, Statement
 from dither.errors import InvalidPlan, Unsupported
 from dither.loss import Loss, Sensitivity
 from dither.privacy.accounting import compose, filter_of, joint_gaussian, joint_laplace, parallel
@@ -44,7 +48,17 @@ from dither.privacy.mechanisms import (
     calibrate,
 )
 from dither.privacy.pacing import Work
-from dither.schema import BudgetCap, Moment
+from dither.schema import (
+    Boolean,
+    BudgetCap,
+    Category,
+    Domain,
+    Identifier,
+    Moment,
+    Number,
+    Reference,
+    Table,
+)
 from dither.wire.codec import decode
 from dither.wire.model import AutoBound, Calibrate, Part, QuotedPart, Request, UnitLoss
 
@@ -90,7 +104,36 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
+    for step in every:
+        check_spelling(ctx, step.measure)
     return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+
+
+def check_spelling(ctx: Context, measure: Measure) -> None:
+    """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
+    measure.plan(Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()}))
+
+
+def origin_like(table: Table) -> Origin:
+    """A table as any engine could hold it."""
+    return Origin(exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()})
+
+
+def kind_like(domain: Domain) -> RawKind:
+    """How values of a domain are most simply stored."""
+    match domain:
+        case Number():
+            return "decimal"
+        case Boolean():
+            return "boolean"
+        case Moment():
+            return "timestamp"
+        case Category():
+            return "text"
+        case Reference(kind=kind) | Identifier(kind=kind):
+            return kind
+        case _:
+            assert_never(domain)
 
 
 def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:

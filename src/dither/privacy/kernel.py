@@ -20,7 +20,7 @@ from typing import Any, assert_never
 
 from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
-from dither.access.measure import Measure, PartitionCounts
+from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, NotAllowed, NotFound
 from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
 from dither.privacy.bits import Bits, SystemBits
@@ -57,6 +57,7 @@ class House:
     """A registered dataset: its context, its engines (each serves one request at a time) and its noisy sizes."""
 
     context: Context
+    version: str
     engines: queue.Queue[Engine]
     rows: Mapping[str, int]
     slots: int
@@ -112,7 +113,7 @@ class LocalKernel:
         account, house = self._asking(request.dataset, token)
         request, appraisal = self._appraised(house, request)
         self._check_open(request, house)
-        outcome = self._charge(self._claim(request, appraisal, account.name))
+        outcome = self._charge(self._claim(house, request, appraisal, account.name))
         if isinstance(outcome, Recorded) and outcome.paid:
             return self._recorded(outcome, cached=True)
         with house.engine() as engine:
@@ -232,10 +233,11 @@ class LocalKernel:
         if self._schedule is not None and self.books.misses(request.dataset)[1] >= self._schedule.most_misses:
             raise NotAllowed("the dataset is locked after late answers, until its curator acts")
 
-    def _claim(self, request: Request, appraisal: Appraisal, account: str) -> Claim:
+    def _claim(self, house: House, request: Request, appraisal: Appraisal, account: str) -> Claim:
         question = replace(request, request_id="", expect_head=None)
         return Claim(
             dataset=request.dataset,
+            version=house.version,
             account=account,
             digest=digest(request),
             request=encode(question).decode(),
@@ -274,7 +276,7 @@ class LocalKernel:
         """What a request would cost; free, and reads nothing."""
         account, house = self._asking(request.dataset, token)
         request, appraisal = self._appraised(house, request)
-        free, affordable = self.books.preview(self._claim(request, appraisal, account.name))
+        free, affordable = self.books.preview(self._claim(house, request, appraisal, account.name))
         work = self._work(house, appraisal)
         wait = 0 if self._schedule is None else self._schedule.prediction(work, self._misses(request.dataset, work))
         find = appraisal.find.quoted if appraisal.find else None
@@ -339,7 +341,7 @@ class LocalKernel:
         first = engines.get()
         engines.put(first)
         self.books.register(dataset, first.ctx.facts)
-        bare = House(first.ctx, engines, {}, self._slots)
+        bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, self._slots)
         self._houses[dataset.name] = replace(bare, rows=self._sized(bare))
 
     def _sized(self, house: House) -> dict[str, int]:
@@ -349,7 +351,7 @@ class LocalKernel:
             return {}
         request, appraisal = self._appraised(house, Request(house.context.dataset.name, tuple(parts)))
         try:
-            outcome = self.books.charge(self._claim(request, appraisal, KERNEL))
+            outcome = self.books.charge(self._claim(house, request, appraisal, KERNEL))
         except BudgetExceeded:
             return self._size_before(request, tables)
         with house.engine() as engine:
@@ -388,6 +390,7 @@ class _Drawing:
         self, receipt: Receipt, engine: Engine, bits: Bits, secret: int, left: Callable[[], float | None]
     ) -> None:
         self._receipt, self._engine, self._bits, self._secret, self._left = receipt, engine, bits, secret, left
+        self._vectors: dict[Measure, Vector] = {}
 
     def release(self, name: str, step: Step) -> ReleasedPart:
         """Reads one step's exact integers and lets them out through its mechanism."""
@@ -405,7 +408,15 @@ class _Drawing:
 
     def _read(self, name: str, measure: Measure) -> Vector:
         self._receipt.redeem(f"read {name}")
-        return self._engine.vector(measure, self._left(), self._secret)
+        # A joint cost is that of one vector: what several steps map linearly is read once.
+        if isinstance(measure, Linear):
+            return measure.applied(self._vector(measure.child))
+        return self._vector(measure)
+
+    def _vector(self, measure: Measure) -> Vector:
+        if measure not in self._vectors:
+            self._vectors[measure] = self._engine.vector(measure, self._left(), self._secret)
+        return self._vectors[measure]
 
     def _read_groups(self, name: str, measure: PartitionCounts) -> tuple[tuple[tuple[Scalar, ...], ...], Vector]:
         self._receipt.redeem(f"read {name}")

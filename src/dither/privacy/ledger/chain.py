@@ -46,9 +46,13 @@ _KEPT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"
 
 @dataclass(frozen=True)
 class Claim:
-    """What a kernel asks to be charged for: a question, and what it costs each unit, from public facts alone."""
+    """What a kernel asks to be charged for: a question, and what it costs each unit, from public facts alone.
+
+    `version` is that of the description by which it was worked out; a ledger that has moved on refuses it.
+    """
 
     dataset: str
+    version: str
     account: str
     digest: str
     request: str
@@ -238,6 +242,8 @@ class Ledger:
 
     def _charge(self, draft: _Draft, claim: Claim) -> Receipt | Recorded:
         dataset, population, question = draft.book.question(claim.dataset, claim.digest)
+        if claim.version != question[1]:
+            raise LedgerError("the dataset was registered anew by another kernel; this one must be restarted")
         root = self._repeated(draft.book, claim, question[1])
         if root is not None:
             return self._outcome(draft, root, paid=True)

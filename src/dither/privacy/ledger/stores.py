@@ -143,6 +143,7 @@ class SqlStore(ABC):
     _mark = "?"
     _types: Mapping[str, str]
     _guards: Sequence[str]
+    _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
 
     @abstractmethod
     def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
@@ -261,6 +262,7 @@ class SqliteStore(SqlStore):
     def _connected(self) -> sqlite3.Connection:
         """This process's connection; a forked child opens its own."""
         if self._process != os.getpid():
+            self._inherited = (*self._inherited, self._connection)
             self._open()
         return self._connection
 
@@ -330,6 +332,7 @@ class PostgresStore(SqlStore):
     def _connected(self) -> Any:
         """This process's connection, opened again after a fork or a failure."""
         if self._process != os.getpid() or self._connection.closed:
+            self._inherited = (*self._inherited, self._connection)[-8:]
             self._open()
         return self._connection
 
