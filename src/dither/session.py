@@ -136,7 +136,9 @@ class Session:
         asked = self._asked(query, epsilon, rho, within, bound, confidence, unit, join_rows)
         return self._price(asked, rows)
 
-    def explain(self, query: str, *, bound: object = None, unit: str | None = None, join_rows: int | None = None) -> Explanation:
+    def explain(
+        self, query: str, *, bound: object = None, unit: str | None = None, join_rows: int | None = None
+    ) -> Explanation:
         """How a query is understood: measures, bounds, recipe, sensitivity; free."""
         asked = self._asked(query, 1, None, None, bound, CONFIDENCE, unit, join_rows)
         return explanation(self.context, asked.plan)
@@ -172,13 +174,14 @@ class Session:
         budget, plans = self._batch(queries, epsilon, rho, bound, unit)
         whole = joined(self.context, plans, budget)
         found = _guesses(plans, budget)
-        parts = [part for group in whole.groups for part in group.parts(budget, self.context, found)]
+        parts = whole.answer_parts(budget, self.context, dict.fromkeys(range(len(plans)), found))
         columns = [
             column
             for place, plan in enumerate(plans)
             for column in expected(self.context, plan, whole.parts_of(place, parts), confidence, rows)
         ]
-        return self._priced(parts, plans[0].unit, budget, tuple(columns), found, plans[0].notes)
+        asked = [*whole.search_parts(budget, self.context), *parts]
+        return self._priced(asked, plans[0].unit, budget, tuple(columns), found, plans[0].notes)
 
     def split(
         self,
@@ -231,7 +234,7 @@ class Session:
         return _Asked(Planner(self.context, how, budget.gaussian).plan(question), budget, level)
 
     def _solved(self, question: Question, bound: Bound, confidence: float, chosen: dict[str, Any]) -> _Asked:
-        """The least epsilon, in steps of a thousandth of itself, at which every column is within the width asked for."""
+        """The least epsilon, up to a thousandth of itself, at which every column is within the width asked for."""
         if chosen["epsilon"] is not None or chosen["rho"] is not None:
             raise InvalidParameter("give within= or a loss, not both: within= solves for epsilon")
         wanted = float(rational(chosen["within"], "within"))
@@ -272,7 +275,9 @@ class Session:
         notes: tuple[str, ...],
     ) -> Price:
         quoted: Quote = self.kernel.quote(asking.request(self.name, unit, parts), self.token)
-        unsure = tuple(f"the bound on {tag} is found when asked; shown as if it were {value}" for tag, value in found.items())
+        unsure = tuple(
+            f"the bound on {tag} is found when asked; shown as if it were {value}" for tag, value in found.items()
+        )
         return Price(
             budget.loss, columns, found, quoted.affordable, quoted.free, quoted.time_class, quoted.milliseconds,
             (*notes, *unsure),
@@ -297,7 +302,9 @@ class Session:
         releases: list[Release] = []
         found: dict[int, dict[str, Found]] = {place: {} for place in range(len(plans))}
         if searches:
-            first = self.kernel.answer(asking.request(self.name, unit, searches, _suffixed(request_id), draw), self.token)
+            first = self.kernel.answer(
+                asking.request(self.name, unit, searches, _suffixed(request_id), draw), self.token
+            )
             releases.append(first)
             found = whole.found(first.parts, budget)
         limits = {place: {tag: bound.bound for tag, bound in bounds.items()} for place, bounds in found.items()}
@@ -348,7 +355,12 @@ def default_unit(dataset: Dataset) -> str:
 
 
 def connect(
-    target: str | Path, *, account: str | None = None, token: str | None = None, dataset: str | None = None, **options: Any
+    target: str | Path,
+    *,
+    account: str | None = None,
+    token: str | None = None,
+    dataset: str | None = None,
+    **options: Any,
 ) -> Session:
     """A session: of a description's path with `account=`, or of a gateway's address with `token=`."""
     if str(target).startswith(("http://", "https://")):

@@ -60,9 +60,15 @@ class BareKernel:
             values = quoted.mechanism.release(np.asarray(self.exact[part.measure], np.int64), bits)
             parts.append(
                 ReleasedPart(
-                    tuple(map(int, values)), quoted.steps, (len(values),), None, quoted.mechanism, quoted.sensitivity,
-                    quoted.loss, (),
-                )  # fmt: skip
+                    tuple(map(int, values)),
+                    quoted.steps,
+                    (len(values),),
+                    None,
+                    quoted.mechanism,
+                    quoted.sensitivity,
+                    quoted.loss,
+                    (),
+                )
             )
         losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in parts)
         return Release(request.dataset, "1", "d", tuple(parts), losses, None, None, False, 1, HEAD, "now", "test")

@@ -8,14 +8,14 @@ from typing import Any
 
 import duckdb
 import pytest
-from post.bare import BareKernel
-from post.small_world import build, facts, raw
 
 from dither.access.context import Context
 from dither.access.engines import Engine, open_engine
 from dither.access.measure import Measure
 from dither.schema import load
 from dither.session import Session
+from post.bare import BareKernel
+from post.small_world import build, facts, raw
 
 
 @pytest.fixture(scope="session")

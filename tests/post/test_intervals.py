@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Tier
-from post.bare import BareKernel
 from scipy.stats import binom
 
+from conftest import Tier
 from dither.loss import ZCDP, Pure
 from dither.post import asking
 from dither.post.asking import Spend
@@ -28,6 +27,7 @@ from dither.post.sql import read
 from dither.privacy.bits import SystemBits
 from dither.session import Session
 from dither.wire import ReleasedPart
+from post.bare import BareKernel
 
 CONFIDENCE = 0.95
 ALARM = 1e-12
@@ -100,7 +100,9 @@ def coverages(session: Session, kernel: BareKernel, query: str, times: int, budg
         if not cells_of(output.node):
             continue
         found = estimate(output.node, noisy, [np.zeros(times * groups)] * len(plan.keys), CONFIDENCE)
-        truth = np.broadcast_to(evaluate(output.node, [s.estimate for s in exact], [np.zeros(groups)] * len(plan.keys)), (groups,))
+        truth = np.broadcast_to(
+            evaluate(output.node, [s.estimate for s in exact], [np.zeros(groups)] * len(plan.keys)), (groups,)
+        )
         wanted = np.tile(truth, times)
         slack = 1e-9 * (1 + np.abs(wanted))
         held = ((found.low <= wanted + slack) & (wanted - slack <= found.high)).reshape(times, groups)

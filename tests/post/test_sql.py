@@ -6,11 +6,11 @@ import json
 import os
 
 import pytest
-from post.small_world import CORPUS, statements
 
 from dither.errors import DitherError, InvalidQuery, Unsupported
 from dither.post.sql import DEEPEST, LONGEST, options_of, parse, read
 from dither.session import Session
+from post.small_world import CORPUS, statements
 
 SNAPSHOT = CORPUS / "refused.json"
 REFUSED = statements("refused.sql")
@@ -59,7 +59,8 @@ def test_deep_texts_are_refused(blind: Session, depth: int) -> None:
 
 def test_bigquery_options() -> None:
     plain, options = options_of(
-        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon=0.5, max_groups_contributed=3, privacy_unit_column=user_id) COUNT(*) FROM t"
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon=0.5, max_groups_contributed=3, privacy_unit_column=user_id) "
+        "COUNT(*) FROM t"
     )
     assert plain == "SELECT COUNT(*) FROM t"
     assert options == {"epsilon": "0.5", "groups": "3", "privacy_unit_column": "user_id"}
@@ -74,10 +75,13 @@ def test_several_spellings_mean_one_plan(blind: Session) -> None:
     same = [
         "SELECT AVG(age) FROM users WHERE country = 'DE'",
         "select avg(Age) from USERS where Country = 'DE'",
-        'SELECT avg(u."age") FROM users AS u WHERE u.country = \'DE\'',
+        "SELECT avg(u.\"age\") FROM users AS u WHERE u.country = 'DE'",
         "WITH t AS (SELECT * FROM users) SELECT AVG(age) FROM users WHERE country = 'DE'",
     ]
-    plans = {read(query, blind.dataset, "user").aggregates + (str(read(query, blind.dataset, "user").relation),) for query in same}
+    plans = {
+        (*read(query, blind.dataset, "user").aggregates, str(read(query, blind.dataset, "user").relation))
+        for query in same
+    }
     assert len(plans) == 1
 
 

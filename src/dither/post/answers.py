@@ -218,7 +218,9 @@ def assemble(
         keys[str(place)] = pa.array([values[row] for row in chosen])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
     table = pa.table(keys)
-    return Answer(plan.question.text, tuple(made), table, confidence, losses, tuple(releases), bounds, _notes(plan, bounds))
+    return Answer(
+        plan.question.text, tuple(made), table, confidence, losses, tuple(releases), bounds, _notes(plan, bounds)
+    )
 
 
 def _notes(plan: Plan, bounds: dict[str, Found]) -> tuple[str, ...]:

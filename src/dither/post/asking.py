@@ -94,7 +94,8 @@ def search_parts(plan: Plan, budget: Spend, context: Context) -> tuple[Part, ...
         return ()
     loss = budget.share(FIND_SHARE / len(plan.searches))
     return tuple(
-        Part(search.measure, Calibrate(kind(context, search.measure, plan.unit, loss), loss)) for search in plan.searches
+        Part(search.measure, Calibrate(kind(context, search.measure, plan.unit, loss), loss))
+        for search in plan.searches
     )
 
 
@@ -152,7 +153,7 @@ def _source(
 
 
 def _clipped(source: Reading, values: Floats, noise: Law, bound: Found) -> Measured:
-    """What clipping removed: the same share everywhere is the estimate; up to twice the cautious share is allowed for."""
+    """What clipping removed: the same share everywhere is the estimate; twice the cautious share is allowed for."""
     most = 2 * bound.inflation_high * (np.abs(values) + 2 * noise.std)
     missing = np.clip(bound.inflation * values, -most, most)
     least = -most if source.signed else np.zeros_like(most)

@@ -15,7 +15,7 @@ from typing import Any
 from dither.access import expr
 from dither.access.context import Context
 from dither.access.domains import cardinality, listed
-from dither.access.expr import Expr, Scope
+from dither.access.expr import Expr
 from dither.access.measure import Count, Key, Linear
 from dither.access.relation import Relation, Where
 from dither.errors import DitherError, InvalidParameter
@@ -53,7 +53,9 @@ class Whole:
     def search_parts(self, budget: Spend, context: Context) -> tuple[Part, ...]:
         """The histograms from which bounds are found."""
         return tuple(
-            part for group in self.groups for part in asking.search_parts(group.plan, self.spend(group, budget), context)
+            part
+            for group in self.groups
+            for part in asking.search_parts(group.plan, self.spend(group, budget), context)
         )
 
     def found(self, released: Sequence[ReleasedPart], budget: Spend) -> dict[int, dict[str, Found]]:
@@ -120,7 +122,12 @@ def _mergeable(plan: Plan) -> bool:
     """A single count without keys, of rows that no automatic bound limits."""
     question = plan.question
     simple = len(plan.pieces) == len(plan.sources) == len(question.aggregates) == 1 and not plan.keys
-    return simple and question.aggregates[0].kind == "count" and not plan.searches and isinstance(plan.pieces[0].measure, Count)
+    return (
+        simple
+        and question.aggregates[0].kind == "count"
+        and not plan.searches
+        and isinstance(plan.pieces[0].measure, Count)
+    )
 
 
 def _base(relation: Relation) -> Relation:

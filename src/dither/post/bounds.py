@@ -127,7 +127,7 @@ def tail(points: tuple[int, ...], noisy: Floats, std: float) -> Tail:
 
 
 def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
-    """The counts as seen up to the last sure bin, then falling by `ratio` to `fewest`, never far above what was seen."""
+    """The counts as seen up to the last sure bin, then falling by `ratio` to `fewest`, near what was seen."""
     counts = noisy.copy()
     if slack > 0:
         for place in range(last + 1, len(counts)):

@@ -13,7 +13,7 @@ from dither.errors import Unbounded
 from dither.post.asking import law, mechanism_of
 from dither.post.intervals import Banded, Measured, Source, estimate
 from dither.post.plan import LARGEST_ROWS, MASS, ROWS, Plan, Ranking, Reading
-from dither.post.recipe import Cell, Key, Mean, Node, Within, affine, cells_of, peel
+from dither.post.recipe import Apply, Cell, Constant, Key, Mean, Node, Within, affine, cells_of, peel
 from dither.wire import Part
 
 TYPICAL_ROWS = 1000.0
@@ -64,12 +64,7 @@ def _imagined(context: Context, plan: Plan, parts: Sequence[Part], source: Readi
         middle = np.array([(low[0] + high[-1]) / 2])
         return Banded(middle, middle - width / 2, middle + width / 2)
     step = steps[source.value] / source.factor
-    value = 0.0 if source.signed else rows * (1.0 if not _squares(plan, source) else 1.0)
-    return Measured(np.array([value]), law(mechanism, step))
-
-
-def _squares(plan: Plan, source: Reading) -> bool:
-    return source.value > 0
+    return Measured(np.array([0.0 if source.signed else rows]), law(mechanism, step))
 
 
 @dataclass(frozen=True)
@@ -85,12 +80,15 @@ class Explanation:
 def explanation(context: Context, plan: Plan) -> Explanation:
     """Measures with their shape, sensitivity and share of the loss; then what is computed from them."""
     lines = [f"unit of privacy: {plan.unit}"]
+    when = " (at the largest bound)" if plan.searches else ""
     for search in plan.searches:
-        lines.append(f"first, a private histogram of contributions finds the bound on {search.tag} (a tenth of the loss)")
+        lines.append(f"first, a private histogram finds the bound on {search.tag} (1/10 of the loss)")
     for place, piece in enumerate(plan.pieces):
         measure = fill(piece.measure, {MASS: 1 << 20, ROWS: LARGEST_ROWS})
-        lines.append(f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {piece.share} of the loss")
-        lines.append(f"  sensitivity in steps{' (at the largest bound)' if plan.searches else ''}: {_norms(context, plan, measure)}")
+        lines.append(
+            f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {piece.share} of the loss"
+        )
+        lines.append(f"  sensitivity in steps{when}: {_norms(context, plan, measure)}")
     lines += [f"column {output.name} = {describe(output.node)}" for output in plan.outputs]
     if plan.having is not None:
         lines.append(f"rows kept, on noisy values: {describe(plan.having)}")
@@ -116,7 +114,7 @@ def describe(node: Node) -> str:
             return f"{centre:g} + {describe(total)} / {describe(size)} within [{low:g}, {high:g}]"
         case Within(inner, low, high):
             return f"{describe(inner)} within [{low:g}, {high:g}]"
-        case _ if hasattr(node, "arguments"):
-            return f"{node.name}({', '.join(map(describe, node.arguments))})"
-        case _:
-            return str(getattr(node, "value", node))
+        case Apply(name, arguments):
+            return f"{name}({', '.join(map(describe, arguments))})"
+        case Constant(value):
+            return str(value)

@@ -26,7 +26,7 @@ from dither.post.recipe import (
 
 POINTS = 1 << 12
 SLAB = 1 << 22
-# A simulated interval aims a little wider, for the points' own error and the curvature that they see at the wrong place.
+# A simulated interval aims a little wider, for the points' own error and for curvature seen at the wrong place.
 SIMULATED_EXTRA = 0.002
 
 
@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Banded:
-    """A column that was chosen, not measured with noise: the truth lies in [low, high] with the confidence asked for."""
+    """A column that was chosen, not measured with noise: the truth lies in [low, high], as often as asked for."""
 
     values: Floats
     low: Floats
@@ -115,8 +115,8 @@ def _affine(form: Affine, sources: Sequence[Source], confidence: float) -> Estim
     parts = [(sources[i], weight) for i, weight in sorted(form.weights.items()) if weight]
     laws = [source.law.scaled(weight) for source, weight in parts]
     width = half_width(laws, confidence)
-    noisy = form.constant + sum(weight * source.values for source, weight in parts)
-    value = form.constant + sum(weight * source.estimate for source, weight in parts)
+    noisy = np.asarray(form.constant + sum(weight * source.values for source, weight in parts))
+    value = np.asarray(form.constant + sum(weight * source.estimate for source, weight in parts))
     low, high = _missing(parts)
     std = np.sqrt(sum(law.variance for law in laws) + np.square((high - low) / 4))
     return Estimate(value, _like(value, std), _like(value, noisy - width + low), _like(value, noisy + width + high))
@@ -148,7 +148,9 @@ def _band(form: Affine, sources: Sequence[Source]) -> Estimate:
 
 def _separate(form: Ratio) -> bool:
     """Whether the two sides read one column each, different ones: then their noise is independent."""
-    return len(form.over.weights) == len(form.under.weights) == 1 and not set(form.over.weights) & set(form.under.weights)
+    return len(form.over.weights) == len(form.under.weights) == 1 and not set(form.over.weights) & set(
+        form.under.weights
+    )
 
 
 def _side(form: Affine, sources: Sequence[Source]) -> tuple[Floats, Law, Floats, Floats]:
@@ -170,7 +172,9 @@ def _ratio(form: Ratio, sources: Sequence[Source], confidence: float, value: Val
     high = np.maximum.reduce([form.offset + max_of(form.factor, ends) for ends in corners])
     slope = abs(form.factor) / np.maximum(np.abs(under), 1e-9)
     with np.errstate(all="ignore"):
-        spread = slope * np.sqrt(law.variance + np.square(over / np.where(under == 0, np.nan, under)) * under_law.variance)
+        spread = slope * np.sqrt(
+            law.variance + np.square(over / np.where(under == 0, np.nan, under)) * under_law.variance
+        )
     widest = (form.high - form.low) / math.sqrt(12)
     std = np.fmin(spread, widest) if math.isfinite(widest) else spread
     return Estimate(value, std, np.clip(low, form.low, form.high), np.clip(high, form.low, form.high))
@@ -253,14 +257,15 @@ def _slab(
     confidence: float,
 ) -> tuple[Floats, Floats, Floats]:
     corners = ("least", "most") if any(isinstance(s, Measured) and s.biased for s in sources) else ("least",)
-    lows, highs, spreads = [], [], []
+    found = []
     for corner in corners:
         cells: list[Values] = [np.zeros(1)] * len(sources)
         for index, drawn in noise.items():
             cells[index] = _cut(_base(sources[index], corner), slab)[:, None] - drawn[None, :]
         drawn = np.asarray(evaluate(node, cells, [_cut(key, slab)[:, None] for key in keys]), float)
         low, high, spread = _spread(drawn, confidence)
-        lows.append(low), highs.append(high), spreads.append(spread)
+        found.append((spread, low, high))
+    spreads, lows, highs = zip(*found, strict=True)
     return np.maximum.reduce(spreads), np.minimum.reduce(lows), np.maximum.reduce(highs)
 
 
@@ -300,7 +305,7 @@ def _through(outer: Sequence[Apply], inner: Estimate) -> Estimate:
 
 
 def _apply(function: Apply, value: Values) -> Values:
-    """The function; below the domain of a root or logarithm its limit stands, so that an interval keeps its lower end."""
+    """The function; below the domain of a root or logarithm its limit stands, so an interval keeps its lower end."""
     if function.name == "sqrt":
         value = np.maximum(value, 0.0)
     extra = [evaluate(argument, [], []) for argument in function.arguments[1:]]

@@ -22,7 +22,7 @@ SETTLED = 1e-9
 
 @dataclass(frozen=True)
 class Law:
-    """Integer noise times `step`: discrete Laplace of scale `spread`, or discrete Gaussian of variance `spread` squared."""
+    """Integer noise times `step`: discrete Laplace of scale `spread`, or discrete Gaussian of variance `spread`^2."""
 
     kind: Kind
     spread: float
@@ -51,7 +51,9 @@ class Law:
         """The quantiles at `level`, for simulated estimates; nothing here protects anything."""
         if _variance(self.kind, self.spread) < SETTLED:
             return np.zeros_like(level)
-        return self.step * (_laplace_at(self.spread, level) if self.kind == "laplace" else _gaussian_at(self.spread, level))
+        return self.step * (
+            _laplace_at(self.spread, level) if self.kind == "laplace" else _gaussian_at(self.spread, level)
+        )
 
 
 def _variance(kind: Kind, spread: float) -> float:
@@ -77,7 +79,9 @@ def _gaussian_wave(spread: float, angle: Floats) -> Floats:
     if spread > 3:
         return np.asarray(np.exp(-0.5 * (spread * folded) ** 2))
     weights, points = _gaussian_table(spread)
-    return np.asarray((weights[:, None] * np.cos(points[:, None] * folded.ravel()[None, :])).sum(0).reshape(folded.shape))
+    return np.asarray(
+        (weights[:, None] * np.cos(points[:, None] * folded.ravel()[None, :])).sum(0).reshape(folded.shape)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -148,7 +152,7 @@ def _lattice_half_width(law: Law, confidence: float) -> float:
 
 
 def _shared_lattice_half_width(laws: Sequence[Law], confidence: float) -> float:
-    frequency = 2 * math.pi * np.fft.rfftfreq(1 << 17)
+    frequency = np.asarray(2 * math.pi * np.fft.rfftfreq(1 << 17), np.float64)
     wave = np.prod([Law(law.kind, law.spread).wave(frequency) for law in laws], axis=0)
     mass = np.fft.irfft(wave)
     inside = mass[0] + 2 * np.concatenate([[0.0], np.cumsum(mass[1 : len(mass) // 2])])
@@ -158,7 +162,7 @@ def _shared_lattice_half_width(laws: Sequence[Law], confidence: float) -> float:
 def _smooth_half_width(laws: Sequence[Law], confidence: float) -> float:
     spread = math.sqrt(sum(law.variance for law in laws))
     spacing = spread / 200
-    frequency = 2 * math.pi * np.fft.rfftfreq(GRID, spacing)
+    frequency = np.asarray(2 * math.pi * np.fft.rfftfreq(GRID, spacing), np.float64)
     wave = np.prod([_smooth_wave(law, frequency) for law in laws], axis=0)
     mass = np.fft.irfft(wave)
     inside = mass[0] + 2 * np.concatenate([[0.0], np.cumsum(mass[1 : GRID // 2])])

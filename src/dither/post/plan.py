@@ -89,7 +89,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans questions over one dataset; `gaussian` says that noise will be Gaussian, so contributions are clipped in L2."""
+    """Plans questions over one dataset; `gaussian`: the noise will be Gaussian, so contributions are clipped in L2."""
 
     context: Context
     bound: Bound
@@ -101,6 +101,10 @@ class Planner:
         inner: Relation | None = None
         if _huge(question, scope):
             relation, inner = self.inside(question.relation, question.unit)
+            question = replace(question, relation=relation)
+            scope = Scope(_provisional(relation).domain(self.context))
+        if not question.knows_unit and question.relation.influence(self.context, question.unit).rows is None:
+            relation, inner = self.below(question.relation, question.unit)
             question = replace(question, relation=relation)
             scope = Scope(_provisional(relation).domain(self.context))
         self.check(question, scope)
@@ -171,11 +175,32 @@ class Planner:
         def visit(node: Relation) -> Relation:
             fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
             node = replace(node, **fields) if fields else node  # type: ignore[type-var]
-            if isinstance(node, GroupBy) and node.unit and any(a.kind in ("count", "sum") for a in node.aggregates):
-                if node.child.influence(self.context, unit).rows is None:
-                    found.append(node.child)
-                    return replace(node, child=BoundRows(node.child, node.unit, self.row_limit()))
+            if isinstance(node, GroupBy) and node.unit and self.open(node, unit):
+                found.append(node.child)
+                return replace(node, child=BoundRows(node.child, node.unit, self.row_limit()))
             return node
+
+        changed = visit(relation)
+        return changed, found[0] if found and self.bound.auto else None
+
+    def open(self, node: GroupBy, unit: str) -> bool:
+        """Whether per-unit counts or sums could be of any size."""
+        counting = any(aggregate.kind in ("count", "sum") for aggregate in node.aggregates)
+        return counting and node.child.influence(self.context, unit).rows is None
+
+    def below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Bounds rows just under the steps at which they stop knowing their unit."""
+        found: list[Relation] = []
+
+        def visit(node: Relation) -> Relation:
+            influence = node.influence(self.context, unit)
+            if influence.rows is not None:
+                return node
+            if influence.unit:
+                found.append(node)
+                return BoundRows(node, unit, self.row_limit())
+            fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
+            return replace(node, **fields) if fields else node  # type: ignore[type-var]
 
         changed = visit(relation)
         return changed, found[0] if found and self.bound.auto else None
@@ -186,7 +211,7 @@ class Planner:
 
     def unbounded(self, question: Question, relation: Relation) -> bool:
         """Whether one unit may move any number of rows; refused once rows no longer know their unit."""
-        if relation.influence(self.context, question.unit).rows is not None:
+        if _provisional(relation).influence(self.context, question.unit).rows is not None:
             return False
         if not question.knows_unit:
             raise Unbounded(
@@ -212,9 +237,7 @@ class Planner:
         groups, rows = self.bound.groups or 1, self.bound.rows or 1
         return BoundGroups(relation, question.unit, tuple(key.value for key in keys), groups, rows)
 
-    def search(
-        self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int
-    ) -> Search:
+    def search(self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int) -> Search:
         """A histogram of what each unit contributes, over powers of two."""
         kind: Callable[..., Grouped] = Grouped
         aggregate = kind("mass", "count") if mass is None else kind("mass", "sum", mass)
@@ -264,19 +287,21 @@ class Planner:
         fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
         factors = [factor * fine for factor in factors]
         largest = largest_row(terms, factors)
-        limit: int | Auto = Auto(MASS, LARGEST_CLIP) if self.bound.rows is None else min(self.bound.rows * largest, LARGEST_CLIP)
+        limit: int | Auto = (
+            Auto(MASS, LARGEST_CLIP) if self.bound.rows is None else min(self.bound.rows * largest, LARGEST_CLIP)
+        )
         if self.bound.auto:
             mass = _mass(terms, factors)
             made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))
         values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
         return Clipped(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
 
-    def units(
-        self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made
-    ) -> None:
+    def units(self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made) -> None:
         """COUNT(DISTINCT unit's key): each unit once per group."""
         if not question.knows_unit:
-            raise Unbounded("rows no longer know their unit here, so units cannot be counted; count before the join or group")
+            raise Unbounded(
+                "rows no longer know their unit here, so units cannot be counted; count before the join or group"
+            )
         relation = _filtered(question.relation, aggregate.condition)
         once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
         own = tuple(Key(key.name, expr.Column(key.name)) for key in keys)
@@ -312,7 +337,9 @@ class Planner:
             if chosen not in pieces:
                 pieces[chosen] = len(made.pieces)
                 made.pieces.append((self.histogram(question, aggregate, grid, keys, made), Fraction(1)))
-            wanted: Wanted = "min" if aggregate.kind == "min" else "max" if aggregate.kind == "max" else _level(aggregate)
+            wanted: Wanted = (
+                "min" if aggregate.kind == "min" else "max" if aggregate.kind == "max" else _level(aggregate)
+            )
             made.nodes[index] = recipe.Cell(len(made.sources))
             made.sources.append(Ranking(pieces[chosen], grid, wanted))
 
@@ -417,5 +444,3 @@ def axes(context: Context, plan: Plan) -> tuple[tuple[str, tuple[Scalar, ...]], 
     measure = plan.pieces[0].measure
     found = measure.axes(context)[: len(plan.keys)]
     return tuple((axis.name, axis.values) for axis in found)
-
-

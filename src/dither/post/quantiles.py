@@ -106,4 +106,4 @@ def _lowest(counts: Floats, law: Law, grid: Bins) -> Banded:
 
 def _first(reached: np.ndarray) -> np.ndarray:
     size = reached.shape[1]
-    return np.where(reached.any(axis=1), np.argmax(reached, axis=1), size - 1)
+    return np.asarray(np.where(reached.any(axis=1), np.argmax(reached, axis=1), size - 1))

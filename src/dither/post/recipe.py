@@ -113,7 +113,7 @@ def _mean(node: Mean, cells: Sequence[Values], keys: Sequence[Values]) -> Values
 
 
 def _divide(over: Values, under: Values) -> Values:
-    return np.where(under == 0, math.nan, over / np.where(under == 0, 1.0, under))
+    return np.asarray(np.where(under == 0, math.nan, over / np.where(under == 0, 1.0, under)))
 
 
 def _round(value: Values, digits: Values | float = 0.0) -> Values:
@@ -124,7 +124,7 @@ def _round(value: Values, digits: Values | float = 0.0) -> Values:
 def _variance(squares: Values, total: Values, size: Values, lost: Values) -> Values:
     """Around a centre: (sum of squares - total^2 / size) / (size - lost), never negative."""
     size = np.where(size > lost, size, math.nan)
-    return np.maximum((squares - total**2 / size) / (size - lost), 0.0)
+    return np.asarray(np.maximum((squares - total**2 / size) / (size - lost), 0.0))
 
 
 def _covariance(product: Values, first: Values, second: Values, size: Values, lost: Values) -> Values:
@@ -150,7 +150,9 @@ def _missing(value: Values) -> Values:
     value = np.asarray(value)
     if value.dtype.kind == "f":
         return np.isnan(value)
-    return np.equal(value, None) if value.dtype.kind == "O" else np.zeros(value.shape, bool)
+    if value.dtype.kind == "O":
+        return np.array([item is None for item in value.ravel()]).reshape(value.shape)
+    return np.zeros(value.shape, bool)
 
 
 def _nullif(value: Values, other: Values) -> Values:
@@ -250,9 +252,9 @@ def affine(node: Node) -> Affine | None:
     match node:
         case Cell(index):
             return Affine(0.0, {index: 1.0})
-        case Constant(bool() | str() | None):
+        case Constant(bool()):
             return None
-        case Constant(value):
+        case Constant(float() | int() as value):
             return Affine(float(value), {})
         case Apply(name, arguments) if name in {"add", "sub", "mul", "div", "neg"}:
             parts = [affine(argument) for argument in arguments]
@@ -336,5 +338,7 @@ def _moved(form: Ratio, add: float, times: float) -> Ratio:
 def check(name: str) -> str:
     """The function's name, if answers may be passed through it."""
     if name not in FUNCTIONS:
-        raise InvalidQuery(f"{name.upper()} cannot be applied to an aggregate; these can: {', '.join(sorted(FUNCTIONS))}")
+        raise InvalidQuery(
+            f"{name.upper()} cannot be applied to an aggregate; these can: {', '.join(sorted(FUNCTIONS))}"
+        )
     return name

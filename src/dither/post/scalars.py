@@ -26,19 +26,20 @@ PARTS = {
 PERIODS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 Resolve = Callable[[exp.Column], expr.Expr]
 
-ADVICE: dict[type[exp.Expression], str] = {
+NO_PATTERNS = "regular expressions are refused: their time depends on the data; use =, IN or LIKE 'prefix%'"
+ADVICE: dict[type[exp.Expr], str] = {
     exp.Window: "window functions depend on other people's rows; aggregate per user in a subquery instead",
-    exp.RegexpLike: "regular expressions are refused because their time depends on the data; use = , IN or LIKE 'prefix%'",
-    exp.RegexpILike: "regular expressions are refused because their time depends on the data; use = , IN or LIKE 'prefix%'",
-    exp.SimilarTo: "regular expressions are refused because their time depends on the data; use = , IN or LIKE 'prefix%'",
+    exp.RegexpLike: NO_PATTERNS,
+    exp.RegexpILike: NO_PATTERNS,
+    exp.SimilarTo: NO_PATTERNS,
     exp.ILike: "ILIKE is not offered; write LOWER(column) LIKE 'prefix%'",
     exp.DPipe: "texts cannot be built; group by both columns instead of joining them",
     exp.Concat: "texts cannot be built; group by both columns instead of joining them",
     exp.Substring: "texts cannot be cut; use LIKE 'prefix%' or a CASE over the declared values",
     exp.Exists: "EXISTS is not offered; join on the unit's key or use IN with a public subquery",
     exp.Subquery: "a subquery inside an expression would read other rows; put it in FROM and join it",
-    exp.Rand: "random values are refused: the same question must have the same answer; use a Sample in the plan",
-    exp.CurrentTimestamp: "the current time is not part of the question; write the date as a literal, DATE '2020-01-31'",
+    exp.Rand: "random values are refused: the same question must have the same answer",
+    exp.CurrentTimestamp: "the current time is not part of the question; write a literal, DATE '2020-01-31'",
     exp.CurrentDate: "the current date is not part of the question; write it as a literal, DATE '2020-01-31'",
     exp.Star: "* stands for columns; name the ones you need",
     exp.Interval: "intervals are not offered; compare with a DATE or TIMESTAMP literal, or use DATE_DIFF",
@@ -63,14 +64,14 @@ ADVICE: dict[type[exp.Expression], str] = {
     exp.Tuple: "tuples are not values here; compare each column",
     exp.JSONExtractScalar: "JSON paths are not offered; declare the member as a column of the table",
     exp.CurrentUser: "who asks is not part of the question",
-    exp.RegexpExtract: "regular expressions are refused because their time depends on the data; use = , IN or LIKE 'prefix%'",
+    exp.RegexpExtract: NO_PATTERNS,
     exp.Length: "the length of a text is not offered; use a CASE over the declared values",
     exp.Trim: "texts are compared as declared; no trimming is needed",
     exp.AggFunc: "an aggregate cannot stand here; aggregates belong in SELECT, HAVING or ORDER BY",
 }
 
 
-def literal(node: exp.Expression) -> Fraction | str | bool | None:
+def literal(node: exp.Expr) -> Fraction | str | bool | None:
     """The value of a literal, with a sign in front of it where there is one."""
     match node:
         case exp.Paren():
@@ -98,14 +99,14 @@ def number(text: str) -> Fraction:
         raise InvalidQuery(str(problem)) from None
 
 
-def is_literal(node: exp.Expression) -> bool:
+def is_literal(node: exp.Expr) -> bool:
     """Whether the node is a literal, perhaps signed or in parentheses."""
     if isinstance(node, exp.Paren | exp.Neg):
         return is_literal(node.this)
     return isinstance(node, exp.Literal | exp.Boolean | exp.Null)
 
 
-def shown(node: exp.Expression) -> str:
+def shown(node: exp.Expr) -> str:
     """The node as SQL, short enough for a message."""
     text = node.sql(dialect="duckdb")
     return text if len(text) <= 60 else text[:57] + "..."
@@ -127,7 +128,7 @@ class Translator:
 
     resolve: Resolve
 
-    def __call__(self, node: exp.Expression) -> expr.Expr:
+    def __call__(self, node: exp.Expr) -> expr.Expr:
         handler = HANDLERS.get(type(node))
         if handler is not None:
             return handler(self, node)
@@ -142,11 +143,11 @@ class Translator:
         """A column, wherever the name is found."""
         return self.resolve(node)
 
-    def constant(self, node: exp.Expression) -> expr.Expr:
+    def constant(self, node: exp.Expr) -> expr.Expr:
         """A literal."""
         return expr.Constant(literal(node))
 
-    def negative(self, node: exp.Expression) -> expr.Expr:
+    def negative(self, node: exp.Expr) -> expr.Expr:
         """-x as 0 - x; a signed literal stays one."""
         if is_literal(node):
             return self.constant(node)
@@ -184,7 +185,7 @@ class Translator:
             return expr.Arithmetic("*", value, value)
         return expr.Power(self(node.this), exponent)
 
-    def logarithm(self, node: exp.Expression) -> expr.Expr:
+    def logarithm(self, node: exp.Expr) -> expr.Expr:
         """LOG(x) is LN(x) / LN(10); LOG2 and other bases are refused."""
         if node.expression is not None and node.args.get("expression") is not None:
             raise Unsupported("LOG with a base is not offered; write LN(x) / LN(base) with the second a number")
@@ -202,7 +203,7 @@ class Translator:
             raise Unsupported(f"IN takes at most {MOST_LITERALS} literals; put the list in a public table")
         return expr.In(self(node.this), tuple(self._listed(option) for option in options))
 
-    def _listed(self, node: exp.Expression) -> Any:
+    def _listed(self, node: exp.Expr) -> Any:
         value = self(node)
         if isinstance(value, expr.Instant):
             return value.microseconds
@@ -251,7 +252,7 @@ class Translator:
             raise Unsupported("LIKE is offered as 'text', 'prefix%', '%suffix' and '%part%' only, without _")
         return _matched(self(node.this), text, pattern.startswith("%"), pattern.endswith("%"))
 
-    def starts_with(self, node: exp.Expression, how: Any) -> expr.Expr:
+    def starts_with(self, node: exp.Expr, how: Any) -> expr.Expr:
         """STARTS_WITH, ENDS_WITH and CONTAINS."""
         text = literal(node.expression)
         if not isinstance(text, str):
@@ -262,7 +263,7 @@ class Translator:
         """EXTRACT(part FROM moment)."""
         return expr.DatePart(_part(node.this.name), self(node.expression))
 
-    def truncated(self, node: exp.Expression) -> expr.Expr:
+    def truncated(self, node: exp.Expr) -> expr.Expr:
         """DATE_TRUNC('month', moment)."""
         return expr.DateTrunc(_period(node), self(node.this))
 
@@ -316,7 +317,7 @@ class Translator:
         raise Unsupported(f"{name.upper()} is not offered; the functions are: {', '.join(FUNCTION_NAMES)}")
 
 
-def _name(node: exp.Expression) -> str:
+def _name(node: exp.Expr) -> str:
     return node.sql_name() if isinstance(node, exp.Func) else type(node).__name__.upper()
 
 
@@ -338,7 +339,7 @@ def _part(name: str) -> Any:
     return PARTS[name.lower()]
 
 
-def _period(node: exp.Expression) -> Any:
+def _period(node: exp.Expr) -> Any:
     unit = node.args.get("unit")
     name = unit.name.lower() if unit is not None else "day"
     if name.startswith("week"):
@@ -348,19 +349,19 @@ def _period(node: exp.Expression) -> Any:
     return name
 
 
-def _flat(kind: type[exp.Connector], node: exp.Expression) -> list[exp.Expression]:
+def _flat(kind: type[exp.Connector], node: exp.Expr) -> list[exp.Expr]:
     if isinstance(node, exp.Paren):
         return _flat(kind, node.this)
     return [*_flat(kind, node.this), *_flat(kind, node.expression)] if isinstance(node, kind) else [node]
 
 
-def conjuncts(node: exp.Expression) -> list[exp.Expression]:
+def conjuncts(node: exp.Expr) -> list[exp.Expr]:
     """The parts of a condition that AND joins."""
     return _flat(exp.And, node)
 
 
 Handler = Callable[[Translator, Any], expr.Expr]
-HANDLERS: dict[type[exp.Expression], Handler] = {
+HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.Column: Translator.column,
     exp.Paren: lambda to, node: to(node.this),
     exp.Literal: Translator.constant,

@@ -87,7 +87,7 @@ class Joiner:
     row_limit: int | None
     join_limit: int | None
 
-    def join(self, left: Source, right: Source, condition: exp.Expression | None, side: str) -> Source:
+    def join(self, left: Source, right: Source, condition: exp.Expr | None, side: str) -> Source:
         """left JOIN right ON condition."""
         right = _renamed(left, right)
         pairs, rest = _split(left, right, condition)
@@ -114,7 +114,9 @@ class Joiner:
         if side not in {"inner", "left", "right"}:
             raise Unsupported(f"{side.upper()} JOIN is not offered: use an inner or a left join")
         if not left.private and not right.private:
-            raise Unsupported("both tables of this join are public; join them outside, and declare the result as a table")
+            raise Unsupported(
+                "both tables of this join are public; join them outside, and declare the result as a table"
+            )
         if left.private and right.private and not left.context and not right.context:
             return self._private(left, right, pairs, side)
         if right.private and not right.context:
@@ -137,9 +139,11 @@ class Joiner:
         if self.join_limit is None or self.row_limit is None:
             raise Unsupported(
                 "joining private tables on a column that is not the unit's key mixes people's rows; "
-                "give join_rows=K (rows kept per key on each side) and bound=T (rows per unit), or join on the unit's key"
+                "give join_rows=K (rows kept per key, each side) and bound=T (rows per unit), or join on the unit's key"
             )
-        sides = [BoundRows(s.relation, self.unit.name, self.row_limit) if s.knows_unit else s.relation for s in (left, right)]
+        sides = [
+            BoundRows(s.relation, self.unit.name, self.row_limit) if s.knows_unit else s.relation for s in (left, right)
+        ]
         on = tuple((a.column, b.column) for a, b in pairs)
         relation = KeyJoin(sides[0], sides[1], on, self.join_limit, self.join_limit)
         fields = tuple(replace(field, key=False) for field in left.fields + right.fields)
@@ -177,16 +181,16 @@ def _merged(left: Source, right: Source, how: str) -> tuple[Field, ...]:
     return left.fields + tuple(replace(f, key=f.key and how == "inner") for f in right.fields)
 
 
-def _split(left: Source, right: Source, condition: exp.Expression | None) -> tuple[list[Pair], list[exp.Expression]]:
+def _split(left: Source, right: Source, condition: exp.Expr | None) -> tuple[list[Pair], list[exp.Expr]]:
     pairs: list[Pair] = []
-    rest: list[exp.Expression] = []
+    rest: list[exp.Expr] = []
     for part in conjuncts(condition) if condition is not None else []:
         pair = equality(left, right, part)
         pairs, rest = ([*pairs, pair], rest) if pair else (pairs, [*rest, part])
     return pairs, rest
 
 
-def equality(left: Source, right: Source, part: exp.Expression) -> Pair | None:
+def equality(left: Source, right: Source, part: exp.Expr) -> Pair | None:
     """The pair of fields that an equality connects, one of each side."""
     if not (isinstance(part, exp.EQ) and isinstance(part.this, exp.Column) and isinstance(part.expression, exp.Column)):
         return None
@@ -248,7 +252,9 @@ def union(left: Source, right: Source) -> Source:
         raise Unsupported("UNION ALL with a public table is not offered; ask of the private one and add outside")
     names = [(a.column, b.column) for a, b in zip(left.fields, right.fields, strict=True)]
     other = Project(right.relation, tuple((a, expr.Column(b)) for a, b in names))
-    fields = tuple(replace(a, key=a.key and b.key, unique=False) for a, b in zip(left.fields, right.fields, strict=True))
+    fields = tuple(
+        replace(a, key=a.key and b.key, unique=False) for a, b in zip(left.fields, right.fields, strict=True)
+    )
     knows = left.knows_unit and right.knows_unit
     return Source(Union(_cut(left), other), fields, private=True, knows_unit=knows)
 

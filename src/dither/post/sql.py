@@ -33,7 +33,7 @@ OPTIONS = {
     "unit": "unit", "privacy_unit": "unit", "noise": "noise", "privacy_unit_column": "privacy_unit_column",
 }  # fmt: skip
 
-AGGREGATES: dict[type[exp.Expression], Kind] = {
+AGGREGATES: dict[type[exp.Expr], Kind] = {
     exp.Sum: "sum",
     exp.Avg: "avg",
     exp.Variance: "var_samp",
@@ -44,13 +44,13 @@ AGGREGATES: dict[type[exp.Expression], Kind] = {
     exp.Min: "min",
     exp.Max: "max",
 }
-ROOTS: dict[type[exp.Expression], Kind] = {
+ROOTS: dict[type[exp.Expr], Kind] = {
     exp.Stddev: "var_samp",
     exp.StddevSamp: "var_samp",
     exp.StddevPop: "var_pop",
 }
 QUANTILES = (exp.Median, exp.PercentileCont, exp.PercentileDisc, exp.Quantile, exp.ApproxQuantile, exp.WithinGroup)
-REFUSED_AGGREGATES: dict[type[exp.Expression], str] = {
+REFUSED_AGGREGATES: dict[type[exp.Expr], str] = {
     exp.ArrayAgg: "it would return people's values; ask for COUNT(*) grouped by the value",
     exp.GroupConcat: "it would return people's values; ask for COUNT(*) grouped by the value",
     exp.AnyValue: "it would return one person's value; ask for MEDIAN or for COUNT(*) grouped by the value",
@@ -69,7 +69,7 @@ REFUSED_AGGREGATES: dict[type[exp.Expression], str] = {
     exp.BitwiseOrAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseXorAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
 }
-ON_ANSWERS: dict[type[exp.Expression], str] = {
+ON_ANSWERS: dict[type[exp.Expr], str] = {
     exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.Mod: "mod", exp.Neg: "neg", exp.Abs: "abs",
     exp.Floor: "floor", exp.Ceil: "ceil", exp.Sqrt: "sqrt", exp.Ln: "ln", exp.Log: "log10", exp.Exp: "exp",
     exp.Pow: "power", exp.Least: "least", exp.Greatest: "greatest", exp.Coalesce: "coalesce", exp.Nullif: "nullif",
@@ -100,7 +100,7 @@ class Reader:
 
     # --- relations -----------------------------------------------------------------------------------------------
 
-    def with_ctes(self, query: exp.Expression) -> Reader:
+    def with_ctes(self, query: exp.Expr) -> Reader:
         """This reader with the query's WITH names known."""
         clause = query.args.get("with_") or query.args.get("with")
         if clause is None:
@@ -113,7 +113,7 @@ class Reader:
             reader = replace(reader, named={**reader.named, cte.alias.lower(): source})
         return reader
 
-    def rows(self, query: exp.Expression) -> Source:
+    def rows(self, query: exp.Expr) -> Source:
         """A subquery: rows that are computed further, not an answer."""
         reader = self.with_ctes(query)
         if isinstance(query, exp.Subquery):
@@ -121,7 +121,7 @@ class Reader:
         if isinstance(query, exp.SetOperation):
             return reader.set_operation(query)
         if not isinstance(query, exp.Select):
-            raise Unsupported(f"{shown(query)} cannot be read as a table; write SELECT ... FROM ...")
+            raise Unsupported(f"{shown(query)} cannot be read as a table; write a subquery that begins with SELECT")
         refuse_clauses(query)
         refuse_row_order(query)
         source = reader.source(query)
@@ -152,7 +152,7 @@ class Reader:
             source, conditions = self.joined(source, join, conditions)
         return self.where(source, conditions)
 
-    def item(self, node: exp.Expression) -> Source:
+    def item(self, node: exp.Expr) -> Source:
         """One item of FROM."""
         for argument, reason in (("sample", REFUSED_CLAUSES["sample"]), ("pivots", REFUSED_CLAUSES["pivots"])):
             if node.args.get(argument):
@@ -170,10 +170,12 @@ class Reader:
     def joined(self, source: Source, join: exp.Join, conditions: list[Any]) -> tuple[Source, list[Any]]:
         """One JOIN; a comma takes its equalities from WHERE."""
         other = self.item(join.this)
-        for alias in {field.alias for field in source.fields} & {field.alias for field in other.fields}:
+        for alias in {f.alias for f in source.fields} & {f.alias for f in other.fields}:
             raise InvalidQuery(f"two tables are called {alias!r}; give one of them another name with AS")
         if join.args.get("method") or join.kind.upper() in {"SEMI", "ANTI", "STRAIGHT", "ASOF"}:
-            raise Unsupported(f"{(join.args.get('method') or join.kind).upper()} JOIN is not offered; write JOIN ... ON")
+            raise Unsupported(
+                f"{(join.args.get('method') or join.kind).upper()} JOIN is not offered; write JOIN ... ON"
+            )
         side = (join.side or "inner").lower()
         if join.args.get("using"):
             return self.joiner.using(source, other, [name.name for name in join.args["using"]], side), conditions
@@ -185,7 +187,7 @@ class Reader:
         condition = exp.and_(*(part.copy() for part in linking))
         return self.joiner.join(source, other, condition, "inner"), [part for part in conditions if part not in linking]
 
-    def where(self, source: Source, conditions: list[exp.Expression]) -> Source:
+    def where(self, source: Source, conditions: list[exp.Expr]) -> Source:
         """WHERE, with IN (SELECT ...) as a join with the public table."""
         plain = []
         for part in conditions:
@@ -200,7 +202,9 @@ class Reader:
     def grouped(self, query: exp.Select, source: Source) -> Source:
         """A grouping subquery: per unit if the unit's key is among its keys."""
         if not query.args.get("group"):
-            raise Unsupported("an aggregate in a subquery would release it without noise; GROUP BY the unit's key there")
+            raise Unsupported(
+                "an aggregate in a subquery would release it without noise; GROUP BY the unit's key there"
+            )
         keys, _ = _keys(query, source)
         by_unit = source.knows_unit and any(isinstance(key, expr.Column) and _is_key(source, key) for _, key in keys)
         inner = _Inner(source, keys)
@@ -217,13 +221,15 @@ class Reader:
 
     # --- the question --------------------------------------------------------------------------------------------
 
-    def question(self, query: exp.Expression, text: str, options: Mapping[str, str]) -> Question:
+    def question(self, query: exp.Expr, text: str, options: Mapping[str, str]) -> Question:
         """The top of the query, whose aggregates are answered with noise."""
         reader = self.with_ctes(query)
         if isinstance(query, exp.Subquery):
             return reader.question(query.this, text, options)
         if isinstance(query, exp.SetOperation):
-            raise Unsupported("UNION of answers is not offered; ask the questions as a batch and put the answers together")
+            raise Unsupported(
+                "UNION of answers is not offered; ask the questions as a batch and put the answers together"
+            )
         if not isinstance(query, exp.Select):
             raise Unsupported("only SELECT can be asked")
         refuse_clauses(query)
@@ -262,11 +268,11 @@ class _Top:
 
     source: Source
     keys: list[tuple[str, expr.Expr]]
-    aliases: Mapping[str, exp.Expression]
+    aliases: Mapping[str, exp.Expr]
     aggregates: list[Aggregate] = field(default_factory=list)
     outputs: Mapping[str, recipe.Node] = field(default_factory=dict)
 
-    def node(self, node: exp.Expression) -> recipe.Node:
+    def node(self, node: exp.Expr) -> recipe.Node:
         """An expression over aggregates and keys."""
         if isinstance(node, exp.Paren):
             return self.node(node.this)
@@ -282,7 +288,7 @@ class _Top:
             return recipe.Constant(float(value) if isinstance(value, Fraction) else value)
         return self.function(node)
 
-    def key(self, node: exp.Expression) -> recipe.Key | None:
+    def key(self, node: exp.Expr) -> recipe.Key | None:
         """The grouping key that the expression is, if it is one."""
         if any(_is_aggregate(part) for part in node.walk()):
             return None
@@ -297,7 +303,7 @@ class _Top:
             raise InvalidQuery(f"{shown(node)} is neither aggregated nor in GROUP BY; do one of the two")
         return None
 
-    def function(self, node: exp.Expression) -> recipe.Node:
+    def function(self, node: exp.Expr) -> recipe.Node:
         """A function of answers, computed after the noise."""
         match node:
             case exp.Case():
@@ -311,7 +317,9 @@ class _Top:
                 return recipe.Apply("isin", tuple(map(self.node, (node.this, *node.expressions))))
             case exp.Between():
                 low = recipe.Apply("ge", (self.node(node.this), self.node(node.args["low"])))
-                return recipe.Apply("and", (low, recipe.Apply("le", (self.node(node.this), self.node(node.args["high"])))))
+                return recipe.Apply(
+                    "and", (low, recipe.Apply("le", (self.node(node.this), self.node(node.args["high"]))))
+                )
             case exp.Cast() if node.to.this in exp.DataType.NUMERIC_TYPES:
                 inner = self.node(node.this)
                 return recipe.Apply("round", (inner,)) if node.to.this in exp.DataType.INTEGER_TYPES else inner
@@ -333,7 +341,7 @@ class _Top:
             parts.append(self.node(node.args["default"]))
         return recipe.Apply("case", tuple(parts))
 
-    def aggregate(self, node: exp.Expression) -> recipe.Node:
+    def aggregate(self, node: exp.Expr) -> recipe.Node:
         """An aggregate, as the cell that will hold it; equal ones share a cell."""
         condition = None
         if isinstance(node, exp.Filter):
@@ -343,7 +351,7 @@ class _Top:
             return recipe.Apply("sqrt", (self.cell(Aggregate(ROOTS[type(node)], values, condition)),))
         return self.cell(self.described(node, condition))
 
-    def described(self, node: exp.Expression, condition: expr.Expr | None) -> Aggregate:
+    def described(self, node: exp.Expr, condition: expr.Expr | None) -> Aggregate:
         """What an aggregate measures."""
         if isinstance(node, exp.CountIf):
             return Aggregate("count", (), _both(condition, _condition(self.source.translator(), node.this)))
@@ -356,7 +364,9 @@ class _Top:
         if kind is None:
             raise _refusal(node)
         if isinstance(node.this, exp.Distinct):
-            raise Unsupported(f"{shown(node)}: DISTINCT inside is offered for COUNT only; use a subquery with SELECT DISTINCT")
+            raise Unsupported(
+                f"{shown(node)}: DISTINCT inside is offered for COUNT only; use a subquery with SELECT DISTINCT"
+            )
         values = (node.this,) if node.args.get("expression") is None else (node.this, node.expression)
         return Aggregate(kind, tuple(map(self.value, values)), condition)
 
@@ -372,7 +382,7 @@ class _Top:
             return Aggregate("count", (), condition)
         return Aggregate("count", (self.source.translator()(inner),), condition)
 
-    def value(self, node: exp.Expression) -> expr.Expr:
+    def value(self, node: exp.Expr) -> expr.Expr:
         """The argument of an aggregate."""
         if any(_is_aggregate(part) for part in node.walk()):
             raise Unsupported(f"{shown(node)}: an aggregate of an aggregate; aggregate per user in a subquery first")
@@ -384,7 +394,7 @@ class _Top:
             self.aggregates.append(aggregate)
         return recipe.Cell(self.aggregates.index(aggregate))
 
-    def ordering(self, term: exp.Expression, outputs: tuple[Output, ...]) -> Ordering:
+    def ordering(self, term: exp.Expr, outputs: tuple[Output, ...]) -> Ordering:
         """One ORDER BY term, by position, alias or expression."""
         inner, descending = (term.this, bool(term.args.get("desc"))) if isinstance(term, exp.Ordered) else (term, False)
         if is_literal(inner):
@@ -403,7 +413,7 @@ class _Inner:
     keys: list[tuple[str, expr.Expr]]
     aggregates: list[Grouped] = field(default_factory=list)
 
-    def node(self, node: exp.Expression) -> expr.Expr:
+    def node(self, node: exp.Expr) -> expr.Expr:
         """An expression over keys and aggregates, as an expression over the grouped relation."""
         if isinstance(node, exp.Paren):
             return self.node(node.this)
@@ -416,19 +426,22 @@ class _Inner:
                     return expr.Column(name)
         return _Replaced(self)(node)
 
-    def aggregate(self, node: exp.Expression) -> expr.Expr:
+    def aggregate(self, node: exp.Expr) -> expr.Expr:
         """An aggregate; AVG is a sum over a count."""
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = _condition(self.source.translator(), node.expression.this), node.this
         if isinstance(node, exp.CountIf):
-            condition, node = _both(condition, _condition(self.source.translator(), node.this)), exp.Count(this=exp.Star())
+            condition, node = (
+                _both(condition, _condition(self.source.translator(), node.this)),
+                exp.Count(this=exp.Star()),
+            )
         if isinstance(node, exp.Avg):
             value = self.source.translator()(node.this)
             return expr.Arithmetic("/", self.column("sum", value, condition), self.column("count", value, condition))
         return self._simple(node, condition)
 
-    def _simple(self, node: exp.Expression, condition: expr.Expr | None) -> expr.Expr:
+    def _simple(self, node: exp.Expr, condition: expr.Expr | None) -> expr.Expr:
         to = self.source.translator()
         match node:
             case exp.Count(this=exp.Distinct() as inner) if len(inner.expressions) == 1:
@@ -444,7 +457,9 @@ class _Inner:
     def column(self, kind: Any, value: expr.Expr | None, condition: expr.Expr | None) -> expr.Expr:
         """The grouped column that holds an aggregate."""
         if condition is not None:
-            value = expr.Case(((condition, expr.Constant(Fraction(1)) if value is None else value),), expr.Constant(None))
+            value = expr.Case(
+                ((condition, expr.Constant(Fraction(1)) if value is None else value),), expr.Constant(None)
+            )
         for known in self.aggregates:
             if (known.kind, known.value) == (kind, value):
                 return expr.Column(known.name)
@@ -464,7 +479,7 @@ class _Replaced(Translator):
         object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "_top", True)
 
-    def __call__(self, node: exp.Expression) -> expr.Expr:
+    def __call__(self, node: exp.Expr) -> expr.Expr:
         if self.__dict__["_top"]:
             object.__setattr__(self, "_top", False)
             return super().__call__(node)
@@ -476,9 +491,11 @@ def _keyed(inner: _Inner, node: exp.Column) -> bool:
     return inner.source.translator()(node) in [key for _, key in inner.keys]
 
 
-def _condition(to: Translator, node: exp.Expression) -> expr.Expr:
+def _condition(to: Translator, node: exp.Expr) -> expr.Expr:
     if any(_is_aggregate(part) for part in node.walk()):
-        raise Unsupported(f"{shown(node)}: an aggregate cannot stand in WHERE or FILTER; use HAVING, which filters the answer")
+        raise Unsupported(
+            f"{shown(node)}: an aggregate cannot stand in WHERE or FILTER; use HAVING, which filters the answer"
+        )
     return to(node)
 
 
@@ -486,7 +503,7 @@ def _both(first: expr.Expr | None, second: expr.Expr) -> expr.Expr:
     return second if first is None else expr.And((first, second))
 
 
-def _is_aggregate(node: exp.Expression) -> bool:
+def _is_aggregate(node: exp.Expr) -> bool:
     return isinstance(node, exp.AggFunc | exp.Filter | exp.WithinGroup) and not isinstance(node.parent, exp.Window)
 
 
@@ -496,15 +513,15 @@ def _aggregating(query: exp.Select) -> bool:
     return any(_is_aggregate(part) for item in query.expressions for part in _own(item))
 
 
-def _own(node: exp.Expression) -> list[exp.Expression]:
-    return [part for part in node.walk(prune=lambda inner: isinstance(inner, exp.Subquery | exp.Select))]
+def _own(node: exp.Expr) -> list[exp.Expr]:
+    return list(node.walk(prune=lambda inner: isinstance(inner, exp.Subquery | exp.Select)))
 
 
 def _is_key(source: Source, key: expr.Column) -> bool:
     return any(field.key and field.column == key.name for field in source.fields)
 
 
-def _quantile(node: exp.Expression) -> tuple[exp.Expression, Fraction]:
+def _quantile(node: exp.Expr) -> tuple[exp.Expr, Fraction]:
     level: Any = Fraction(1, 2)
     value = node.this
     if isinstance(node, exp.WithinGroup):
@@ -519,7 +536,7 @@ def _quantile(node: exp.Expression) -> tuple[exp.Expression, Fraction]:
     return value, level
 
 
-def _refusal(node: exp.Expression) -> Unsupported:
+def _refusal(node: exp.Expr) -> Unsupported:
     node = node.this if isinstance(node, exp.IgnoreNulls | exp.RespectNulls) else node
     for kind, advice in REFUSED_AGGREGATES.items():
         if isinstance(node, kind):
@@ -528,23 +545,25 @@ def _refusal(node: exp.Expression) -> Unsupported:
         Translator(lambda column: expr.Column(column.name))(node)
     except Unsupported as refusal:
         return refusal
-    return Unsupported(f"{shown(node)} cannot be computed from noisy answers; compute it inside the aggregate or afterwards")
+    return Unsupported(
+        f"{shown(node)} cannot be computed from noisy answers; compute it inside the aggregate or afterwards"
+    )
 
 
-def _arguments(node: exp.Expression) -> list[exp.Expression]:
+def _arguments(node: exp.Expr) -> list[exp.Expr]:
     extra = [node.args.get(name) for name in ("expression", "decimals")]
-    return [part for part in (node.this, *extra, *node.expressions) if isinstance(part, exp.Expression)]
+    return [part for part in (node.this, *extra, *node.expressions) if isinstance(part, exp.Expr)]
 
 
-def _bare(item: exp.Expression) -> exp.Expression:
+def _bare(item: exp.Expr) -> exp.Expr:
     return item.this if isinstance(item, exp.Alias) else item
 
 
-def _title(item: exp.Expression) -> str:
+def _title(item: exp.Expr) -> str:
     return item.alias_or_name if isinstance(item, exp.Alias | exp.Column) else item.sql(dialect="duckdb").lower()
 
 
-def _alias(item: exp.Expression, position: int) -> str:
+def _alias(item: exp.Expr, position: int) -> str:
     if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
         raise Unsupported("* next to GROUP BY is not offered; name the columns")
     return item.alias_or_name or f"column_{position + 1}"
@@ -578,7 +597,7 @@ def _columns(query: exp.Select, source: Source) -> dict[str, expr.Expr]:
     return _distinct_names(columns)
 
 
-def _keys(query: exp.Select, source: Source) -> tuple[list[tuple[str, expr.Expr]], dict[str, exp.Expression]]:
+def _keys(query: exp.Select, source: Source) -> tuple[list[tuple[str, expr.Expr]], dict[str, exp.Expr]]:
     aliases = {item.alias.lower(): item.this for item in query.expressions if isinstance(item, exp.Alias)}
     group = query.args.get("group")
     if group is None:
@@ -598,8 +617,8 @@ def _fresh(name: str, keys: list[tuple[str, expr.Expr]]) -> str:
 
 
 def _group_term(
-    query: exp.Select, source: Source, aliases: Mapping[str, exp.Expression], term: exp.Expression
-) -> tuple[str, exp.Expression]:
+    query: exp.Select, source: Source, aliases: Mapping[str, exp.Expr], term: exp.Expr
+) -> tuple[str, exp.Expr]:
     if isinstance(term, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
         raise Unsupported("ROLLUP, CUBE, GROUPING SETS and tuples are not offered; ask the groupings as a batch")
     if is_literal(term):
@@ -614,7 +633,7 @@ def _group_term(
     return (matching[0].alias if matching else _title(term)), term
 
 
-def _terms(query: exp.Select) -> list[exp.Expression]:
+def _terms(query: exp.Select) -> list[exp.Expr]:
     order = query.args.get("order")
     return list(order.expressions) if order is not None else []
 
@@ -643,7 +662,7 @@ def refuse_clauses(query: exp.Select) -> None:
         raise Unsupported(f"{shown(node)}: {REFUSED_CLAUSES['windows']}")
 
 
-def refuse_row_order(query: exp.Expression) -> None:
+def refuse_row_order(query: exp.Expr) -> None:
     """LIMIT and ORDER BY choose among people's rows when they stand below the top."""
     for clause in ("limit", "offset", "order"):
         if query.args.get(clause) is not None:
@@ -665,7 +684,7 @@ def options_of(text: str) -> tuple[str, dict[str, str]]:
     return text[: found.start()] + "SELECT" + text[found.end() :], options
 
 
-def parse(text: str) -> exp.Expression:
+def parse(text: str) -> exp.Expr:
     """One statement, parsed; too long or too deep is refused before any work."""
     if len(text) > LONGEST:
         raise InvalidQuery(f"the query has {len(text)} characters; the most is {LONGEST}")
@@ -689,7 +708,7 @@ def _first_line(problem: Exception) -> str:
     return re.sub(r"<[^<>]*>", "something else", re.sub(r" for <class [^>]*>", "", line))[:200]
 
 
-def _check_depth(query: exp.Expression) -> None:
+def _check_depth(query: exp.Expr) -> None:
     level, depth = [query], 0
     while level:
         level, depth = [child for node in level for child in node.iter_expressions()], depth + 1

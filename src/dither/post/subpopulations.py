@@ -28,7 +28,9 @@ def _of(question: Question, threshold: int, op: Literal["<=", ">"]) -> Question:
     if threshold < 1:
         raise InvalidParameter("the threshold between light and heavy units must be at least 1 row")
     if not question.knows_unit:
-        raise Unsupported("rows no longer know their unit here, so units cannot be told apart; ask below the join or group")
+        raise Unsupported(
+            "rows no longer know their unit here, so units cannot be told apart; ask below the join or group"
+        )
     counts = GroupBy(question.relation, (), (Aggregate(COUNTED, "count"),), question.unit)
     chosen = Where(counts, Compare(op, Column(COUNTED), Constant(Fraction(threshold))))
     return replace(question, relation=UnitJoin(question.relation, chosen, question.unit))

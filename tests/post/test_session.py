@@ -1,0 +1,295 @@
+"""The session: what is asked is what is charged, quotes need no data, batches cost their joint norm."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.stats import binom
+
+import dither
+from conftest import Tier
+from dither.errors import BudgetExceeded, InvalidParameter, NotFound
+from dither.loss import ZCDP, Loss, Pure
+from dither.post import asking
+from dither.post.asking import Spend
+from dither.post.intervals import estimate
+from dither.session import Session, connect
+from dither.wire import Request
+from post.bare import BareKernel
+from post.small_world import build, statements
+from post.test_intervals import ALARM, planned, redraws
+
+
+def charged(request: Request, kernel: BareKernel) -> Fraction:
+    """The sum of the pure losses that the mechanisms of a request really have."""
+    return sum((part.loss.epsilon for part in kernel.quote(request, "").parts), Fraction(0))  # type: ignore[union-attr]
+
+
+COSTLY = [
+    "SELECT AVG(age) FROM users",
+    "SELECT VARIANCE(age) FROM users",
+    "SELECT AVG(age), VARIANCE(age), COUNT(*), SUM(age) FROM users",
+    "SELECT country, AVG(salary), STDDEV(age), CORR(age, salary) FROM users GROUP BY country",
+    "SELECT COUNT(*), COUNT(DISTINCT user_id), MEDIAN(price), AVG(price) FROM actions",
+    "SELECT MIN(age), MAX(age), MEDIAN(age), COUNT(DISTINCT country) FROM users",
+    "SELECT action, COUNT(*) FROM actions GROUP BY action",
+]
+
+
+@pytest.mark.parametrize("epsilon", ["1", "0.1", "3/7"])
+@pytest.mark.parametrize("query", COSTLY)
+def test_the_epsilon_asked_for_is_the_epsilon_charged(
+    query: str, epsilon: str, kernel: BareKernel, session: Session
+) -> None:
+    before = len(kernel.requests)
+    session.sql(query, epsilon=epsilon)
+    total = sum((charged(request, kernel) for request in kernel.requests[before:]), Fraction(0))
+    assert total == Fraction(epsilon)
+
+
+@pytest.mark.parametrize("query", COSTLY)
+def test_the_rho_asked_for_is_never_passed(query: str, kernel: BareKernel, session: Session) -> None:
+    before = len(kernel.requests)
+    session.sql(query, rho="1/2")
+    total = Fraction(0)
+    for request in kernel.requests[before:]:
+        for part in kernel.quote(request, "").parts:
+            total += part.mechanism.concentrated(part.sensitivity).rho
+    assert Fraction(499, 1000) <= total <= Fraction(1, 2)
+
+
+def test_average_variance_and_count_share_their_measures(blind: Session, kernel: BareKernel) -> None:
+    together = planned(
+        blind, "SELECT COUNT(age), AVG(age), VARIANCE(age), STDDEV(age), SUM(age) FROM users", Spend(Pure(1))
+    )
+    assert len(together.pieces) == 1
+    assert len(together.sources) == 3
+
+
+def test_a_quote_needs_no_data(blind: Session) -> None:
+    for query in statements("queries.sql"):
+        price = blind.quote(query, epsilon=1, bound=20)
+        assert price.expected and all(np.isfinite(column.std_error) for column in price.expected)
+        assert blind.explain(query, bound=20).lines
+
+
+PREDICTED = [
+    ("SELECT COUNT(*) FROM users", None),
+    ("SELECT SUM(salary) FROM users", None),
+    ("SELECT COUNT(*) + 2 * SUM(age) FROM users", None),
+    ("SELECT action, COUNT(*) FROM actions GROUP BY action", None),
+    ("SELECT action, SUM(price) FROM actions GROUP BY action", None),
+    ("SELECT COUNT(DISTINCT user_id) FROM actions", None),
+    ("SELECT AVG(age) FROM users", 400.0),
+]
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "rho"])
+@pytest.mark.parametrize(("query", "rows"), PREDICTED)
+def test_predicted_noise_is_the_measured_noise(
+    query: str, rows: float | None, kind: str, session: Session, kernel: BareKernel, tier: Tier
+) -> None:
+    """Within 5%; the root mean square of 20,000 Laplace draws has a relative spread of 0.8%, so 6 of them fit."""
+    times = tier.pick(quick=20_000, test=20_000, deep=100_000)
+    price = session.quote(query, bound=20, rows=rows, **{kind: 1})  # type: ignore[arg-type]
+    budget = Spend(Pure(1) if kind == "epsilon" else ZCDP(1))
+    plan = planned(session, query, budget)
+    noisy, exact = redraws(session, kernel, plan, budget, times)
+    output = plan.outputs[-1]
+    keys = [np.zeros(1)] * len(plan.keys)
+    found = estimate(output.node, noisy, keys, 0.95)
+    truth = estimate(output.node, exact, keys, 0.95)
+    errors = found.value.reshape(times, -1) - truth.value[None, :]
+    measured = np.sqrt(np.mean(errors**2))
+    assert price.expected[-1].std_error == pytest.approx(measured, rel=0.05)
+
+
+def test_a_wrong_prediction_is_caught(session: Session, kernel: BareKernel) -> None:
+    """The named bug: a quote for noise of the wrong scale, off by a tenth."""
+    budget = Spend(Pure(1))
+    plan = planned(session, "SELECT COUNT(*) FROM users", budget)
+    (noisy,), (exact,) = redraws(session, kernel, plan, budget, 20_000)
+    measured = float(np.std(noisy.values - exact.values))
+    predicted = session.quote("SELECT COUNT(*) FROM users", epsilon="10/11").expected[0].std_error
+    assert predicted != pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("within", [5, 50, 1234])
+def test_within_solves_for_epsilon(within: float, blind: Session) -> None:
+    query = "SELECT country, COUNT(*) AS n FROM users GROUP BY country"
+    price = blind.quote(query, within=within)
+    assert price["n"].half_width <= within
+    assert isinstance(price.loss, Pure)
+    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10))
+    assert cheaper["n"].half_width > within * (1 if within > 10 else 0.9) - 1
+
+
+def test_within_refuses_what_depends_on_data(blind: Session) -> None:
+    with pytest.raises(InvalidParameter, match="known in advance"):
+        blind.sql("SELECT AVG(age) FROM users", within=1)
+
+
+TEN_RANGES = [f"SELECT COUNT(*) FROM users WHERE age >= {low} AND age < {low + 5}" for low in range(18, 68, 5)]
+TEN_NESTED = [f"SELECT COUNT(*) FROM users WHERE age < {high}" for high in range(20, 70, 5)]
+
+
+@pytest.mark.parametrize(
+    ("queries", "norm"), [(TEN_RANGES, 1), (TEN_NESTED, 10), ([*TEN_RANGES, "SELECT COUNT(*) FROM users"], 2)]
+)
+def test_ten_counts_cost_their_joint_norm(queries: list[str], norm: int, session: Session, kernel: BareKernel) -> None:
+    """The same noise on each: the batch costs `norm` times what one count costs, not ten times."""
+    before = len(kernel.requests)
+    answers = session.batch(queries, epsilon=1)
+    (request,) = kernel.requests[before:]
+    assert charged(request, kernel) == 1
+    (part,) = kernel.quote(request, "").parts
+    assert part.sensitivity.l1 == norm
+    assert part.mechanism.scale == norm  # type: ignore[attr-defined]
+    assert len(answers) == len(queries)
+
+
+def test_a_batch_gives_the_answers_of_its_questions(session: Session) -> None:
+    queries = [
+        *TEN_RANGES,
+        "SELECT AVG(age) FROM users",
+        "SELECT COUNT(*) FROM users WHERE salary < 1000 OR country = 'DE'",
+    ]
+    one = [session.sql(query, epsilon=10**12).value() for query in queries]
+    many = [answer.value() for answer in session.batch(queries, epsilon=10**12)]
+    assert np.allclose(one, many, rtol=1e-6)
+
+
+def test_a_batch_quote_is_one_price(blind: Session) -> None:
+    price = blind.quote_batch(TEN_RANGES, epsilon=1)
+    assert len(price.expected) == 10
+    assert all(column.std_error == pytest.approx(1.357, rel=0.01) for column in price.expected)
+
+
+def test_rho_takes_the_better_noise(blind: Session) -> None:
+    """One count: Laplace; many cells of one unit: Gaussian."""
+    one = planned(blind, "SELECT COUNT(*) FROM users", Spend(ZCDP(Fraction(1, 2))))
+    many = f"SELECT {', '.join(f'COUNT(*) FILTER (WHERE age < {age})' for age in range(20, 65, 5))} FROM users"
+    several = planned(blind, many, Spend(ZCDP(Fraction(1, 2))))
+    kinds = [
+        asking.kind(blind.context, plan.pieces[0].measure, "user", ZCDP(Fraction(1, 2))) for plan in (one, several)
+    ]
+    assert kinds[1] == "discrete_gaussian"
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT action, COUNT(*) AS n FROM actions GROUP BY action",
+        "SELECT COUNT(*) AS n FROM actions",
+        "SELECT SUM(price) AS n FROM actions",
+        "SELECT AVG(price) AS n FROM actions",
+    ],
+)
+def test_automatic_bounds_cover_the_unbounded_truth(query: str, session: Session, truth: object, tier: Tier) -> None:
+    """Coverage over whole redraws, bound included; a right interval fails the bound with a chance below 1e-12."""
+    times = tier.pick(quick=40, test=120, deep=1_000)
+    exact = {row[:-1]: float(row[-1]) for row in truth.execute(query).fetchall()}  # type: ignore[attr-defined]
+    held = 0
+    for draw in range(times):
+        answer = session.sql(query, epsilon=1, bound="auto", draw=draw)
+        keys = [
+            tuple(answer.keys.column(place)[row].as_py() for place, c in enumerate(answer.columns) if c.key)
+            for row in range(len(answer))
+        ]
+        found = answer["n"].estimate
+        held += sum(found.low[row] <= exact[key] <= found.high[row] for row, key in enumerate(keys))
+    total = times * len(exact)
+    # Groups of one redraw are not independent: the bound is for as many trials as there are redraws.
+    assert held / total >= (binom.ppf(ALARM, times, 0.95) - 1) / times
+
+
+def test_light_and_heavy_units_add_up(session: Session, truth: object) -> None:
+    query = "SELECT COUNT(*) AS n FROM actions"
+    light, heavy = session.split(query, 10, epsilon=10**12, bound=100)
+    rows = truth.execute(  # type: ignore[attr-defined]
+        "SELECT SUM(n) FILTER (WHERE n <= 10), SUM(n) FILTER (WHERE n > 10) "
+        "FROM (SELECT COUNT(*) AS n FROM actions GROUP BY user_id)"
+    ).fetchone()
+    assert (light.value(), heavy.value()) == pytest.approx(rows, rel=1e-4)
+
+
+def test_bounds_lie_below_the_step_that_loses_the_unit(blind: Session) -> None:
+    """Rows are bounded just below the join that loses their unit: two changed rows for each of five."""
+    query = "SELECT topic, COUNT(*) AS n FROM urls LEFT JOIN actions ON urls.url_id = actions.url_id GROUP BY topic"
+    assert blind.quote(query, epsilon=1, bound=5)["n"].std_error == pytest.approx(2 * 5 * 2**0.5, rel=0.1)
+
+
+def test_answers_travel_well(session: Session) -> None:
+    answer = session.sql("SELECT country, COUNT(*) AS n FROM users GROUP BY country ORDER BY n DESC", epsilon=1)
+    assert isinstance(answer.table, pa.Table)
+    assert answer.table.column_names == ["country", "n", "n_std_error", "n_low", "n_high"]
+    assert list(answer.to_pandas().columns) == answer.table.column_names
+    assert answer.to_polars().shape == (6, 5)
+    assert "<svg" in answer._repr_html_() and "epsilon 1" in answer._repr_html_()
+    assert answer.plot().get_xlabel().startswith("n (95%")
+    assert "DE" in str(answer)
+    (noisy,) = answer.noisy
+    assert noisy["mechanism"] == "discrete_laplace" and noisy["sensitivity"]["l1"] == "1" and len(noisy["values"]) == 6
+
+
+def test_html_escapes_what_the_query_says(session: Session) -> None:
+    answer = session.sql('SELECT COUNT(*) AS "<script>alert(1)</script>" FROM users', epsilon=1)
+    assert "<script>" not in answer._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"epsilon": 1, "rho": 1}, {"epsilon": 0}, {"epsilon": -1}, {"epsilon": "x"}, {"epsilon": 1, "within": 3},
+                {"epsilon": 1, "bound": 0}, {"epsilon": 1, "bound": "many"}, {"epsilon": 1, "bound": {"rows": 0}},
+                {"epsilon": 1, "confidence": 1}]
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused(options: dict[str, object], blind: Session) -> None:
+    with pytest.raises(InvalidParameter):
+        blind.quote("SELECT COUNT(*) FROM users", **options)  # type: ignore[arg-type]
+
+
+def test_options_in_the_text_count_like_arguments(blind: Session) -> None:
+    options = "epsilon=0.5, max_groups_contributed=2, max_rows_per_group=3"
+    text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) action, COUNT(*) FROM actions GROUP BY action"
+    bound = {"groups": 2, "rows": 3}
+    argued = blind.quote(
+        "SELECT action, COUNT(*) FROM actions GROUP BY action", epsilon="1/2", bound={"groups": 2, "rows": 3}
+    )
+    assert blind.quote(text).expected[0].std_error == argued.expected[0].std_error
+
+
+def test_connect_in_process(tmp_path: Path) -> None:
+    """The real kernel: charged exactly, remembered, refused when spent."""
+    path = build(tmp_path)
+    path.write_text(path.read_text().replace("epsilon: 1000", "epsilon: 2"))
+    session = dither.connect(path, account="team-a")
+    try:
+        spent = session.budget[0].spent[0]
+        answer = session.sql("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
+        assert session.budget[0].spent[0] - spent == 10**15
+        again = session.sql("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
+        assert list(again["a"].estimate.value) == list(answer["a"].estimate.value)
+        assert session.budget[0].spent[0] - spent == 10**15
+        with pytest.raises(BudgetExceeded):
+            session.sql("SELECT COUNT(*) FROM users", epsilon=1)
+        assert not session.quote("SELECT COUNT(*) FROM users", epsilon=1).affordable
+        assert len(session.history) >= 1
+        assert sorted(session.tables) == ["actions", "urls", "users"]
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_connect_needs_a_name_and_a_token(session: Session, kernel: BareKernel) -> None:
+    with pytest.raises(NotFound, match="no dataset 'other'"):
+        Session.over(kernel, "analyst", "other")
+    with pytest.raises(InvalidParameter, match="token"):
+        connect("https://dither.example")
+
+
+def test_losses_are_reported_with_the_answer(session: Session) -> None:
+    losses: tuple[Loss, ...] = session.sql("SELECT COUNT(*) FROM users", epsilon="1/3").loss
+    assert losses == (Pure(Fraction(1, 3)),)
