@@ -1,0 +1,34 @@
+"""The auditing toolkit: tests of anyone's differential privacy.
+
+Names are imported when they are first used, so that each part costs only what it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dither.audit.blackbox import privacy as privacy
+    from dither.audit.report import Evidence as Evidence
+    from dither.audit.report import PrivacyResult as PrivacyResult
+    from dither.audit.timing import TimingResult as TimingResult
+    from dither.audit.timing import timing as timing
+
+HOMES = {
+    "privacy": "dither.audit.blackbox",
+    "PrivacyResult": "dither.audit.report",
+    "Evidence": "dither.audit.report",
+    "timing": "dither.audit.timing",
+    "TimingResult": "dither.audit.timing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'dither.audit' has no attribute {name!r}; it has: {', '.join(sorted(HOMES))}")
+    return getattr(import_module(HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(HOMES)

@@ -1,0 +1,118 @@
+"""Pairs of neighbouring inputs worth trying: as different as neighbours can be, and small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dither.errors import InvalidParameter
+
+Pair = tuple[Any, Any]
+Vector = NDArray[np.float64]
+
+
+def counts(sensitivity: float = 1.0) -> list[Pair]:
+    """One number that one person moves by `sensitivity`."""
+    return [(0.0, float(sensitivity)), (10.0, 10.0 + sensitivity)]
+
+
+def tiny() -> list[Pair]:
+    """The four datasets of the guidelines: no record, then (0, 0), (100, 1) and (50, 0) join."""
+    chain: list[list[tuple[int, int]]] = [[], [(0, 0)], [(100, 1), (0, 0)], [(100, 1), (50, 0), (0, 0)]]
+    return list(pairwise(chain))
+
+
+def records(low: float = 0.0, high: float = 1.0, sizes: Sequence[int] = (0, 1, 2, 5)) -> list[Pair]:
+    """Lists of numbers at the ends of a range, to which one record is added."""
+    pairs: list[Pair] = []
+    for size in sizes:
+        for filling in (low, high) if size else (low,):
+            for extra in (low, high):
+                pairs.append(([filling] * size, [filling] * size + [extra]))
+    return pairs
+
+
+def one_differs(length: int = 5, change: float = 1.0) -> list[Pair]:
+    """Vectors of which one entry changes: a histogram."""
+    base = np.ones(length)
+    pairs = []
+    for place, by in ((0, change), (0, -change), (length - 1, change)):
+        other = base.copy()
+        other[place] += by
+        pairs.append((base, other))
+    return pairs
+
+
+def all_differ(length: int = 5, change: float = 1.0) -> list[Pair]:
+    """Vectors of query answers that all may change by at most `change`: the patterns of Ding et al. (2018)."""
+    ones, half = np.ones(length), length // 2
+    up, down = ones + change, ones - change
+    patterns: list[Vector] = [
+        _first(up, ones),  # one above
+        _first(down, ones),  # one below
+        _first(up, down),  # one above, the rest below
+        _first(down, up),  # one below, the rest above
+        np.concatenate([down[:half], up[half:]]),  # half and half
+        up,
+        down,
+    ]
+    crossed = (np.concatenate([ones[:half], down[half:]]), np.concatenate([down[:half], ones[half:]]))
+    return [(ones, pattern) for pattern in patterns] + [crossed]
+
+
+def generated(strategy: Any, count: int = 30, seed: int = 0) -> list[Pair]:
+    """Pairs drawn from a Hypothesis strategy for pairs; the package `hypothesis` is needed for this alone."""
+    try:
+        from hypothesis import HealthCheck, Phase, given, settings
+        from hypothesis import seed as fixed
+    except ImportError:
+        raise InvalidParameter("generated neighbours need the package hypothesis: pip install hypothesis") from None
+    drawn: list[Pair] = []
+
+    @fixed(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(pair: Pair) -> None:
+        drawn.append(pair)
+
+    collect()
+    return distinct(drawn)
+
+
+def distinct(pairs: Iterable[Pair]) -> list[Pair]:
+    """Each pair once, without those whose inputs are equal."""
+    seen: dict[str, Pair] = {}
+    for a, b in pairs:
+        if repr(a) != repr(b):
+            seen.setdefault(repr((a, b)), (a, b))
+    return list(seen.values())
+
+
+def probed(draw: Callable[[Any], Any]) -> list[Pair]:
+    """The first family of pairs that the mechanism accepts, for a caller who named none."""
+    for family in (counts(), records(), tiny()):
+        if all(_accepted(draw, value) for pair in family for value in pair):
+            return family
+    raise InvalidParameter("no standard input was accepted; name the neighbours: neighbours=[(a, b), ...]")
+
+
+def _accepted(draw: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        draw(value)
+    except Exception:
+        return False
+    return True
+
+
+def _first(first: Vector, rest: Vector) -> Vector:
+    return np.concatenate([first[:1], rest[1:]])

@@ -1,0 +1,81 @@
+"""Keeps what the report draws, while the judgement runs."""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from dither.audit.claims import Floats
+from dither.audit.report import Plots
+from dither.audit.search import Lead
+
+BINS = 80
+MOST_KEPT = 200_000
+
+
+class Tracer:
+    """Collects the first outputs of a judgement: one feature of them, their scores and whether the event holds them."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self._event = lead.event
+        self._column = min(lead.event.score.columns, default=0)
+        self._values: tuple[list[Floats], list[Floats]] = ([], [])
+        self._scores: tuple[list[Floats], list[Floats]] = ([], [])
+        self._kept = 0
+
+    def add(self, a: Any, b: Any) -> None:
+        """Keeps these outputs, until there are enough."""
+        if self._kept >= MOST_KEPT:
+            return
+        space, score = self._event.space, self._event.score
+        for side, outputs in enumerate((a, b)):
+            part = outputs[: MOST_KEPT - self._kept]
+            self._values[side].append(space.encoder.features[self._column].column(space.encoder.read(part)))
+            self._scores[side].append(score.of(space.encode(part, score.columns)))
+        self._kept += len(a)
+
+    def empty(self) -> Plots:
+        """No picture: nothing was judged."""
+        return Plots(name=self._event.space.names[self._column])
+
+    def plots(self) -> Plots:
+        """The pictures' data."""
+        values = [np.concatenate(side) for side in self._values]
+        scores = [np.concatenate(side) for side in self._scores]
+        name = self._event.space.names[self._column]
+        pooled = np.concatenate(values)
+        finite = pooled[np.isfinite(pooled)]
+        if len(finite) < 2 or np.ptp(finite) == 0:
+            return Plots(name=name, curve=self._curve(scores))
+        edges = np.linspace(float(np.quantile(finite, 0.002)), float(np.quantile(finite, 0.998)), BINS + 1)
+        if edges[0] == edges[-1]:
+            edges = np.linspace(finite.min(), finite.max(), BINS + 1)
+        tallies = [np.histogram(side, edges)[0] / max(len(side), 1) for side in values]
+        inside = np.histogram(pooled, edges, weights=self._inside(np.concatenate(scores)).astype(np.float64))[0]
+        everything = np.maximum(np.histogram(pooled, edges)[0], 1)
+        return Plots(
+            name, _floats(edges[:-1]), _floats(tallies[0]), _floats(tallies[1]), _floats(inside / everything),
+            self._curve(scores),
+        )  # fmt: skip
+
+    def _inside(self, scores: Floats) -> Any:
+        return scores >= self._event.threshold if self._event.above else scores <= self._event.threshold
+
+    def _curve(self, scores: list[Floats]) -> tuple[tuple[float, float], ...]:
+        """For each epsilon, the largest P_a - e^epsilon P_b over all thresholds of the score."""
+        first, second = (np.sort(side if self._event.above else -side) for side in scores)
+        if self._lead.swapped:
+            first, second = second, first
+        cuts = np.unique(np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 400)))
+        p = 1 - np.searchsorted(first, cuts) / len(first)
+        q = 1 - np.searchsorted(second, cuts) / len(second)
+        top = float(np.max(np.log(np.maximum(p, 1e-9) / np.maximum(q, 1 / len(second)))))
+        grid = np.linspace(0, max(top, 0.1) * 1.1, 60)
+        return tuple((float(epsilon), float(max(np.max(p - exp(epsilon) * q), 0.0))) for epsilon in grid)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

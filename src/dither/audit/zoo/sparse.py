@@ -1,0 +1,129 @@
+"""The sparse vector technique, right and wrong, numbered as by Lyu, Su and Li (2017).
+
+Answers are 1 (above), 0 (below) and -1 (not reached); where values are shown, below is -inf and not reached is NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from dither.audit import neighbours
+from dither.audit.zoo import laws
+from dither.audit.zoo.member import Floats, Generator, Member, on_lattice, pure
+
+EPSILON = 0.1
+THRESHOLD = 1.0
+QUERIES = tuple(neighbours.all_differ(10))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The scales of the two noises, how many positives end it, and what a positive shows."""
+
+    threshold: float
+    query: float
+    most: int | None
+    shows: str = "answer"
+    fresh: float = 0.0
+
+
+FIRST = Variant(2 / EPSILON, 4 / EPSILON, 1)
+SECOND = Variant(2 / EPSILON, 4 / EPSILON, 1)
+THIRD = Variant(2 / EPSILON, 2 / EPSILON, 1, "compared")
+FOURTH = Variant(4 / EPSILON, 4 / (3 * EPSILON), 1)
+FIFTH = Variant(2 / EPSILON, 0.0, None)
+SIXTH = Variant(2 / EPSILON, 2 / EPSILON, None)
+NUMERICAL = Variant(3 / EPSILON, 6 / EPSILON, 1, "fresh", 3 / EPSILON)
+THIRD_TWICE = Variant(2 / EPSILON, 4 / EPSILON, 2, "compared")
+FOURTH_TWICE = Variant(4 / EPSILON, 4 / (3 * EPSILON), 2)
+GAP = Variant(2 / EPSILON, 4 / EPSILON, 1, "gap")
+
+
+def members() -> list[Member]:
+    """The members of this room."""
+    return [
+        _member("svt1", FIRST, True, "sparse vector as it should be", EPSILON, {"dpsniper": 0.0858, "statdp": 0.0298}),
+        _member("svt2", SECOND, True, "Dwork and Roth's: the threshold's noise is renewed", EPSILON,
+                {"dpsniper": 0.0859, "statdp": 0.0407}),
+        _member("svt3", THIRD, False, "shows the very value that was compared", inf,
+                {"dpsniper": 0.1822, "statdp": 0.1793}),
+        _member("svt4", FOURTH, False, "query noise does not grow with the number of positives", 0.175,
+                {"dpsniper": 0.1696, "statdp": 0.1719}),
+        _member("svt5", FIFTH, False, "no noise on the queries, never stops", inf,
+                {"dpsniper": 1.761, "statdp": 14.31}),
+        _member("svt6", SIXTH, False, "never stops", inf, {"dpsniper": 0.2720, "statdp": 0.3220}),
+        _member("numerical_svt", NUMERICAL, True, "shows a value with fresh noise", EPSILON, {"dpsniper": 0.0345}),
+        _member("gap_svt", GAP, True,
+                "shows the gap between value and noisy threshold, which is free (Ding et al. 2019)",
+                EPSILON, {}),
+        Member("svt34_parallel", pure(EPSILON), False, _parallel, QUERIES,
+               "variants 3 and 4 on the same queries, two positives each", inf,
+               published={"dpsniper": 0.2616, "statdp": 0.1963}),
+    ]  # fmt: skip
+
+
+def _member(name: str, kind: Variant, private: bool, about: str, true: float, published: dict[str, float]) -> Member:
+    def sample(value: Floats, size: int, rng: Generator) -> Any:
+        return run(kind, value, size, rng)
+
+    def law(a: Floats, b: Floats) -> laws.Pair:
+        return _law(kind, a), _law(kind, b)
+
+    known = law if kind.shows != "gap" else None
+    return Member(name, pure(EPSILON), private, sample, QUERIES, about, true, known, published=published)
+
+
+def run(kind: Variant, value: Floats, size: int, rng: Generator) -> Any:
+    """Many independent runs, one a row."""
+    queries = len(value)
+    noise = rng.laplace(scale=kind.threshold, size=size)
+    seen = np.tile(value, (size, 1)) if kind.query == 0 else value + rng.laplace(scale=kind.query, size=(size, queries))
+    above = seen >= (THRESHOLD + noise)[:, None]
+    reached = _reached(above, kind.most)
+    if kind.shows == "answer":
+        return np.where(reached, above, -1).astype(np.int8)
+    shown = _shown(kind, value, seen, noise, rng)
+    return np.where(reached, np.where(above, on_lattice(shown), -np.inf), np.nan)
+
+
+def _shown(kind: Variant, value: Floats, seen: Floats, noise: Floats, rng: Generator) -> Floats:
+    if kind.shows == "compared":
+        return seen
+    if kind.shows == "gap":
+        return seen - (THRESHOLD + noise)[:, None]
+    return np.asarray(value + rng.laplace(scale=kind.fresh, size=seen.shape))
+
+
+def _reached(above: Any, most: int | None) -> Any:
+    """Queries up to and with the last positive that is allowed."""
+    if most is None:
+        return np.ones_like(above)
+    return np.cumsum(above, axis=1) - above < most
+
+
+def _law(kind: Variant, value: Floats) -> Floats:
+    noise = laws.threshold_noise(kind.threshold)
+    if kind.most is None:
+        return laws.patterns(value, THRESHOLD, noise, kind.query)
+    if kind.shows == "compared":
+        return laws.first_value(value, THRESHOLD, noise, kind.query)
+    stops = laws.first_above(value, THRESHOLD, noise, kind.query)
+    return stops if kind.shows == "answer" else _with_value(stops, value, kind.fresh)
+
+
+def _with_value(stops: Floats, value: Floats, scale: float) -> Floats:
+    at = laws.cuts(1.0, scale, 3000)
+    parts = [
+        chance * np.diff(laws.laplace_cdf(at - centre, scale)) for chance, centre in zip(stops, value, strict=False)
+    ]
+    return np.concatenate([*parts, stops[-1:]])
+
+
+def _parallel(value: Floats, size: int, rng: Generator) -> Floats:
+    first = run(THIRD_TWICE, value, size, rng)
+    second = run(FOURTH_TWICE, value, size, rng).astype(float)
+    return np.concatenate([first, second], axis=1)
