@@ -61,6 +61,10 @@ STRINGS = [
     "z" * 300,
     "1970-02-30",
 ]
+STEPS: tuple[str, ...] = (
+    "where", "where", "project", "union", "distinct", "public", "public", "unit", "key", "group", "group", "sample",
+    "rows", "rows", "groups",
+)  # fmt: skip
 WORDS = ["FR", "DE", "fr", "É", "é", "Straße", "x'y", "日本", "", "_%", "I"]
 
 
@@ -429,25 +433,7 @@ class Planner:
         keyed = [n for n, u in self.ctx.dataset.units.items() if u.kind != "row"]
         unit = rng.choice(keyed)
         limit = rng.choice([1, 1, 2, 3, 8])
-        kind = rng.choice(
-            [
-                "where",
-                "where",
-                "project",
-                "union",
-                "distinct",
-                "public",
-                "public",
-                "unit",
-                "key",
-                "group",
-                "group",
-                "sample",
-                "rows",
-                "rows",
-                "groups",
-            ]
-        )
+        kind = rng.choice(STEPS)
         match kind:
             case "where":
                 return r.Where(node, w.truth(rng.choice([0, 1, 2, 3])))

@@ -16,7 +16,12 @@ RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "tim
 
 MODULUS = (1 << 31) - 1
 NUMBER = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
-MOMENT = "^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?)?$"
+# Only days that exist, in the years 1 to 9999, and no 24:00: what engines think of the rest differs, and casts fail on it.
+YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
+TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
+MOMENT = f"^({YEAR}-({MONTHS})|{LEAP}-02-29)([ T]{TIME})?$"
 
 
 def whole(value: int) -> Sql:
@@ -96,7 +101,9 @@ def both(conditions: Sequence[Sql]) -> Sql:
 
 
 def case(branches: Sequence[tuple[Sql, Sql]], default: Sql | None = None) -> Sql:
-    """CASE WHEN ... THEN ... ELSE ... END."""
+    """CASE WHEN ... THEN ... ELSE ... END; without branches, the default."""
+    if not branches and default is not None:
+        return own(default)
     result = exp.Case(ifs=[exp.If(this=own(when), true=own(then)) for when, then in branches])
     if default is not None:
         result.set("default", own(default))

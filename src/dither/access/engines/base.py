@@ -1,0 +1,156 @@
+"""What all SQL engines share: from a measure to one statement, its groups, and the vector; facts of public tables."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import pyarrow as pa
+from sqlglot import exp
+
+from dither.access.clean import corrected
+from dither.access.context import Context, PublicFacts
+from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
+from dither.access.measure import Measure, PartitionCounts, Vector
+from dither.access.relation import Scan, needs_order
+from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, whole
+from dither.access.statement import Origin, Statement, aliased, named
+from dither.errors import EngineFailure, InvalidSchema
+from dither.schema import Column, Dataset, Reference, Scalar, Table
+
+
+class SqlEngine(ABC):
+    """Answers measures with SQL; an engine says how tables are found, statements run and stopped."""
+
+    spelling: Spelling
+    failures: ClassVar[tuple[type[BaseException], ...]]
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._lock = threading.Lock()
+        self._corrections: dict[str, int] = {}
+        self.failure: str | None = None
+        self.ctx = Context(dataset)
+        self._origins = {name: self._origin(table) for name, table in dataset.tables.items()}
+        self.ctx = Context(dataset, self._facts())
+
+    @abstractmethod
+    def _origin(self, table: Table) -> Origin:
+        """Where a table is and how its columns are stored; InvalidSchema where it cannot be read."""
+
+    @abstractmethod
+    def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
+        """Runs a statement, for so many seconds at most; failures are of the kinds in `failures`."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stops what is running, from another thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the data."""
+
+    def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
+        """The integers of a measure, one per declared cell."""
+        plan = measure.plan(self._statement(measure, secret))
+        return laid_out(measure, plan, self._answer(plan.select, deadline))
+
+    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> Groups:
+        """The keys that occur and their counts."""
+        plan = measure.plan(self._statement(measure, secret))
+        return groups_of(self.ctx, measure, self._answer(plan.select, deadline))
+
+    def sql(self, measure: Measure) -> str:
+        """The SQL that would run, for the curator's eyes."""
+        return self.spelling.render(measure.plan(self._statement(measure)).select)
+
+    def _statement(self, measure: Measure, secret: int = 0) -> Statement:
+        counted, ordered = columns_read(measure), needs_order(measure)
+        return Statement(self.ctx, self._origins, self.spelling, secret, counted, ordered=ordered)
+
+    def _answer(self, statement: Sql, deadline: float | None) -> pa.Table:
+        with self._lock:
+            try:
+                found = self._run(statement, deadline)
+            except self.failures as error:
+                self.failure = str(error)
+                raise EngineFailure from None
+        self._corrections["values"] = self._corrections.get("values", 0) + corrections_in(found)
+        return found
+
+    def corrections(self) -> Mapping[str, int]:
+        """For the curator: how many values were corrected on their way into the answers so far."""
+        return dict(self._corrections)
+
+    def inspect(self) -> Mapping[str, int]:
+        """For the curator: corrected values by "table.column", and rows dropped for want of a unit key by "table"."""
+        found: dict[str, int] = {}
+        for name, table in self.ctx.dataset.tables.items():
+            flags = [aliased(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
+            counted = exp.select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy())
+            row = self._run(counted).to_pylist()[0]
+            found |= {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
+            found[name] = int(row["n"]) - self._kept(name)
+        return found
+
+    def _flagged(self, table: str, column: Column) -> Sql:
+        """How many records of a column need a correction."""
+        origin, raw = self._origins[table], exp.column(column.name, quoted=True)
+        if origin.ready:
+            return exp.Sum(this=whole(0))
+        wrong = corrected(column, raw, origin.kinds[column.name], self.ctx.dataset.timezone, self.spelling)
+        return exp.Sum(this=case([(wrong, whole(1))], whole(0)))
+
+    def _kept(self, table: str) -> int:
+        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
+        scan = statement.table(Scan(table))
+        counted = self._run(statement.finish(exp.select(aliased(rows_count(), "n")).from_(scan)))
+        return int(counted.column("n")[0].as_py())
+
+    def _facts(self) -> PublicFacts:
+        """What may be counted: public tables only."""
+        columns = [column.domain for table in self.ctx.dataset.tables.values() for column in table.columns.values()]
+        wanted = {(domain.table, domain.column) for domain in columns if isinstance(domain, Reference)}
+        public = [table for table in self.ctx.dataset.tables.values() if not table.private]
+        values: dict[str, tuple[Scalar, ...]] = {}
+        multiplicity: dict[str, int] = {}
+        for table, name in ((table, name) for table in public for name in table.columns):
+            found = self._frequencies(table.name, name)
+            multiplicity[f"{table.name}.{name}"] = max(found.values(), default=0)
+            if (table.name, name) in wanted:
+                values[f"{table.name}.{name}"] = tuple(sorted(found, key=lambda value: (str(type(value)), value)))
+        return PublicFacts(values, multiplicity)
+
+    def _frequencies(self, table: str, column: str) -> dict[Scalar, int]:
+        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
+        scan = statement.table(Scan(table))
+        key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
+        present = exp.not_(binary(exp.Is, key, exp.null()))
+        body = exp.select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan).where(present).group_by(key.copy())
+        found = self._run(statement.finish(body))
+        return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
+
+
+def kinds_of(table: Table, stored: Mapping[str, RawKind]) -> dict[str, RawKind]:
+    """How each declared column is stored; refused where one is missing."""
+    missing = [name for name in table.columns if name not in stored]
+    if missing:
+        raise InvalidSchema(f"the source of table {table.name} has no column {', '.join(missing)}")
+    return {name: stored[name] for name in table.columns}
+
+
+@contextlib.contextmanager
+def alarm(seconds: float | None, action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` after so many seconds unless the block has ended."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(max(0.0, seconds), action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
