@@ -16,7 +16,7 @@ import numpy as np
 from dither.audit import events, neighbours, search
 from dither.audit.bounds import Counts, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, strength
-from dither.audit.events import Encoded, Sample, Space
+from dither.audit.events import ColumnScore, Encoded, Sample, Space
 from dither.audit.neighbours import Pair
 from dither.audit.plan import Plan, Progress, evidence
 from dither.audit.plots import Tracer
@@ -25,7 +25,7 @@ from dither.audit.sampling import Source
 from dither.audit.search import Lead
 from dither.audit.sequential import sequential
 from dither.errors import InvalidParameter
-from dither.loss import Loss
+from dither.loss import Approximate, Loss, Pure
 
 CHUNK_VALUES = 4_000_000
 SHARES = (0.7, 0.15, 0.15)
@@ -42,18 +42,22 @@ def privacy(
     mode: str = "fixed",
     vectorised: bool | None = None,
     timed: bool = False,
+    bits: bool = True,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> PrivacyResult:
-    """Looks for neighbours and an event that break `claim`; with probability at most `alpha` it wrongs a true claim."""
+    """Looks for neighbours and an event that break `claim`; with probability at most `alpha` it wrongs a true claim.
+
+    `timed` makes the time of each call a part of its output; `bits=False` asks about the algorithm on real numbers and
+    leaves out what the bits of its floats give away.
+    """
     source = Source.of(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
     pairs = tuple(_pairs(source, neighbours, rng))
     _check(samples, alpha, mode)
-    plan = Plan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None))
+    plan = Plan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
-    result = fixed(plan, started) if mode == "fixed" else sequential(plan, started)
-    return result
+    return fixed(plan, started) if mode == "fixed" else sequential(plan, started)
 
 
 def fixed(plan: Plan, started: float) -> PrivacyResult:
@@ -90,7 +94,7 @@ def _look(
     """A first, quick look at a pair."""
     plan.progress("explore", done, len(plan.pairs))
     a, b = plan.source.draw_pair(*pair, (runs, runs), plan.rng)
-    space = Space.learn(a, b, plan.source.timed)
+    space = Space.learn(a, b, plan.source.timed, plan.bits)
     sample = Sample(space, space.encode(a), space.encode(b))
     return sample, search.leads(sample, value, learner)
 
@@ -140,13 +144,28 @@ def _verdict(
     ]
     lower = [strength_lower(counts, plan.claim, float(share)) for counts, share in zip(counted, shares, strict=True)]
     best = max(range(len(found)), key=lambda place: (lower[place], -scaled[place]))
-    epsilon = max(epsilon_lower(c, delta(plan.claim), float(share)) for c, share in zip(counted, shares, strict=True))
+    shown = _plainest(found, lower, strength(plan.claim), best)
+    epsilon = max(lower) if isinstance(plan.claim, Pure | Approximate) else _epsilon(plan, counted, shares)
     q = max(counted[best].hits_b, 0.5) / plan.judge
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, min(scaled) <= plan.alpha, min(scaled), epsilon, lower[best],
-        evidence(pair, found[best], counted[best], scaled[best], plan.alpha), plan.total, len(plan.pairs),
+        evidence(pair, found[shown], counted[shown], scaled[shown], plan.alpha), plan.total, len(plan.pairs),
         detectable(q, plan.judge, plan.claim, float(shares[best])), time.process_time() - started, tracer.plots(),
     )  # fmt: skip
+
+
+def _epsilon(plan: Plan, counted: list[Counts], shares: Any) -> float:
+    """A bound on epsilon at the claim's delta, from the same counts."""
+    extra = delta(plan.claim)
+    return max(epsilon_lower(counts, extra, float(share)) for counts, share in zip(counted, shares, strict=True))
+
+
+def _plainest(found: list[Lead], lower: list[float], stated: float, best: int) -> int:
+    """The event to show: one that a person can check by hand, if it too refutes the claim and nearly as much."""
+    for place, lead in enumerate(found):
+        if isinstance(lead.event.score, ColumnScore) and lower[place] > max(stated, 0.8 * lower[best]):
+            return place
+    return best
 
 
 def _counts(lead: Lead, hits: Any, runs: int) -> Counts:

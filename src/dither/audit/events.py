@@ -50,9 +50,9 @@ class Space:
     discrete: bool
 
     @classmethod
-    def learn(cls, first: Any, second: Any, timed: bool = False) -> Space:
+    def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> Space:
         """The space for outputs like these two samples; if timed, the first entry of each is the time."""
-        encoder = features.learn(_joined(first, second), timed)
+        encoder = features.learn(_joined(first, second), timed, bits)
         matrix = np.concatenate([encoder.read(first), encoder.read(second)])
         edges = tuple(_edges(feature.column(matrix)) for feature in encoder.features)
         distinct = len(np.unique(features.row_keys(matrix)))

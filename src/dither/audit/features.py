@@ -7,7 +7,7 @@ told apart by it alone, which is how the floating-point attacks show up without 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,14 @@ class Encoder:
         return names.get(int(code), "another") if np.isfinite(code) else "none"
 
 
-def learn(outputs: Any, timed: bool = False) -> Encoder:
+def learn(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
     """The encoder for outputs like these; if timed, the first entry of each is the time that it took."""
+    found = _learn(outputs, timed)
+    kept = tuple(feature for feature in found.features if bits or feature.group != "bits")
+    return replace(found, features=kept)
+
+
+def _learn(outputs: Any, timed: bool) -> Encoder:
     codes: dict[Hashable, int] = {}
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf":
         labels = _numeric_labels(outputs)

@@ -28,6 +28,7 @@ class Plan:
     alpha: float
     rng: np.random.Generator
     progress: Progress
+    bits: bool = True
 
     @property
     def explore(self) -> int:

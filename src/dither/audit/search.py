@@ -56,7 +56,15 @@ def distinct(found: list[Lead], most: int) -> list[Lead]:
     for lead in found:
         if len(chosen) < most and np.isfinite(lead.worth) and all(_differs(lead, other) for other in chosen):
             chosen.append(lead)
-    return chosen or found[:1]
+    return _with_plain(chosen or found[:1], found)
+
+
+def _with_plain(chosen: list[Lead], found: list[Lead]) -> list[Lead]:
+    """Puts an event that a person can check by hand among those chosen, if one is nearly as good."""
+    plain = next((lead for lead in found if isinstance(lead.event.score, ColumnScore)), None)
+    if plain is None or any(isinstance(lead.event.score, ColumnScore) for lead in chosen):
+        return chosen
+    return [*chosen[:-1], plain] if len(chosen) > 1 and plain.worth > 0.8 * chosen[0].worth else chosen
 
 
 def _differs(one: Lead, other: Lead) -> bool:

@@ -154,7 +154,7 @@ def _begin(plan: Plan, place: int) -> History:
     runs = max(50, min(FIRST, plan.samples // (10 * len(plan.pairs))))
     plan.progress("explore", place, len(plan.pairs))
     a, b = plan.source.draw_pair(*plan.pairs[place], (runs, runs), plan.rng)
-    space = Space.learn(a, b, plan.source.timed)
+    space = Space.learn(a, b, plan.source.timed, plan.bits)
     return History(space, space.encode(a), space.encode(b))
 
 
