@@ -242,11 +242,21 @@ def test_html_escapes_what_the_query_says(session: Session) -> None:
     assert "<script>" not in answer._repr_html_()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"epsilon": 1, "rho": 1}, {"epsilon": 0}, {"epsilon": -1}, {"epsilon": "x"}, {"epsilon": 1, "within": 3},
-                {"epsilon": 1, "bound": 0}, {"epsilon": 1, "bound": "many"}, {"epsilon": 1, "bound": {"rows": 0}},
-                {"epsilon": 1, "confidence": 1}]
-)  # fmt: skip
+MEANINGLESS = (
+    {},
+    {"epsilon": 1, "rho": 1},
+    {"epsilon": 0},
+    {"epsilon": -1},
+    {"epsilon": "x"},
+    {"epsilon": 1, "within": 3},
+    {"epsilon": 1, "bound": 0},
+    {"epsilon": 1, "bound": "many"},
+    {"epsilon": 1, "bound": {"rows": 0}},
+    {"epsilon": 1, "confidence": 1},
+)
+
+
+@pytest.mark.parametrize("options", MEANINGLESS)
 def test_options_that_mean_nothing_are_refused(options: dict[str, object], blind: Session) -> None:
     with pytest.raises(InvalidParameter):
         blind.quote("SELECT COUNT(*) FROM users", **options)  # type: ignore[arg-type]
@@ -255,7 +265,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object], blind
 def test_options_in_the_text_count_like_arguments(blind: Session) -> None:
     options = "epsilon=0.5, max_groups_contributed=2, max_rows_per_group=3"
     text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) action, COUNT(*) FROM actions GROUP BY action"
-    bound = {"groups": 2, "rows": 3}
     argued = blind.quote(
         "SELECT action, COUNT(*) FROM actions GROUP BY action", epsilon="1/2", bound={"groups": 2, "rows": 3}
     )
