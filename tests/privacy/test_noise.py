@@ -198,7 +198,7 @@ def test_geometric_by_enumeration(scale: Fraction) -> None:
 @pytest.mark.parametrize(("epsilon", "width", "rise"), [(F(2), 2, 1), (F(3, 2), 3, 2), (F(5), 1, 1)])
 def test_staircase_by_enumeration(epsilon: Fraction, width: int, rise: int, tier: Any) -> None:
     law = laws.staircase(epsilon, width, rise)
-    undecided = tier.pick(quick=0.2, test=0.1, deep=0.05)
+    undecided = tier.pick(quick=0.4, test=0.1, deep=0.05)
     assert_law(lambda bits: int(staircase(epsilon, width, rise, 1, bits, SMALLEST)[0]), law, undecided)
 
 
@@ -419,7 +419,7 @@ def test_the_far_tail_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(Law(1, F(1 << 40)), replace(FULL, padded=False))
     monkeypatch.setattr(lattice, "thresholds", lambda *_: (Endless(), 2))
     cell = sampler._deep_cell((1 << 64) - 1, SystemBits())
-    assert 1 << 61 <= cell >> 1 << sampler.k < (1 << 63) - (1 << sampler.k)
+    assert 1 << 60 <= cell >> 1 << sampler.k < (1 << 61)
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -49,6 +50,12 @@ class Keystream:
                 self._rekey()
 
 
+def in_forked_child(forget: Callable[[], None]) -> None:
+    """Call `forget` in every child that Python forks; where there is no fork, there is nothing to forget."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forget)
+
+
 _streams = threading.local()
 
 
@@ -57,7 +64,7 @@ def _forget_stream() -> None:
     _streams.__dict__.clear()
 
 
-os.register_at_fork(after_in_child=_forget_stream)
+in_forked_child(_forget_stream)
 
 
 def _stream() -> Keystream:

@@ -59,14 +59,14 @@ def discrete_gaussian(variance: Fraction, size: int, bits: Bits, widths: Widths 
 
 
 def geometric(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """Integers x >= 0 with probability proportional to exp(-x / scale)."""
+    """Integers x >= 0 with probability proportional to exp(-x / scale). Proof: exact_draws.md."""
     return fold(discrete_laplace(scale, size, bits, widths))
 
 
 def staircase(epsilon: Fraction, width: int, rise: int, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
     """Integers x with probability proportional to exp(-epsilon * ceil((|x| + 1 - rise) / width)), 1 <= rise <= width.
 
-    The middle step is |x| < rise; every further step is `width` integers on each side.
+    The middle step is |x| < rise; every further step is `width` integers on each side. Proof: exact_draws.md.
     """
     check("epsilon", epsilon, 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
     check("width", width, 1, min(LARGEST_SCALE, LARGEST_SCALE * epsilon))
@@ -102,7 +102,7 @@ def bernoulli_exp(x: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> 
 
 
 def uniform_below(n: int, size: int, bits: Bits) -> Vector:
-    """Integers from 0 to n - 1, equally likely."""
+    """Integers from 0 to n - 1, equally likely. Proof: exact_draws.md."""
     check("n", n, 1, 1 << 63)
     check_size(size)
     values = np.zeros(size, np.int64)

@@ -39,7 +39,7 @@ FULL = Widths()
 
 
 def exp_enclosure(x: Fraction, precision: int) -> tuple[int, int]:
-    """Integers low <= 2^precision exp(-x) <= high, for rational x >= 0."""
+    """Integers low <= 2^precision exp(-x) <= high, for rational x >= 0. Proof: exact_comparison.md."""
     if x >= precision:  # exp(-x) < 2^-x
         return (0, 1) if x else (1, 1)
     halvings = int(x).bit_length() + 6

@@ -2,7 +2,7 @@
 
 An integer x is m or ~m (that is, -m - 1) by its sign, m = (H << k) + l. The cell is (H, sign); its first point has
 |x| = b = (H << k) + [x < 0]. Cells are drawn with weight exp(-g(b)), l uniformly, and x is kept with probability
-exp(g(b) - g(|x|)); so x has the law exp(-g(|x|)). See proofs/exact_noise.md.
+exp(g(b) - g(|x|)); so x has the law exp(-g(|x|)).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Law:
         return whole if self.power == 1 else isqrt(whole)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def thresholds(law: Law, k: int, precision: int) -> tuple[list[int], int]:
     """Lower bounds, in units of 2^-precision, of the cumulative law of the cells, and how far the truth may be above.
 
-    Weights follow w' = w r, r' = r q, each rounded down; the proof page bounds by `error` what their sums lose.
+    Weights follow w' = w r, r' = r q, each rounded down; `error` bounds what their sums lose. Proof: exact_noise.md.
     """
     unit = precision + GUARD
     (weight, ratio, other, other_ratio, second), gap = _first_weights(law, 1 << k, unit)
@@ -84,7 +84,7 @@ def _first_weights(law: Law, step: int, precision: int) -> tuple[list[int], int]
 
 
 class Sampler:
-    """Draws from a law, by tables that are made once."""
+    """Draws from a law, by tables that are made once. Proof: exact_noise.md."""
 
     def __init__(self, law: Law, widths: Widths = FULL) -> None:
         self.law, self.widths = law, widths
@@ -159,7 +159,7 @@ class Sampler:
             lows, slack = thresholds(self.law, self.k, precision)
             cell = bisect_right(lows, word)
             if cell < len(lows) and (cell == 0 or word >= lows[cell - 1] + slack):
-                return min(cell, (1 << (63 - self.k)) - 1)
+                return min(cell, (1 << (62 - self.k)) - 1)
 
     def _kept(self, first: Vector, low: Vector, looks: Words, bits: Bits) -> NDArray[np.bool_]:
         """Bernoulli(exp(g(first) - g(first + low))), given the first bits of the uniform numbers."""

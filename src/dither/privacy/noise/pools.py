@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from fractions import Fraction
 from threading import Lock
 
 import numpy as np
 
-from dither.privacy.bits import Bits, SystemBits
+from dither.privacy.bits import Bits, SystemBits, in_forked_child
 from dither.privacy.noise.exact import FULL, Vector, Widths, check_size, fraction
 from dither.privacy.noise.lattice import sampler
 
@@ -56,7 +55,7 @@ class Pools:
 
     def __init__(self) -> None:
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+        in_forked_child(self._forget)
 
     def _forget(self) -> None:
         for pool in getattr(self, "_pools", {}).values():

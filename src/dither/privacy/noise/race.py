@@ -1,7 +1,7 @@
 """Exponential variables to any number of binary digits, and the choices that are made by comparing them.
 
 The integer part of 2^p E, E ~ Exp(1), is geometric with scale 2^p; given the first p digits, the next ones are again
-a truncated geometric variable. See proofs/exact_selection.md.
+a truncated geometric variable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def exponential(precision: int, bits: Bits, widths: Widths = FULL) -> int:
 
 
 def bernoulli_exp_each(rate: Fraction, counts: Vector, bits: Bits, widths: Widths = FULL) -> Vector:
-    """1 with probability exp(-rate * counts[i]) at place i, else 0; counts are not negative."""
+    """1 with probability exp(-rate * counts[i]) at place i, else 0; counts are not negative.
+
+    Proof: exact_selection.md.
+    """
     check("rate", rate, 0, LARGEST_RATE)
     if np.any(counts < 0):
         raise InvalidParameter("counts must not be negative")
@@ -71,7 +74,10 @@ def _exceeds(known: int, threshold: Fraction, bits: Bits, widths: Widths) -> boo
 
 
 def noisy_max(scores: Vector, rate: Fraction, bits: Bits, widths: Widths = FULL) -> int:
-    """The place of the largest rate * scores[i] + E[i], E independent Exp(1): permute-and-flip, without ties."""
+    """The place of the largest rate * scores[i] + E[i], E independent Exp(1): permute-and-flip, without ties.
+
+    Proof: exact_selection.md.
+    """
     check("rate", rate, 0, LARGEST_RATE)
     if len(scores) == 0:
         raise InvalidParameter("scores must not be empty")
