@@ -21,13 +21,23 @@ from mpmath import mp, mpf
 from scipy import stats
 
 import dither
-from cases import CASES, OUTSIDE, Case, Law, laplace_reaches, noisy_max_law, optimal_chance, real
+from cases import CASES, OUTSIDE, Case, Law, laplace_reaches, noisy_max_law, optimal_chance, real, softmax
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Renyi, Sensitivity
 from dither.privacy import mechanisms
 from dither.privacy.accounting import delta_at, epsilon_at, pure_as_rho
 from dither.privacy.bits import SystemBits, Words
-from dither.privacy.mechanisms import BY_NAME, FLOOR, LARGEST_SCALE, Mechanism, calibrate, partitions, saturating_add
+from dither.privacy.mechanisms import (
+    BY_NAME,
+    FLOOR,
+    LARGEST_SCALE,
+    Mechanism,
+    calibrate,
+    partitions,
+    quantiles,
+    saturating_add,
+    selection,
+)
 from dither.privacy.mechanisms.calibration import MAKERS
 from dither.privacy.mechanisms.partitions import keep_table
 from dither.privacy.mechanisms.selection import draw, first, reaches
@@ -222,6 +232,62 @@ def with_half_the_scale(case: Case) -> Case:
 def apart(one: Law, other: Law) -> float:
     """The distance in total variation."""
     return float(sum(abs(one.get(output, 0) - other.get(output, 0)) for output in {*one, *other}) / 2)
+
+
+class Branch(Exception):
+    """The script of choices ends here; `chances` are those of the next choice."""
+
+    def __init__(self, chances: list[Any]) -> None:
+        self.chances = chances
+
+
+def followed(release: Callable[[], Any], module: Any, monkeypatch: pytest.MonkeyPatch) -> Law:
+    """The exact law of a release that only makes choices with `draw`: every script of choices, with its chance."""
+    law: Law = {}
+    open_ends: list[tuple[tuple[int, ...], Any]] = [((), mpf(1))]
+    while open_ends:
+        script, chance = open_ends.pop()
+        left = iter(script)
+
+        def scripted(misses: Any, rate: Fraction, bits: Any, left: Any = left) -> int:
+            for place in left:
+                return int(place)
+            raise Branch(softmax([-real(rate * int(miss)) for miss in misses]))
+
+        monkeypatch.setattr(module, "draw", scripted)
+        try:
+            output = tuple(release().tolist())
+        except Branch as branch:
+            open_ends += [((*script, place), chance * p) for place, p in enumerate(branch.chances)]
+            continue
+        law[output] = law.get(output, mpf(0)) + chance
+    return law
+
+
+CHOOSING = [
+    case
+    for case in CASES
+    if case.mechanism.name in ("quantiles", "top_k", "exponential") and len(case.pairs[0][0]) < 10
+]
+
+
+@pytest.mark.parametrize("case", CHOOSING, ids=every)
+def test_the_choices_have_exactly_the_written_law(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = quantiles if case.mechanism.name == "quantiles" else selection
+    for exact, law in list(case.laws().items())[:6]:
+        values = np.array(exact, np.int64)
+        found = followed(lambda values=values: case.mechanism.release(values, SystemBits()), module, monkeypatch)
+        assert set(found) <= set(law)
+        assert max(abs(found.get(output, 0) - p) for output, p in law.items()) < MARGIN
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 9))
+def test_misses_are_distances_of_ranks(counts: list[int], below: int, above: int) -> None:
+    found = quantiles.misses(np.array(counts, np.int64), below, above)
+    target = Fraction(below * sum(counts), below + above)
+    for place, miss in enumerate(found.tolist()):
+        low, high = sum(counts[:place]), sum(counts[: place + 1])
+        assert Fraction(miss, below + above) == max(Fraction(0), low - target, target - high)
 
 
 @pytest.mark.tier("test")
