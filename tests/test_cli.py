@@ -29,7 +29,7 @@ def dither(*words: str) -> tuple[int, str, str]:
 def test_check_prints_what_becomes_public() -> None:
     status, out, _ = dither("check", str(EXAMPLE))
     assert status == 0
-    for words in ("integer from 13 to 100", "one of view, click, share", "budget of user: pure, epsilon 10"):
+    for words in ("integer from 13 to 100", "one of view, click, share", "budget of user: pure, epsilon 4"):
         assert words in out
 
 

@@ -27,8 +27,8 @@ def test_five_questions_and_what_they_cost(directory: Path) -> None:
     for number in range(1, 6):
         assert f"Question {number}." in shown
     assert shown.count("±") >= 1 + 6 + 9 + 5 and shown.count("cost: epsilon") == 4
-    assert "refused: the dataset has epsilon 4.89 left" in shown and "What next" in shown
-    assert "5.11" in shown  # 0.01 for the private size, 0.1 + 2 + 1 + 2 for the answers
+    assert "refused: the dataset has epsilon 1.39 left" in shown and "What next" in shown
+    assert "2.61" in shown  # 0.01 for the private size, 0.1 + 1 + 0.5 + 1 for the answers
 
 
 def test_a_second_run_finds_the_answers_of_the_first(directory: Path) -> None:

@@ -36,7 +36,8 @@ UnitName = Annotated[
 Confidence = Annotated[float, typer.Option(help="of the intervals")]
 
 
-def _session(target: str, account: str, token: str | None, dataset: str | None, ledger: Path | None) -> Session:
+def open_session(target: str, account: str, token: str | None, dataset: str | None, ledger: Path | None) -> Session:
+    """A session of a description in this process, or of a gateway."""
     if target.startswith(("http://", "https://")):
         return connect(target, token=token, dataset=dataset)
     return connect(target, account=account, dataset=dataset, ledger=ledger)
@@ -74,7 +75,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask a question in SQL; pays what it says, and prints estimates with intervals."""
-    session = _session(target, account, token, dataset, ledger)
+    session = open_session(target, account, token, dataset, ledger)
     answer = session.sql(
         query, epsilon=epsilon, rho=rho, within=_within(within), bound=_bound(bound), unit=unit, confidence=confidence
     )
@@ -104,7 +105,7 @@ def quote(
     as_json: AsJson = False,
 ) -> None:
     """Cost and expected error of a question, from public facts alone; free."""
-    session = _session(target, account, token, dataset, ledger)
+    session = open_session(target, account, token, dataset, ledger)
     price = session.quote(
         query, epsilon=epsilon, rho=rho, within=_within(within), bound=_bound(bound), unit=unit, confidence=confidence
     )
@@ -131,7 +132,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """How a question is understood: measures, bounds, sensitivity; free."""
-    found = _session(target, account, token, dataset, ledger).explain(query, bound=_bound(bound), unit=unit)
+    found = open_session(target, account, token, dataset, ledger).explain(query, bound=_bound(bound), unit=unit)
     if as_json:
         _print(found.__dict__)
     else:
@@ -148,7 +149,7 @@ def budget(
     as_json: AsJson = False,
 ) -> None:
     """What is spent and what is left."""
-    balances = _session(target, account, token, dataset, ledger).budget
+    balances = open_session(target, account, token, dataset, ledger).budget
     if as_json:
         _print(show.budget_data(balances))
     else:
@@ -165,7 +166,7 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Earlier charges that the account may see."""
-    entries = _session(target, account, token, dataset, ledger).history
+    entries = open_session(target, account, token, dataset, ledger).history
     if as_json:
         _print(show.history_data(entries))
     else:

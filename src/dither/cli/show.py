@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
+from math import floor, inf, log10
 from typing import Any, assert_never
 
 from rich.table import Table as Grid
@@ -39,7 +40,7 @@ def estimate_text(estimate: Any, row: int) -> str:
     if isinstance(value, str):
         return f"{value} ({low} to {high})"
     half = (float(high) - float(low)) / 2
-    digits = 0 if half >= 10 else 1 if half >= 1 else 2 if half >= 0.1 else 4
+    digits = min(6, max(0, 1 - floor(log10(half)))) if 0 < half < inf else 0
     return f"{float(value):,.{digits}f} ± {half:,.{digits}f}"
 
 

@@ -39,16 +39,16 @@ QUESTIONS = (
     Question(
         "What do they do? (each person counts for a bounded number of rows, chosen privately)",
         "SELECT action, COUNT(*) AS n FROM actions GROUP BY action",
-        "2",
+        "1",
     ),
-    Question("How old are they, by country?", "SELECT country, AVG(age) AS age FROM users GROUP BY country", "1"),
+    Question("How old are they, by country?", "SELECT country, AVG(age) AS age FROM users GROUP BY country", "0.5"),
     Question(
         "Which countries share most? (actions joined with the people who did them)",
         "SELECT country, COUNT(*) AS shares FROM actions JOIN users ON actions.user_id = users.user_id "
         "WHERE action = 'share' GROUP BY country ORDER BY shares DESC LIMIT 5",
-        "2",
+        "1",
     ),
-    Question("And what is the age of everyone, very precisely?", "SELECT AVG(age) AS age FROM users", "50"),
+    Question("And what is the age of everyone, very precisely?", "SELECT AVG(age) AS age FROM users", "2"),
 )
 
 

@@ -1,0 +1,127 @@
+"""`dither statement`: what the guarantee of a dataset is, in words and tables that anyone may publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import typer
+from rich.table import Table as Grid
+
+from dither.cli.ask import Account, LedgerFile, Name, Target, Token, open_session
+from dither.cli.options import CONSOLE, AsJson
+from dither.cli.show import budget_data, loss_text
+from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.privacy.accounting import epsilon_at, group_table, meaning, privacy_curve
+from dither.schema import BudgetCap
+from dither.wire import Statement
+
+DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
+SIZES = (1, 2, 5, 10, 50)
+NOT_PROMISED = (
+    "facts about groups are not hidden: what is true of most people can be learned, and used to guess about anyone",
+    "the records may be of use to somebody who already knows nearly everything about a person",
+    "the description itself is public, and was written without looking at the records",
+)
+
+app = typer.Typer(add_completion=False)
+
+
+def loss_of(cap: BudgetCap) -> Loss:
+    """All that a budget allows, as one loss."""
+    match cap.kind:
+        case "pure":
+            return Pure(cap.epsilon or Fraction(0))
+        case "zcdp":
+            return ZCDP(cap.rho or Fraction(0), cap.delta)
+        case "renyi":
+            return Renyi(((cap.order or Fraction(2), cap.epsilon or Fraction(0)),), cap.delta)
+
+
+def meaning_data(cap: BudgetCap) -> dict[str, Any]:
+    """What one budget means: tests for one unit, groups of units, and epsilon for several deltas."""
+    loss = loss_of(cap)
+    return {
+        "unit": cap.unit,
+        "cap": loss_text([loss]),
+        "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in meaning(loss)],
+        "groups": [{"units": size, "loss": loss_text([grown])} for size, grown in group_table(groupable(loss), SIZES)],
+        "curve": [
+            {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
+            for delta, epsilon in privacy_curve(loss, [delta for delta in DELTAS if delta > cap.delta])
+        ],
+    }
+
+
+def groupable(loss: Loss) -> Loss:
+    """The loss in a kind that has a rule for groups."""
+    match loss:
+        case Pure() | Approximate() | ZCDP(delta=Fraction(numerator=0)):
+            return loss
+        case _:
+            delta = max(Fraction(1, 10**6), 2 * loss.delta)
+            return Approximate(epsilon_at(loss, delta), delta)
+
+
+def percent(rate: Fraction) -> str:
+    """A probability in percent, never above 100."""
+    return f"{100 * min(float(rate), 1.0):.3g}%"
+
+
+def statement_data(statement: Statement) -> dict[str, Any]:
+    """The statement as plain data."""
+    caps = {balance.cap: None for balance in statement.balances}
+    return {
+        "dataset": statement.dataset,
+        "population": statement.population,
+        "policy": statement.policy,
+        "units": list(statement.units),
+        "guarantees": [meaning_data(cap) for cap in caps],
+        "assumptions": list(statement.assumptions),
+        "not_promised": list(NOT_PROMISED),
+        "residual_bits_of_time": statement.residual_bits,
+        "balances": budget_data(statement.balances),
+        "ledger_head": {"sequence": statement.head.sequence, "hash": statement.head.hash},
+        "code": statement.code,
+    }
+
+
+def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
+    """The statement for people."""
+    yield f"{data['dataset']}: what all answers together may reveal, whatever is asked"
+    yield from (f"unit {unit}" for unit in data["units"])
+    for guarantee in data["guarantees"]:
+        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}"
+        tests = Grid("a test for one unit with false alarms of", "finds it with probability at most")
+        for row in guarantee["tests"]:
+            tests.add_row(row["false_alarms"], row["power_at_most"])
+        yield tests
+        groups = Grid("units (or rows of one person) that change together", "loss")
+        for row in guarantee["groups"]:
+            groups.add_row(str(row["units"]), row["loss"])
+        yield groups
+        yield "epsilon for delta: " + "; ".join(f"{row['epsilon']} for {row['delta']}" for row in guarantee["curve"])
+    yield "\nThis rests on:"
+    yield from (f"- {text}" for text in data["assumptions"])
+    yield "It does not promise more:"
+    yield from (f"- {text}" for text in data["not_promised"])
+
+
+@app.command()
+def statement(
+    target: Target,
+    account: Account = "analyst",
+    token: Token = None,
+    dataset: Name = None,
+    ledger: LedgerFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the guarantee of a dataset is, what it means in numbers, what it rests on, and what it does not promise."""
+    data = statement_data(open_session(target, account, token, dataset, ledger).statement)
+    if as_json:
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        return
+    for part in lines(data):
+        CONSOLE.print(part)

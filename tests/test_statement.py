@@ -1,0 +1,61 @@
+"""The statement: units, what a budget means, groups, the curve, assumptions, and what is not promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dither.cli import app
+
+DATASET = """\
+version: 1
+name: visits
+tables:
+  visits:
+    private: true
+    source: {kind: parquet, path: visits.parquet}
+    columns:
+      person: {type: identifier, kind: integer}
+units:
+  person: {kind: user, keys: {visits: person}}
+  visit: {kind: row, tables: [visits]}
+budgets:
+  - {unit: person, kind: pure, epsilon: 1}
+  - {unit: visit, kind: zcdp, rho: 1/100}
+"""
+
+
+@pytest.fixture
+def description(tmp_path: Path) -> Path:
+    pq.write_table(pa.table({"person": [1, 1, 2]}), tmp_path / "visits.parquet")
+    (tmp_path / "dataset.yml").write_text(DATASET)
+    return tmp_path / "dataset.yml"
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_numbers_of_a_statement(description: Path) -> None:
+    data = json.loads(run("statement", str(description), "--json"))
+    person, visit = data["guarantees"]
+    # e^1 times 1%, and 5% of 1 - e^-1 (1 - a): the paper's bound and its other half.
+    assert person["tests"][0] == {"false_alarms": "1%", "power_at_most": "2.72%"}
+    assert person["groups"][3] == {"units": 10, "loss": "epsilon 10"}
+    assert visit["groups"][1] == {"units": 2, "loss": "rho 0.04"}
+    assert [row["delta"] for row in visit["curve"]] == ["0.001", "1e-06", "1e-09"]
+    epsilons = [float(row["epsilon"]) for row in visit["curve"]]
+    assert epsilons == sorted(epsilons) and 0.6 < epsilons[1] < 0.8
+
+
+def test_a_statement_names_its_units_and_what_it_does_not_promise(description: Path) -> None:
+    shown = run("statement", str(description))
+    for words in ("unit person: all rows of one person", "unit visit: one row", "rests on", "does not promise"):
+        assert words in shown
