@@ -1,0 +1,155 @@
+"""A kernel at the other end of a socket, with the same calls as one in this process."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dither import errors
+from dither.access.context import PublicFacts
+from dither.errors import Busy, DitherError
+from dither.schema import Dataset
+from dither.serve.calls import result
+from dither.serve.frames import MOST_RESPONSE, Closed, Message, receive, send
+from dither.wire import Balance, Entry, LedgerRow, Quote, Release, Request, Statement
+from dither.wire.codec import encode
+
+BY_CODE = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DitherError)
+}
+
+
+def raised(code: str, message: str) -> DitherError:
+    """The error that a code stands for."""
+    problem = BY_CODE.get(code, DitherError)
+    return problem() if problem is errors.EngineFailure else problem(message)
+
+
+@dataclass(frozen=True)
+class Mutual:
+    """What a gateway needs to reach a kernel on another machine: both sides show a certificate."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def connect(self) -> socket.socket:
+        """A connection on which both sides have shown who they are."""
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(self.authority))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.certificate, self.key)
+        return context.wrap_socket(socket.create_connection((self.host, self.port)), server_hostname=self.host)
+
+
+@dataclass(frozen=True)
+class RemoteKernel:
+    """Speaks to a kernel over a Unix socket (a path) or mutual TLS; connections are kept and used again."""
+
+    address: str | Mutual
+    _idle: list[socket.socket] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
+        """One call and its result, or the error that the kernel gave."""
+        connection = self._take()
+        try:
+            send(connection, Message({"call": name, "token": token, "dataset": dataset}, body))
+            answer = receive(connection, MOST_RESPONSE)
+        except (Closed, OSError):
+            connection.close()
+            raise Busy("the kernel hung up; ask again with the same request id: nothing is charged twice") from None
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+        if "error" in answer.header:
+            raise raised(answer.header["error"], answer.header.get("message", ""))
+        return result(name, answer.body)
+
+    def _take(self) -> socket.socket:
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if _alive(connection):
+                    return connection
+                connection.close()
+        try:
+            return self._connect()
+        except OSError:
+            raise Busy("the kernel cannot be reached; nothing was charged") from None
+
+    def _connect(self) -> socket.socket:
+        if isinstance(self.address, Mutual):
+            return self.address.connect()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self.address)
+        return connection
+
+    def close(self) -> None:
+        """Lets go of the connections that are kept."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        """The datasets that the account may ask."""
+        names: tuple[str, ...] = self.call("datasets", token).items
+        return names
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        """What is public about a dataset."""
+        found: Dataset = self.call("schema", token, dataset)
+        return found
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        """What was counted in the dataset's public tables."""
+        found: PublicFacts = self.call("facts", token, dataset)
+        return found
+
+    def quote(self, request: Request, token: str) -> Quote:
+        """What a request would cost."""
+        quoted: Quote = self.call("quote", token, request.dataset, encode(request))
+        return quoted
+
+    def answer(self, request: Request, token: str) -> Release:
+        """Charges, reads, releases."""
+        release: Release = self.call("answer", token, request.dataset, encode(request))
+        return release
+
+    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
+        """The budgets that the account's charges count against."""
+        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
+        return found
+
+    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+        """The charges that the account may see."""
+        found: tuple[Entry, ...] = self.call("history", token, dataset).items
+        return found
+
+    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+        """Every row that concerns the dataset."""
+        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
+        return found
+
+    def statement(self, dataset: str, token: str) -> Statement:
+        """The facts of the privacy statement."""
+        found: Statement = self.call("statement", token, dataset)
+        return found
+
+
+def _alive(connection: socket.socket) -> bool:
+    """Whether the other side is still there: a kept connection has nothing to read."""
+    connection.setblocking(False)
+    with suppress(BlockingIOError, ssl.SSLWantReadError):
+        connection.recv(1)
+        return False
+    connection.setblocking(True)
+    return True
