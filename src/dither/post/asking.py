@@ -22,6 +22,7 @@ from dither.post.quantiles import quantile
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, calibrate
 from dither.wire import Calibrate, Part, ReleasedPart, Request
 
+TYPICAL_ROWS = 16
 LAPLACE, GAUSSIAN = "discrete_laplace", "discrete_gaussian"
 
 
@@ -125,7 +126,7 @@ def find(search: Search, released: ReleasedPart, budget: Spend, plan: Plan) -> F
 
 def guess(search: Search, budget: Spend) -> Found:
     """A bound for quotes, where none has been found: sixteen rows' worth."""
-    return Found(search.points[min(8, len(search.points) - 1)], 0.0, 0.0, 0.0)
+    return Found(min(TYPICAL_ROWS * search.row, search.points[-1]), 0.0, 0.0, 0.0)
 
 
 def request(dataset: str, unit: str, parts: Sequence[Part], request_id: str = "", draw: int = 0) -> Request:

@@ -17,7 +17,7 @@ from dither.access.relation import (
 from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where, fill
 from dither.errors import Unbounded, Unsupported
 from dither.post import recipe
-from dither.post.bounds import Bound, edges
+from dither.post.bounds import OCTAVES, Bound, edges
 from dither.post.quantiles import Bins, Wanted, bins
 from dither.post.questions import Aggregate, Ordering, Output, Question
 from dither.post.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
@@ -63,12 +63,13 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Search:
-    """A bound to be found first: the histogram of contributions, and which limit it fills."""
+    """A bound to be found first: the histogram of contributions, which limit it fills, and the mass of one row."""
 
     tag: str
     measure: Measure
     points: tuple[int, ...]
     cells: int
+    row: int
 
 
 @dataclass(frozen=True)
@@ -243,10 +244,16 @@ class Planner:
         aggregate = kind("mass", "count") if mass is None else kind("mass", "sum", mass)
         per_unit = GroupBy(relation, (), (aggregate,), unit)
         points = edges(largest)
-        step = per_unit.domain(self.context)["mass"]
-        size = step.step if isinstance(step, Number) else Fraction(1)
-        bucket = expr.Bucket(expr.Column("mass"), tuple(point * size for point in points))
-        return Search(tag, Count(per_unit, (Key("mass", bucket),)), points, cells)
+        if mass is None:
+            # Rows are counted, and a row has the mass `largest`.
+            points = tuple(largest << octave for octave in range(OCTAVES) if largest << octave <= LARGEST_CLIP)
+            cuts = tuple(Fraction(point, largest) for point in points)
+        else:
+            step = per_unit.domain(self.context)["mass"]
+            cuts = tuple(point * (step.step if isinstance(step, Number) else 1) for point in points)
+        return Search(
+            tag, Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),)), points, cells, largest
+        )
 
     def cells(self, relation: Relation, keys: tuple[Key, ...]) -> int:
         """The number of groups."""
@@ -291,7 +298,7 @@ class Planner:
             Auto(MASS, LARGEST_CLIP) if self.bound.rows is None else min(self.bound.rows * largest, LARGEST_CLIP)
         )
         if self.bound.auto:
-            mass = _mass(terms, factors)
+            mass = None if all(term.value == ONE for term in terms) else _mass(terms, factors)
             made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))
         values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
         return Clipped(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
