@@ -517,7 +517,7 @@ def relinked(place: Path, forged: Path, sequence: int, edit: Callable[[dict[str,
         if row.sequence == sequence:
             edit(body)
         new = link(head, row.kind, row.time, canonical(body))
-        assert target.append(head, [new], {})
+        assert target.append(head, [new])
         head = new.head
     target.close()
     return verify(forged)

@@ -9,9 +9,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +27,6 @@ from dither.privacy.ledger.rules import (
     Pool,
     Population,
     canonical,
-    costs_of,
     fingerprints,
     key,
     public,
@@ -39,9 +38,10 @@ from dither.wire.codec import encode
 from dither.wire.model import Balance, Entry, Head, UnitLoss
 
 BATCH = 128
+SNAPSHOT_ROWS = 64
 T = TypeVar("T")
 _MINT = object()
-_KEPT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"]')  # what a ledger keeps in memory
+_HOT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"]')  # what a ledger keeps in memory
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,36 @@ class Ledger:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops what was remembered of the state, because another writer may have moved it."""
-        self._cache: dict[str, str | None] = {}
-        self.head = self._store.head()
-        last = self._store.row(self.head.sequence)
-        self._time = last.time if last else ""
+        """Starts again from the snapshot and the rows after it, because another writer was here."""
+        while True:
+            self._base = self._store.state_at()
+            self._changes: dict[str, str] = {}
+            self._hot: dict[str, str | None] = {}
+            self.head, self._time = self._base_head(), ""
+            for row in self._store.rows(self._base):
+                self._take(row)
+            if self._store.state_at() == self._base:
+                return
+
+    def _base_head(self) -> Head:
+        row = self._store.row(self._base)
+        if row is None and self._base:
+            raise LedgerError("the ledger's rows end before its snapshot")
+        return row.head if row else GENESIS
+
+    def _take(self, row: Row) -> None:
+        """Takes in a row that was written after the snapshot, by the rules."""
+        if link(self.head, row.kind, row.time, row.body) != row:
+            raise LedgerError(f"row {row.sequence} of the ledger does not follow from those before it")
+        book = self._book()
+        book.apply(row.kind, json.loads(row.body), row.sequence)
+        self._remember(book.updates)
+        self.head, self._time = row.head, row.time
+
+    def _remember(self, updates: Mapping[str, str]) -> None:
+        """What rows after the snapshot changed; the hot part is at hand in any case."""
+        self._changes.update(updates)
+        self._hot.update({name: value for name, value in updates.items() if name.startswith(_HOT)})
 
     # --- Writing: whoever gets the turn writes for everyone who waits, in one durable step ---
 
@@ -197,25 +222,34 @@ class Ledger:
         draft.book.fetch([name for ticket in tickets for name in ticket.wants(draft.book)])
         for ticket in tickets:
             ticket.run(draft)
-        if draft.rows and not self._store.append(self.head, draft.rows, draft.book.updates):
+        current = self._store.append(self.head, draft.rows) if draft.rows else self._store.head() == self.head
+        if not current:
             return False
-        self._cache.update({name: value for name, value in draft.book.updates.items() if name.startswith(_KEPT)})
+        self._remember(draft.book.updates)
         self.head, self._time = draft.head, draft.rows[-1].time if draft.rows else self._time
+        if self.head.sequence - self._base >= SNAPSHOT_ROWS:
+            self._snapshot()
         return True
+
+    def _snapshot(self) -> None:
+        """Moves the snapshot on; if that fails the rows still stand, and it is tried again later."""
+        with suppress(LedgerError):
+            self._store.snapshot(self.head.sequence, self._changes)
+            self._base, self._changes = self.head.sequence, {}
 
     def _book(self) -> Book:
         return Book(self._state, self._store.row, self._memory)
 
     def _state(self, names: list[str]) -> dict[str, str]:
-        """State from memory where it is kept there; the store refuses to append if that had become stale."""
-        rest = [name for name in names if name not in self._cache]
+        """State after the last row that was seen; should the snapshot be newer, the next append is refused."""
+        known = {name: self._changes.get(name, self._hot.get(name)) for name in names}
+        rest = [name for name, value in known.items() if value is None and name not in self._hot]
         found = self._store.state(rest) if rest else {}
-        self._cache.update({name: found.get(name) for name in rest if name.startswith(_KEPT)})
-        kept = {name: self._cache.get(name) for name in names}
-        return found | {name: value for name, value in kept.items() if value is not None}
+        self._hot.update({name: found.get(name) for name in rest if name.startswith(_HOT)})
+        return found | {name: value for name, value in known.items() if value is not None}
 
     def _now(self) -> str:
-        return self._clock.utc().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return _instant(self._clock.utc())
 
     @contextmanager
     def _reading(self) -> Iterator[Book]:
@@ -256,16 +290,16 @@ class Ledger:
     def _charge_body(
         self, claim: Claim, population: Population, version: str, first: int | None, unpaid: list[str]
     ) -> dict[str, Any]:
-        costs = costs_of(population, {(each.unit, each.kind): each.loss for each in claim.losses})
+        losses = [[each.unit, each.kind, to_json(each.loss)] for each in claim.losses]
         return {
             "account": claim.account,
             "code": claim.code,
-            "costs": [list(cost) for cost in costs.values()],
+            "costs": [list(cost) for cost in population.costs(json.dumps(losses))],
             "dataset": claim.dataset,
             "digest": claim.digest,
             "facts": list(claim.facts),
             "groups": unpaid,
-            "losses": [[each.unit, each.kind, to_json(each.loss)] for each in claim.losses],
+            "losses": losses,
             "of": first,
             "request": claim.request,
             "request_id": claim.request_id,
@@ -327,7 +361,7 @@ class Ledger:
     def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
         """Makes an account, or a new token for it; returns the token, which is kept nowhere."""
         token = f"dither_{secrets.token_urlsafe(32)}"
-        until = None if days is None else (self._clock.utc() + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        until = None if days is None else _instant(self._clock.utc() + timedelta(days=days))
         self._set_account(name, role, by, hashed(token), until)
         return token
 
@@ -364,8 +398,7 @@ class Ledger:
         """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
 
         def decide(draft: _Draft) -> None:
-            names = sorted(json.loads(name)[1] for name in self._store.all_state() if name.startswith('["population",'))
-            loss = None if spent is None else to_json(spent)
+            loss, names = None if spent is None else to_json(spent), draft.book.populations()
             draft.add("gap", {"by": by, "head": _head(head), "populations": names, "spent": loss})
 
         self._submit(decide)
@@ -394,12 +427,6 @@ class Ledger:
         """A dataset as last registered."""
         with self._reading() as book:
             return book.described(dataset)
-
-    def datasets(self) -> tuple[str, ...]:
-        """The names of all registered datasets."""
-        with self._reading():
-            names = [json.loads(name) for name in self._store.all_state() if name.startswith('["dataset",')]
-        return tuple(sorted(name for _, name in names))
 
     def may_ask(self, dataset: str, account: str) -> bool:
         """Whether the account's groups let it ask."""
@@ -487,7 +514,14 @@ class Ledger:
 
     def close(self) -> None:
         """Lets go of the database."""
+        if self._changes and self._process == os.getpid():
+            self._snapshot()
         self._store.close()
+
+
+def _instant(moment: datetime) -> str:
+    """A moment to the second."""
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
 
 def hashed(token: str) -> str:

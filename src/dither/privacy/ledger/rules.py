@@ -24,6 +24,7 @@ from dither.wire.codec import RESPONSE, decode, encode
 
 KERNEL = "kernel"  # the account under which a kernel charges for itself; no token opens it
 ROLES = ("analyst", "auditor", "curator")
+REMEMBERED = 10_000
 EVERY = "*"  # stands for every window of a unit, past and to come
 
 
@@ -31,6 +32,12 @@ EVERY = "*"  # stands for every window of a unit, past and to come
 def key(*parts: str | int | None) -> str:
     """The name of a piece of state."""
     return json.dumps(parts, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1 << 10)
+def members_of(listed: str) -> tuple[str, ...]:
+    """The names in a list that is kept as state."""
+    return tuple(json.loads(listed))
 
 
 def canonical(body: Mapping[str, Any]) -> str:
@@ -78,6 +85,7 @@ class Population:
     name: str
     datasets: tuple[Dataset, ...]
     _limits: dict[tuple[object, ...], tuple[int, ...] | None] = field(default_factory=dict, compare=False, repr=False)
+    _costs: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def budgets(self) -> tuple[BudgetCap, ...]:
@@ -88,6 +96,21 @@ class Population:
     def separate(self) -> bool:
         """Whether each group has budgets of its own."""
         return self.datasets[0].policy == "separate"
+
+    def costs(self, losses: str) -> tuple[tuple[int, ...], ...]:
+        """What a charge of these losses, as JSON, costs each budget, in their order."""
+        if losses not in self._costs:
+            if len(self._costs) > REMEMBERED:
+                self._costs.clear()
+            self._costs[losses] = self._priced(losses)
+        return self._costs[losses]
+
+    def _priced(self, losses: str) -> tuple[tuple[int, ...], ...]:
+        given = {(unit, kind): from_json(loss) for unit, kind, loss in json.loads(losses)}
+        missing = [f"{cap.unit} ({cap.kind})" for cap in self.budgets if (cap.unit, cap.kind) not in given]
+        if missing:
+            raise LedgerError(f"the charge states no loss for: {', '.join(missing)}")
+        return tuple(cost_of(cap, given[cap.unit, cap.kind]) for cap in self.budgets)
 
     def groups_of(self, dataset: Dataset, account: str) -> tuple[str, ...]:
         """The groups that pay for an account's questions: its own, or all of them for the kernel's."""
@@ -238,11 +261,16 @@ class Book:
         listed = self.get(key("population", name))
         if listed is None:
             return None
-        members = json.loads(listed)
-        which, known = (name, *(self.get(key("dataset", each)) for each in members)), self._memory.populations
+        members = members_of(listed)
+        which, known = (name, *[self.get(key("dataset", each)) for each in members]), self._memory.populations
         if which not in known:
             known[which] = Population(name, tuple(self.dataset(each) for each in members))
         return known[which]
+
+    def populations(self) -> list[str]:
+        """The names of all populations."""
+        found: list[str] = json.loads(self.get(key("populations")) or "[]")
+        return found
 
     def apply(self, kind: str, body: Mapping[str, Any], sequence: int) -> None:
         """Checks a row against the rules and takes its effects in; raises, and takes nothing in, if it breaks one."""
@@ -269,6 +297,7 @@ class Book:
         return {
             key("dataset", dataset.name): f"{sequence} {hashlib.sha256(canonical(body).encode()).hexdigest()}",
             key("population", dataset.population): json.dumps(names),
+            key("populations"): json.dumps(sorted({*self.populations(), dataset.population})),
             **{key("source", source): dataset.population for source in body["sources"]},
         }
 
@@ -334,11 +363,11 @@ class Book:
 
     def _spend(self, population: Population, body: Mapping[str, Any], pools: list[Pool]) -> dict[str, str]:
         """The new totals; raises if one of them would pass its limit."""
-        losses = {(unit, kind): from_json(loss) for unit, kind, loss in body["losses"]}
-        costs = costs_of(population, losses)
-        if body["costs"] != [list(cost) for cost in costs.values()]:
+        costs = population.costs(json.dumps(body["losses"]))
+        if body["costs"] != [list(cost) for cost in costs]:
             raise LedgerError("the charge's costs do not follow from its losses")
-        return self.add(population.name, pools, lambda pool: costs[same_budget(pool.budget)])
+        by_budget = dict(zip(map(same_budget, population.budgets), costs, strict=True))
+        return self.add(population.name, pools, lambda pool: by_budget[same_budget(pool.budget)])
 
     def add(self, population: str, pools: list[Pool], cost: Callable[[Pool], tuple[int, ...]]) -> dict[str, str]:
         """Totals with a cost added to each; raises if one of them would pass its limit."""
@@ -395,16 +424,6 @@ class Book:
         for analyst in analysts:
             pools += population.pools((), analyst, windows, fresh=False)
         return pools
-
-
-def costs_of(
-    population: Population, losses: Mapping[tuple[str, str], Loss]
-) -> dict[tuple[object, ...], tuple[int, ...]]:
-    """What a charge costs each budget, in their order."""
-    missing = [f"{cap.unit} ({cap.kind})" for cap in population.budgets if (cap.unit, cap.kind) not in losses]
-    if missing:
-        raise LedgerError(f"the charge states no loss for: {', '.join(missing)}")
-    return {same_budget(cap): cost_of(cap, losses[cap.unit, cap.kind]) for cap in population.budgets}
 
 
 def plus(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:

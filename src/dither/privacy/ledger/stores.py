@@ -1,13 +1,13 @@
 """Where a ledger's rows are kept: a SQLite file, or a PostgreSQL database that several kernels share.
 
 A store knows nothing of budgets. It appends rows in one durable step that succeeds only if the ledger still ends where
-the writer thinks it does, keeps the state that follows from the rows, and notes beside them what is not in the chain.
+the writer thinks it does. It keeps a snapshot of the state that followed from the rows up to some row, so that nobody
+has to start from the first one, and notes beside the rows what is not in the chain.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
@@ -41,14 +41,11 @@ POSTGRES_GUARDS = (
     "CREATE OR REPLACE RULE rows_kept AS ON UPDATE TO rows DO INSTEAD NOTHING",
     "CREATE OR REPLACE RULE rows_stay AS ON DELETE TO rows DO INSTEAD NOTHING",
 )
+REPLACING = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
+APPEND = "INSERT INTO rows SELECT ?, ?, ?, ?, ? WHERE ? = coalesce((SELECT hash FROM rows WHERE sequence = ?), ?)"
 POSTGRES_APPEND = """
-WITH added AS (
-    INSERT INTO rows SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])
-    WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s) RETURNING 1),
-kept AS (
-    INSERT INTO state SELECT * FROM unnest(%s::text[], %s::text[]) WHERE EXISTS (SELECT 1 FROM added)
-    ON CONFLICT (key) DO UPDATE SET value = excluded.value)
-SELECT count(*) FROM added
+INSERT INTO rows SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])
+WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
 """
 
 
@@ -80,17 +77,19 @@ class Note:
 
 
 def link(head: Head, kind: str, time: str, body: str) -> Row:
-    """The row that follows `head`."""
+    """The row that follows `head`; only the body, which comes last, may hold a line's end."""
+    if "\n" in kind or "\n" in time:
+        raise LedgerError("a row's kind and time are single lines")
     sequence = head.sequence + 1
-    covered = json.dumps([head.hash, sequence, kind, time, body], separators=(",", ":"))
+    covered = f"{head.hash}\n{sequence}\n{kind}\n{time}\n{body}"
     return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
 
 
 class Store(Protocol):
     """Rows, the state that follows from them, and notes beside them."""
 
-    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
-        """Durably adds rows and state, all or nothing; false, and nothing added, if the ledger ends elsewhere."""
+    def append(self, head: Head, rows: Sequence[Row]) -> bool:
+        """Durably adds rows, all or nothing; false, and nothing added, if the ledger ends elsewhere."""
 
     def head(self) -> Head:
         """The ledger's end."""
@@ -102,10 +101,16 @@ class Store(Protocol):
         """Every row after a sequence number, in order."""
 
     def state(self, keys: Sequence[str]) -> dict[str, str]:
-        """The values of those keys that have one."""
+        """The values in the snapshot of those keys that have one."""
 
     def all_state(self) -> dict[str, str]:
-        """Every key and value."""
+        """The whole snapshot."""
+
+    def state_at(self) -> int:
+        """The row up to which the snapshot goes."""
+
+    def snapshot(self, sequence: int, changes: Mapping[str, str]) -> None:
+        """Moves the snapshot on to a row by what changed since an earlier one; does nothing if it is past that row."""
 
     def note(self, kind: str, about: str, time: str, body: str) -> None:
         """Keeps something beside the chain; of refusals, the last ten thousand."""
@@ -116,7 +121,7 @@ class Store(Protocol):
     def format(self) -> int:
         """The version of the layout."""
 
-    def rebuild(self, state: Mapping[str, str]) -> None:
+    def rebuild(self, sequence: int, state: Mapping[str, str]) -> None:
         """Brings an older layout to this version's, with the state that was worked out from its rows."""
 
     def close(self) -> None:
@@ -146,8 +151,8 @@ class SqlStore(ABC):
     _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
 
     @abstractmethod
-    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
-        """Durably adds rows and state, if the ledger still ends at `head`."""
+    def append(self, head: Head, rows: Sequence[Row]) -> bool:
+        """Durably adds rows, if the ledger still ends at `head`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -196,8 +201,31 @@ class SqlStore(ABC):
         return dict(self._all(f"SELECT key, value FROM state WHERE key IN ({marks})", *keys))  # noqa: S608 only marks
 
     def all_state(self) -> dict[str, str]:
-        """Every key and value."""
+        """The whole snapshot."""
         return dict(self._all("SELECT key, value FROM state"))
+
+    def state_at(self) -> int:
+        """The row up to which the snapshot goes."""
+        found = self._all("SELECT value FROM meta WHERE name = 'state'")
+        return int(found[0][0]) if found else 0
+
+    def snapshot(self, sequence: int, changes: Mapping[str, str]) -> None:
+        """Moves the snapshot on to a row, in one transaction."""
+        with self._alone():
+            if self.state_at() > sequence:
+                return
+            for name, value in changes.items():
+                self._run(
+                    "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                    name,
+                    value,
+                )
+            self._set("state", sequence)
+
+    def _set(self, name: str, value: int) -> None:
+        self._run(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, str(value)
+        )
 
     def note(self, kind: str, about: str, time: str, body: str) -> None:
         """Keeps something beside the chain."""
@@ -221,9 +249,9 @@ class SqlStore(ABC):
         with self._alone():
             for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
-            self._run("INSERT INTO meta VALUES ('format', ?) ON CONFLICT DO NOTHING", str(FORMAT))
+            self._set("format", FORMAT)
 
-    def rebuild(self, state: Mapping[str, str]) -> None:
+    def rebuild(self, sequence: int, state: Mapping[str, str]) -> None:
         """Brings an older layout to this version's, in one transaction."""
         with self._alone():
             for statement in (*TABLES, *self._guards):
@@ -231,7 +259,8 @@ class SqlStore(ABC):
             self._run("DELETE FROM state")
             for name, value in state.items():
                 self._run("INSERT INTO state VALUES (?, ?)", name, value)
-            self._run("UPDATE meta SET value = ? WHERE name = 'format'", str(FORMAT))
+            self._set("state", sequence)
+            self._set("format", FORMAT)
 
 
 class SqliteStore(SqlStore):
@@ -286,15 +315,26 @@ class SqliteStore(SqlStore):
                     connection.execute("ROLLBACK")
                 raise
 
-    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
-        """Durably adds rows and state, if the ledger still ends at `head`."""
+    def append(self, head: Head, rows: Sequence[Row]) -> bool:
+        """Durably adds rows, if the ledger still ends at `head`; a single row is a transaction by itself."""
+        if len(rows) == 1:
+            return self._appended(head, rows[0])
         with self._alone():
             if self.head() != head:
                 return False
-            values = [(row.sequence, row.kind, row.time, row.body, row.hash) for row in rows]
-            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
-            self._connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(state.items()))
+            for row in rows:
+                self._appended(head, row)
+                head = row.head
         return True
+
+    def _appended(self, head: Head, row: Row) -> bool:
+        ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
+        with self._errors():
+            try:
+                done = self._connected().execute(APPEND, (row.sequence, row.kind, row.time, row.body, row.hash, *ends))
+            except sqlite3.IntegrityError:
+                return False
+        return done.rowcount == 1
 
     def close(self) -> None:
         """Closes this process's connection."""
@@ -349,17 +389,16 @@ class PostgresStore(SqlStore):
             self._run("SELECT pg_advisory_xact_lock(1681)")
             yield
 
-    def append(self, head: Head, rows: Sequence[Row], state: Mapping[str, str]) -> bool:
-        """Durably adds rows and state, if the ledger still ends at `head`; one statement, so all or nothing."""
+    def append(self, head: Head, rows: Sequence[Row]) -> bool:
+        """Durably adds rows, if the ledger still ends at `head`; one statement, so all or nothing."""
         columns = [[getattr(row, name) for row in rows] for name in ("sequence", "kind", "time", "body", "hash")]
-        end = GENESIS.hash if head == GENESIS else ""
-        values = (*columns, head.hash, head.sequence, end, [*state], [*state.values()])
+        ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
         with self._errors():
             try:
-                (added,) = self._connected().execute(POSTGRES_APPEND, values).fetchone()
+                done = self._connected().execute(POSTGRES_APPEND, (*columns, *ends))
             except self._driver.errors.UniqueViolation:
                 return False
-        return bool(added == len(rows))
+        return bool(done.rowcount == len(rows))
 
     def close(self) -> None:
         """Closes this process's connection."""

@@ -47,9 +47,11 @@ def verify(place: str | Path, appraise: Appraise | None = None, seen: Head | Non
 
 
 def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdict:
-    replay, at = Replay(store), 0
+    replay, at, snapshot = Replay(store), 0, {}
     try:
         for row in store.rows():
+            if replay.head.sequence == store.state_at():
+                snapshot = dict(replay.state)
             at = replay.head.sequence + 1
             replay.take(row)
             if appraise is not None and row.kind == "charge":
@@ -64,7 +66,8 @@ def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdi
         return Verdict(
             replay.head.sequence, replay.head, replay.head.sequence + 1, "the ledger ends before a seen head"
         )
-    if store.all_state() != replay.state:
+    snapshot = replay.state if replay.head.sequence == store.state_at() else snapshot
+    if store.all_state() != snapshot or store.state_at() > replay.head.sequence:
         return Verdict(replay.head.sequence, replay.head, None, "the running totals do not follow from the rows")
     return Verdict(replay.head.sequence, replay.head)
 
@@ -142,9 +145,9 @@ def _copy(source: Store, target: Store) -> Head:
         before = replay.head
         for row in page:
             replay.take(row)
-        if not target.append(before, page, {}):
+        if not target.append(before, page):
             raise LedgerError("the copy was written to by someone else")
-    target.rebuild(replay.state)
+    target.rebuild(replay.head.sequence, replay.state)
     return replay.head
 
 
@@ -171,7 +174,7 @@ def migrate(place: str | Path) -> tuple[int, int]:
         replay = Replay(store)
         for row in store.rows():
             replay.take(row)
-        store.rebuild(replay.state)
+        store.rebuild(replay.head.sequence, replay.state)
         return found, store.format()
     finally:
         store.close()
