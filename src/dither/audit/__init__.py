@@ -1,6 +1,7 @@
 """The auditing toolkit: tests of anyone's differential privacy.
 
-Names are imported when they are first used, so that each part costs only what it needs.
+Names are imported when they are first used, so that each part costs only what it needs. No module is named as a
+function that it holds: importing the module would hide the function.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ if TYPE_CHECKING:
     from dither.audit.blackbox import privacy as privacy
     from dither.audit.report import Evidence as Evidence
     from dither.audit.report import PrivacyResult as PrivacyResult
-    from dither.audit.timing import TimingResult as TimingResult
-    from dither.audit.timing import timing as timing
+    from dither.audit.times import TimingResult as TimingResult
+    from dither.audit.times import timing as timing
 
 HOMES = {
     "privacy": "dither.audit.blackbox",
     "PrivacyResult": "dither.audit.report",
     "Evidence": "dither.audit.report",
-    "timing": "dither.audit.timing",
-    "TimingResult": "dither.audit.timing",
+    "timing": "dither.audit.times",
+    "TimingResult": "dither.audit.times",
 }
 
 
