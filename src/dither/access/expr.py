@@ -21,7 +21,7 @@ import math
 import unicodedata
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
@@ -80,6 +80,8 @@ Part = Literal["year", "quarter", "month", "day", "hour", "minute", "second", "d
 CEILING = 10**12
 FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999
 MOST_EDGES = 10_000
+MOST_WEIGHT = 50_000
+MOST_DEPTH = 40
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,36 @@ class Expr(ABC):
     @abstractmethod
     def sql(self, scope: Scope) -> Sql:
         """SQL that cannot fail and stays inside the domain, in the form in which values are held."""
+
+    def copies(self, scope: Scope) -> int:
+        """How many times its SQL repeats the SQL of an operand, at most."""
+        return 1
+
+
+def typed(node: Expr, scope: Scope) -> Domain:
+    """The domain of a whole expression, refused where its SQL would grow too large."""
+    if weight(node, scope) > MOST_WEIGHT:
+        raise InvalidPlan("an expression is too large; split it up or use fewer nested functions")
+    return node.domain(scope)
+
+
+def weight(node: Expr, scope: Scope, depth: int = 0) -> int:
+    """An upper bound on the size of an expression's SQL, without building it."""
+    if depth > MOST_DEPTH:
+        raise InvalidPlan(f"an expression may be nested {MOST_DEPTH} deep, not more")
+    below = sum(weight(child, scope, depth + 1) for child in operands(node))
+    return 1 + below * node.copies(scope) if below < MOST_WEIGHT else below
+
+
+def operands(node: Expr) -> Iterator[Expr]:
+    """The expressions inside an expression."""
+    pending: list[object] = [getattr(node, part.name) for part in dataclasses.fields(node)]  # type: ignore[arg-type]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Expr):
+            yield item
+        elif isinstance(item, tuple):
+            pending.extend(item)
 
 
 def divided(value: Sql, divisor: int, lo: int, spelling: Spelling) -> Sql:
@@ -305,6 +337,9 @@ class Rounded(Expr):
         if self.step <= 0:
             raise InvalidParameter("the step of a rounding must be positive")
 
+    def copies(self, scope: Scope) -> int:
+        return 2
+
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rounding")
         self._least(child)
@@ -355,6 +390,9 @@ class Function(Expr):
     def __post_init__(self) -> None:
         if not Fraction(1, 10**6) <= self.step <= CEILING:
             raise InvalidParameter("the step of a function must be between 1e-6 and 1e12")
+
+    def copies(self, scope: Scope) -> int:
+        return 2
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), self.name.upper())
@@ -413,6 +451,9 @@ class Power(Expr):
                 "POWER takes an exponent between 1/64 and 64 (or minus that) and a step from 1e-6 to 1e12"
             )
 
+    def copies(self, scope: Scope) -> int:
+        return 8
+
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "POWER")
         lo, hi = ends(child)
@@ -466,6 +507,9 @@ class Clamp(Expr):
     def __post_init__(self) -> None:
         if self.lo > self.hi:
             raise InvalidParameter(f"CLAMP needs lo <= hi, got {self.lo} and {self.hi}")
+
+    def copies(self, scope: Scope) -> int:
+        return 3
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "CLAMP")
@@ -548,6 +592,9 @@ class Compare(Expr):
     op: Literal["=", "<>", "<", "<=", ">", ">="]
     left: Expr
     right: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return 2
 
     def domain(self, scope: Scope) -> Domain:
         left, right = self.left.domain(scope), self.right.domain(scope)
@@ -649,6 +696,9 @@ class In(Expr):
             if isinstance(value, str):
                 legible(value)
 
+    def copies(self, scope: Scope) -> int:
+        return 2
+
     def domain(self, scope: Scope) -> Domain:
         child = self.child.domain(scope)
         self.held(child)
@@ -718,9 +768,13 @@ class NullIf(Expr):
     left: Expr
     right: Expr
 
+    def copies(self, scope: Scope) -> int:
+        return 2
+
     def domain(self, scope: Scope) -> Domain:
-        Compare("=", self.left, self.right).domain(scope)
-        return with_null(self.left.domain(scope), True)
+        left = self.left.domain(scope)
+        Compare("=", self.left, self.right)._check(left, self.right.domain(scope))
+        return with_null(left, True)
 
     def sql(self, scope: Scope) -> Sql:
         equal, kind = Compare("=", self.left, self.right).sql(scope), physical(self.left.domain(scope))
@@ -732,6 +786,9 @@ class AsNumber(Expr):
     """1 for true, 0 for false."""
 
     child: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return 2
 
     def domain(self, scope: Scope) -> Domain:
         return number(0, 1, nullable=as_boolean(self.child.domain(scope), "a cast to a number").nullable)
@@ -787,6 +844,9 @@ class DateTrunc(Expr):
     every: Period
     child: Expr
 
+    def copies(self, scope: Scope) -> int:
+        return 2
+
     def domain(self, scope: Scope) -> Domain:
         child = as_moment(self.child.domain(scope), "DATE_TRUNC")
         precision = _precision(self.every)
@@ -815,6 +875,9 @@ class DateDiff(Expr):
     start: Expr
     end: Expr
 
+    def copies(self, scope: Scope) -> int:
+        return 2
+
     def domain(self, scope: Scope) -> Domain:
         start, end = self._moments(scope)
         (a, b), (c, d) = (tuple(_ordinal(t, self.every) for t in (m.lo, m.hi)) for m in (start, end))
@@ -841,6 +904,9 @@ class Bucket(Expr):
         if not 1 <= len(self.edges) <= MOST_EDGES or not rising:
             raise InvalidParameter(f"bucket edges must be 1 to {MOST_EDGES} ascending numbers")
 
+    def copies(self, scope: Scope) -> int:
+        return 2 * len(self.edges) + 2
+
     def domain(self, scope: Scope) -> Domain:
         child = self.child.domain(scope)
         edges, (lo, hi) = self._edges(child), span(child)
@@ -865,6 +931,9 @@ class TextCase(Expr):
 
     which: Literal["lower", "upper"]
     child: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return len(as_category(self.child.domain(scope), self.which.upper()).values) + 1
 
     def domain(self, scope: Scope) -> Domain:
         child = as_category(self.child.domain(scope), self.which.upper())
@@ -891,6 +960,9 @@ class TextMatch(Expr):
 
     def __post_init__(self) -> None:
         legible(self.text)
+
+    def copies(self, scope: Scope) -> int:
+        return 2
 
     def domain(self, scope: Scope) -> Domain:
         return Boolean(as_category(self.child.domain(scope), "LIKE").nullable)

@@ -48,6 +48,7 @@ from dither.access.expr import (
     Scope,
     _search,
     constant,
+    typed,
 )
 from dither.access.relation import (
     Aggregate,
@@ -225,7 +226,7 @@ class _Grouped(Measure):
 def number_domains(ctx: Context, child: Relation, values: tuple[Expr, ...]) -> list[Number]:
     """The domains of what is summed."""
     scope = Scope(child.domain(ctx))
-    domains = [value.domain(scope) for value in values]
+    domains = [typed(value, scope) for value in values]
     for domain in domains:
         if not isinstance(domain, Number):
             raise InvalidPlan("only numbers can be summed; count with a condition instead")
@@ -234,7 +235,7 @@ def number_domains(ctx: Context, child: Relation, values: tuple[Expr, ...]) -> l
 
 def axis_of(ctx: Context, key: Key, columns: Mapping[str, Domain]) -> Axis:
     """The declared keys of an expression."""
-    domain = key.value.domain(Scope(columns))
+    domain = typed(key.value, Scope(columns))
     if isinstance(domain, Identifier):
         raise Unsupported("an identifier cannot be a key of an answer")
     if key.values is not None:
@@ -363,7 +364,7 @@ class RankCounts(Measure):
 
     def _edges(self, ctx: Context) -> list[int]:
         """For each point the smallest held integer above it."""
-        domain = self.value.domain(Scope(self.child.domain(ctx)))
+        domain = typed(self.value, Scope(self.child.domain(ctx)))
         span(domain)
         step = domain.step if isinstance(domain, Number) else Fraction(1)
         return [floor(point / step) + 1 for point in self.grid]
@@ -601,7 +602,7 @@ class PartitionCounts(_Grouped):
 
     def _check(self, ctx: Context) -> None:
         scope = Scope(self.child.domain(ctx))
-        if not self.keys or any(isinstance(key.value.domain(scope), Identifier) for key in self.keys):
+        if not self.keys or any(isinstance(typed(key.value, scope), Identifier) for key in self.keys):
             raise Unsupported("partition selection needs keys, and an identifier cannot be one")
 
     def plan(self, statement: Statement) -> Plan:

@@ -29,7 +29,7 @@ from sqlglot import exp
 
 from dither.access.clean import clean, corrected
 from dither.access.context import Context
-from dither.access.domains import cardinality, ends, merge, number, physical, span, with_null
+from dither.access.domains import as_boolean, cardinality, ends, merge, number, physical, span, with_null
 from dither.access.expr import (
     And,
     Column,
@@ -44,6 +44,7 @@ from dither.access.expr import (
     condition,
     convert,
     ordinal,
+    typed,
 )
 from dither.access.spelling import MODULUS, Sql, add, binary, both, case, plain, rows_count, select, whole
 from dither.access.statement import Statement, aliased, equal, named, saturated
@@ -300,7 +301,7 @@ class Where(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         columns = self.child.domain(ctx)
-        Not(self.condition).domain(Scope(columns))
+        as_boolean(typed(self.condition, Scope(columns)), "WHERE")
         for part in _conjuncts(self.condition):
             columns = _refined(columns, part)
         return columns
@@ -397,7 +398,7 @@ class Project(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         scope = Scope(self.child.domain(ctx))
-        return {name: value.domain(scope) for name, value in self.columns}
+        return {name: typed(value, scope) for name, value in self.columns}
 
     def influence(self, ctx: Context, unit: str) -> Influence:
         child = self.child.influence(ctx, unit)
@@ -801,7 +802,7 @@ class Aggregate:
 
     def domain(self, scope: Scope, rows: int, always: bool) -> Domain:
         """Its domain, for groups of at most `rows` rows; `always`: there is a row even when the group is empty."""
-        value = self.value.domain(scope) if self.value is not None else None
+        value = typed(self.value, scope) if self.value is not None else None
         if self.kind in ("count", "distinct") or value is None:
             return number(0, min(rows, MOST_ROWS))
         if self.kind == "sum":
@@ -846,7 +847,7 @@ class GroupBy(Relation):
             needs_unit(ctx, self.child, self.unit, "GROUP BY")
         distinct_names([name for name, _ in self.keys] + [aggregate.name for aggregate in self.aggregates])
         scope = Scope(self.child.domain(ctx))
-        columns = {name: key.domain(scope) for name, key in self.keys}
+        columns = {name: typed(key, scope) for name, key in self.keys}
         rows, always = self._rows(ctx), not self.keys and self.unit is None
         return columns | {a.name: a.domain(scope, rows, always) for a in self.aggregates}
 
@@ -973,7 +974,7 @@ class BoundGroups(Relation):
         needs_unit(ctx, self.child, self.unit, "a bound")
         columns = self.child.domain(ctx)
         for key in self.keys:
-            key.domain(Scope(columns))
+            typed(key, Scope(columns))
         return columns
 
     def influence(self, ctx: Context, unit: str) -> Influence:
