@@ -8,7 +8,9 @@ import psycopg
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.engines.postgres import SETTINGS, PostgresSpelling, arrow_of
+from access.plans import ARROW
+from dither.access.engines.postgres import SETTINGS, PostgresSpelling, arrow_of, readable
+from dither.access.engines.spark import SparkSpelling, configured
 
 POSTGRES_TYPES = {
     pa.int64(): "bigint",
@@ -19,6 +21,7 @@ POSTGRES_TYPES = {
     pa.timestamp("us"): "timestamp",
     pa.date32(): "date",
 }
+KINDS = {kind: name for name, kind in ARROW.items()}
 
 
 class PostgresBench:
@@ -43,17 +46,35 @@ class PostgresBench:
         return {name: self._source(name, table) for name, table in tables.items()}
 
     def _source(self, name: str, table: pa.Table) -> exp.Expr:
-        """As the engine reads: text in the collation "C"."""
         columns = [
-            f'"{field.name}" COLLATE "C" AS "{field.name}"' if field.type == pa.string() else f'"{field.name}"'
-            for field in table.schema
+            (field.name, readable(exp.column(field.name, quoted=True), KINDS[field.type])) for field in table.schema
         ]
-        return exp.select(*columns, dialect="postgres").from_(f"pg_temp.raw_{name}").subquery("raw")
+        picked = [exp.alias_(value, alias, quoted=True) for alias, value in columns]
+        return exp.select(*picked).from_(exp.table_(f"raw_{name}", db="pg_temp")).subquery("raw")
 
     def run(self, statement: exp.Expr) -> pa.Table:
         with self.connection.cursor(binary=True) as cursor:
             cursor.execute(self.spelling.render(statement).encode(), prepare=False)
             return arrow_of(cursor)
+
+
+class SparkBench:
+    """Spark with the settings of the engine; tiny tables are answered by the optimizer's own evaluation."""
+
+    spelling = SparkSpelling()
+
+    def __init__(self, session: Any, **settings: str) -> None:
+        self.session = configured(session.newSession(), "1")
+        for name, value in settings.items():
+            self.session.conf.set(name.replace("_", "."), value)
+
+    def load(self, tables: dict[str, pa.Table]) -> dict[str, exp.Expr]:
+        for name, table in tables.items():
+            self.session.createDataFrame(table).createOrReplaceTempView(f"raw_{name}")
+        return {name: exp.to_table(f"raw_{name}") for name in tables}
+
+    def run(self, statement: exp.Expr) -> pa.Table:
+        return self.session.sql(self.spelling.render(statement)).toArrow()
 
 
 def _texts(column: pa.ChunkedArray) -> list[Any]:

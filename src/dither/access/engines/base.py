@@ -6,7 +6,6 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
 
 import pyarrow as pa
 from sqlglot import exp
@@ -26,7 +25,6 @@ class SqlEngine(ABC):
     """Answers measures with SQL; an engine says how tables are found, statements run and stopped."""
 
     spelling: Spelling
-    failures: ClassVar[tuple[type[BaseException], ...]]
 
     def __init__(self, dataset: Dataset) -> None:
         self._lock = threading.Lock()
@@ -42,7 +40,7 @@ class SqlEngine(ABC):
 
     @abstractmethod
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        """Runs a statement, for so many seconds at most; failures are of the kinds in `failures`."""
+        """Runs a statement, for so many seconds at most."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -74,7 +72,7 @@ class SqlEngine(ABC):
         with self._lock:
             try:
                 found = self._run(statement, deadline)
-            except self.failures as error:
+            except Exception as error:  # whatever a driver raises, its text may hold a value: the curator's log only
                 self.failure = str(error)
                 raise EngineFailure from None
         self._corrections["values"] = self._corrections.get("values", 0) + corrections_in(found)
@@ -116,7 +114,7 @@ class SqlEngine(ABC):
         public = [table for table in self.ctx.dataset.tables.values() if not table.private]
         values: dict[str, tuple[Scalar, ...]] = {}
         multiplicity: dict[str, int] = {}
-        for table, name in ((table, name) for table in public for name in table.columns):
+        for table, name in ((place, name) for place in public for name in place.columns):
             found = self._frequencies(table.name, name)
             multiplicity[f"{table.name}.{name}"] = max(found.values(), default=0)
             if (table.name, name) in wanted:
@@ -142,15 +140,23 @@ def kinds_of(table: Table, stored: Mapping[str, RawKind]) -> dict[str, RawKind]:
 
 
 @contextlib.contextmanager
-def alarm(seconds: float | None, action: Callable[[], None]) -> Iterator[None]:
-    """Calls `action` after so many seconds unless the block has ended."""
+def alarm(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` after so many seconds, and again until the block ends: an early call may find nothing to stop."""
     if seconds is None:
         yield
         return
-    timer = threading.Timer(max(0.0, seconds), action)
-    timer.daemon = True
-    timer.start()
+    ended = threading.Event()
+    watch = threading.Thread(target=_watch, args=(ended, seconds, stop), daemon=True)
+    watch.start()
     try:
         yield
     finally:
-        timer.cancel()
+        ended.set()
+        watch.join()
+
+
+def _watch(ended: threading.Event, seconds: float, stop: Callable[[], None]) -> None:
+    wait = max(0.0, seconds)
+    while not ended.wait(wait):
+        stop()
+        wait = 0.5

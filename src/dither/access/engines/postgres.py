@@ -1,7 +1,8 @@
 """PostgreSQL 13 and later, by psycopg: read-only snapshots, a time limit on every statement, no value left to chance.
 
 There is no TRY_CAST: texts are cast behind patterns, and values of types that reach further than 64 bits (numeric,
-dates, timestamps) are held back before they are cast. Text is compared in the collation "C", by code points. Give the
+dates, timestamps) are held back before they are cast. Products of doubles fail where they underflow: what is nearly
+zero is read as zero. Text is compared in the collation "C", by code points. Give the
 engine a role that may only SELECT; its transactions are READ ONLY in any case.
 """
 
@@ -42,7 +43,7 @@ SETTINGS = {
 FIRST_DAY = -719_162
 SAFE_DATES = ("4713-01-01 BC", "294000-01-01")
 SAFE_MICROSECONDS = 9_000_000_000_000_000_000
-SAFE_DIGITS = 300
+SAFE_DIGITS = 200
 
 
 def typed(node: Sql, kind: str) -> Sql:
@@ -111,7 +112,6 @@ class PostgresEngine(SqlEngine):
     """Answers measures with PostgreSQL; only the aggregated groups leave it."""
 
     spelling = PostgresSpelling()
-    failures = (psycopg.Error, MemoryError)
 
     def __init__(self, dataset: Dataset, memory: str = "256MB") -> None:
         self._address, self._memory = address_of(dataset), memory
@@ -163,7 +163,7 @@ class PostgresEngine(SqlEngine):
         cursor = self._connection.execute(self.spelling.render(exp.select("*").from_(place).limit(0)).encode())
         types = {column.name: (column.type_code, column.precision) for column in cursor.description or ()}
         enums = self._enums([code for code, _ in types.values()])
-        return {name: _readable(name, code, precision, enums) for name, (code, precision) in types.items()}
+        return {name: _described(name, code, precision, enums) for name, (code, precision) in types.items()}
 
     def _enums(self, codes: list[int]) -> set[int]:
         query = "SELECT oid FROM pg_catalog.pg_type WHERE oid = ANY(%s) AND (typtype = 'e' OR typname = 'citext')"
@@ -199,15 +199,25 @@ def address_of(dataset: Dataset) -> str:
     return os.environ[name]
 
 
-def _readable(name: str, code: int, precision: int | None, enums: set[int]) -> tuple[RawKind, Sql]:
+def _described(name: str, code: int, precision: int | None, enums: set[int]) -> tuple[RawKind, Sql]:
     known = postgres.types.get(code)
     kind = "text" if code in enums else KINDS.get(known.name, "other") if known else "other"
-    raw = exp.column(name, quoted=True)
-    if kind == "text":
-        return kind, exp.Collate(this=typed(raw, "text"), expression=exp.to_identifier("C", quoted=True))
-    if kind == "decimal" and precision is None:
-        return kind, _short(raw)
-    return kind, raw
+    long = kind == "decimal" and (precision is None or precision > SAFE_DIGITS)
+    return kind, readable(exp.column(name, quoted=True), kind, long=long)
+
+
+def readable(raw: Sql, kind: RawKind, *, long: bool = False) -> Sql:
+    """A raw column as later expressions can take it: texts by code points, no number that arithmetic would refuse."""
+    match kind:
+        case "text":
+            return exp.Collate(this=typed(raw, "text"), expression=exp.to_identifier("C", quoted=True))
+        case "float":
+            tiny = binary(exp.LT, exp.Abs(this=own(raw)), cast(text(f"1e-{SAFE_DIGITS}"), "double"))
+            return case([(tiny, cast(plain(0), "double"))], raw)
+        case "decimal" if long:
+            return _short(raw)
+        case _:
+            return raw
 
 
 def _short(raw: Sql) -> Sql:

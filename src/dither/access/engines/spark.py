@@ -7,20 +7,16 @@ cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers come ba
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Mapping
 from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType
+from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
-from dither.access.engines.casts import GuardedSpelling
-from dither.access.spelling import RawKind, Sql, binary, both, case, cast, own, plain
+from dither.access.engines.casts import MOST, GuardedSpelling
+from dither.access.spelling import RawKind, Sql, binary, both, case, cast, own, plain, text
 from dither.access.statement import Origin
 from dither.errors import InvalidSchema
 from dither.schema import Dataset, Table
@@ -87,31 +83,36 @@ class SparkSpelling(GuardedSpelling):
         r"""In Java's patterns $ also matches before a last line break; \z does not."""
         return super().matches(value, pattern.removesuffix("$") + r"\z")
 
+    def integer_of_wide(self, value: Sql) -> Sql:
+        """Unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
+        least = binary(exp.Sub, plain(-MOST), plain(1))
+        fits = both([binary(exp.GTE, value, least), binary(exp.LTE, value, plain(MOST))])
+        return case([(fits, cast(value, "bigint"))])
+
 
 class SparkEngine(SqlEngine):
     """Answers measures with Spark; only the aggregated groups leave the cluster, as Arrow."""
 
     spelling = SparkSpelling()
-    failures = (PySparkException, MemoryError, OSError)
 
     def __init__(self, dataset: Dataset, partitions: str | None = None, session: SparkSession | None = None) -> None:
         self._tag = f"dither-{uuid4().hex}"
-        self._views = 0
         self._session = configured(session or session_of(dataset), partitions)
         super().__init__(dataset)
 
     def _origin(self, table: Table) -> Origin:
-        view = f"{self._tag}-{self._views}".replace("-", "_")
-        self._views += 1
+        view = f"{self._tag}_{table.name}"
         try:
             frame = self._frame(table)
-            stored = {name: kind_of(kind) for name, kind in frame.dtypes}
-            frame.createOrReplaceTempView(view)
+            frame.createOrReplaceTempView(exp.to_identifier(view, quoted=True).sql("spark"))
         except (PySparkException, OSError):
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
-        return Origin(_readable(table, view, dict(frame.dtypes)), kinds_of(table, stored))
+        stored: dict[str, str] = dict(frame.dtypes)
+        kinds = kinds_of(table, {name: kind_of(kind) for name, kind in stored.items()})
+        picked = [_readable(name, stored[name]) for name in table.columns]
+        return Origin(exp.select(*picked).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
 
-    def _frame(self, table: Table) -> Any:
+    def _frame(self, table: Table) -> DataFrame:
         options = table.source.options
         if "table" in options:
             return self._session.table(options["table"])
@@ -120,3 +121,64 @@ class SparkEngine(SqlEngine):
         # Types guessed from the data would be a function of the records: CSV is read as text.
         reader = reader.options(header="true", inferSchema="false") if kind == "csv" else reader
         return reader.load(options["path"])
+
+    def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
+        self._session.addTag(self._tag)
+        try:
+            with alarm(deadline, self.cancel):
+                return self._session.sql(self.spelling.render(statement)).toArrow()
+        finally:
+            self._session.removeTag(self._tag)
+
+    def cancel(self) -> None:
+        """Interrupts the jobs that carry this engine's tag."""
+        self._session.interruptTag(self._tag)
+
+    def close(self) -> None:
+        """Forgets the tables; the Spark application belongs to the process, and other engines may share it."""
+        for name in self.ctx.dataset.tables:
+            self._session.catalog.dropTempView(f"{self._tag}_{name}")
+
+
+def session_of(dataset: Dataset) -> SparkSession:
+    """A session of its own on the cluster that the dataset names, or on this machine."""
+    masters = {table.source.options.get("master", "local[*]") for table in dataset.tables.values()}
+    remotes = {table.source.options.get("remote", "") for table in dataset.tables.values()}
+    if len(masters) != 1 or len(remotes) != 1:
+        raise InvalidSchema("the tables of one dataset must be on one Spark cluster")
+    try:
+        if remote := remotes.pop():
+            return SparkSession.builder.remote(remote).create()
+        builder = SparkSession.builder.master(masters.pop()).appName("dither")
+        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+        return builder.config(map=quiet).getOrCreate().newSession()
+    except (PySparkException, OSError, RuntimeError):
+        raise InvalidSchema("the Spark cluster of this dataset cannot be reached or used") from None
+
+
+def configured(session: SparkSession, partitions: str | None) -> SparkSession:
+    """The session, with every setting on which a meaning or an error depends."""
+    shuffles = {} if partitions is None else {"spark.sql.shuffle.partitions": partitions}
+    for name, value in {**SETTINGS, **shuffles}.items():
+        session.conf.set(name, value)
+    return session
+
+
+def kind_of(declared: str) -> RawKind:
+    """How records of a Spark type are read; unsigned 64-bit integers of Parquet come as decimal(20,0)."""
+    if declared.startswith("decimal"):
+        return "integer" if declared == "decimal(20,0)" else "decimal"
+    return "text" if declared.startswith("string") else KINDS.get(declared, "other")
+
+
+def _readable(name: str, declared: str) -> Sql:
+    """Text is compared by its bytes, whatever collation the table declares."""
+    raw = exp.column(name, quoted=True)
+    if declared.startswith("string collate"):
+        return exp.alias_(function("collate", raw, text("UTF8_BINARY")), name, quoted=True)
+    return raw
+
+
+def open_engine(dataset: Dataset, partitions: str | None = None) -> SparkEngine:
+    """An engine over the dataset's files or tables in Spark."""
+    return SparkEngine(dataset, partitions)
