@@ -16,7 +16,7 @@ RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "tim
 
 MODULUS = (1 << 31) - 1
 NUMBER = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
-# Only days that exist, in the years 1 to 9999, and no 24:00: what engines think of the rest differs, and casts fail on it.
+# Only days that exist, in the years 1 to 9999, and no 24:00: engines differ about the rest, or fail on it.
 YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"

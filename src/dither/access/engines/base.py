@@ -15,7 +15,7 @@ from dither.access.context import Context, PublicFacts
 from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.access.measure import Measure, PartitionCounts, Vector
 from dither.access.relation import Scan, needs_order
-from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, whole
+from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, select, whole
 from dither.access.statement import Origin, Statement, aliased, named
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Column, Dataset, Reference, Scalar, Table
@@ -32,7 +32,11 @@ class SqlEngine(ABC):
         self.failure: str | None = None
         self.ctx = Context(dataset)
         self._origins = {name: self._origin(table) for name, table in dataset.tables.items()}
+        self._lock_down(dataset)
         self.ctx = Context(dataset, self._facts())
+
+    def _lock_down(self, dataset: Dataset) -> None:
+        """Gives up what is no longer needed once the tables are found."""
 
     @abstractmethod
     def _origin(self, table: Table) -> Origin:
@@ -87,7 +91,7 @@ class SqlEngine(ABC):
         found: dict[str, int] = {}
         for name, table in self.ctx.dataset.tables.items():
             flags = [aliased(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
-            counted = exp.select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy())
+            counted = select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
             row = self._run(counted).to_pylist()[0]
             found |= {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
             found[name] = int(row["n"]) - self._kept(name)
@@ -104,7 +108,7 @@ class SqlEngine(ABC):
     def _kept(self, table: str) -> int:
         statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
         scan = statement.table(Scan(table))
-        counted = self._run(statement.finish(exp.select(aliased(rows_count(), "n")).from_(scan)))
+        counted = self._run(statement.finish(select(aliased(rows_count(), "n")).from_(scan, copy=False)))
         return int(counted.column("n")[0].as_py())
 
     def _facts(self) -> PublicFacts:
@@ -126,8 +130,8 @@ class SqlEngine(ABC):
         scan = statement.table(Scan(table))
         key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
         present = exp.not_(binary(exp.Is, key, exp.null()))
-        body = exp.select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan).where(present).group_by(key.copy())
-        found = self._run(statement.finish(body))
+        body = select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan, copy=False).where(present, copy=False)
+        found = self._run(statement.finish(body.group_by(key.copy(), copy=False)))
         return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
 
 
