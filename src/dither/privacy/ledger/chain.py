@@ -38,7 +38,7 @@ from dither.wire.codec import encode
 from dither.wire.model import Balance, Entry, Head, UnitLoss
 
 BATCH = 128
-SNAPSHOT_ROWS = 64
+SNAPSHOT_ROWS = 1024
 T = TypeVar("T")
 _MINT = object()
 _HOT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"]')  # what a ledger keeps in memory
@@ -96,20 +96,36 @@ class Recorded:
     paid: bool
 
 
+class _Overtaken(Exception):
+    """Another process has moved the snapshot past the last row that was seen here."""
+
+
 class _Ticket(Generic[T]):
     """One decision that waits for its turn, and then its outcome."""
 
     def __init__(self, decide: Callable[[_Draft], T], wants: Callable[[Book], list[str]]) -> None:
         self._decide, self.wants = decide, wants
         self.done = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._outcome: T | None = None
         self._problem: Exception | None = None
+
+    def wait(self) -> None:
+        """Waits until it is done, or until it is its turn to lead."""
+        self._gate.acquire()
+
+    def wake(self) -> None:
+        """Ends the wait."""
+        self._gate.release()
 
     def run(self, draft: _Draft) -> None:
         """Decides, on the state as the tickets before it leave it."""
         self._problem = None
         try:
             self._outcome = self._decide(draft)
+        except _Overtaken:
+            raise
         except Exception as problem:
             self._problem = problem
 
@@ -152,22 +168,26 @@ class Ledger:
     def _renew(self) -> None:
         """What belongs to one process: a forked child starts with its own."""
         self._process = os.getpid()
-        self._turn = threading.RLock()
+        self._turn, self._queue, self._led = threading.RLock(), threading.Lock(), False
         self._waiting: list[_Ticket[Any]] = []
         self._memory = Memory()
         self._forget()
 
     def _forget(self) -> None:
-        """Starts again from the snapshot and the rows after it, because another writer was here."""
-        while True:
-            self._base = self._store.state_at()
-            self._changes: dict[str, str] = {}
-            self._hot: dict[str, str | None] = {}
-            self.head, self._time = self._base_head(), ""
-            for row in self._store.rows(self._base):
+        """Starts from the snapshot and the rows after it."""
+        self._changes: dict[str, str] = {}
+        self._hot: dict[str, str | None] = {}
+        self._base = self._store.state_at()
+        self.head, self._time = self._base_head(), ""
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Takes in the rows that others have written; should the snapshot overtake this, starts from there."""
+        try:
+            for row in self._store.rows(self.head.sequence):
                 self._take(row)
-            if self._store.state_at() == self._base:
-                return
+        except _Overtaken:
+            self._forget()
 
     def _base_head(self) -> Head:
         row = self._store.row(self._base)
@@ -189,39 +209,57 @@ class Ledger:
         self._changes.update(updates)
         self._hot.update({name: value for name, value in updates.items() if name.startswith(_HOT)})
 
-    # --- Writing: whoever gets the turn writes for everyone who waits, in one durable step ---
+    # --- Writing: one of those who wait leads, and writes for all of them in one durable step ---
 
     def _submit(self, decide: Callable[[_Draft], T], wants: Callable[[Book], list[str]] = lambda book: []) -> T:
         if self._process != os.getpid():
             self._renew()
         ticket = _Ticket(decide, wants)
-        self._waiting.append(ticket)
-        with self._turn:
-            while not ticket.done:
-                self._serve()
+        with self._queue:
+            self._waiting.append(ticket)
+            leads, self._led = not self._led, True
+        if not leads:
+            ticket.wait()
+        if not ticket.done:
+            self._lead()
         return ticket.result()
 
-    def _serve(self) -> None:
-        tickets = self._waiting[:BATCH]
-        del self._waiting[: len(tickets)]
+    def _lead(self) -> None:
+        """Serves those who wait, and lets the first of those who came meanwhile lead next."""
+        with self._queue:
+            tickets = self._waiting[:BATCH]
+            del self._waiting[: len(tickets)]
+        try:
+            with self._turn:
+                self._serve(tickets)
+        finally:
+            with self._queue:
+                following = self._waiting[:1]
+                self._led = bool(following)
+            for ticket in tickets:
+                ticket.done = True
+            for ticket in (*following, *tickets):
+                ticket.wake()
+
+    def _serve(self, tickets: list[_Ticket[Any]]) -> None:
         try:
             while not self._write(tickets):
-                self._forget()
+                self._catch_up()
         except BaseException as problem:
             for ticket in tickets:
                 ticket.fail(problem)
             if not isinstance(problem, LedgerError):
                 raise
-        finally:
-            for ticket in tickets:
-                ticket.done = True
 
     def _write(self, tickets: list[_Ticket[Any]]) -> bool:
         """Decides for every ticket and writes what they decided; false if another writer was faster."""
         draft = _Draft(self._book(), self.head, self._time, self._now())
-        draft.book.fetch([name for ticket in tickets for name in ticket.wants(draft.book)])
-        for ticket in tickets:
-            ticket.run(draft)
+        try:
+            draft.book.fetch([name for ticket in tickets for name in ticket.wants(draft.book)])
+            for ticket in tickets:
+                ticket.run(draft)
+        except _Overtaken:
+            return False
         current = self._store.append(self.head, draft.rows) if draft.rows else self._store.head() == self.head
         if not current:
             return False
@@ -241,12 +279,22 @@ class Ledger:
         return Book(self._state, self._store.row, self._memory)
 
     def _state(self, names: list[str]) -> dict[str, str]:
-        """State after the last row that was seen; should the snapshot be newer, the next append is refused."""
+        """State after the last row that was seen."""
         known = {name: self._changes.get(name, self._hot.get(name)) for name in names}
         rest = [name for name, value in known.items() if value is None and name not in self._hot]
-        found = self._store.state(rest) if rest else {}
+        at, found = self._store.state(rest) if rest else (0, {})
+        if at > self.head.sequence:
+            raise _Overtaken
         self._hot.update({name: found.get(name) for name in rest if name.startswith(_HOT)})
         return found | {name: value for name, value in known.items() if value is not None}
+
+    def _state_or_newer(self, names: list[str]) -> dict[str, str]:
+        """The same for readers, who may see a little ahead."""
+        try:
+            return self._state(names)
+        except _Overtaken:
+            self._forget()
+            return self._state_or_newer(names)
 
     def _now(self) -> str:
         return _instant(self._clock.utc())
@@ -257,9 +305,8 @@ class Ledger:
         if self._process != os.getpid():
             self._renew()
         with self._turn:
-            if self._store.head() != self.head:
-                self._forget()
-            yield self._book()
+            self._catch_up()
+            yield Book(self._state_or_newer, self._store.row, self._memory)
 
     # --- Charges and answers ---
 
@@ -447,7 +494,7 @@ class Ledger:
                 pools = population.pools(groups, KERNEL, windows, fresh=True)
             else:
                 pools = population.pools(population.groups_of(described, account), account, windows, fresh=True)
-            return tuple(_balance(pool, book.spent(population.name, pool)) for pool in pools if pool.limit is not None)
+            return tuple(_balance(pool, book.spent(population, pool)) for pool in pools if pool.limit is not None)
 
     def history(self, dataset: str, account: str | None) -> tuple[Entry, ...]:
         """The charges that an account may see: everyone's, or its groups' under separate budgets."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from operator import gt
@@ -23,6 +23,7 @@ from dither.schema import BudgetCap, Dataset, Group, Source
 from dither.wire.codec import RESPONSE, decode, encode
 
 KERNEL = "kernel"  # the account under which a kernel charges for itself; no token opens it
+Level = Literal["dataset", "group", "analyst"]
 ROLES = ("analyst", "auditor", "curator")
 REMEMBERED = 10_000
 EVERY = "*"  # stands for every window of a unit, past and to come
@@ -49,16 +50,20 @@ def canonical(body: Mapping[str, Any]) -> str:
 class Pool:
     """A running total against one budget; `limit` is None where it is counted but not capped."""
 
-    level: Literal["dataset", "group", "analyst"]
+    level: Level
     name: str
     budget: BudgetCap
     window: str
     limit: tuple[int, ...] | None
+    key: str = ""
 
-    def key(self, population: str) -> str:
-        """Where its total is kept."""
-        order = None if self.budget.order is None else str(self.budget.order)
-        return key("spent", population, self.level, self.name, self.budget.unit, self.budget.kind, order, self.window)
+    @classmethod
+    def of(cls, population: Population, number: int, level: Level, name: str, account: str, window: str) -> Pool:
+        """The total of a population's budget at a level, and where it is kept."""
+        budget = population.budgets[number]
+        order = None if budget.order is None else str(budget.order)
+        where = key("spent", population.name, level, name, budget.unit, budget.kind, order, window)
+        return cls(level, name, budget, window, population.limit(number, level, name, account), where)
 
 
 def same_budget(cap: BudgetCap) -> tuple[object, ...]:
@@ -85,6 +90,7 @@ class Population:
     name: str
     datasets: tuple[Dataset, ...]
     _limits: dict[tuple[object, ...], tuple[int, ...] | None] = field(default_factory=dict, compare=False, repr=False)
+    _pools: dict[tuple[object, ...], list[Pool]] = field(default_factory=dict, compare=False, repr=False)
     _costs: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -122,18 +128,24 @@ class Population:
         return mine
 
     def pools(
-        self, groups: Iterable[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
+        self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
     ) -> list[Pool]:
         """Every total that a charge counts against: the population's own only where something fresh is drawn."""
-        names: list[tuple[Literal["dataset", "group", "analyst"], str]] = [("dataset", "")] if fresh else []
+        which = (*groups, "", account, fresh)
+        if not windows and which in self._pools:
+            return self._pools[which]
+        names: list[tuple[Level, str]] = [("dataset", "")] if fresh else []
         names += [("group", group) for group in groups]
         names += [("analyst", account)] if account != KERNEL else []
-        return [
-            Pool(level, name, budget, window, self.limit(number, level, name, account))
+        made = [
+            Pool.of(self, number, level, name, account, window)
             for number, budget in enumerate(self.budgets)
             for level, name in names
             for window in windows.get(budget.unit, ("",))
         ]
+        if not windows:
+            self._pools[which] = made
+        return made
 
     def limit(self, number: int, level: str, name: str, account: str) -> tuple[int, ...] | None:
         """The tightest cap on the total of a budget among the population's datasets, or None; worked out once."""
@@ -367,26 +379,29 @@ class Book:
         if body["costs"] != [list(cost) for cost in costs]:
             raise LedgerError("the charge's costs do not follow from its losses")
         by_budget = dict(zip(map(same_budget, population.budgets), costs, strict=True))
-        return self.add(population.name, pools, lambda pool: by_budget[same_budget(pool.budget)])
+        return self.add(population, pools, lambda pool: by_budget[same_budget(pool.budget)])
 
-    def add(self, population: str, pools: list[Pool], cost: Callable[[Pool], tuple[int, ...]]) -> dict[str, str]:
+    def add(self, population: Population, pools: list[Pool], cost: Callable[[Pool], tuple[int, ...]]) -> dict[str, str]:
         """Totals with a cost added to each; raises if one of them would pass its limit."""
-        self.fetch([pool.key(population) for pool in pools])
+        self.fetch([pool.key for pool in pools])
         updates = {}
         for pool in pools:
             spent, more = self.spent(population, pool), cost(pool)
             if pool.limit is not None and any(map(gt, plus(spent, more), pool.limit)):
                 raise exceeded(pool, spent, more)
-            updates[pool.key(population)] = " ".join(map(str, plus(self._held(population, pool), more)))
+            updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
         return updates
 
-    def spent(self, population: str, pool: Pool) -> tuple[int, ...]:
+    def spent(self, population: Population, pool: Pool) -> tuple[int, ...]:
         """What was spent of a pool so far; what a gap spent of every window counts for each."""
-        held = self._held(population, pool)
-        return plus(held, self._held(population, replace(pool, window=EVERY))) if pool.window else held
+        held = self._held(pool.key, pool)
+        if not pool.window:
+            return held
+        number = [same_budget(cap) for cap in population.budgets].index(same_budget(pool.budget))
+        return plus(held, self._held(Pool.of(population, number, pool.level, pool.name, "", EVERY).key, pool))
 
-    def _held(self, population: str, pool: Pool) -> tuple[int, ...]:
-        held = self.get(pool.key(population))
+    def _held(self, name: str, pool: Pool) -> tuple[int, ...]:
+        held = self.get(name)
         return tuple(map(int, held.split())) if held else (0,) * len(limit_of(pool.budget))
 
     def _answer(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
@@ -411,7 +426,7 @@ class Book:
             for pool in self._gap_pools(population):
                 limit = pool.limit or limit_of(pool.budget)
                 more = tuple(most + 1 for most in limit) if loss is None else cost_of(pool.budget, loss)
-                updates[pool.key(name)] = " ".join(map(str, plus(self._held(name, pool), more)))
+                updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
         return updates
 
     def _gap_pools(self, population: Population) -> list[Pool]:

@@ -41,6 +41,7 @@ POSTGRES_GUARDS = (
     "CREATE OR REPLACE RULE rows_kept AS ON UPDATE TO rows DO INSTEAD NOTHING",
     "CREATE OR REPLACE RULE rows_stay AS ON DELETE TO rows DO INSTEAD NOTHING",
 )
+SNAPSHOT_AT = "SELECT '', value FROM meta WHERE name = 'state'"
 REPLACING = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
 APPEND = "INSERT INTO rows SELECT ?, ?, ?, ?, ? WHERE ? = coalesce((SELECT hash FROM rows WHERE sequence = ?), ?)"
 POSTGRES_APPEND = """
@@ -100,8 +101,8 @@ class Store(Protocol):
     def rows(self, after: int = 0) -> Iterator[Row]:
         """Every row after a sequence number, in order."""
 
-    def state(self, keys: Sequence[str]) -> dict[str, str]:
-        """The values in the snapshot of those keys that have one."""
+    def state(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
+        """The row up to which the snapshot goes, and the values in it of those keys that have one."""
 
     def all_state(self) -> dict[str, str]:
         """The whole snapshot."""
@@ -195,10 +196,12 @@ class SqlStore(ABC):
             yield from (Row(*each) for each in found)
             after = found[-1][0]
 
-    def state(self, keys: Sequence[str]) -> dict[str, str]:
-        """The values of those keys that have one."""
+    def state(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
+        """The row up to which the snapshot goes, and the values in it of those keys that have one."""
         marks = ",".join("?" * len(keys))
-        return dict(self._all(f"SELECT key, value FROM state WHERE key IN ({marks})", *keys))  # noqa: S608 only marks
+        query = f"SELECT key, value FROM state WHERE key IN ({marks}) UNION ALL {SNAPSHOT_AT}"  # noqa: S608 only marks
+        found = dict(self._all(query, *keys))
+        return int(found.pop("", 0)), found
 
     def all_state(self) -> dict[str, str]:
         """The whole snapshot."""
@@ -214,13 +217,13 @@ class SqlStore(ABC):
         with self._alone():
             if self.state_at() > sequence:
                 return
-            for name, value in changes.items():
-                self._run(
-                    "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                    name,
-                    value,
-                )
+            self._keep(changes)
             self._set("state", sequence)
+
+    def _keep(self, state: Mapping[str, str]) -> None:
+        query = f"INSERT INTO state VALUES (?, ?) {REPLACING.format('key')}"  # noqa: S608
+        with self._errors():
+            self._connected().cursor().executemany(query.replace("?", self._mark), list(state.items()))
 
     def _set(self, name: str, value: int) -> None:
         self._run(
@@ -257,8 +260,7 @@ class SqlStore(ABC):
             for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
             self._run("DELETE FROM state")
-            for name, value in state.items():
-                self._run("INSERT INTO state VALUES (?, ?)", name, value)
+            self._keep(state)
             self._set("state", sequence)
             self._set("format", FORMAT)
 
