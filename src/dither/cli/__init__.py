@@ -47,6 +47,7 @@ ROOMS = {
     "check": Room("dither.cli.describe", "Read a dataset description and print what it makes public."),
     "init": Room("dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."),
     "schema": Room("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
+    "prepare": Room("dither.access.cli", "Write a snapshot of the records that makes later answers much faster."),
     "demo": Room("dither.cli.demo", "Ask five questions of a small private dataset."),
     "ask": Room("dither.cli.ask", "Ask a question in SQL; pays what it says."),
     "quote": Room("dither.cli.ask", "Cost and expected error of a question; free."),

@@ -24,9 +24,9 @@ from dither.errors import InvalidSchema
 from dither.schema import Dataset
 
 MODULES = {
-    "parquet": "dither.access.engines.duckdb",
-    "csv": "dither.access.engines.duckdb",
-    "duckdb": "dither.access.engines.duckdb",
+    "parquet": "dither.access.engines.prepare",
+    "csv": "dither.access.engines.prepare",
+    "duckdb": "dither.access.engines.prepare",
     "postgres": "dither.access.engines.postgres",
     "spark": "dither.access.engines.spark",
 }

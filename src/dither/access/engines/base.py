@@ -88,20 +88,20 @@ class SqlEngine(ABC):
 
     def inspect(self) -> Mapping[str, int]:
         """For the curator: corrected values by "table.column", and rows dropped for want of a unit key by "table"."""
-        found: dict[str, int] = {}
-        for name, table in self.ctx.dataset.tables.items():
-            flags = [aliased(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
-            counted = select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
-            row = self._run(counted).to_pylist()[0]
-            found |= {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
-            found[name] = int(row["n"]) - self._kept(name)
-        return found
+        found = [self._inspected(name) for name in self.ctx.dataset.tables]
+        return {key: count for table in found for key, count in table.items()}
+
+    def _inspected(self, name: str) -> dict[str, int]:
+        table = self.ctx.table(name)
+        flags = [aliased(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
+        rows = select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
+        row = self._run(rows).to_pylist()[0]
+        counts = {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
+        return counts | {name: int(row["n"]) - self._kept(name)}
 
     def _flagged(self, table: str, column: Column) -> Sql:
         """How many records of a column need a correction."""
         origin, raw = self._origins[table], exp.column(column.name, quoted=True)
-        if origin.ready:
-            return exp.Sum(this=whole(0))
         wrong = corrected(column, raw, origin.kinds[column.name], self.ctx.dataset.timezone, self.spelling)
         return exp.Sum(this=case([(wrong, whole(1))], whole(0)))
 
