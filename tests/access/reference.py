@@ -439,18 +439,25 @@ def pieces(value: Any, domain: Any) -> list[int]:
     ]
 
 
+def coefficient(seed: str, index: int) -> int:
+    return 1 + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:4]) % 2**25
+
+
 def scramble(parts: Iterable[int], seed: int) -> int:
     parts, result = list(parts), []
-    for half in (0, 1):
-        s = 2 * seed + half
-        multiplier = 1 + (s * 0x9E3779B1 + 0x7F4A7C15) % (PRIME - 1)
-        state = 1 + s * 0x2545F491 % (PRIME - 1)
-        for part in parts:
-            state = (state * multiplier + part) % PRIME
-        for factor, cut in ((0x5BD1E995, 65537), (0x6C8E9CF5, 65539)):
-            state = state * factor // cut % PRIME
-        result.append(state)
+    for half in ("high", "low"):
+        s = f"{seed}:{half}"
+        state = coefficient(s, -1)
+        for index, part in enumerate(parts):
+            if index and index % 7 == 0:
+                state = state % PRIME * coefficient(s, -2)
+            state += part * coefficient(s, index)
+        result.append(state % PRIME)
     return result[0] * 2**31 + result[1]
+
+
+def spread(order: int) -> int:
+    return pow(order // 2**31, 5, PRIME) * 2**31 + order % 2**31
 
 
 def remix(orders: Iterable[int], seed: int) -> int:
@@ -504,7 +511,7 @@ class Interpreter:
             result.append(Row(cells, tags, scramble(order_of(cells, domain), 1)))
         if ctx.enforced(table):
             best: dict[Any, Row] = {}
-            for row in sorted(result, key=lambda row: row.order):
+            for row in sorted(result, key=lambda row: spread(row.order)):
                 best.setdefault(row.cells[table.unique], row)
             result = list(best.values())
         return result
@@ -626,24 +633,21 @@ class Interpreter:
     def _first(self, rows: list[Row], key: Any, limit: int) -> list[Row]:
         seen: Counter[Any] = Counter()
         kept = []
-        for row in sorted(rows, key=lambda row: row.order):
+        for row in sorted(rows, key=lambda row: spread(row.order)):
             seen[key(row)] += 1
             if seen[key(row)] <= limit:
                 kept.append(row)
         return kept
 
     def _sample(self, node: r.Sample) -> list[Row]:
-        seed = int.from_bytes(sha256(f"{self.secret}:{node.tag}".encode()).digest()[:8])
-        rows = self.rows(node.child)
-        if node.unit is None:
-            draws = [remix([row.order], seed) for row in rows]
-        else:
-            unit = node.unit
-            draws = [
-                scramble([p for v, d in unit_pieces(self.ctx, unit, row.units[unit]) for p in pieces(v, d)], seed)
-                for row in rows
-            ]
-        return [row for row, draw in zip(rows, draws, strict=True) if draw // 2**31 < floor(node.rate * PRIME)]
+        secret = sha256(f"{self.secret}:{node.tag}".encode()).hexdigest()
+        kept = []
+        for row in self.rows(node.child):
+            names = [row.order] if node.unit is None else list(row.units[node.unit])
+            text = ":".join([secret, *map(str, names)])
+            if int(md5(text.encode()).hexdigest()[:8], 16) < floor(node.rate * 2**32):
+                kept.append(row)
+        return kept
 
     def _boundrows(self, node: r.BoundRows) -> list[Row]:
         return self._first(self.rows(node.child), lambda row: row.units[node.unit], node.limit)
@@ -661,7 +665,7 @@ class Interpreter:
             unit = row.units[node.unit]
             parts = [p for v, d in unit_pieces(self.ctx, node.unit, unit) for p in pieces(v, d)]
             parts += [p for v, d in zip(key(row), domains, strict=True) for p in pieces(v, d)]
-            groups.setdefault(unit, {})[key(row)] = scramble(parts, 51)
+            groups.setdefault(unit, {})[key(row)] = spread(scramble(parts, 51))
         kept = {unit: set(sorted(ranks, key=ranks.__getitem__)[: node.groups]) for unit, ranks in groups.items()}
         return [row for row in rows if key(row) in kept[row.units[node.unit]]]
 

@@ -46,7 +46,7 @@ from dither.access.expr import (
     ordinal,
     typed,
 )
-from dither.access.spelling import MODULUS, Sql, add, binary, both, case, plain, rows_count, select, whole
+from dither.access.spelling import Sql, add, binary, both, case, cast, plain, rows_count, select, text, whole
 from dither.access.statement import Statement, aliased, equal, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.schema import Category, Domain, Identifier, Moment, Number, Reference, Table
@@ -908,18 +908,14 @@ class Sample(Relation):
         return self.child.influence(ctx, unit)
 
     def select(self, statement: Statement) -> exp.Select:
-        table = statement.table(self.child)
-        if self.unit is None:
-            order = statement.mix_orders([named("o")], self._seed(statement))
-        else:
-            columns = [named(column) for column in statement.unit_columns(self.unit)]
-            order = statement.mix([(c, _unit_domain(statement, c)) for c in columns], self._seed(statement))
-        kept = binary(exp.LT, statement.spelling.quotient(order, plain(1 << 31)), plain(floor(self.rate * MODULUS)))
-        columns_out = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
-        return select(*columns_out).from_(table, copy=False).where(kept, copy=False)
-
-    def _seed(self, statement: Statement) -> int:
-        return int.from_bytes(sha256(f"{statement.secret}:{self.tag}".encode()).digest()[:8])
+        names = statement.unit_columns(self.unit) if self.unit is not None else ["o"]
+        # A keyed hash: whether one unit is kept says nothing about another, as amplification by sampling needs.
+        text_of: Sql = text(sha256(f"{statement.secret}:{self.tag}".encode()).hexdigest())
+        for name in names:
+            text_of = binary(exp.DPipe, binary(exp.DPipe, text_of, text(":")), cast(named(name), "varchar"))
+        kept = binary(exp.LT, statement.spelling.fingerprint(text_of), plain(floor(self.rate * (1 << 32))))
+        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        return select(*columns).from_(statement.table(self.child), copy=False).where(kept, copy=False)
 
 
 @dataclass(frozen=True)
@@ -996,11 +992,13 @@ class BoundGroups(Relation):
         mixed = aliased(statement.mix(extended, 51), "g")
         ordered = statement.add(select(*(named(n) for n in names), *keys, mixed).from_(keyed, copy=False))
         within = statement.numbered(ordered, [*names, *(k.name for k in keys), "g"], [*unit, *keys], fixed(self.rows))
-        return self._groups(statement.add(within), names, [*unit, *trials], keys)
+        return self._groups(statement, statement.add(within), names, [*unit, *trials], keys)
 
-    def _groups(self, table: str, names: list[str], unit: list[Sql], keys: list[Sql]) -> exp.Select:
+    def _groups(
+        self, statement: Statement, table: str, names: list[str], unit: list[Sql], keys: list[Sql]
+    ) -> exp.Select:
         """The first groups of each unit, in an order of the group's keys and unit alone."""
-        order = exp.Order(expressions=[named("g"), *(key.copy() for key in keys)])
+        order = exp.Order(expressions=[statement.sorted_by("g"), *(key.copy() for key in keys)])
         window = exp.Window(this=exp.DenseRank(), partition_by=[u.copy() for u in unit], order=order)
         ranked = select(*(named(n) for n in names), window.as_("n")).from_(table, copy=False)
         kept = binary(exp.LTE, named("n"), plain(fixed(self.groups)))

@@ -7,6 +7,7 @@ method takes and returns sqlglot expressions: nothing is pasted together as text
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Literal
 
 from sqlglot import exp
@@ -211,20 +212,39 @@ class Spelling:
 
 
 def mixed(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
-    """A pseudo-random integer below 2^62 from integers of at most 34 bits: the same on every engine.
+    """An integer below 2^62 made of integers of at most 34 bits, the same on every engine; `spread` before comparing.
 
-    Two polynomials in the parts modulo the prime 2^31 - 1, each then multiplied, cut and reduced twice, so that close
-    rows do not stay close. No product passes 2^62: no engine overflows, and none needs a hash function of its own.
+    Two linear combinations modulo the prime 2^31 - 1, with coefficients from the seed: one remainder for every seven
+    parts. No sum of products passes 2^63, so no engine overflows, and none needs a hash function of its own.
     """
-    high, low = (_residue(spelling, parts, 2 * seed + half) for half in (0, 1))
+    high, low = (_residue(spelling, parts, f"{seed}:{half}") for half in ("high", "low"))
     return add(times(high, 1 << 31), low)
 
 
-def _residue(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
-    multiplier = 1 + (seed * 0x9E3779B1 + 0x7F4A7C15) % (MODULUS - 1)
-    state: Sql = whole(1 + seed * 0x2545F491 % (MODULUS - 1))
-    for part in parts:
-        state = spelling.remainder(add(times(state, multiplier), part), plain(MODULUS))
-    for factor, cut in ((0x5BD1E995, 65537), (0x6C8E9CF5, 65539)):
-        state = spelling.remainder(spelling.quotient(times(state, factor), plain(cut)), plain(MODULUS))
+def _residue(spelling: Spelling, parts: Sequence[Sql], seed: str) -> Sql:
+    state: Sql = whole(coefficient(seed, -1))
+    for start in range(0, max(len(parts), 1), 7):
+        for index, part in enumerate(parts[start : start + 7], start):
+            state = add(state, times(part, coefficient(seed, index)))
+        state = spelling.remainder(state, plain(MODULUS))
+        if start + 7 < len(parts):
+            state = times(state, coefficient(seed, -2))
     return state
+
+
+def coefficient(seed: str, index: int) -> int:
+    """A pseudo-random integer from 1 to 2^25."""
+    return 1 + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:4]) % (1 << 25)
+
+
+def spread(spelling: Spelling, order: Sql) -> Sql:
+    """What rows are sorted by: the high half h of an order as h^5 modulo 2^31 - 1, then the low half.
+
+    x -> x^5 permutes the residues (5 does not divide 2^31 - 2). Without it the orders of two rows would differ by the
+    same amount for every unit, and one kind of row would come first more often than another.
+    """
+    high = spelling.quotient(order, plain(1 << 31))
+    square = spelling.remainder(times(high, high), plain(MODULUS))
+    fourth = spelling.remainder(times(square, square), plain(MODULUS))
+    fifth = spelling.remainder(times(fourth, high), plain(MODULUS))
+    return add(times(fifth, 1 << 31), spelling.remainder(order, plain(1 << 31)))

@@ -30,6 +30,7 @@ from dither.access.spelling import (
     own,
     plain,
     select,
+    spread,
     text,
     whole,
 )
@@ -170,12 +171,16 @@ class Statement:
             return whole(0)
         return mixed(self.spelling, [half for order in orders for half in halves(order)], seed)
 
+    def sorted_by(self, column: str) -> Sql:
+        """What rows are sorted by, for a column that holds an order."""
+        return spread(self.spelling, named(column))
+
     def numbered(self, table: str, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
         window = exp.Window(
             this=exp.RowNumber(),
             partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
-            order=exp.Order(expressions=[named("o")]),
+            order=exp.Order(expressions=[self.sorted_by("o")]),
         )
         ranked = select(*(named(c) for c in columns), window.as_("n")).from_(table, copy=False)
         kept = binary(exp.LTE, named("n"), plain(limit))
