@@ -1,0 +1,64 @@
+"""What every other engine must show: the integers of the reference on random plans, functions within a step."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import pyarrow as pa
+from sqlglot import exp
+
+import access.plans as plans
+import access.trials as trials
+from access.reference import Raw
+from access.trials import Bench, DuckBench, Tally
+from dither.access import expr as x
+from dither.access import relation as r
+from dither.access.context import Context
+from dither.access.statement import Origin, Statement, named
+from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
+
+STEPS = (Fraction(1, 10**6), Fraction(3))
+EXPONENTS = (Fraction(2), Fraction(3), Fraction(1, 2), Fraction(-1), Fraction(-3), Fraction(7, 3))
+FUNCTIONS = [
+    *(x.Function(name, x.Column("v"), step) for name in ("sqrt", "ln", "exp", "logistic") for step in STEPS),
+    *(x.Power(x.Column("v"), exponent) for exponent in EXPONENTS),
+]
+
+
+def random_plans(bench: Bench, count: int, seed: int) -> Tally:
+    """Random cases from a fixed seed, each with several neighbours, checked for promises a, b, c, e and f."""
+    tally = Tally()
+    for number in range(count):
+        rng = Random(f"{seed}:{number}")
+        trials.run_cases(rng, bench, tally, most=rng.choice([2, 4]))
+    return tally
+
+
+def largest_difference(bench: Bench) -> int:
+    """The largest difference, in steps, between this engine's functions and DuckDB's, over many arguments."""
+    mine, theirs = (_applied(place) for place in (bench, DuckBench()))
+    assert mine.keys() == theirs.keys()
+    worst = 0
+    for value, results in theirs.items():
+        for a, b in zip(mine[value], results, strict=True):
+            assert (a is None) == (b is None)
+            worst = max(worst, abs(a - b) if a is not None else 0)
+    return worst
+
+
+def _applied(bench: Bench) -> dict[int, tuple[int | None, ...]]:
+    values = [*range(-300, 2_000), *(10**k for k in range(4, 7)), *(-(10**k) for k in range(4, 7))]
+    domain = Number(Fraction(-(10**6), 100), Fraction(10**6, 100), Fraction(1, 100))
+    columns = {"id": Column("id", Identifier("integer")), "v": Column("v", domain)}
+    table = Table("t", True, columns, Source("parquet", {"path": "nowhere"}))
+    ctx = Context(Dataset("d", "p", "1", {"t": table}, {"user": Unit("user", "user", {"t": "id"})}, ()))
+    raw = Raw({"id": "integer", "v": "float"}, [{"id": i, "v": v / 100} for i, v in enumerate(values)])
+    place = bench.load({"t": plans.arrow(raw)})["t"]
+    node = r.Project(r.Scan("t"), (("v", x.Column("v")), *((f"f{i}", f) for i, f in enumerate(FUNCTIONS))))
+    statement = Statement(ctx, {"t": Origin(place, raw.kinds)}, bench.spelling, ordered=False)
+    names = [named(f"c{index}") for index in range(len(FUNCTIONS) + 1)]
+    body = exp.select(*names).from_(statement.table(node))
+    found: pa.Table = bench.run(statement.finish(body))
+    rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
+    return {row[0]: tuple(row[1:]) for row in rows}
