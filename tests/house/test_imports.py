@@ -32,6 +32,8 @@ BREACHES = {
     "noise in access": ("access/__init__.py", "import dither.privacy.noise", "knows no noise"),
     "noise in the kernel": ("privacy/kernel.py", "import dither.privacy.noise", "drawn only by mechanisms"),
     "an engine in the ledger": ("privacy/ledger/rules.py", "import dither.access.engines", "Only the kernel reads"),
+    "the kernel in the gateway": ("serve/gateway.py", "import dither.privacy.kernel", "The gateway speaks"),
+    "a driver in the gateway": ("serve/gateway.py", "import duckdb", "The gateway speaks"),
     "the auditor in the product": ("privacy/__init__.py", "import dither.audit", "never imports the auditor"),
     "upwards": ("errors.py", "import dither.privacy", "Data flows one way"),
 }
