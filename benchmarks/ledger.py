@@ -3,7 +3,7 @@
     python benchmarks/ledger.py [--seconds 1.0] [--rounds 5] [--long 1000000]
 
 Clients are threads of one kernel. The bare commit inserts one row as long as a charge's into one table of the same
-database, each client on a connection of its own; on SQLite also all on one connection, and the faster of the two counts.
+database, each client on a connection of its own; on SQLite also all on one, and the faster of the two counts.
 Rounds of both alternate, so that both meet the same load; medians are shown.
 """
 
@@ -31,11 +31,10 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from privacy.ledger_cases import claim, dataset
-
 from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.rules import canonical, key
 from dither.privacy.ledger.stores import link
+from privacy.ledger_cases import claim, dataset
 
 CLIENTS = (1, 8, 64)
 numbers = count()
@@ -183,7 +182,8 @@ def main() -> int:
     parser.add_argument("--long", type=int, default=1_000_000)
     options = parser.parse_args()
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     )
     failed = False
     with tempfile.TemporaryDirectory() as scratch:

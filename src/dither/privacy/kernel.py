@@ -230,7 +230,7 @@ class LocalKernel:
     def _check_open(self, request: Request, house: House) -> None:
         if request.expect_head is not None:
             self.books.check_head(request.expect_head)
-        if self._schedule is not None and self.books.misses(request.dataset)[1] >= self._schedule.most_misses:
+        if self.locked(request.dataset):
             raise NotAllowed("the dataset is locked after late answers, until its curator acts")
 
     def _claim(self, house: House, request: Request, appraisal: Appraisal, account: str) -> Claim:
@@ -305,8 +305,7 @@ class LocalKernel:
         """The facts of the privacy statement."""
         self._seeing(dataset, token)
         described = self._house(dataset).context.dataset
-        charges = len(self.books.history(dataset, None))
-        bits = 0 if self._schedule is None else self._schedule.residual_bits(charges)
+        bits = 0 if self._schedule is None else self._schedule.residual_bits(self.books.charges(dataset))
         balances = self.books.balances(dataset, None, self._all_windows(self._house(dataset).context))
         return Statement(
             dataset, described.population, described.policy, tuple(map(_described_unit, described.units.values())),
@@ -361,6 +360,19 @@ class LocalKernel:
         """The size of an earlier version of the data: a new one needs budget that is not left."""
         found = self.books.last_answer(request.dataset, KERNEL, digest(request))
         return {} if found is None else _rows(tables, decode(found.encode(), Release, RESPONSE))
+
+    @property
+    def registered(self) -> tuple[str, ...]:
+        """The names of all datasets."""
+        return tuple(sorted(self._houses))
+
+    def balances(self, dataset: str) -> tuple[Balance, ...]:
+        """Everyone's budgets."""
+        return self.books.balances(dataset, None, self._all_windows(self._house(dataset).context))
+
+    def locked(self, dataset: str) -> bool:
+        """Whether late answers have closed a dataset."""
+        return self._schedule is not None and self.books.misses(dataset)[1] >= self._schedule.most_misses
 
     def unlock(self, dataset: str) -> None:
         """Lets a dataset that was locked by late answers answer again."""

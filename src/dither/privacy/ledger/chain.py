@@ -39,9 +39,10 @@ from dither.wire.model import Balance, Entry, Head, UnitLoss
 
 BATCH = 128
 SNAPSHOT_ROWS = 1024
+HISTORY_ROWS = 10_000
 T = TypeVar("T")
 _MINT = object()
-_HOT = ('["spent",', '["population",', '["dataset",', '["account",', '["closed"]')  # what a ledger keeps in memory
+_HOT = ('["spent",', '["charges",', '["population",', '["dataset",', '["account",', '["closed"]')  # kept in memory
 
 
 @dataclass(frozen=True)
@@ -425,6 +426,10 @@ class Ledger:
         body = {"by": by, "expires": expires, "name": name, "role": role, "token": token}
         self._submit(lambda draft: draft.add("account", body))
 
+    def act(self, by: str, act: str, of: str = "") -> None:
+        """Writes down what a curator did."""
+        self._submit(lambda draft: draft.add("act", {"act": act, "by": by, "of": of}))
+
     def authenticate(self, token: str) -> Account:
         """Whose token this is; unknown, expired and revoked ones are refused alike."""
         mine = hashed(token)
@@ -496,19 +501,23 @@ class Ledger:
                 pools = population.pools(population.groups_of(described, account), account, windows, fresh=True)
             return tuple(_balance(pool, book.spent(population, pool)) for pool in pools if pool.limit is not None)
 
+    def charges(self, dataset: str) -> int:
+        """How many charges a dataset has had."""
+        with self._reading() as book:
+            return book.charges(dataset)
+
     def history(self, dataset: str, account: str | None) -> tuple[Entry, ...]:
-        """The charges that an account may see: everyone's, or its groups' under separate budgets."""
+        """The latest charges that an account may see: everyone's, or its groups' under separate budgets."""
         with self._reading() as book:
             described, population, _ = book.question(dataset, "")
             groups = set(population.groups_of(described, account)) if account and population.separate else None
-            rows = [(row, json.loads(row.body)) for row in self._store.rows() if row.kind in ("charge", "answer")]
-        answered = {body["charge"] for row, body in rows if row.kind == "answer"}
-        charges = [(row, body) for row, body in rows if row.kind == "charge" and body["dataset"] == dataset]
-        return tuple(
-            _entry(row, body, (body["of"] or row.sequence) in answered)
-            for row, body in charges
-            if groups is None or groups & set(body["groups"])
-        )
+            rows = self._store.rows(max(0, self.head.sequence - HISTORY_ROWS))
+            charges = [(row, json.loads(row.body)) for row in rows if row.kind == "charge"]
+            return tuple(
+                _entry(row, body, book.get(key("answer", body["of"] or row.sequence)) is not None)
+                for row, body in charges
+                if body["dataset"] == dataset and (groups is None or groups & set(body["groups"]))
+            )
 
     def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
         """The last recorded answer to a question that an account asked of any version of a dataset."""

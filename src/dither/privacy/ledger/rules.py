@@ -288,7 +288,7 @@ class Book:
         """Checks a row against the rules and takes its effects in; raises, and takes nothing in, if it breaks one."""
         rules = {
             "dataset": self._dataset, "account": self._account, "charge": self._charge,
-            "answer": self._answer, "restore": self._restore, "gap": self._gap,
+            "answer": self._answer, "restore": self._restore, "gap": self._gap, "act": self._act,
         }  # fmt: skip
         if kind not in rules:
             raise LedgerError(f"there is no kind of row called {kind!r}")
@@ -340,9 +340,14 @@ class Book:
         )
         updates |= {key("paid", group, *question): str(sequence) for group in unpaid}
         updates |= {key("question", *question): str(sequence)} if root is None else {}
+        updates[key("charges", body["dataset"])] = str(self.charges(body["dataset"]) + 1)
         if body["request_id"]:
             updates |= self._request(body["account"], body["request_id"], body["digest"], root or sequence)
         return updates
+
+    def charges(self, dataset: str) -> int:
+        """How many charges a dataset has had."""
+        return int(self.get(key("charges", dataset)) or 0)
 
     def _request(self, account: str, request_id: str, digest: str, root: int) -> dict[str, str]:
         name = key("request", account, request_id)
@@ -411,6 +416,12 @@ class Book:
         if self.get(key("answer", body["charge"])) is not None:
             raise LedgerError("the charge was answered already")
         return {key("answer", body["charge"]): str(sequence)}
+
+    def _act(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
+        """What a curator did that changes no total: who, what, and to which dataset or account."""
+        if sorted(body) != ["act", "by", "of"] or not all(isinstance(text, str) for text in body.values()):
+            raise LedgerError("an act says who did what to which")
+        return {}
 
     def _restore(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         return {key("closed"): str(sequence)}
