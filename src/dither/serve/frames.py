@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from dataclasses import dataclass
 
 from dither.errors import InvalidPlan
+from dither.wire import Head
 
 LENGTH = struct.Struct(">I")
 MOST_HEADER = 1 << 14
@@ -20,7 +22,7 @@ MOST_RESPONSE = 1 << 30
 
 
 class Closed(Exception):
-    """The other side hung up between or inside messages."""
+    """The other side hung up between or inside messages, or took too long over one."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +40,49 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(message.body)
 
 
-def receive(connection: socket.socket, most: int) -> Message:
-    """Reads one message whose body has at most `most` bytes."""
-    header = _header(_exactly(connection, _length(connection, MOST_HEADER)))
-    return Message(header, _exactly(connection, _length(connection, most)))
+def receive(connection: socket.socket, most: int, patience: float | None = None) -> Message:
+    """Reads one message of at most `most` bytes; once it has begun, all of it must come within `patience` seconds."""
+    reader = _Reader(connection, patience)
+    header = _header(reader.exactly(reader.length(MOST_HEADER)))
+    return Message(header, reader.exactly(reader.length(most)))
 
 
-def _length(connection: socket.socket, most: int) -> int:
-    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    if length > most:
-        raise InvalidPlan(f"the message must be at most {most} bytes, got {length}")
-    return int(length)
+class _Reader:
+    """One message being read: waits for its first byte as long as it takes, and for the rest until a deadline."""
 
+    def __init__(self, connection: socket.socket, patience: float | None) -> None:
+        self._connection, self._patience = connection, patience
+        self._deadline: float | None = None
+        connection.settimeout(None)
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    pieces, left = [], length
-    while left:
-        piece = connection.recv(min(left, 1 << 20))
+    def length(self, most: int) -> int:
+        """A length, if it is allowed."""
+        (length,) = LENGTH.unpack(self.exactly(LENGTH.size))
+        if length > most:
+            raise InvalidPlan(f"the message must be at most {most} bytes, got {length}")
+        return int(length)
+
+    def exactly(self, length: int) -> bytes:
+        """So many bytes."""
+        pieces, left = [], length
+        while left:
+            piece = self._piece(left)
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def _piece(self, left: int) -> bytes:
+        if self._deadline is not None:
+            self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            piece = self._connection.recv(min(left, 1 << 20))
+        except TimeoutError:
+            raise Closed from None
         if not piece:
             raise Closed
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces)
+        if self._deadline is None and self._patience is not None:
+            self._deadline = time.monotonic() + self._patience
+        return piece
 
 
 def _header(data: bytes) -> dict[str, str]:
@@ -70,3 +93,16 @@ def _header(data: bytes) -> dict[str, str]:
     if not isinstance(header, dict) or not all(isinstance(value, str) for value in header.values()):
         raise InvalidPlan("the header must be a JSON object of texts")
     return header
+
+
+def head_text(head: Head) -> str:
+    """An end of the ledger's chain as SEQUENCE:HASH."""
+    return f"{head.sequence}:{head.hash}"
+
+
+def head_of(text: str) -> Head:
+    """The end of the chain that SEQUENCE:HASH stands for."""
+    sequence, _, digest = text.partition(":")
+    if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 20 and len(digest) == 64):
+        raise InvalidPlan("an end of the ledger is written SEQUENCE:HASH")
+    return Head(int(sequence), digest)

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
+import shutil
 import socket
 import ssl
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, NotAllowed
 from dither.serve.calls import CALLS
-from dither.serve.frames import MOST_REQUEST, Closed, Message, receive, send
-from dither.wire import Kernel
+from dither.serve.frames import MOST_REQUEST, Closed, Message, head_of, head_text, receive, send
+from dither.serve.logs import PRIVATE
+from dither.serve.turns import Limits, Turns
+from dither.wire import Head, Kernel
 from dither.wire.codec import encode
 
-MOST_CONNECTIONS = 128
-PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun
+MOST_CONNECTIONS = 256
+PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
 
 
-class KernelServer:
+class Books(Protocol):
+    """The end of the chain, which every response carries and every request may name."""
+
+    head: Head
+
+    def check_head(self, head: Head) -> None:
+        """Refuses if the chain does not continue that end."""
+
+
+class FramesServer:
     """Answers one connection in one thread, up to a fixed number of them; more are told to come back."""
 
-    def __init__(self, kernel: Kernel, listener: socket.socket, most: int = MOST_CONNECTIONS) -> None:
-        self._kernel, self._listener = kernel, listener
+    def __init__(self, listener: socket.socket, respond: Callable[[Message, socket.socket], Message],
+                 most: int = MOST_CONNECTIONS, patience: float = PATIENCE) -> None:  # fmt: skip
+        self._listener, self._respond, self._patience = listener, respond, patience
         self._places = threading.BoundedSemaphore(most)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -34,14 +52,17 @@ class KernelServer:
         while not self._closing.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except (OSError, ssl.SSLError):
+            except OSError:
+                time.sleep(0.01)  # closed, or out of file descriptors for now
                 continue
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
         """Stops accepting, and hangs up on everyone; a charge already made stays made."""
         self._closing.set()
-        for connection in [self._listener, *self._open]:
+        with self._lock:
+            everything = [self._listener, *self._open]
+        for connection in everything:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
@@ -51,6 +72,9 @@ class KernelServer:
             self._open.add(connection)
         try:
             with connection:
+                connection.settimeout(self._patience)
+                if isinstance(connection, ssl.SSLSocket):
+                    connection.do_handshake()
                 self._talk(connection)
         except (Closed, OSError):
             return
@@ -60,56 +84,91 @@ class KernelServer:
 
     def _talk(self, connection: socket.socket) -> None:
         if not self._places.acquire(blocking=False):
-            send(connection, failure(Busy("the kernel is busy; nothing was charged; try again shortly")))
+            send(connection, failure(Busy("the kernel has too many connections; nothing was charged")))
             return
         try:
             while not self._closing.is_set():
-                connection.settimeout(None)
-                message = receive(connection, MOST_REQUEST)
-                connection.settimeout(PATIENCE)
-                send(connection, self.respond(message))
+                message = receive(connection, MOST_REQUEST, self._patience)
+                answer = self._respond(message, connection)
+                connection.settimeout(self._patience)
+                send(connection, answer)
         except InvalidPlan as problem:  # the stream is out of step after a malformed frame
             send(connection, failure(problem))
         finally:
             self._places.release()
 
+
+class KernelServer(FramesServer):
+    """A kernel's calls over a socket. With `books`, every answer carries the end of the ledger's chain."""
+
+    def __init__(
+        self, kernel: Kernel, listener: socket.socket, *, books: Books | None = None, limits: Limits | None = None,
+        most: int = MOST_CONNECTIONS, patience: float = PATIENCE,
+    ) -> None:  # fmt: skip
+        super().__init__(listener, lambda message, _: self.respond(message), most, patience)
+        self._kernel, self._books = kernel, books
+        self.turns = Turns(limits)
+
     def respond(self, message: Message) -> Message:
         """The answer to one message: a result, or one of the errors that are safe to show."""
-        call = CALLS.get(message.header.get("call", ""))
-        if call is None:
+        name = message.header.get("call", "")
+        if name not in CALLS:
             return failure(InvalidPlan(f"no such call; there are: {', '.join(CALLS)}"))
         try:
-            token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
-            return Message({"ok": "yes"}, encode(call(self._kernel, token, dataset, message.body)))
+            body = self._done(name, message)
         except DitherError as problem:
-            return failure(problem)
+            return failure(problem, self._public(message))
         except Exception:
+            logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
             return failure(DitherError("the kernel could not do this; its log has the detail"))
+        return Message({"ok": "yes", **self._public(message)}, body)
+
+    def _done(self, name: str, message: Message) -> bytes:
+        token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
+        if self._books is not None and "expect" in message.header:
+            self._books.check_head(head_of(message.header["expect"]))
+        if name != "answer":
+            return encode(CALLS[name](self._kernel, token, dataset, message.body))
+        # Only those who may ask can take a place in the line.
+        if dataset not in self._kernel.datasets(token):
+            raise NotAllowed("this account may not ask this dataset")
+        with self.turns.turn(dataset, hashlib.sha256(token.encode()).hexdigest()):
+            return encode(CALLS[name](self._kernel, token, dataset, message.body))
+
+    def _public(self, message: Message) -> dict[str, str]:
+        """What travels with every answer: the end of the chain, and how many wait for the dataset."""
+        waiting = {"waiting": str(self.turns.waiting(message.header.get("dataset", "")))}
+        return waiting if self._books is None else {"head": head_text(self._books.head), **waiting}
 
 
-def failure(problem: DitherError) -> Message:
+def failure(problem: DitherError, public: dict[str, str] | None = None) -> Message:
     """An error as it travels."""
-    return Message({"error": problem.code, "message": str(problem)})
+    return Message({"error": problem.code, "message": str(problem)[:4000], **(public or {})})
 
 
-def unix_listener(path: str | Path) -> socket.socket:
-    """A socket in the file system that only this user (and its group) can reach."""
+def unix_listener(path: str | Path, group: str | None = None, mode: int = 0o660) -> socket.socket:
+    """A socket in the file system that only this user (and, with `mode` 660, a group) can reach."""
     place = Path(path)
     if place.exists() and not place.is_socket():
         raise InvalidParameter(f"{place} is in the way: a socket was to be made there")
     place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117)
+    before = os.umask(0o777 & ~mode)
     try:
         listener.bind(str(place))
+        if group is not None:
+            shutil.chown(place, group=group)
+    except (OSError, LookupError):
+        raise InvalidParameter(f"no socket could be made at {place}; paths have at most 107 characters") from None
     finally:
         os.umask(before)
-    listener.listen(64)
+    listener.listen(256)
     return listener
 
 
 def tls_listener(host: str, port: int, certificate: Path, key: Path, authority: Path) -> socket.socket:
-    """A TCP socket that admits only clients with a certificate of `authority`."""
+    """A TCP socket that admits only clients with a certificate of `authority`; each shakes hands in its own thread."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -118,4 +177,5 @@ def tls_listener(host: str, port: int, certificate: Path, key: Path, authority: 
         context.load_verify_locations(authority)
     except (OSError, ssl.SSLError):
         raise NotAllowed("the kernel's certificate, key or authority cannot be read") from None
-    return context.wrap_socket(socket.create_server((host, port)), server_side=True)
+    listener = socket.create_server((host, port))
+    return context.wrap_socket(listener, server_side=True, do_handshake_on_connect=False)

@@ -5,29 +5,18 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dither import errors
 from dither.access.context import PublicFacts
-from dither.errors import Busy, DitherError
+from dither.errors import Busy, LedgerError
 from dither.schema import Dataset
 from dither.serve.calls import result
-from dither.serve.frames import MOST_RESPONSE, Closed, Message, receive, send
-from dither.wire import Balance, Entry, LedgerRow, Quote, Release, Request, Statement
+from dither.serve.errors import raised
+from dither.serve.frames import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
+from dither.wire import Balance, Entry, Head, LedgerRow, Quote, Release, Request, Statement
 from dither.wire.codec import encode
-
-BY_CODE = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DitherError)
-}
-
-
-def raised(code: str, message: str) -> DitherError:
-    """The error that a code stands for."""
-    problem = BY_CODE.get(code, DitherError)
-    return problem() if problem is errors.EngineFailure else problem(message)
 
 
 @dataclass(frozen=True)
@@ -49,18 +38,67 @@ class Mutual:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """The body of an answer, with what is public beside it: the end of the ledger's chain, and how many wait."""
+
+    body: bytes
+    head: Head | None
+    waiting: int
+
+
+class Heads:
+    """The furthest end of the chain that was seen; a kernel that lies behind it is refused by itself."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self._place, self._lock = place, threading.Lock()
+        self._last = head_of(place.read_text().strip()) if place is not None and place.exists() else None
+
+    @property
+    def last(self) -> Head | None:
+        """That end, or None before the first answer."""
+        return self._last
+
+    def saw(self, head: Head) -> None:
+        """Remembers an end that lies further than the last, also on disk."""
+        with self._lock:
+            if self._last is not None and head.sequence <= self._last.sequence:
+                return
+            self._last = head
+            if self._place is not None:
+                draft = self._place.with_suffix(".new")
+                draft.write_text(head_text(head))
+                draft.replace(self._place)
+
+
+@dataclass(frozen=True)
 class RemoteKernel:
     """Speaks to a kernel over a Unix socket (a path) or mutual TLS; connections are kept and used again."""
 
     address: str | Mutual
+    heads: Heads = field(default_factory=Heads, repr=False)
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
         """One call and its result, or the error that the kernel gave."""
+        return result(name, self.exchange(name, token, dataset, body).body)
+
+    def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Reply:
+        """One call and its result as bytes; the kernel must not lie behind the end that was seen last."""
+        header = {"call": name, "token": token, "dataset": dataset}
+        expected = self.heads.last
+        answer = self._talk(Message(header if expected is None else {**header, "expect": head_text(expected)}, body))
+        head, error = head_of(answer.header["head"]) if "head" in answer.header else None, answer.header.get("error")
+        if head is not None and error != LedgerError.code:
+            self.heads.saw(head)
+        if error is not None:
+            raise raised(error, answer.header.get("message", ""))
+        return Reply(answer.body, head, int(answer.header.get("waiting", "0")))
+
+    def _talk(self, message: Message) -> Message:
         connection = self._take()
         try:
-            send(connection, Message({"call": name, "token": token, "dataset": dataset}, body))
+            send(connection, message)
             answer = receive(connection, MOST_RESPONSE)
         except (Closed, OSError):
             connection.close()
@@ -68,11 +106,8 @@ class RemoteKernel:
         except BaseException:
             connection.close()
             raise
-        with self._lock:
-            self._idle.append(connection)
-        if "error" in answer.header:
-            raise raised(answer.header["error"], answer.header.get("message", ""))
-        return result(name, answer.body)
+        self._give_back(connection)
+        return answer
 
     def _take(self) -> socket.socket:
         with self._lock:
@@ -92,6 +127,18 @@ class RemoteKernel:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(self.address)
         return connection
+
+    def reachable(self) -> bool:
+        """Whether the kernel takes connections."""
+        try:
+            self._give_back(self._take())
+        except Busy:
+            return False
+        return True
+
+    def _give_back(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._idle.append(connection)
 
     def close(self) -> None:
         """Lets go of the connections that are kept."""
@@ -147,9 +194,12 @@ class RemoteKernel:
 
 def _alive(connection: socket.socket) -> bool:
     """Whether the other side is still there: a kept connection has nothing to read."""
-    connection.setblocking(False)
-    with suppress(BlockingIOError, ssl.SSLWantReadError):
+    try:
+        connection.setblocking(False)
         connection.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        connection.setblocking(True)
+        return True
+    except OSError:
         return False
-    connection.setblocking(True)
-    return True
+    return False

@@ -1,0 +1,143 @@
+"""A kernel behind a gateway, over HTTP: what `dither.connect("https://...", token=...)` asks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote as quoted
+from urllib.parse import urlsplit
+
+from dither.access.context import PublicFacts
+from dither.errors import Busy, DitherError, InvalidParameter
+from dither.schema import Dataset
+from dither.serve.calls import result
+from dither.serve.errors import raised
+from dither.wire import Balance, Entry, LedgerRow, Quote, Release, Request, Statement
+from dither.wire.codec import encode
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class HttpKernel:
+    """The kernel protocol over HTTP; a call that was cut off is tried again, which never charges twice."""
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+    timeout: float
+    context: ssl.SSLContext | None = field(repr=False)
+    _own: threading.local = field(default_factory=threading.local, repr=False)
+
+    def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
+        """One call and its result, or the error that the kernel or the gateway gave."""
+        path = f"{self.prefix}/v1/kernel/{name}?dataset={quoted(dataset, safe='')}"
+        status, data = self._exchange(path, token, body)
+        if status != 200:
+            raise _problem(data)
+        return result(name, data)
+
+    def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/vnd.dither+json"}
+        for _ in range(TRIES):
+            connection = self._connection()
+            try:
+                connection.request("POST", path, body, headers)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except ssl.SSLCertVerificationError:
+                raise InvalidParameter("the gateway's certificate is not one that this machine trusts") from None
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                self._own.connection = None
+        raise Busy("the gateway cannot be reached; ask again: nothing is charged twice")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """This thread's connection."""
+        kept: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        if kept is None:
+            kept = (
+                http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=self.context)
+                if self.scheme == "https"
+                else http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+            )
+            self._own.connection = kept
+        return kept
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        """The datasets that the account may ask."""
+        names: tuple[str, ...] = self.call("datasets", token).items
+        return names
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        """What is public about a dataset."""
+        found: Dataset = self.call("schema", token, dataset)
+        return found
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        """What was counted in the dataset's public tables."""
+        found: PublicFacts = self.call("facts", token, dataset)
+        return found
+
+    def quote(self, request: Request, token: str) -> Quote:
+        """What a request would cost."""
+        found: Quote = self.call("quote", token, request.dataset, encode(request))
+        return found
+
+    def answer(self, request: Request, token: str) -> Release:
+        """Charges, reads, releases."""
+        found: Release = self.call("answer", token, request.dataset, encode(request))
+        return found
+
+    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
+        """The budgets that the account's charges count against."""
+        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
+        return found
+
+    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+        """The charges that the account may see."""
+        found: tuple[Entry, ...] = self.call("history", token, dataset).items
+        return found
+
+    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+        """Every row that concerns the dataset."""
+        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
+        return found
+
+    def statement(self, dataset: str, token: str) -> Statement:
+        """The facts of the privacy statement."""
+        found: Statement = self.call("statement", token, dataset)
+        return found
+
+
+def _problem(data: bytes) -> DitherError:
+    """The error that a body stands for; one that is not ours comes from something in between."""
+    try:
+        error = json.loads(data)["error"]
+        return raised(str(error["code"]), str(error["message"]))
+    except (ValueError, LookupError, TypeError):
+        return Busy("something between here and the gateway refused; nothing was charged")
+
+
+def connect(url: str, token: str, *, timeout: float = 600.0, insecure: bool = False) -> HttpKernel:
+    """A kernel behind the gateway at `url`; without TLS only on this machine, unless `insecure` says otherwise."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        raise InvalidParameter("the address's port must be a number") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
+        raise InvalidParameter("an address looks like https://dither.example.org or http://127.0.0.1:8765")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure:
+        raise InvalidParameter("a token crosses networks by https only; insecure=True if you know better")
+    if not token or not token.isascii() or not token.isprintable():
+        raise InvalidParameter("the token must be the text that the curator handed out")
+    context = ssl.create_default_context() if parts.scheme == "https" else None
+    default = 443 if parts.scheme == "https" else 80
+    return HttpKernel(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), timeout, context)

@@ -1,0 +1,62 @@
+"""How often: a bucket of tokens for each account, and one for each address that shows tokens nobody knows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rate:
+    """So many requests a second in the long run, and so many at once."""
+
+    per_second: float
+    burst: int
+
+
+class Buckets:
+    """A bucket for each name; the ones used longest ago are forgotten, full as they are by then."""
+
+    def __init__(self, rate: Rate, most: int = 10_000, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._most, self._now = rate, most, now
+        self._lock = threading.Lock()
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, name: str) -> float:
+        """Takes one; 0, or the seconds after which to come back."""
+        with self._lock:
+            now = self._now()
+            level, at = self._levels.pop(name, (float(self._rate.burst), now))
+            level = min(float(self._rate.burst), level + (now - at) * self._rate.per_second)
+            wait = 0.0 if level >= 1 else (1 - level) / self._rate.per_second
+            self._levels[name] = (level - 1 if level >= 1 else level, now)
+            if len(self._levels) > self._most:
+                self._levels.popitem(last=False)
+            return wait
+
+
+class Known:
+    """The last so many names."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._names: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, name: str) -> None:
+        """Remembers a name."""
+        with self._lock:
+            self._names[name] = None
+            self._names.move_to_end(name)
+            if len(self._names) > self._most:
+                self._names.popitem(last=False)
+
+    def discard(self, name: str) -> None:
+        """Forgets a name."""
+        with self._lock:
+            self._names.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
