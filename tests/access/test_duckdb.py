@@ -1,0 +1,178 @@
+"""The DuckDB engine: sources, limits, cancellation, failures that say nothing, corrections for the curator."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from access.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
+from dither.access import expr as x
+from dither.access import measure as m
+from dither.access import relation as r
+from dither.access.engines import open_engine
+from dither.access.engines.duckdb import DuckDBEngine
+from dither.errors import EngineFailure, InvalidSchema
+from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
+
+ROWS = {
+    "users": [(1, 30.0, "FR"), (2, 40.0, "DE"), (3, 99.0, "XX")],
+    "actions": [(1, "a", "view", YEAR_2020), (2, "b", "like", YEAR_2020 + 10**12)],
+    "urls": [("a", "news"), ("b", "sport")],
+}
+BY_COUNTRY = m.Count(r.Scan("users"), (m.Key("country", x.Column("country")),))
+HEAVY = m.Count(r.BoundRows(r.Scan("t"), "user", 2))
+
+
+def test_parquet_csv_and_duckdb_files_give_the_same_integers(tmp_path: Path) -> None:
+    first = engine(tmp_path, USER, **ROWS)
+    connection = duckdb.connect(str(tmp_path / "all.duckdb"))
+    for name in COLUMNS:
+        parquet = tmp_path / f"{name}.parquet"
+        connection.execute(f"CREATE TABLE {name} AS FROM read_parquet('{parquet}')")
+        connection.execute(f"COPY {name} TO '{tmp_path / name}.csv' (HEADER)")
+    connection.close()
+    measures = [
+        BY_COUNTRY,
+        m.Sum(r.Scan("users"), x.Column("age")),
+        m.Count(r.BoundRows(r.Scan("actions"), "user", 1), (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
+    ]
+    for kind, options in (("csv", {}), ("duckdb", {"path": str(tmp_path / "all.duckdb")})):
+        tables = {
+            name: Table(
+                name,
+                name != "urls",
+                table(name, tmp_path).columns,
+                Source(kind, {"path": str(tmp_path / f"{name}.csv"), "table": name, **options}),  # type: ignore[arg-type]
+                {"users": "id", "urls": "url"}.get(name),
+            )
+            for name in COLUMNS
+        }
+        other = open_engine(Dataset("web", "web", "1", tables, {"user": USER}, ()))
+        for measure in measures:
+            assert other.vector(measure).tolist() == first.vector(measure).tolist()
+        other.close()
+
+
+def test_nan_in_parquet_is_seen_though_its_statistics_leave_it_out(tmp_path: Path) -> None:
+    columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(1000))}
+    data = {"id": pa.array([1, 2, 3]), "v": pa.array([1.0, float("nan"), 2.0])}
+    world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}), "id")
+    assert world.vector(m.Sum(r.Scan("t"), x.Column("v"))).tolist() == [3]
+    assert world.corrections() == {"values": 1}
+
+
+def test_nothing_outside_the_sources_can_be_read_or_written(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file.csv").write_text("a\n1\n")
+    world = engine(tmp_path / "data", **ROWS)
+    for statement in (
+        f"SELECT * FROM read_csv('{tmp_path}/secret/file.csv')",
+        f"COPY (SELECT 1) TO '{tmp_path}/secret/out.csv'",
+        "SET enable_external_access = true",
+        "SET memory_limit = '100GB'",
+        "INSTALL httpfs",
+    ):
+        with pytest.raises(duckdb.Error):
+            world._connection.execute(statement)
+
+
+def test_the_settings_that_matter(tmp_path: Path) -> None:
+    world = engine(tmp_path, **ROWS)
+    settings = dict(world._connection.sql("SELECT name, value FROM duckdb_settings()").fetchall())
+    assert set(settings["disabled_optimizers"].split(",")) == {"top_n_window_elimination", "statistics_propagation"}
+    assert settings["max_temp_directory_size"] in ("18.6 GiB", "20.0 GB", "20GB")
+    assert settings["lock_configuration"] == "true"
+    assert settings["TimeZone"] == "UTC"
+
+
+def heavy_world(path: Path, rows: int, **limits: str) -> DuckDBEngine:
+    columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**9))}
+    data = {"id": pa.array(np.arange(rows) % 1000), "v": pa.array(np.arange(rows))}
+    one_table(path, columns, data, Unit("user", "user", {"t": "id"}))
+    source = Source("parquet", {"path": str(path / "t.parquet")})
+    declared = Table("t", True, {k: Column(k, d) for k, d in columns.items()}, source)
+    described = Dataset("d", "d", "1", {"t": declared}, {"user": Unit("user", "user", {"t": "id"})}, ())
+    return DuckDBEngine(described, **limits)  # type: ignore[arg-type]
+
+
+def test_a_deadline_cuts_a_query_off_with_the_constant_error(tmp_path: Path) -> None:
+    world = heavy_world(tmp_path, 3_000_000)
+    with pytest.raises(EngineFailure) as caught:
+        world.vector(HEAVY, deadline=0.001)
+    assert str(caught.value) == str(EngineFailure())
+    assert world.failure is not None
+    assert world.vector(m.Count(r.Sample(r.Scan("t"), Fraction(1))), deadline=600).tolist() == [3_000_000]
+
+
+def test_cancel_from_another_thread(tmp_path: Path) -> None:
+    world = heavy_world(tmp_path, 3_000_000)
+    timer = threading.Timer(0.05, world.cancel)
+    timer.start()
+    with pytest.raises(EngineFailure):
+        for _ in range(50):
+            world.vector(HEAVY)
+    timer.join()
+
+
+def test_memory_and_disk_limits_end_in_the_constant_error(tmp_path: Path) -> None:
+    world = heavy_world(tmp_path, 3_000_000, memory="30MB", disk="1MB")
+    with pytest.raises(EngineFailure) as caught:
+        world.vector(HEAVY)
+    assert str(caught.value) == str(EngineFailure())
+    assert "memory" in (world.failure or "").lower() or "temp" in (world.failure or "").lower()
+
+
+def test_missing_files_and_columns_are_named_when_opening(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSchema, match="table users cannot be read"):
+        DuckDBEngine(dataset(tmp_path))
+    write(tmp_path, **ROWS)
+    columns = {"id": Column("id", Identifier("integer")), "nope": Column("nope", Number(Fraction(0), Fraction(1)))}
+    broken = Table("users", True, columns, Source("parquet", {"path": str(tmp_path / "users.parquet")}))
+    with pytest.raises(InvalidSchema, match="no column nope"):
+        DuckDBEngine(Dataset("d", "d", "1", {"users": broken}, {"user": Unit("user", "user", {"users": "id"})}, ()))
+
+
+def test_sums_are_held_at_64_bits(tmp_path: Path) -> None:
+    columns = {"id": Identifier("integer"), "v": Number(Fraction(-(2**62)), Fraction(2**62))}
+    data = {"id": pa.array(range(5)), "v": pa.array([2**62] * 5)}
+    world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}), "id")
+    assert world.vector(m.Sum(r.Scan("t"), x.Column("v"))).tolist() == [2**63 - 1]
+
+
+def test_partition_counts_return_the_keys_that_occur(tmp_path: Path) -> None:
+    world = engine(tmp_path, USER, **ROWS)
+    measure = m.PartitionCounts(
+        r.BoundGroups(r.Scan("actions"), "user", (x.Column("url"),), 1, 1), (m.Key("url", x.Column("url")),)
+    )
+    found = world.groups(measure)
+    assert found.keys == (("a",), ("b",))
+    assert found.counts.tolist() == [1, 1]
+    assert measure.sensitivity(world.ctx, "user").l0 == 1
+
+
+def test_auto_bounds_are_filled_by_tag() -> None:
+    plan = m.Count(r.BoundRows(r.Scan("actions"), "user", r.Auto("t", 50)))
+    assert r.autos(plan) == {r.Auto("t", 50)}
+    assert r.fill(plan, {"t": 7}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 7))
+    assert r.fill(plan, {"t": 10**6}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 50))
+    assert r.fill(plan, {"other": 3}) == plan
+
+
+def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
+    from access.worlds import DAY, MONTH
+
+    world = engine(tmp_path, USER, MONTH, **ROWS)
+    june = YEAR_2020 + 160 * DAY
+    scan = r.Scan("actions")
+    later = r.Where(scan, x.Compare(">=", x.Column("t"), x.Instant(june)))
+    whole = (YEAR_2020, YEAR_2020 + 365 * DAY)
+    assert r.windows_touched(world.ctx, m.Count(scan), "month") == whole
+    assert r.windows_touched(world.ctx, m.Count(later), "month") == (june, whole[1])
+    assert r.windows_touched(world.ctx, m.Count(r.Union(scan, later)), "month") == whole
+    assert r.windows_touched(world.ctx, m.Count(r.Scan("users")), "month") is None
