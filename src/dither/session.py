@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -112,10 +112,16 @@ class Session:
         confidence: float = CONFIDENCE,
         unit: str | None = None,
         join_rows: int | None = None,
+        delta: Rational | None = None,
         request_id: str = "",
         draw: int = 0,
     ) -> Answer:
-        """Asks, pays exactly `epsilon` (or `rho`), and gives estimates with intervals."""
+        """Asks, pays exactly `epsilon` (or `rho`), and gives estimates with intervals.
+
+        With `delta`, keys that the schema does not list are first selected privately, for half of the loss.
+        """
+        if delta is not None:
+            return self._selected(query, spend(epsilon, rho), rational(delta, "delta"), bound, confidence, unit, draw)
         asked = self._asked(query, epsilon, rho, within, bound, confidence, unit, join_rows)
         return self._answer([asked.plan], asked.spend, asked.confidence, request_id, draw)[0]
 
@@ -208,6 +214,33 @@ class Session:
 
     def _read(self, query: str, unit: str | None, bound: Bound, join_rows: int | None) -> Question:
         return read(query, self.dataset, unit or default_unit(self.dataset), row_limit=bound.rows, join_limit=join_rows)
+
+    def _selected(
+        self,
+        query: str,
+        budget: Spend,
+        delta: Fraction,
+        bound: object,
+        confidence: float,
+        unit: str | None,
+        draw: int,
+    ) -> Answer:
+        """Keys that enough units have, then the question over those."""
+        how, half = bound_of(bound), Fraction(1, 2)
+        question = self._read(query, unit, how, None)
+        planner = Planner(self.context, how, budget.gaussian)
+        part = asking.selection_part(planner.undeclared(question), budget, half, delta)
+        first = self.kernel.answer(asking.request(self.name, question.unit, [part], "", draw), self.token)
+        keys = first.parts[0].keys or ()
+        listed = {
+            name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(question.keys)
+        }
+        plan = planner.plan(question, listed) if keys else None
+        if plan is None:
+            raise NotFound("no key had enough units behind it to be named; spend more, or group by something coarser")
+        (answer,) = self._answer([plan], Spend(budget.share(half)), confidence, "", draw)
+        note = f"{len(keys)} keys were selected privately, with delta {delta}; rarer ones are left out"
+        return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
 
     def _asked(
         self,

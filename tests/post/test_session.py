@@ -302,3 +302,21 @@ def test_connect_needs_a_name_and_a_token(session: Session, kernel: BareKernel) 
 def test_losses_are_reported_with_the_answer(session: Session) -> None:
     losses: tuple[Loss, ...] = session.sql("SELECT COUNT(*) FROM users", epsilon="1/3").loss
     assert losses == (Pure(Fraction(1, 3)),)
+
+
+def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
+    """A key with a handful of units behind it is not named; common ones are, with their counts."""
+    path = build(tmp_path)
+    path.write_text(path.read_text().replace("kind: pure, epsilon: 1000", "kind: zcdp, rho: 100, delta: 0.001"))
+    session = dither.connect(path, account="team-a")
+    query = "SELECT age, gender, COUNT(*) AS n FROM users GROUP BY age, gender"
+    try:
+        answer = session.sql("SELECT gender, COUNT(*) AS n FROM users GROUP BY gender", rho=2, delta="1/10000")
+        assert {row["gender"] for row in answer.to_dicts()} == {"f", "m", "x"}
+        assert "selected privately" in answer.notes[-1]
+        fewer = session.sql(query, rho=2, delta="1/10000", bound=1)
+        assert len(fewer) < 48 * 3
+        with pytest.raises(NotFound, match="enough units"):
+            session.sql("SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", rho=2, delta="1/10000", bound=1)
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]

@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from dither.access.context import Context
-from dither.access.measure import Clipped, Measure
+from dither.access.measure import Clipped, Measure, PartitionCounts
 from dither.access.relation import fill
 from dither.errors import InvalidParameter, Unsupported
-from dither.loss import ZCDP, Loss, Pure, Rational, Sensitivity, rational
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Sensitivity, rational
 from dither.post.bounds import FIND_SHARE, Found, choose, tail
 from dither.post.intervals import Banded, Measured, Source
 from dither.post.laws import Floats, Law
@@ -82,6 +82,14 @@ def law(mechanism: Mechanism, step: Fraction) -> Law:
             return Law("gaussian", math.sqrt(variance), float(step))
         case _:
             raise Unsupported(f"{mechanism.name} does not add noise of one law to every cell")
+
+
+def selection_part(measure: PartitionCounts, budget: Spend, fraction: Fraction, delta: Fraction) -> Part:
+    """Keys that enough units have, named for a part of the loss and `delta`."""
+    share = budget.share(fraction)
+    if isinstance(share, Pure):
+        return Part(measure, Calibrate("laplace_threshold", Approximate(share.epsilon, delta)))
+    return Part(measure, Calibrate("gaussian_threshold", ZCDP(share.rho, delta)))
 
 
 def finding_share(plan: Plan) -> Fraction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -10,7 +10,7 @@ from dither.access import expr
 from dither.access.context import Context
 from dither.access.domains import cardinality, ends
 from dither.access.expr import Expr, Scope
-from dither.access.measure import Clipped, Count, Key, Measure, Sum, Sums
+from dither.access.measure import Clipped, Count, Key, Measure, PartitionCounts, Sum, Sums
 from dither.access.relation import (
     Aggregate as Grouped,
 )
@@ -25,6 +25,7 @@ from dither.schema import Identifier, Number, Reference, Scalar
 
 MASS, ROWS = "mass", "rows"
 FEW_CELLS = 64
+SELECTED_KEYS = 10
 MOST_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
@@ -96,8 +97,19 @@ class Planner:
     bound: Bound
     gaussian: bool = False
 
-    def plan(self, question: Question) -> Plan:
-        """The fewest measures that answer a question."""
+    def undeclared(self, question: Question) -> PartitionCounts:
+        """Units per key that occurs, for partition selection; each unit counts in at most so many keys."""
+        if not question.knows_unit:
+            raise Unbounded(
+                "rows no longer know their unit, so keys cannot be selected privately; group before the join"
+            )
+        once = GroupBy(question.relation, question.keys, (), question.unit)
+        limit = self.bound.groups or self.bound.rows or SELECTED_KEYS
+        own = tuple(Key(name, expr.Column(name)) for name, _ in question.keys)
+        return PartitionCounts(BoundRows(once, question.unit, limit), own)
+
+    def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> Plan:
+        """The fewest measures that answer a question; `listed` names the keys that partition selection let through."""
         scope = Scope(question.relation.domain(self.context))
         inner: Relation | None = None
         if _huge(question, scope):
@@ -108,8 +120,8 @@ class Planner:
             relation, inner = self.below(question.relation, question.unit)
             question = replace(question, relation=relation)
             scope = Scope(_provisional(relation).domain(self.context))
-        self.check(question, scope)
-        keys = tuple(Key(name, value) for name, value in question.keys)
+        self.check(question, scope, listed is not None)
+        keys = tuple(Key(name, value, None if listed is None else listed[name]) for name, value in question.keys)
         made = _Made([], [], {}, [])
         self.sums(question, scope, keys, made)
         for index, aggregate in enumerate(question.aggregates):
@@ -139,7 +151,7 @@ class Planner:
         """What a reader should know about how the question was understood."""
         return (f"unit of privacy: {question.unit}",)
 
-    def check(self, question: Question, scope: Scope) -> None:
+    def check(self, question: Question, scope: Scope, listed: bool) -> None:
         """Every expression has a domain, and every key can be listed; errors say which does not."""
         for name, key in question.keys:
             if isinstance(key.domain(scope), Identifier):
@@ -147,7 +159,8 @@ class Planner:
                     f"{name} names people or things, so it cannot be a key of an answer; "
                     "GROUP BY it in a subquery and aggregate that, or COUNT(DISTINCT) it"
                 )
-        self.check_size(question)
+        if not listed:
+            self.check_size(question)
         for aggregate in question.aggregates:
             for value in (*aggregate.values, *([aggregate.condition] if aggregate.condition is not None else [])):
                 value.domain(scope)
@@ -164,7 +177,7 @@ class Planner:
         if many > MOST_GROUPS:
             raise Unsupported(
                 f"GROUP BY gives every declared key, and there are {many} (at most {MOST_GROUPS}); "
-                "group by something coarser, such as FLOOR(x / 10) or DATE_TRUNC('day', x)"
+                "group by something coarser, such as FLOOR(x / 10), or give delta= to select common keys privately"
             )
 
     # --- bounding ------------------------------------------------------------------------------------------------
@@ -250,7 +263,7 @@ class Planner:
             cuts = tuple(Fraction(point, largest) for point in points)
         else:
             step = per_unit.domain(self.context)["mass"]
-            cuts = tuple(point * (step.step if isinstance(step, Number) else 1) for point in points)
+            cuts = tuple(point * (step.step if isinstance(step, Number) else Fraction(1)) for point in points)
         return Search(
             tag, Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),)), points, cells, largest
         )
@@ -311,7 +324,7 @@ class Planner:
             )
         relation = _filtered(question.relation, aggregate.condition)
         once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
-        own = tuple(Key(key.name, expr.Column(key.name)) for key in keys)
+        own = tuple(Key(key.name, expr.Column(key.name), key.values) for key in keys)
         if once.influence(self.context, question.unit).rows is None:
             cells = self.cells(once, own)
             limit: int | Auto = cells if cells <= FEW_CELLS else self.row_limit()
@@ -329,7 +342,7 @@ class Planner:
         relation = self.bounded(question, _filtered(question.relation, expr.And(tuple(wanted))), keys, made)
         columns = [(key.name, key.value) for key in keys]
         columns += [(f"value_{place}", value) for place, value in enumerate(aggregate.values)]
-        own = tuple(Key(key.name, expr.Column(key.name)) for key in keys)
+        own = tuple(Key(key.name, expr.Column(key.name), key.values) for key in keys)
         made.add(index, Count(Distinct(Project(relation, tuple(columns))), own))
 
     def quantiles(self, question: Question, scope: Scope, keys: tuple[Key, ...], made: _Made) -> None:
