@@ -22,9 +22,7 @@ def rejection(claim: Loss, q: float, alpha: float, test: Callable[[Counts], floa
     """The probability that a test of level alpha rejects a mechanism that lies exactly on the claim's boundary."""
     p = float(ceiling(claim, strength(claim))(np.array([q]))[0])
     first, second = (stats.binom.pmf(np.arange(RUNS + 1), RUNS, chance) for chance in (p, q))
-    rejects = [
-        (i, j) for i in range(RUNS + 1) for j in range(RUNS + 1) if test(Counts(i, RUNS, j, RUNS)) <= alpha
-    ]
+    rejects = [(i, j) for i in range(RUNS + 1) for j in range(RUNS + 1) if test(Counts(i, RUNS, j, RUNS)) <= alpha]
     return float(sum(first[i] * second[j] for i, j in rejects))
 
 
@@ -42,9 +40,7 @@ def wald(claim: Loss) -> Callable[[Counts], float]:
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
 def test_p_values_are_valid_at_every_boundary_point(claim: Loss) -> None:
     limit = ceiling(claim, strength(claim))
-    table = {
-        (i, j): bounds.p_value(Counts(i, RUNS, j, RUNS), limit) for i in range(RUNS + 1) for j in range(RUNS + 1)
-    }
+    table = {(i, j): bounds.p_value(Counts(i, RUNS, j, RUNS), limit) for i in range(RUNS + 1) for j in range(RUNS + 1)}
     for q in (0.01, 0.1, 0.3, 0.5, 0.8):
         for alpha in (0.01, 0.05, 0.3):
             assert rejection(claim, q, alpha, lambda counts: table[counts.hits_a, counts.hits_b]) <= alpha

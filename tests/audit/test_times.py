@@ -104,9 +104,7 @@ def test_noise_that_takes_time_is_refuted_through_the_time_channel(mode: str, mo
     monkeypatch.setattr(Source.__init__, "__defaults__", (False, watch))
     for constant in (False, True):
         mechanism = leaky(watch, np.random.default_rng(4), constant)
-        result = audit.privacy(
-            mechanism, Pure(1), [(0, 20)], samples=12_000, alpha=1e-4, mode=mode, timed=True, seed=5
-        )
+        result = audit.privacy(mechanism, Pure(1), [(0, 20)], samples=12_000, alpha=1e-4, mode=mode, timed=True, seed=5)
         assert result.refuted is not constant
     blind = audit.privacy(leaky(watch, np.random.default_rng(4), False), Pure(1), [(0, 20)], samples=12_000, alpha=1e-4)
     assert not blind.refuted

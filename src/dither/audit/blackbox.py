@@ -28,7 +28,7 @@ from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
 CHUNK_VALUES = 4_000_000
-SHARES = (0.7, 0.15, 0.15)
+SHARES = (0.6, 0.2, 0.2)
 MOST_LEADS = 12
 
 
@@ -67,7 +67,7 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
     order = sorted(range(len(first)), key=lambda place: -first[place][1][0].worth)[: plan.finalists]
     finals = [_closer(plan, plan.pairs[place], first[place][0], value) for place in order]
     best = max(range(len(finals)), key=lambda place: finals[place][0].worth)
-    return _judge(plan, plan.pairs[order[best]], search.distinct(finals[best], len(SHARES)), started)
+    return _judge(plan, plan.pairs[order[best]], search.finalists(finals[best], len(SHARES)), started)
 
 
 def _pairs(source: Source, given: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
@@ -108,7 +108,7 @@ def _closer(plan: Plan, pair: Pair, seen: Sample, value: search.Worth) -> list[L
         parts_a.append(seen.space.encode(a))
         parts_b.append(seen.space.encode(b))
     sample = Sample(seen.space, _merge(parts_a), _merge(parts_b))
-    found = search.leads(sample, value, events.thorough)[:MOST_LEADS]
+    found = search.shortlist(search.leads(sample, value, events.thorough), MOST_LEADS)
     hits, _ = _count(plan, pair, found, plan.choose, "choose")
     return search.again(found, hits, plan.choose, value)
 

@@ -33,12 +33,12 @@ class Plan:
     @property
     def explore(self) -> int:
         """Runs on each input of each pair in the first look."""
-        return max(50, min(100_000, int(0.1 * self.samples / (2 * len(self.pairs)))))
+        return max(50, min(150_000, int(0.2 * self.samples / (2 * len(self.pairs)))))
 
     @property
     def train(self) -> int:
         """Runs on each input of each finalist."""
-        return max(100, min(600_000, int(0.15 * self.samples / (2 * self.finalists))))
+        return max(100, min(600_000, int(0.12 * self.samples / (2 * self.finalists))))
 
     @property
     def finalists(self) -> int:
@@ -48,7 +48,8 @@ class Plan:
     @property
     def choose(self) -> int:
         """Runs on each input of each finalist, to choose among its events."""
-        return max(50, int(0.1 * self.samples / (2 * self.finalists)))
+        share = 0.06 if self.finalists == 1 else 0.16
+        return max(50, int(share * self.samples / (2 * self.finalists)))
 
     @property
     def judge(self) -> int:

@@ -1,0 +1,297 @@
+"""The black-box audit. Seeds are fixed, so each outcome repeats; comments give the rates over seeds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from dither import audit
+from dither.audit import blackbox, neighbours, zoo
+from dither.audit.events import Space
+from dither.audit.report import PrivacyResult
+from dither.audit.sampling import as_outputs, takes_size
+from dither.errors import InvalidParameter
+from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+
+STEP = 2.0**-20
+
+
+class Laplace:
+    """Laplace noise on a lattice: `scale` 1 keeps a claim of epsilon 1 on a count."""
+
+    def __init__(self, scale: float, seed: int = 0) -> None:
+        self.scale, self.rng, self.runs = scale, np.random.default_rng(seed), 0
+
+    def __call__(self, value: float, size: int) -> Any:
+        self.runs += size
+        return np.rint((value + self.rng.laplace(scale=self.scale, size=size)) / STEP) * STEP
+
+
+def test_a_wrong_scale_is_refuted_with_a_counterexample() -> None:
+    mechanism = Laplace(0.5)
+    result = audit.privacy(mechanism, Pure(1), [(0.0, 1.0)], samples=40_000, seed=1)
+    found = result.counterexample
+    assert result.refuted
+    assert found is not None
+    assert 1.7 < result.epsilon_lower <= 2.0
+    assert result.samples == mechanism.runs == 40_000
+    assert found.bounds_a[0] > np.e * found.bounds_b[1]
+    assert result.p_value < 1e-9
+    fresh = [found.event.contains(mechanism(value, 20_000)).mean() for value in (found.a, found.b)]
+    assert fresh == pytest.approx([found.probability_a, found.probability_b], abs=0.03)
+
+
+def test_a_right_scale_is_not_refuted_and_power_is_stated() -> None:
+    # At alpha 1e-9 a true claim is refuted with probability at most 1e-9.
+    result = audit.privacy(Laplace(1.0), Pure(1), [(0.0, 1.0)], samples=40_000, alpha=1e-9, seed=1)
+    assert not result.refuted
+    assert result.counterexample is None
+    assert 0.5 < result.epsilon_lower <= 1.0
+    assert 1.0 < result.detectable < 2.0
+    assert "would have been found" in str(result)
+
+
+def test_judging_the_searched_sample_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: without fresh runs for the judgement, a mechanism that keeps its claim is refuted."""
+    # Pure noise in 40 columns: the best of many learned events looks far from fair on the sample that taught it.
+    rng = np.random.default_rng(3)
+    draws = {value: rng.integers(0, 40, size=(60, 40)) for value in (0.0, 1.0)}
+    plan_args = {"samples": 1000, "alpha": 0.01, "seed": 1}
+
+    def recycled(value: float, size: int) -> Any:
+        return np.resize(draws[value], (size, 40))
+
+    assert audit.privacy(recycled, Pure(0.01), [(0.0, 1.0)], **plan_args).refuted  # type: ignore[arg-type]
+
+    def fresh(value: float, size: int) -> Any:
+        return rng.integers(0, 40, size=(size, 40))
+
+    # 1e-2 * 12 over seeds, none with these
+    assert not any(
+        audit.privacy(fresh, Pure(0.01), [(0.0, 1.0)], samples=1000, alpha=0.01, seed=seed).refuted for seed in range(3)
+    )
+
+
+@pytest.mark.parametrize(("name", "most"), [("laplace_double", 2000), ("laplace_quarter_more", 5000)])
+def test_sequential_mode_stops_early(name: str, most: int) -> None:
+    # Medians over many seeds are 250 and 1,230 pairs; that the median of 9 passes the limit has probability below 1e-9.
+    member = zoo.member(name)
+    found = [
+        audit.privacy(member.mechanism(seed), member.claim, member.neighbours, samples=60_000, alpha=0.05,
+                      mode="sequential", seed=seed)
+        for seed in range(9)
+    ]  # fmt: skip
+    assert np.median([result.samples / 2 for result in found]) <= most
+    assert sum(result.refuted for result in found) >= 8
+    assert all(result.epsilon_lower <= member.true_epsilon for result in found if member.true_epsilon)
+
+
+@pytest.mark.parametrize("mode", ["fixed", "sequential"])
+@pytest.mark.parametrize(
+    ("claim", "sigma", "refuted"),
+    [
+        (Approximate(1, 1e-5), 4.0, False), (Approximate(1, 1e-5), 1.0, True), (ZCDP("1/8"), 2.0, False),
+        (ZCDP("1/8"), 1.0, True), (Renyi(((2, "1/4"), (8, 1))), 2.0, False), (Renyi(((2, "1/4"), (8, 1))), 1.0, True),
+    ],
+)  # fmt: skip
+def test_every_kind_of_claim(claim: Loss, sigma: float, refuted: bool, mode: str) -> None:
+    # True claims: alpha 1e-9.
+    rng = np.random.default_rng(5)
+
+    def gaussian(value: float, size: int) -> Any:
+        return np.rint((value + sigma * rng.normal(size=size)) / STEP) * STEP
+
+    result = audit.privacy(
+        gaussian, claim, [(0.0, 1.0)], samples=30_000, alpha=1e-3 if refuted else 1e-9, mode=mode, seed=2
+    )
+    assert result.refuted is refuted
+
+
+def test_floating_point_gives_itself_away_by_its_bits() -> None:
+    rng = np.random.default_rng(6)
+
+    def library(value: float, size: int) -> Any:
+        return value + rng.laplace(size=size)
+
+    result = audit.privacy(library, Pure(1), samples=20_000, seed=1)
+    assert result.refuted
+    assert "bit" in str(result.evidence.event)
+    assert result.evidence.probability_b == 0
+    # alpha 1e-9
+    assert not audit.privacy(library, Pure(1), samples=20_000, alpha=1e-9, bits=False, seed=1).refuted
+
+
+def category(value: int, rng: np.random.Generator) -> str:
+    return str(rng.choice(["red", "green", "blue"], p=[0.6, 0.3, 0.1] if value else [0.1, 0.3, 0.6]))
+
+
+def ragged(value: int, rng: np.random.Generator) -> tuple[Any, ...]:
+    return (*["below"] * int(rng.geometric(0.3 + 0.5 * value)), float(rng.integers(5)))
+
+
+def keyed(value: int, rng: np.random.Generator) -> dict[str, int]:
+    return {"always": int(rng.integers(3))} | ({"rare": 1} if value and rng.random() < 0.3 else {})
+
+
+def chosen(value: int, rng: np.random.Generator) -> frozenset[str]:
+    return frozenset(name for name in ("a", "b") if rng.random() < 0.2 + 0.6 * value)
+
+
+def vector(value: int, rng: np.random.Generator) -> Any:
+    return value * np.array([0.0, 1.0, 0.0]) + np.rint(rng.laplace(scale=0.4, size=3) * 1024) / 1024
+
+
+def yes_or_no(value: int, rng: np.random.Generator) -> bool:
+    return bool(rng.random() < 0.1 + 0.8 * value)
+
+
+@pytest.mark.parametrize("draw", [category, ragged, keyed, chosen, vector, yes_or_no])
+@pytest.mark.parametrize("mode", ["fixed", "sequential"])
+def test_outputs_of_any_shape(draw: Any, mode: str) -> None:
+    # True claims: alpha 1e-9, and each law's loss is below 3 or the event below is the claim's own.
+    rng = np.random.default_rng(7)
+    result = audit.privacy(
+        lambda value: draw(value, rng), Pure(1), [(0, 1)], samples=3000, alpha=1e-3, mode=mode, seed=3
+    )
+    assert result.refuted
+    same = audit.privacy(lambda value: draw(0, rng), Pure(0.1), [(0, 1)], samples=3000, alpha=1e-9, mode=mode, seed=3)
+    assert not same.refuted
+
+
+def test_the_best_pair_is_found_among_many() -> None:
+    rng = np.random.default_rng(8)
+
+    def one_bad_input(value: int, size: int) -> Any:
+        return rng.integers(0, 10, size) + (100 * (rng.random(size) < 0.2) if value == 7 else 0)
+
+    pairs = [(n, n + 1) for n in range(8)]
+    for mode in ("fixed", "sequential"):
+        result = audit.privacy(one_bad_input, Pure(1), pairs, samples=40_000, mode=mode, seed=1)
+        assert result.refuted
+        assert 7 in (result.evidence.a, result.evidence.b)
+
+
+def test_neighbours_are_probed_when_none_are_named() -> None:
+    rng = np.random.default_rng(9)
+
+    def total(values: list[float], size: int) -> Any:
+        return np.rint((sum(values) + rng.laplace(scale=0.3, size=size)) * 1024) / 1024
+
+    result = audit.privacy(total, Pure(1), samples=40_000, seed=1)
+    assert result.refuted
+    assert isinstance(result.evidence.a, list)
+    with pytest.raises(InvalidParameter, match="name the neighbours"):
+        audit.privacy(lambda value: value.nothing, Pure(1))
+
+
+def test_neighbours_from_hypothesis() -> None:
+    pairs = strategies.integers(0, 5).map(lambda n: (n, n + 1))
+    drawn = neighbours.generated(pairs, 20)
+    assert drawn == neighbours.generated(pairs, 20)
+    assert len(drawn) > 1
+    assert all(b == a + 1 for a, b in drawn)
+
+
+def test_standard_neighbours_are_neighbours() -> None:
+    assert [len(b) - len(a) for a, b in neighbours.tiny()] == [1, 1, 1]
+    assert all(np.max(np.abs(a - b)) == 1 for a, b in neighbours.all_differ(6))
+    assert all(np.abs(a - b).sum() == 1 for a, b in neighbours.one_differs(6))
+    assert all(len(b) == len(a) + 1 for a, b in neighbours.records())
+
+
+def test_progress_goes_through_every_stage() -> None:
+    for mode, stages in (("fixed", {"explore", "search", "choose", "judge"}), ("sequential", {"explore", "bet"})):
+        seen = set()
+        audit.privacy(
+            Laplace(1), Pure(1), [(0.0, 1.0)], samples=2000, mode=mode, progress=lambda *step: seen.add(step[0])
+        )
+        assert seen == stages
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 10}, "at least 1000"),
+        ({"alpha": 0.9}, "alpha"),
+        ({"mode": "quick"}, "fixed"),
+        ({"neighbours": []}, "pair"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        audit.privacy(Laplace(1), Pure(1), **({"neighbours": [(0.0, 1.0)]} | options))
+
+
+def test_a_mechanism_that_gives_too_few_is_told_so() -> None:
+    with pytest.raises(InvalidParameter, match="vectorised=False"):
+        audit.privacy(lambda value, size: np.zeros(1), Pure(1), [(0, 1)])
+    with pytest.raises(InvalidParameter, match="callable"):
+        audit.privacy(3, Pure(1), [(0, 1)])  # type: ignore[arg-type]
+
+
+def test_how_a_callable_is_called() -> None:
+    assert takes_size(lambda value, size: None)
+    assert takes_size(lambda value, n=3: None)
+    assert not takes_size(lambda value: None)
+    assert not takes_size(lambda value, scale=1.0: None)
+    assert as_outputs([1, 2]).tolist() == [1, 2]
+    assert as_outputs(["a", "b"]) == ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def refuted() -> PrivacyResult:
+    return audit.privacy(Laplace(0.5), Pure(1), [(0.0, 1.0)], samples=20_000, seed=1)
+
+
+def test_the_report_is_a_page_with_plots(refuted: PrivacyResult, tmp_path: Any) -> None:
+    page = refuted.report(tmp_path / "audit.html")
+    assert (tmp_path / "audit.html").read_text() == page
+    assert page.count("<svg") == 2
+    assert "refuted" in page
+    assert "http" not in page
+
+
+def test_the_report_is_json_too(refuted: PrivacyResult, tmp_path: Any) -> None:
+    refuted.report(tmp_path / "audit.json")
+    read = json.loads((tmp_path / "audit.json").read_text())
+    assert read["refuted"] is True
+    assert read["claim"] == {"kind": "pure", "epsilon": "1"}
+    assert read["evidence"]["probability_a"] > read["evidence"]["probability_b"]
+    with pytest.raises(InvalidParameter, match="html"):
+        refuted.report(kind="pdf")
+
+
+def test_plain_events_are_described_as_intervals(refuted: PrivacyResult) -> None:
+    space = Space.learn(np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
+    from dither.audit.events import ColumnScore, Event
+
+    event = Event(space, ColumnScore(0, np.arange(256.0)), 3.0, True)
+    assert str(event) == "output in [1.0, inf)"
+    assert event.contains(np.array([0.0, 1.0, 5.0])).tolist() == [False, True, True]
+
+
+def test_samples_are_divided_as_stated() -> None:
+    plan = blackbox.Plan(None, Pure(1), ((0, 1),) * 5, 1_000_000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
+    assert plan.total <= 1_000_000
+    assert plan.judge > 0.3 * 1_000_000
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("mode", ["fixed", "sequential"])
+def test_true_claims_are_seldom_refuted(mode: str, tier: Any) -> None:
+    """At alpha 0.01, over all members whose claim is true (most of them exactly)."""
+    # test: P[Binomial(60, 0.01) > 9] < 1e-9. deep: at most 20 in 1,000, as the issue asks; expected far below 10.
+    repeats, most = tier.pick(quick=0, test=(60, 9), deep=(1000, 20))
+    members = [member for member in zoo.catalogue() if member.private]
+    refuted = 0
+    for seed in range(repeats):
+        member = members[seed % len(members)]
+        result = audit.privacy(
+            member.mechanism(seed), member.claim, member.neighbours[:2], samples=3000, alpha=0.01, mode=mode, seed=seed
+        )
+        refuted += result.refuted
+    assert refuted <= most
