@@ -46,7 +46,9 @@ def laid_out(measure: Measure, plan: Plan, table: pa.Table) -> Vector:
 
 def _positions(column: pa.ChunkedArray, axis: Sequence[Held]) -> NDArray[np.int64]:
     """Where each key stands on its axis, -1 where nowhere."""
-    kind = pa.int64() if all(isinstance(v, int) or v is None for v in axis) else pa.string()
+    texts = pa.types.is_dictionary, pa.types.is_string, pa.types.is_large_string
+    spelled = any(is_text(column.type) for is_text in texts) or any(isinstance(value, str) for value in axis)
+    kind = pa.string() if spelled else pa.int64()
     values = pa.array([int(v) if isinstance(v, int) else v for v in axis], type=kind)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
