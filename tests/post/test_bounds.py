@@ -66,6 +66,7 @@ def test_empty_data_have_a_bound_too() -> None:
         ("20", Bound(rows=20)),
         ({"groups": 3, "rows": 5}, Bound(rows=5, groups=3)),
         ({"rows": 5, "how": "rows"}, Bound(rows=5, how="rows")),
+        ({"rows": "auto", "how": "rows"}, Bound(auto=True, how="rows")),
     ],
 )
 def test_ways_to_say_a_bound(given: object, meant: Bound) -> None:

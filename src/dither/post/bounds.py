@@ -28,7 +28,11 @@ RESIDUAL = 0.35
 
 @dataclass(frozen=True)
 class Bound:
-    """How one unit is bounded: `auto`, at most `rows` rows' worth, or `rows` in each of at most `groups` groups."""
+    """How one unit is bounded: `auto`, at most `rows` rows' worth, or `rows` in each of at most `groups` groups.
+
+    `how`: its sums are scaled down to the bound (clip), or so many of its rows are kept (rows: cheaper where the
+    curator has prepared the data, since ranks are then stored).
+    """
 
     auto: bool = False
     rows: int | None = None
@@ -55,9 +59,13 @@ def bound_of(given: object) -> Bound:
 
 
 def _described(given: dict[str, object]) -> Bound:
-    rows, groups, how = given.pop("rows", None), given.pop("groups", None), given.pop("how", "clip")
+    rows, groups, how = given.pop("rows", "auto"), given.pop("groups", None), given.pop("how", "clip")
+    if rows == "auto" and groups is None and not given and how in ("clip", "rows"):
+        return Bound(auto=True, how="rows" if how == "rows" else "clip")
     if given or how not in ("clip", "rows") or not isinstance(rows, int) or rows < 1:
-        raise InvalidParameter("a bound is {'rows': T}, {'groups': G, 'rows': R}, and 'how': 'clip' or 'rows'")
+        raise InvalidParameter(
+            "a bound is {'rows': T or 'auto'}, {'groups': G, 'rows': R}, and 'how': 'clip' or 'rows'"
+        )
     if groups is not None and (not isinstance(groups, int) or groups < 1):
         raise InvalidParameter("groups of a bound must be a positive whole number")
     return Bound(rows=rows, groups=groups, how="rows" if how == "rows" else "clip")
