@@ -85,7 +85,8 @@ def cells(outputs: Any, size: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["noisy_hist2", "svt5", "float_laplace", "float_gaussian_fine_lattice", "precision",
-                                  "private_mean", "sum_of_squared_deviations", "negative_zero", "one_time_rappor"])  # fmt: skip
+                                  "private_mean", "sum_of_squared_deviations", "negative_zero",
+                                  "one_time_rappor"])  # fmt: skip
 def test_gross_faults_are_found_quickly(name: str) -> None:
     member = MEMBERS[name]
     result = audit.privacy(member.mechanism(1), member.claim, member.neighbours, samples=40_000, seed=1)

@@ -103,7 +103,7 @@ def _closer(plan: Plan, pair: Pair, seen: Sample, value: search.Worth) -> list[L
     """All learners, on a larger sample of a promising pair."""
     parts_a, parts_b = [seen.a], [seen.b]
     for size in _chunks(plan.train, seen.space):
-        plan.progress("search", sum(map(len, parts_a)), plan.train)
+        plan.progress("search", sum(map(len, parts_a[1:])), plan.train)
         a, b = plan.source.draw_pair(*pair, (size, size), plan.rng)
         parts_a.append(seen.space.encode(a))
         parts_b.append(seen.space.encode(b))
@@ -140,7 +140,8 @@ def _verdict(
     limit = ceiling(plan.claim, strength(plan.claim))
     # Each event has its own share of alpha: p-values are put on the scale of the whole.
     scaled = [
-        min(1.0, p_value(counts, limit) * plan.alpha / share) for counts, share in zip(counted, shares, strict=True)
+        min(1.0, p_value(counts, limit) * plan.alpha / float(share))
+        for counts, share in zip(counted, shares, strict=True)
     ]
     lower = [strength_lower(counts, plan.claim, float(share)) for counts, share in zip(counted, shares, strict=True)]
     best = max(range(len(found)), key=lambda place: (lower[place], -scaled[place]))

@@ -161,10 +161,10 @@ def _around(hits: int, runs: int, spread: Floats) -> Floats:
 def _cell_p_values(counts: Counts, limit: Ceiling, edges: Floats) -> Floats:
     """For each cell between neighbouring edges, a bound on the p-value of every null point inside it."""
     q_low, q_high = edges[:-1], edges[1:]
-    p_high = limit(q_high)
-    middle = (q_low + q_high) / 2
-    p_middle = limit(middle)
-    slope = _slopes(q_low, q_high, limit(q_low), p_high)
+    p = limit(edges)
+    p_low, p_high = p[:-1], p[1:]
+    middle, p_middle = (q_low + q_high) / 2, (p_low + p_high) / 2
+    slope = _slopes(q_low, q_high, p_low, p_high)
     weight_a = np.sqrt(np.maximum(p_middle * (1 - p_middle), 1e-18) / counts.runs_a)
     weight_b = slope * np.sqrt(np.maximum(middle * (1 - middle), 1e-18) / counts.runs_b)
     z_a = _score(_at_least(counts.hits_a, counts.runs_a, p_high), _at_most(counts.hits_a - 1, counts.runs_a, p_high))
