@@ -381,6 +381,13 @@ def test_acceptance_depends_on_the_uniform_number_and_not_on_how_it_is_read(law:
         assert len({keep(reader, 17, low)(SerialBits(label)) for reader in readers}) == 1
 
 
+def test_acceptance_far_out_does_not_trust_the_polynomial() -> None:
+    """With few cells a drop may be 6, where the polynomial is negative; a uniform number near 0 is below exp(-6)."""
+    sampler = Sampler(Law(2, F(401)), replace(FULL, cells=1, padded=False))
+    assert keep(sampler, 20, 15)(ScriptedBits((0,) * 9))
+    assert not keep(sampler, 20, 15)(ScriptedBits((1 << 15,) + (0,) * 9))
+
+
 def test_refinement_is_forced_by_a_wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     refined: list[int] = []
     monkeypatch.setattr(lattice, "refine", lambda *given: refined.append(1) or exact.refine(*given))
