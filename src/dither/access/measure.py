@@ -61,7 +61,7 @@ from dither.access.relation import (
     fixed,
     needs_unit,
 )
-from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, select, times
+from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, select, times, whole
 from dither.access.statement import Statement, aliased, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
@@ -295,7 +295,8 @@ def collected(statement: Statement, table: str, keys: int, totals: list[Sql]) ->
     """The totals of each group of keys, and how many corrections went into them."""
     names = [named(f"k{index}") for index in range(keys)]
     picked = [*names, *(aliased(value, f"v{index}") for index, value in enumerate(totals))]
-    picked.append(aliased(saturated(statement.spelling.total(named("b")), SATURATED), "b"))
+    corrections = saturated(statement.spelling.total(named("b")), SATURATED) if statement.counts() else whole(0)
+    picked.append(aliased(corrections, "b"))
     trials = [named(column) for column in statement.trials()]
     body, by = select(*picked, *trials).from_(table, copy=False), [*names, *trials]
     return statement.finish(body.group_by(*(name.copy() for name in by), copy=False) if by else body)

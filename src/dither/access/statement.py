@@ -155,6 +155,10 @@ class Statement:
         """The hidden column of the trial, if there are trials: part of every key, partition and join."""
         return ["x"] if self.trial else []
 
+    def counts(self) -> bool:
+        """Whether corrections can occur and are asked for; a snapshot's were counted when it was written."""
+        return bool(self.counted) and not all(origin.ready for origin in self.origins.values())
+
     def ranks(self, node: Relation) -> list[str]:
         """The units for which a relation still has the stored rank of each row."""
         return [unit for unit in self.known(node) if node.ranked(self, unit)]

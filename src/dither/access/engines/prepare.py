@@ -305,7 +305,9 @@ class Writer(DuckDBEngine):
 
 def _rank(statement: Statement, unit: str) -> Sql:
     partition = [named(column) for column in statement.unit_columns(unit)]
-    return exp.Window(this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[named("o")]))
+    return exp.Window(
+        this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[statement.sorted_by("o")])
+    )
 
 
 def _function(name: str, *arguments: Sql) -> Sql:
