@@ -44,7 +44,7 @@ tables:
     columns:
       id: {type: identifier, kind: integer}
       age: {type: integer, min: 0, max: 120}
-      salary: {type: integer, min: 0, max: 200000}
+      salary: {type: decimal, min: 0, max: 200000, step: 100}
       city: {type: category, values: [north, south, east], default: east}
       ill: {type: boolean}
   visits:
@@ -77,13 +77,13 @@ def town(folder: Path, epsilon: object = 10, policy: str = SHARED, without: int 
     kept = f"WHERE id <> {without}" if without is not None else ""
     duckdb.sql(
         f"""COPY (SELECT * FROM (SELECT range::bigint AS id, (range % 90)::int AS age,
-        (CASE WHEN range = 7 THEN {SALARY} ELSE 20000 + 10 * range END)::int AS salary,
+        (CASE WHEN range = 7 THEN {SALARY} ELSE 20000 + 100 * range END)::int AS salary,
         ['north', 'south', 'east'][1 + range % 3] AS city, range % 5 = 0 AS ill FROM range({PEOPLE})) {kept})
         TO '{folder}/people.parquet'"""
     )
     duckdb.sql(
-        f"""COPY (SELECT * FROM (SELECT (range % {PEOPLE})::bigint AS id, ['shop', 'bar', 'church'][1 + range % 3] AS place,
-        (range % 100)::double AS spent FROM range(600)) {kept}) TO '{folder}/visits.parquet'"""
+        f"""COPY (SELECT * FROM (SELECT (range % {PEOPLE})::bigint AS id,
+        ['shop', 'bar', 'church'][1 + range % 3] AS place, (range % 100)::double AS spent FROM range(600)) {kept}) TO '{folder}/visits.parquet'"""
     )
     path = folder / "town.yml"
     path.write_text(TOWN.replace("EPSILON", str(epsilon)).replace("POLICY", policy))
@@ -123,8 +123,16 @@ class Place:
 
 
 @contextmanager
-def place(folder: Path, *, epsilon: object = 10, policy: str = SHARED, limits: Limits | None = None,
-          settings: Settings | None = None, described: Path | None = None, **options: Any) -> Iterator[Place]:  # fmt: skip
+def place(
+    folder: Path,
+    *,
+    epsilon: object = 10,
+    policy: str = SHARED,
+    limits: Limits | None = None,
+    settings: Settings | None = None,
+    described: Path | None = None,
+    **options: Any,
+) -> Iterator[Place]:
     """Opens the town's kernel behind a socket, and a gateway; both in this process."""
     path = described or town(folder / "data", epsilon, policy)
     kernel = LocalKernel(load(path), folder / "ledger.sqlite", trusted=False, **options)

@@ -155,7 +155,7 @@ class Gateway:
 
     async def _tried(self, request: Request, handler: Handler, token: bool) -> Response:
         try:
-            return await handler(request, self._bearer(request) if token else "")
+            return await handler(request, await self._bearer(request) if token else "")
         except EngineFailure as problem:
             response = failed(problem)
             response.headers["x-charged"] = "yes"
@@ -173,16 +173,19 @@ class Gateway:
             logging.getLogger("dither.public").error("internal", extra={"event": {"error": type(problem).__name__}})
             return failed(DitherError("the gateway could not do this"))
 
-    def _bearer(self, request: Request) -> str:
-        """The token, if whoever shows it does not do so too often; the kernel says whose it is."""
-        token, name = _token(request), ""
+    async def _bearer(self, request: Request) -> str:
+        """The token, if whoever shows it does not do so too often; a new one is shown to the kernel first of all."""
+        token = _token(request)
         if not token:
             raise Refusal(401, "not_allowed", "send a token: Authorization: Bearer ...", {"www-authenticate": "Bearer"})
         name = _digest(token)
         host = request.client.host if request.client else "?"
-        wait = self._accounts.take(name) if name in self._known else self._strangers.take(host)
+        stranger = name not in self._known
+        wait = self._strangers.take(host) if stranger else self._accounts.take(name)
         if wait:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
+        if stranger:
+            await self._run(token, self.kernel.datasets, token)
         return token
 
     async def _body(self, request: Request) -> bytes:
@@ -292,9 +295,11 @@ class Gateway:
         return JSONResponse({"answers": await self._run(token, answered)})
 
     async def _job(self, request: Request, token: str) -> Response:
+        await self._run(token, self.kernel.datasets, token)
         return JSONResponse(self.jobs.find(_digest(token), request.path_params["job"]).data())
 
     async def _delete_job(self, request: Request, token: str) -> Response:
+        await self._run(token, self.kernel.datasets, token)
         self.jobs.delete(_digest(token), request.path_params["job"])
         return JSONResponse({"status": "forgotten"})
 

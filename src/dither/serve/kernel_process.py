@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from dither.serve.kernel_server import FramesServer, KernelServer, tls_listener,
 from dither.serve.logs import PUBLIC, open_logs
 from dither.serve.turns import Limits
 from dither.serve.watch import end_with_parent
+
+GRACE = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ class KernelProcess:
         logging.getLogger(PUBLIC).info("kernel ready", extra={"event": {"pid": os.getpid()}})
         for thread in threads:
             thread.join()
+        closing = threading.Thread(target=self.kernel.close, daemon=True)  # waits for engines that are at work
+        closing.start()
+        closing.join(GRACE)
         self._logs.close()
 
     def stop(self, *_: Any) -> None:
@@ -115,3 +121,5 @@ def run_kernel(settings: KernelSettings) -> None:
     signal.signal(signal.SIGINT, process.stop)
     end_with_parent(process.stop)
     process.run()
+    sys.stdout.flush()
+    os._exit(0)  # threads may be inside a driver, whose teardown is not worth waiting for

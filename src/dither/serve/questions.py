@@ -11,6 +11,7 @@ from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,48}")
+AMOUNT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|-?[0-9]+/[0-9]+")
 MOST_QUERIES = 64
 LONGEST_QUERY = 50_000
 SHARED = ("dataset", "epsilon", "rho", "bound", "confidence", "unit", "request_id", "draw")
@@ -109,7 +110,7 @@ def _amount(given: dict[str, Any], name: str) -> Rational | None:
     value = given.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, int | str) or not AMOUNT.fullmatch(str(value)[:200]):
         raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10'")
     return rational(value, name)
 

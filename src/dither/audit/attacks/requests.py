@@ -1,0 +1,210 @@
+"""Requests that no client of ours would send: no token, somebody else's, broken bodies, other methods and paths."""
+
+# ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from dither.audit.attacks.model import Attack, Reply, Target, judged
+
+READS = ("/v1/datasets", "/v1/budget?dataset={d}", "/v1/history?dataset={d}", "/v1/statement?dataset={d}",
+         "/v1/ledger?dataset={d}", "/v1/jobs/x")  # fmt: skip
+ASKS = ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/kernel/answer", "/v1/kernel/ledger",
+        "/v1/kernel/schema?dataset={d}")  # fmt: skip
+TOKENS = {
+    "no token": "",
+    "an empty bearer": "Bearer ",
+    "a guessed token": "Bearer dither_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+    "the kernel's own name": "Bearer kernel",
+    "an account's name": "Bearer analyst",
+    "a basic password": "Basic YW5uOmFubg==",
+    "a long token": "Bearer " + "x" * 4000,
+    "a null": "Bearer null",
+    "SQL in a token": "Bearer ' OR 1=1 --",
+    "JSON in a token": 'Bearer {"name": "ann"}',
+    "a path in a token": "Bearer ../../etc/passwd",
+    "two tokens": "Bearer a, Bearer b",
+    "a signed token of no algorithm": "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4ifQ.",
+}
+PATHS = (
+    "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/web/../../../../etc/passwd", "/page.js/../../cli.py",
+    "/v1/jobs/..%2f..%2fetc%2fpasswd", "/v1/kernel/__init__", "/v1/kernel/close", "/v1/kernel/register",
+    "/v1/kernel/books", "/v1/admin", "/admin", "/.env", "/docs", "/v1", "//v1/datasets", "/v1/datasets/",
+    "/private/ledger.sqlite", "/v1/ledger?dataset=../private", "/v1/budget?dataset=%00",
+    "/v1/budget?dataset=%0d%0aset-cookie:a=b",
+    "/v1/statement?dataset=<script>", "/v1/history?dataset=a&dataset=b", "/debug", "/server-status",
+)  # fmt: skip
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "not JSON": b"epsilon=1",
+    "a list": b"[]",
+    "a text": b'"x"',
+    "deep nesting": b"[" * 100_000,
+    "a deep object": b'{"a":' * 50_000,
+    "a name twice": b'{"dataset": "x", "dataset": "y", "query": "SELECT 1"}',
+    "NaN": b'{"dataset": "x", "query": "SELECT 1", "epsilon": NaN}',
+    "infinity": b'{"dataset": "x", "query": "SELECT 1", "epsilon": Infinity}',
+    "not UTF-8": b'{"dataset": "\xff\xfe", "query": "SELECT 1"}',
+    "a lone surrogate": b'{"dataset": "x", "query": "\\ud800", "epsilon": 1}',
+    "a nul": b'{"dataset": "x", "query": "a\\u0000b", "epsilon": 1}',
+    "a huge integer": b'{"dataset": "x", "query": "SELECT 1", "draw": ' + b"9" * 4000 + b"}",
+    "a huge exponent": b'{"dataset": "x", "query": "SELECT 1", "epsilon": 1e999999999}',
+    "an unknown field": b'{"dataset": "x", "query": "SELECT 1", "account": "kernel"}',
+    "a prototype": b'{"__proto__": {"role": "curator"}, "constructor": {}}',
+    "a YAML tag": b"!!python/object/apply:os.system ['true']",
+    "a pickle": b"\x80\x04cposix\nsystem\n(S'true'\ntR.",
+    "XML": b'<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>',
+    "a frame of the kernel's socket": b"\x00\x00\x00\x02{}\x00\x00\x00\x00",
+    "a wire plan of another class": b'{"version": 1, "node": "Dataset"}',
+}
+LOSSES: tuple[Any, ...] = (0, -1, "0", "-1/2", "1/0", "abc", [], {}, True, "1e400", "9" * 300, "0x10", " 1", "١")
+
+
+def _denied(header: str, targets: Sequence[Target]) -> str:
+    """Whether a header opens anything."""
+    for target in targets:
+        for path in (*READS, *ASKS):
+            method = "GET" if path in READS else "POST"
+            where = path.replace("{d}", target.columns.dataset)
+            headers = {"authorization": header} if header else {}
+            reply = target.send(method, where, b"{}" if method == "POST" else b"", headers)
+            if reply.status not in (401, 403, 429):
+                return f"{path} answered {reply.status}"
+            if evidence := judged([reply]):
+                return f"{path}: {evidence}"
+    return ""
+
+
+def _harmless(send: Callable[[Target], Iterator[Reply]], targets: Sequence[Target]) -> str:
+    """Whether every reply is a documented refusal, and nothing was charged."""
+    before = [target.spent() for target in targets]
+    for replies in zip(*(list(send(target)) for target in targets), strict=True):
+        if evidence := judged(replies):
+            return evidence
+        if replies[0].status in (200, 202):
+            return "it was accepted"
+    return "" if [target.spent() for target in targets] == before else "a budget moved"
+
+
+def _bodies(body: bytes, target: Target) -> Iterator[Reply]:
+    for path in ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/kernel/answer", "/v1/kernel/quote"):
+        yield target.call("POST", path, body)
+
+
+def _losses(target: Target) -> Iterator[Reply]:
+    query = f"SELECT COUNT(*) FROM {target.columns.table}"
+    for name in ("epsilon", "rho"):
+        for value in LOSSES:
+            body = {"dataset": target.columns.dataset, "query": query, name: value}
+            yield target.call("POST", "/v1/answer", body)
+
+
+def _options(target: Target) -> Iterator[Reply]:
+    query = f"SELECT COUNT(*) FROM {target.columns.table}"
+    wrong: list[dict[str, Any]] = [
+        {"bound": -1}, {"bound": 0}, {"bound": []}, {"bound": {"rows": True}}, {"bound": "x"}, {"confidence": 2},
+        {"confidence": 0}, {"draw": -1}, {"draw": 2**40}, {"draw": 1.5}, {"request_id": "a b"},
+        {"request_id": "x" * 99},
+        {"request_id": "a\r\nb"}, {"unit": "nobody"}, {"unit": 3}, {"dataset": "../x"}, {"dataset": ""},
+        {"dataset": {"$ne": ""}}, {"query": ""}, {"query": 7}, {"join_rows": 0}, {"within": -1, "epsilon": None},
+        {"epsilon": None}, {"rho": "1", "epsilon": "1"},
+    ]  # fmt: skip
+    for each in wrong:
+        body = {"dataset": target.columns.dataset, "query": query, "epsilon": "1/1000", **each}
+        yield target.call("POST", "/v1/answer", body)
+
+
+def _methods(target: Target) -> Iterator[Reply]:
+    for path in ("/v1/answer", "/v1/datasets", "/v1/ledger", "/metrics", "/"):
+        for method in ("PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "CONNECT", "FOO"):
+            yield target.call(method, path)
+
+
+def _paths(targets: Sequence[Target]) -> str:
+    for path in PATHS:
+        reply = targets[0].call("GET", path)
+        if reply.status == 200 and path not in ("/v1/datasets/", "//v1/datasets"):
+            return f"{path} was served"
+        if b"root:" in reply.body or judged([reply]):
+            return f"{path}: {judged([reply])}"
+        if "set-cookie" in {name.lower() for name in reply.headers}:
+            return f"{path} set a cookie"
+    return ""
+
+
+def _climbing(targets: Sequence[Target]) -> str:
+    """An analyst reads the ledger; an auditor asks."""
+    target = targets[0]
+    where = f"?dataset={target.columns.dataset}"
+    for method, path in (("GET", "/v1/ledger"), ("POST", "/v1/kernel/ledger")):
+        if target.call(method, path + where).status == 200:
+            return "an analyst read the ledger"
+    if "auditor" not in target.tokens:
+        return ""
+    query = f"SELECT COUNT(*) FROM {target.columns.table}"
+    for path in ("/v1/answer", "/v1/quote"):
+        if target.ask(query, who="auditor", path=path).status == 200:
+            return f"an auditor got {path}"
+    return ""
+
+
+def _ledger_tokens(targets: Sequence[Target]) -> str:
+    """What the ledger keeps of tokens opens nothing."""
+    target = targets[0]
+    rows = target.call("GET", f"/v1/ledger?dataset={target.columns.dataset}", who="auditor").json()
+    for row in rows.get("items", []) if isinstance(rows, dict) else []:
+        token = json.loads(row["body"]).get("token") if row["kind"] == "account" else None
+        if token and target.call("GET", "/v1/datasets", who=token).status == 200:
+            return "a token stands in the ledger"
+    return ""
+
+
+def _secured(targets: Sequence[Target]) -> str:
+    """The page cannot be framed, scripted from elsewhere, or cached."""
+    for path in ("/", "/nowhere", "/v1/datasets"):
+        headers = {name.lower(): value for name, value in targets[0].call("GET", path).headers.items()}
+        policy = headers.get("content-security-policy", "")
+        if (
+            "default-src 'none'" not in policy
+            or "unsafe" in policy
+            or headers.get("x-content-type-options") != "nosniff"
+        ):
+            return f"{path} lacks a policy"
+        if "access-control-allow-origin" in headers or "server" in headers:
+            return f"{path} says too much"
+    return ""
+
+
+def _jobs(targets: Sequence[Target]) -> str:
+    """One account's job is not another's."""
+    target = targets[0]
+    if "other" not in target.tokens:
+        return ""
+    body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
+            "epsilon": target.epsilon, "request_id": "mine"}  # fmt: skip
+    target.call("POST", "/v1/answer", body, prefer="respond-async")
+    for method in ("GET", "DELETE"):
+        if target.call(method, "/v1/jobs/mine", who="other").status != 404:
+            return "another account saw the job"
+    return ""
+
+
+def attacks() -> Iterator[Attack]:
+    """All of them."""
+    for name, header in TOKENS.items():
+        yield Attack(name, "accounts", "anything without an account", partial(_denied, header))
+    for name, body in {**BODIES, "too large": b" " * (5 << 20)}.items():
+        sending = partial(_harmless, partial(_bodies, body))
+        yield Attack(f"a body: {name}", "malformed", "anything by a broken body", sending)
+    yield Attack("losses that are none", "malformed", "an answer for nothing", partial(_harmless, _losses))
+    yield Attack("options out of range", "malformed", "an answer outside the rules", partial(_harmless, _options))
+    yield Attack("other methods", "malformed", "anything by another method", partial(_harmless, _methods))
+    yield Attack("other paths", "malformed", "files, or the kernel's own calls", _paths)
+    yield Attack("climbing", "accounts", "what another role may see", _climbing)
+    yield Attack("tokens in the ledger", "accounts", "a token that still works", _ledger_tokens, ("auditor",))
+    yield Attack("security headers", "accounts", "a token, by a page of somebody else's", _secured)
+    yield Attack("somebody else's job", "accounts", "another account's answer", _jobs)

@@ -1,0 +1,53 @@
+"""Every attack in one list, and `dither audit service URL`, which runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+
+from dither.audit.attacks import oracles, requests, spending
+from dither.audit.attacks.model import Attack, Finding, Target
+from dither.errors import DitherError, InvalidParameter
+
+ATTACKS: tuple[Attack, ...] = (*oracles.attacks(), *requests.attacks(), *spending.attacks())
+
+
+def run(targets: Sequence[Target], attacks: Iterable[Attack] = ATTACKS) -> list[Finding]:
+    """Tries attacks on one target, or on two that differ by one person."""
+    known = set(targets[0].tokens)
+    return [attack.run(targets) for attack in attacks if set(attack.needs) <= known]
+
+
+def service(
+    url: Annotated[str, typer.Argument(help="the gateway's address")],
+    dataset: Annotated[str | None, typer.Option(help="which dataset, if there are several")] = None,
+    epsilon: Annotated[str, typer.Option(help="what each question of the attack may spend")] = "1/1000",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+) -> None:
+    """Attack a running service; tokens in DITHER_TOKEN and, to try more, DITHER_OTHER_TOKEN, DITHER_AUDITOR_TOKEN."""
+    names = {"analyst": "DITHER_TOKEN", "other": "DITHER_OTHER_TOKEN", "auditor": "DITHER_AUDITOR_TOKEN"}
+    tokens = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+    if "analyst" not in tokens:
+        raise InvalidParameter("put an analyst's token into the environment as DITHER_TOKEN")
+    findings = run([Target.of(url, tokens, dataset, epsilon)])
+    learned = [finding for finding in findings if finding.learned]
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        typer.echo(report(findings))
+    if learned:
+        raise DitherError(f"{len(learned)} of {len(findings)} attacks learned something")
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """How many attacks of each family were tried, and what succeeded."""
+    families = Counter(finding.family for finding in findings)
+    lines = [f"{family}: {count} attacks" for family, count in families.items()]
+    lines += [f"{len(findings)} attacks in {sum(finding.requests for finding in findings)} requests"]
+    lines += [f"LEARNED by {each.attack}: {each.secret}: {each.evidence}" for each in findings if each.learned]
+    return "\n".join(lines)

@@ -1,0 +1,220 @@
+"""The list of attacks against the town and its neighbour: nothing is learned, and weakened builds are caught."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks.sites import neighbours, target
+from conftest import Tier
+from dither.access import expr
+from dither.audit.attacks import ATTACKS, Attack, Target, run
+from dither.audit.attacks.fuzz import Fuzzer
+from dither.audit.attacks.service import report
+from dither.errors import DitherError, InvalidPlan
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger import chain
+from dither.serve import questions
+from dither.serve.frames import Message
+from serve.house import SALARY, Place, place
+
+BY_NAME = {attack.name: attack for attack in ATTACKS}
+HEAVY = {"groups by values of the data", "a long list", "many commas", "a deep sum", "many columns"}
+
+
+def listed() -> Iterator[Any]:
+    """Every attack; the quick tier takes each fifth oracle and all others."""
+    for number, attack in enumerate(ATTACKS):
+        oracle = attack.family in ("error oracles", "shape and order", "malformed") and number % 5
+        later = oracle or attack.name in HEAVY
+        yield pytest.param(attack, id=attack.name, marks=[pytest.mark.tier("test")] if later else [])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Place]]:
+    with neighbours(tmp_path_factory.mktemp("pair")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def targets(pair: tuple[Place, Place]) -> list[Target]:
+    return [target(there) for there in pair]
+
+
+@pytest.mark.parametrize("attack", listed())
+def test_nothing_is_learned(attack: Attack, targets: list[Target]) -> None:
+    finding = attack.run(targets)
+    assert not finding.learned, finding
+    assert finding.requests > 0
+
+
+def test_the_list_is_long_and_every_attack_says_what_must_not_be_learned() -> None:
+    assert len(ATTACKS) >= 170 and len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    assert all(len(attack.secret) > 10 for attack in ATTACKS)
+
+
+def test_the_report_counts_families(targets: list[Target]) -> None:
+    findings = run(targets[:1], [BY_NAME["quoted"], BY_NAME["no token"]])
+    assert "spending: 1 attacks" in report(findings) and "LEARNED" not in report(findings)
+
+
+# --- Exact numbers anywhere ---
+
+
+def test_no_exact_number_appears_anywhere(pair: tuple[Place, Place], tmp_path: Path, caplog: Any) -> None:
+    """The number of rows and a person's salary stand in no answer, error, header, metric or public log line."""
+    there = pair[0]
+    caplog.set_level(logging.DEBUG)
+    seen = []
+    for path in ("/v1/datasets", "/v1/statement?dataset=town", "/v1/history?dataset=town", "/v1/budget?dataset=town",
+                 "/metrics", "/health", "/openapi.json"):  # fmt: skip
+        seen.append(there.get(path))
+    seen.append(there.get("/v1/ledger?dataset=town", "aud"))
+    for query in ("SELECT COUNT(*) FROM visits", "SELECT SUM(salary) FROM people", "SELECT 1/0 FROM people"):
+        seen += [there.post(path, {"dataset": "town", "query": query, "epsilon": "1/1000"})
+                 for path in ("/v1/quote", "/v1/explain")]  # fmt: skip
+    text = "\n".join(reply.text + str(dict(reply.headers)) for reply in seen) + caplog.text
+    for secret in (str(SALARY), "91,000", "people.parquet", str(there.folder)):
+        assert secret not in text, secret
+
+
+# --- Weakened builds: each attack must succeed against what it is there for ---
+
+
+def weak(folder: Path, *names: str) -> dict[str, bool]:
+    """Which of the attacks succeed on a fresh pair."""
+    with neighbours(folder) as made:
+        sites = [target(there) for there in made]
+        return {name: BY_NAME[name].run(sites).learned for name in names}
+
+
+def test_an_unguarded_root_is_an_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expr, "_held", lambda value, least, most: value)
+    found = weak(tmp_path, "square root of a negative", "logarithm of zero")
+    assert found["square root of a negative"] or found["logarithm of zero"]
+
+
+def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "hashed", lambda token: token)
+    assert weak(tmp_path, "tokens in the ledger") == {"tokens in the ledger": True}
+
+
+def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lomas's free endpoint showed the exception's text."""
+
+    def telling(self: LocalKernel, *given: Any) -> Any:
+        raise InvalidPlan("Conversion Error: could not convert 'Mrs. Stanton'")
+
+    monkeypatch.setattr(LocalKernel, "_appraised", telling)
+    with place(tmp_path, described=None) as there:
+        monkeypatch.undo()
+        monkeypatch.setattr(LocalKernel, "_appraised", telling)
+        assert BY_NAME["division by zero"].run([target(there)]).learned
+
+
+def test_a_gateway_that_fails_loudly_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place(tmp_path) as there:
+        monkeypatch.setattr(questions, "_object", lambda body, known: json.loads(body))
+        assert BY_NAME["a body: not JSON"].run([target(there)]).learned
+
+
+def test_a_kernel_that_believes_names_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place(tmp_path) as there:
+        monkeypatch.setattr(there.kernel, "_trusted", True)
+        assert BY_NAME["an account's name"].run([target(there)]).learned
+
+
+def test_a_ledger_that_forgets_questions_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the recorded answer a replay would draw again."""
+    drawn = iter(range(10**6))
+
+    def fresh(self: LocalKernel, outcome: Any, cached: bool) -> Any:
+        release = original(self, outcome, cached)
+        parts = tuple(part.__class__(**{**vars(part), "values": (next(drawn),)}) for part in release.parts)
+        return release.__class__(**{**vars(release), "parts": parts})
+
+    with place(tmp_path) as there:
+        original = LocalKernel._recorded
+        monkeypatch.setattr(LocalKernel, "_recorded", fresh)
+        assert BY_NAME["replayed"].run([target(there)]).learned
+
+
+def test_a_missing_policy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place(tmp_path) as there:
+        monkeypatch.setitem(
+            __import__("dither.serve.gateway", fromlist=["HEADERS"]).HEADERS, "content-security-policy", ""
+        )
+        assert BY_NAME["security headers"].run([target(there)]).learned
+
+
+# --- The plan fuzzer, straight at the kernel's socket handler ---
+
+SEEDS = (
+    ("SELECT city, COUNT(*) FROM people GROUP BY city", {}),
+    ("SELECT AVG(salary) FROM people WHERE age > 30", {}),
+    ("SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people", {}),
+    ("SELECT place, SUM(spent) FROM visits GROUP BY place", {"bound": 3}),
+    ("SELECT COUNT(DISTINCT id) FROM visits WHERE place IN ('bar', 'shop')", {}),
+    ("SELECT MEDIAN(age) FROM people", {}),
+    ("SELECT city, AVG(spent) FROM visits JOIN people USING (id) GROUP BY city", {"bound": 2}),
+    ("SELECT SUM(CASE WHEN ill THEN SQRT(age) ELSE LN(salary + 1) END) FROM people", {}),
+)
+
+
+def seeds(there: Place) -> list[bytes]:
+    """Real requests: what the gateway sends for real questions."""
+    heard: list[bytes] = []
+    respond = there.server.respond
+
+    def listening(message: Message) -> Message:
+        if message.header["call"] == "answer":
+            heard.append(message.body)
+        return respond(message)
+
+    there.server.respond = listening  # type: ignore[method-assign]
+    for query, more in SEEDS:
+        reply = there.ask(query, "0.001", **more)
+        assert reply.status_code == 200, (query, reply.text)
+    there.server.respond = respond  # type: ignore[method-assign]
+    return heard
+
+
+def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: Tier) -> None:
+    """Never another error, never an engine failure, and nothing is charged without an answer."""
+    there = pair[0]
+    fuzzer = Fuzzer(seeds(there), number=20261115)
+    count = tier.pick(quick=200, test=1_000, deep=10_000)
+    token, outcomes = there.tokens["ann"], dict[str, int]()
+    for plan in fuzzer.plans(count):
+        charges = there.charges() if len(outcomes) < 3 else None
+        reply = there.server.respond(Message({"call": "answer", "token": token, "dataset": "town"}, plan))
+        outcome = reply.header.get("error", "answered")
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        assert outcome not in ("error", "engine_failure", "ledger"), (outcome, reply.header, plan[:2000])
+        if charges is not None and outcome != "answered":
+            assert there.charges() == charges
+    print(outcomes)
+    assert outcomes["answered"] >= count // 100 and sum(outcomes.values()) == count
+
+
+def test_the_fuzzer_finds_a_planted_bug(pair: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that lets one kind of nonsense through fails on some plan."""
+    there = pair[0]
+    plans = list(Fuzzer(seeds(there), number=1).plans(300))
+
+    def careless(self: LocalKernel, house: Any, request: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(LocalKernel, "_appraised", careless)
+    header = {"call": "quote", "token": there.tokens["ann"], "dataset": "town"}
+    codes = {there.server.respond(Message(header, plan)).header.get("error") for plan in plans}
+    assert DitherError.code in codes
+
+
+def test_a_wire_body_is_canonical(pair: tuple[Place, Place]) -> None:
+    assert all(json.loads(seed)["version"] == 1 for seed in seeds(pair[0]))
