@@ -674,6 +674,30 @@ def test_tokens_and_roles_are_checked_by_the_kernel_itself(world: Any, opened: A
         room.kernel.ledger("shop", analyst)
 
 
+def test_auditors_and_curators_do_not_ask(world: Any, opened: Any) -> None:
+    room = opened(world(), trusted=False)
+    for role in ("auditor", "curator"):
+        token = room.kernel.books.add_account(role, role)
+        with pytest.raises(NotAllowed):
+            room.kernel.answer(counting(), token)
+        assert room.kernel.ledger("shop", token)
+
+
+class Slippery(int):
+    """A number that multiplies to nothing."""
+
+    def __mul__(self, other: Any) -> int:
+        return 0
+
+    __rmul__ = __mul__
+
+
+def test_what_is_appraised_is_plain_data(world: Any, opened: Any) -> None:
+    room = opened(world())
+    plain, _ = room.kernel._appraised(room.kernel._houses["shop"], counting(draw=Slippery(20)))
+    assert type(plain.draw) is int and plain.draw == 20
+
+
 @pytest.mark.tier("test")
 def test_nobody_speaks_as_the_kernel(world: Any, opened: Any) -> None:
     room = opened(world())

@@ -24,9 +24,9 @@ import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import ZCDP, Approximate, Pure
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded
-from dither.privacy.ledger.rules import key
-from dither.privacy.ledger.stores import FORMAT, open_any, open_store
+from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain
+from dither.privacy.ledger.rules import canonical, key
+from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
 from dither.privacy.ledger.upkeep import backup, migrate, restore, verify
 from dither.schema import Group, Unit
 from dither.wire.model import Head
@@ -249,6 +249,32 @@ def test_receipts_come_from_charges_only_and_each_step_is_drawn_once(ledger: Led
     receipt.redeem("part 0")
     with pytest.raises(LedgerError):
         receipt.redeem("part 0")
+
+
+def test_a_second_answer_row_breaks_the_rules(tmp_path: Path) -> None:
+    place = tmp_path / "l.sqlite"
+    ledger = busy_ledger(str(place))
+    ledger.close()
+    store = open_store(place)
+    answer = next(row for row in store.rows() if row.kind == "answer")
+    extra = link(store.head(), "answer", answer.time, answer.body.replace("the answer", "another draw"))
+    assert store.append(store.head(), [extra])
+    assert verify(place).first_bad == extra.sequence
+
+
+def test_a_snapshot_and_the_rows_after_it_are_the_whole_state(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots every third row, by two ledgers in turn, with restarts in between: nothing is lost or counted twice."""
+    monkeypatch.setattr(chain, "SNAPSHOT_ROWS", 3)
+    Ledger(place).register(dataset(1))
+    first, second = Ledger(place), Ledger(place)
+    for number in range(20):
+        ledger = (first, second, Ledger(place))[number % 3]
+        ledger.charge(claim(number, "1/100"))
+        assert spent(ledger) == [((number + 1) * ONE // 100, 0)]
+        assert verify(place).sound
+    assert open_store(place).state_at() >= 18
+    assert [isinstance(first.charge(claim(number, "1/100")), Receipt) for number in range(20)] == [True] * 20
+    assert spent(second) == [(ONE // 5, 0)]
 
 
 def test_an_answer_needs_a_charge(ledger: Ledger) -> None:
@@ -506,9 +532,6 @@ def test_a_forger_who_recomputes_the_hashes_still_breaks_a_rule(tmp_path: Path) 
 
 def relinked(place: Path, forged: Path, sequence: int, edit: Callable[[dict[str, Any]], object]) -> Any:
     """The verdict on a ledger whose row was edited and whose hashes were all computed again."""
-    from dither.privacy.ledger.rules import canonical
-    from dither.privacy.ledger.stores import link
-
     for old in forged.parent.glob(f"{forged.name}*"):
         old.unlink()
     source, target = open_store(place), open_store(forged)
