@@ -73,6 +73,8 @@ def compare(answer: Answer, rows: Sequence[Sequence[Any]], query: str) -> None:
         assert len(ours) == len(theirs)
         for a, b in zip(ours, theirs, strict=True):
             assert all(near(x, y, query) for x, y in zip(a, b, strict=True)), (query, a, b)
+    if "HAVING" in query and any(column.key for column in answer.columns):
+        assert {key for key, _ in got} == {key for key, _ in wanted}, query
     if "ORDER BY" in query and "WITHIN" not in query:
         # Equal values may stand in any order, so the values are compared place by place, and the keys as a set.
         assert {key for key, _ in got} == {key for key, _ in wanted}

@@ -152,15 +152,33 @@ def test_ten_counts_cost_their_joint_norm(queries: list[str], norm: int, session
     assert len(answers) == len(queries)
 
 
-def test_a_batch_gives_the_answers_of_its_questions(session: Session) -> None:
-    queries = [
+MERGED = [
+    [
         *TEN_RANGES,
-        "SELECT AVG(age) FROM users",
-        "SELECT COUNT(*) FROM users WHERE salary < 1000 OR country = 'DE'",
-    ]
+        "SELECT COUNT(*) FROM users WHERE NOT vip AND age <> 30",
+        "SELECT COUNT(*) FROM users WHERE age + 1 > 40",
+    ],
+    [
+        "SELECT COUNT(*) FROM users WHERE country NOT IN ('DE', 'FR') OR salary BETWEEN 1000 AND 50000",
+        "SELECT COUNT(*) FROM users WHERE salary < 1000 AND NOT (gender = 'f' OR country = 'DE')",
+        "SELECT COUNT(*) FILTER (WHERE salary IN (5, 7) OR 100000 <= salary) FROM users",
+    ],
+]
+
+
+@pytest.mark.parametrize("queries", MERGED)
+def test_a_batch_gives_the_answers_of_its_questions(queries: list[str], session: Session, kernel: BareKernel) -> None:
     one = [session.sql(query, epsilon=10**12).value() for query in queries]
     many = [answer.value() for answer in session.batch(queries, epsilon=10**12)]
     assert np.allclose(one, many, rtol=1e-6)
+    assert len(kernel.requests[-1].parts) == 1
+
+
+def test_a_batch_may_mix_kinds(session: Session) -> None:
+    queries = [*TEN_RANGES[:2], "SELECT AVG(age) FROM users", "SELECT COUNT(*) FROM actions"]
+    one = [session.sql(query, epsilon=10**12).value() for query in queries]
+    many = [answer.value() for answer in session.batch(queries, epsilon=10**12, bound=100)]
+    assert np.allclose(one, many, rtol=1e-2)
 
 
 def test_a_batch_quote_is_one_price(blind: Session) -> None:

@@ -16,7 +16,7 @@ from dither.access import expr
 from dither.access.context import Context
 from dither.access.domains import cardinality, listed
 from dither.access.expr import Expr
-from dither.access.measure import Count, Key, Linear
+from dither.access.measure import Count, Key, Linear, Sum
 from dither.access.relation import Relation, Where
 from dither.errors import DitherError, InvalidParameter
 from dither.post import asking
@@ -126,7 +126,7 @@ def _mergeable(plan: Plan) -> bool:
         simple
         and question.aggregates[0].kind == "count"
         and not plan.searches
-        and isinstance(plan.pieces[0].measure, Count)
+        and isinstance(plan.pieces[0].measure, Count | Sum)
     )
 
 
