@@ -146,6 +146,19 @@ def test_threads_never_share_a_stream() -> None:
         assert_disjoint([*executor.map(work, range(8)), sample()])
 
 
+def test_each_thread_has_a_keystream_of_its_own() -> None:
+    together = Barrier(4)
+
+    def work(_: int) -> list[Keystream]:
+        together.wait()
+        return [bits_module._stream(), bits_module._stream()]
+
+    with ThreadPoolExecutor(4) as executor:
+        pairs = list(executor.map(work, range(4)))
+    assert all(first is second for first, second in pairs)
+    assert len({id(first) for first, _ in pairs}) == 4
+
+
 def test_forked_processes_never_share_a_stream_or_a_pool() -> None:
     sample()  # the parent has a stream and a half-used pool
     assert_disjoint([*in_forked_children(sample, 4), sample()])

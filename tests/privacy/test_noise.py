@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -657,6 +658,23 @@ def test_threads_share_a_pool_without_repeats(counter: Pool) -> None:
         taken = np.concatenate(list(executor.map(counter.take, [7, 1, 100, 13] * 2000)))
     assert len(np.unique(taken)) == len(taken)
     assert taken.all()
+
+
+def test_only_one_thread_is_inside_a_pool() -> None:
+    inside, crowded = [], []
+
+    def slow(size: int, _: Bits) -> NDArray[np.int64]:
+        inside.append(1)
+        time.sleep(0.02)
+        crowded.append(len(inside))
+        inside.pop()
+        return np.ones(size, np.int64)
+
+    pool = Pool(slow)
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(pool.take, [4000] * 40))
+    assert set(crowded) == {1}
+    assert len(crowded) == 3
 
 
 def test_the_number_of_pools_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
