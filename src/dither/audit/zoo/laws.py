@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product as combinations
 from typing import Any
 
 import numpy as np
@@ -107,12 +106,18 @@ def patterns(values: Floats, threshold: float, noise: Pair, scale: float) -> Flo
         below = np.stack([(value < threshold + nodes).astype(float) for value in values])
     else:
         below = np.stack([laplace_cdf(threshold + nodes - value, scale) for value in values])
-    sides = np.stack([below, 1 - below])
-    places = range(len(values))
-    return np.array(
-        [weights @ np.prod([sides[bit, place] for bit, place in zip(bits, places, strict=True)], axis=0)
-         for bits in combinations((0, 1), repeat=len(values))]
-    )  # fmt: skip
+    half = len(values) // 2
+    early, late = _all_patterns(below[:half]), _all_patterns(below[half:])
+    result: Floats = ((early * weights) @ late.T).ravel()
+    return result
+
+
+def _all_patterns(below: Floats) -> Floats:
+    """The probability of every pattern of these answers, given the threshold's noise."""
+    found = np.ones((1, below.shape[1]))
+    for chance in below:
+        found = np.stack([found * chance, found * (1 - chance)], axis=1).reshape(-1, below.shape[1])
+    return found
 
 
 def first_value(values: Floats, threshold: float, noise: Pair, scale: float) -> Floats:

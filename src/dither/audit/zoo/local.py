@@ -50,7 +50,7 @@ def _bits(value: Floats, size: int, rng: Generator, *, chance: float) -> Any:
 def _bits_law(a: Floats, b: Floats, *, chance: float) -> laws.Pair:
     kept, flipped = np.array([1 - chance, chance]), np.array([chance, 1 - chance])
     parts = [(kept, flipped) if x > y else (flipped, kept) for x, y in zip(a, b, strict=True) if x != y]
-    return laws.product(parts, 1e-6)
+    return laws.product(parts, log(chance / (1 - chance)))
 
 
 def _response(name: str, chance: float, private: bool, about: str) -> Member:

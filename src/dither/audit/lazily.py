@@ -1,0 +1,425 @@
+"""Random numbers that are decided as late as possible: an interval of integers, split where the code compares it.
+
+A `Lazy` is a number that the running code computes from one uniform integer by steps that never turn back (shifts,
+additions, products with constants, floors, logarithms...). A comparison asks only on which side the number falls, so
+it splits the interval in two and nothing else has to be enumerated. What cannot be split is enumerated value by value,
+and refused beyond `MOST_VALUES`. Floating-point steps are rounded by the machine as in the real run; rounding keeps
+order, and the neighbours of every split are checked.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dither.errors import Unsupported
+
+MOST_VALUES = 1 << 17
+NEIGHBOURS = 3
+Step = Callable[[Any], Any]
+
+
+class Fork(Protocol):
+    """Who chooses among weighted branches."""
+
+    def choose(self, weights: list[int], total: int) -> int:
+        """The branch to take; each has probability weight / total."""
+
+
+@dataclass
+class Uniform:
+    """One uniform integer from `low` to `high`, as far as the run has decided it."""
+
+    fork: Fork
+    low: int
+    high: int
+    spent: bool = False
+
+    def narrow(self, label: Step) -> Any:
+        """Decides the label of the number; labels are constant on intervals and keep their order."""
+        if self.spent:
+            raise Unsupported("a random word was used again after it had been joined to another")
+        found = self._runs(label)
+        place = 0
+        if len(found) > 1:
+            sizes = [last - first + 1 for first, last, _ in found]
+            place = self.fork.choose(sizes, self.high - self.low + 1)
+        self.low, self.high, chosen = found[place]
+        return chosen
+
+    def _runs(self, label: Step) -> list[tuple[int, int, Any]]:
+        """The maximal intervals on which the label is constant."""
+        runs: list[tuple[int, int, Any]] = []
+        start, value, last = self.low, label(self.low), label(self.high)
+        while value != last:
+            inside, outside = start, self.high
+            while outside - inside > 1:
+                middle = (inside + outside) // 2
+                inside, outside = (middle, outside) if label(middle) == value else (inside, middle)
+            self._check(label, start, outside)
+            runs.append((start, inside, value))
+            if len(runs) > MOST_VALUES:
+                raise Unsupported(f"a random number was used in a way that has more than {MOST_VALUES} cases")
+            start, value = outside, label(outside)
+        return [*runs, (start, self.high, value)]
+
+    def _check(self, label: Step, start: int, place: int) -> None:
+        """The label changes at `place` and nowhere near it."""
+        value = label(start)
+        before = range(max(start, place - NEIGHBOURS), place)
+        after = range(place, min(self.high, place + NEIGHBOURS) + 1)
+        if any(label(near) != value for near in before) or any(label(near) == value for near in after):
+            raise Unsupported("the code turns a random number back and forth; its cases are not intervals")
+
+
+class Lazy:
+    """A number computed from one uniform integer: (integer << shift) + offset, then steps that keep or turn order."""
+
+    __slots__ = ("offset", "shift", "steps", "uniform")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, uniform: Uniform, shift: int = 0, offset: int = 0, steps: tuple[Step, ...] = ()) -> None:
+        self.uniform, self.shift, self.offset, self.steps = uniform, shift, offset, steps
+
+    def at(self, raw: int) -> Any:
+        """The number if the uniform integer is `raw`."""
+        value: Any = (raw << self.shift) + self.offset
+        for step in self.steps:
+            value = step(value)
+        return value
+
+    def decide(self) -> Any:
+        """The number itself: every value that it can have is enumerated."""
+        return self.uniform.narrow(self.at)
+
+    def _then(self, step: Step) -> Lazy:
+        return Lazy(self.uniform, self.shift, self.offset, (*self.steps, step))
+
+    def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
+        known = plain(other)
+        return self._then(lambda value: operation(value, known))
+
+    def _sign(self, other: Any) -> int:
+        known = plain(other)
+        return int(self.uniform.narrow(lambda raw: (self.at(raw) > known) - (self.at(raw) < known)))
+
+    def _below(self, other: Any, operation: Callable[[Any, Any], bool]) -> bool:
+        known = plain(other)
+        return bool(self.uniform.narrow(lambda raw: bool(operation(self.at(raw), known))))
+
+    def __lt__(self, other: Any) -> bool:
+        return self._below(other, operator.lt)
+
+    def __le__(self, other: Any) -> bool:
+        return self._below(other, operator.le)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._below(other, operator.gt)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._below(other, operator.ge)
+
+    def __eq__(self, other: object) -> bool:
+        return self._sign(other) == 0
+
+    def __ne__(self, other: object) -> bool:
+        return self._sign(other) != 0
+
+    def __bool__(self) -> bool:
+        return self._sign(0) != 0
+
+    def __int__(self) -> int:
+        return int(self._then(int).decide())
+
+    def __index__(self) -> int:
+        return operator.index(self.decide())
+
+    def __float__(self) -> float:
+        return float(self.decide())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._then(lambda value: round(value, digits))
+
+    def __floor__(self) -> Any:
+        return self._then(math.floor)
+
+    def __ceil__(self) -> Any:
+        return self._then(math.ceil)
+
+    def __trunc__(self) -> Any:
+        return self._then(math.trunc)
+
+    def __abs__(self) -> Any:
+        return self._then(abs) if self._below(0, operator.ge) else self._then(operator.neg)
+
+    def __neg__(self) -> Any:
+        return self._then(operator.neg)
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(other, operator.add)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with(other, lambda value, known: known + value)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(other, lambda value, known: known - value)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(other, operator.mul)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with(other, lambda value, known: known * value)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with(other, operator.truediv)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with(other, operator.floordiv)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._with(other, operator.rshift)
+
+    def __lshift__(self, other: Any) -> Any:
+        known = int(plain(other))
+        if self.steps:
+            return self._then(lambda value: value << known)
+        return Lazy(self.uniform, self.shift + known, self.offset << known)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return plain(other) / self.decide()
+
+    def __or__(self, other: Any) -> Any:
+        if isinstance(other, Lazy):
+            return joined(self, other)
+        return self.decide() | plain(other)
+
+    def __ror__(self, other: Any) -> Any:
+        known = int(plain(other))
+        top = self.at(self.uniform.high)
+        if self.steps or self.offset < 0 or known & ((1 << top.bit_length()) - 1):
+            return known | self.decide()
+        return Lazy(self.uniform, self.shift, self.offset + known)
+
+    def __and__(self, other: Any) -> Any:
+        return self.decide() & plain(other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self.decide() ^ plain(other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self.decide() % plain(other)
+
+    def __pow__(self, other: Any) -> Any:
+        return self.decide() ** plain(other)
+
+    __rand__, __rxor__ = __and__, __xor__
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        """As numpy's method."""
+        return self._then(lambda value: np.round(value, decimals))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Numpy's functions of one number, where they keep order; others see the number itself."""
+        if method == "__call__" and not options and ufunc.__name__ in MONOTONE and len(inputs) == 1:
+            return self._then(ufunc)
+        if method == "__call__" and not options and ufunc.__name__ in OPERATORS and len(inputs) == 2:
+            first, second = inputs
+            dunder = OPERATORS[ufunc.__name__]
+            return dunder(first, second) if isinstance(first, Lazy) else dunder(plain(first), second)
+        return getattr(ufunc, method)(*(plain(each) for each in inputs), **options)
+
+
+MONOTONE = frozenset(
+    {"log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "floor", "ceil", "rint", "trunc", "negative"}
+)
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "less": operator.lt, "less_equal": operator.le, "greater": operator.gt, "greater_equal": operator.ge,
+    "equal": operator.eq, "not_equal": operator.ne, "left_shift": operator.lshift, "right_shift": operator.rshift,
+    "bitwise_or": operator.or_, "floor_divide": operator.floordiv,
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A number of Python's own; a lazy one is decided."""
+    if isinstance(value, Lazy):
+        return value.decide()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def joined(high: Lazy, low: Lazy) -> Any:
+    """`high | low` where high ends in as many zeros as low has digits: one longer uniform integer."""
+    first, second = high.uniform, low.uniform
+    if high.steps or low.steps or low.shift or low.offset or first is second:
+        return high.decide() | low.decide()
+    if second.high >= 1 << high.shift or high.offset & ((1 << high.shift) - 1):
+        return high.decide() | low.decide()
+    if first.low == first.high:
+        return Lazy(second, 0, high.at(first.low))
+    if second.low != 0 or second.high != (1 << high.shift) - 1:
+        return Lazy(second, 0, high.decide())
+    whole = Uniform(first.fork, first.low << high.shift, first.high << high.shift | second.high)
+    first.spent = second.spent = True
+    return Lazy(whole, 0, high.offset)
+
+
+class LazyWords:
+    """An array of lazy integers that numpy's functions may be called on."""
+
+    __array_priority__ = 1000
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, cells: Any, dtype: Any) -> None:
+        self.cells, self.dtype = cells, np.dtype(dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.cells.shape)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __iter__(self) -> Any:
+        return iter(self.cells)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.cells[key]
+        return LazyWords(found, self.dtype) if isinstance(found, np.ndarray) else found
+
+    def reshape(self, *shape: Any) -> LazyWords:
+        """The same words in another shape."""
+        return LazyWords(self.cells.reshape(*shape), self.dtype)
+
+    def astype(self, dtype: Any) -> Any:
+        """Integers stay lazy; anything else is decided."""
+        if np.dtype(dtype).kind in "iu":
+            return LazyWords(self.cells, dtype)
+        return self.__array__().astype(dtype)
+
+    def tolist(self) -> Any:
+        """The words, decided."""
+        return self.__array__().tolist()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        decided = [plain(cell) for cell in self.cells.ravel()]
+        return np.array(decided, dtype or self.dtype).reshape(self.cells.shape)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or options or ufunc.__name__ not in {*OPERATORS, *MONOTONE, "absolute"}:
+            return getattr(ufunc, method)(*(known(each) for each in inputs), **options)
+        cells = np.broadcast_arrays(*(_cells(each) for each in inputs))
+        act = OPERATORS.get(ufunc.__name__, abs if ufunc.__name__ == "absolute" else ufunc)
+        out = np.empty(cells[0].shape, object)
+        for place in np.ndindex(out.shape):
+            out[place] = act(*(each[place] for each in cells))
+        if ufunc.__name__ in {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}:
+            return out.astype(bool)
+        return LazyWords(out, np.int64)
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        if function is np.take and isinstance(inputs[1], LazyWords) and len(inputs) == 2:
+            return looked_up(inputs[0], inputs[1])
+        if function is np.searchsorted and isinstance(inputs[1], LazyWords):
+            return sorted_places(*inputs)
+        return function(*(known(each) for each in inputs), **options)
+
+    def _operate(self, name: str, *inputs: Any) -> Any:
+        return self.__array_ufunc__(getattr(np, name), "__call__", *inputs)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._operate("less", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._operate("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._operate("greater", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._operate("greater_equal", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._operate("equal", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._operate("not_equal", self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._operate("bitwise_or", self, other)
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._operate("left_shift", self, other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._operate("right_shift", self, other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._operate("add", self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._operate("subtract", self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._operate("multiply", self, other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self.__array__() ^ known(other)
+
+    def __and__(self, other: Any) -> Any:
+        return self.__array__() & known(other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self.__array__() % known(other)
+
+
+def known(value: Any) -> Any:
+    """An array or number without anything undecided."""
+    if isinstance(value, LazyWords):
+        return value.__array__()
+    if isinstance(value, list | tuple):
+        return type(value)(known(each) for each in value)
+    return plain(value)
+
+
+def _cells(value: Any) -> Any:
+    if isinstance(value, LazyWords):
+        return value.cells
+    array = np.asarray(value)
+    return array.astype(object)
+
+
+def looked_up(table: Any, words: LazyWords) -> Any:
+    """Entries of a table, each word decided only as far as the entry."""
+    entries = [_entry(table, word) for word in words.cells.ravel()]
+    return np.array(entries, table.dtype).reshape(words.cells.shape)
+
+
+def _entry(table: Any, word: Any) -> Any:
+    if not isinstance(word, Lazy) or word.steps or word.shift or word.offset:
+        return table[plain(word)]
+    inside = table[word.uniform.low : word.uniform.high + 1]
+    marks = np.concatenate([[0], np.cumsum(inside[1:] != inside[:-1])])
+    start = word.uniform.low
+    word.uniform.narrow(lambda raw: int(marks[raw - start]))
+    return table[word.uniform.low]
+
+
+def sorted_places(table: Any, words: LazyWords, side: Any = "left") -> Any:
+    """np.searchsorted, each word decided only as far as its place."""
+
+    def place(value: Any) -> int:
+        return int(np.searchsorted(table, table.dtype.type(value), side))
+
+    found = [
+        word.uniform.narrow(lambda raw, w=word: place(w.at(raw))) if isinstance(word, Lazy) else place(word)
+        for word in words.cells.ravel()
+    ]
+    return np.array(found, np.int64).reshape(words.cells.shape)
