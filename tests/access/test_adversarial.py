@@ -65,6 +65,7 @@ def promised(pair: tuple[Any, Any], measure: m.Measure, unit: str = "user") -> N
     assert covers(stated, change(pair[0].vector(measure), pair[1].vector(measure))), measure
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", [name for name, _ in rewritten()])
 def test_a_rewritten_user_id_changes_nothing(name: str, tmp_path: Path) -> None:
     lying, pair = dict(rewritten())[name], worlds(tmp_path)
@@ -95,6 +96,7 @@ def test_a_bound_is_refused_once_the_unit_is_lost() -> None:
         r.UnitJoin(lost, r.Scan("users"), "user").domain(CTX)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("how", ["inner", "left", "right"])
 @pytest.mark.parametrize("bound", [1, 3])
 def test_every_public_join_with_null_and_unmatched_keys(how: Any, bound: int, tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_every_public_join_with_null_and_unmatched_keys(how: Any, bound: int, tm
     promised(pair, m.Count(r.Where(joined, x.IsNull(x.Column("topic")))))
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_every_unit_join_with_a_missing_side(how: Any, tmp_path: Path) -> None:
     for extra in (EXTRA, {"users": [(4, 20.0, "DE")]}, {"actions": heavy(9, 40)}):
@@ -166,6 +169,7 @@ def test_one_unit_in_every_group(tmp_path: Path) -> None:
     assert (stated.l0, stated.linf, stated.l1, stated.l2_squared) == (9, 1, 9, 9)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 100, 12345])
 def test_a_clipped_vector_has_norm_at_most_the_bound_exactly(norm: Any, bound: int, tmp_path: Path) -> None:
@@ -251,6 +255,7 @@ def test_a_table_that_a_unit_covers_is_not_public() -> None:
         r.PublicJoin(r.Scan("actions"), people, (("user_id", "id"),)).influence(CTX, "user")
 
 
+@pytest.mark.tier("test")
 def test_metadata_do_not_depend_on_records(tmp_path: Path) -> None:
     """Domains, influence, sensitivity, shape, labels and SQL: identical for empty, tiny and large data."""
     sizes = (0, 3, 20_000)

@@ -70,6 +70,7 @@ def moved(node: r.Relation, path: Path, base: dict[str, list[Any]], more: dict[s
     return sum(((bags[0] - bags[1]) + (bags[1] - bags[0])).values())
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", CASES)
 def test_the_stated_influence_is_reached(name: str, tmp_path: Path) -> None:
     node, unit, extra = CASES[name]
@@ -92,6 +93,7 @@ def test_the_stated_influence_is_reached(name: str, tmp_path: Path) -> None:
     assert moved(node, tmp_path, base, more) == node.influence(world.ctx, unit).rows
 
 
+@pytest.mark.tier("test")
 def test_a_join_on_another_key_reaches_its_bound(tmp_path: Path) -> None:
     """One row enters and pushes out another on both sides of a self-join: 2 a B + 2 b B."""
     columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**6)), "k": Category(("a",))}
@@ -139,6 +141,7 @@ MEASURES: dict[str, m.Measure] = {
 }  # fmt: skip
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", MEASURES)
 def test_the_stated_sensitivity_is_reached(name: str, tmp_path: Path) -> None:
     measure = MEASURES[name]
@@ -150,6 +153,7 @@ def test_the_stated_sensitivity_is_reached(name: str, tmp_path: Path) -> None:
     assert found.l2_squared == stated.l2_squared
 
 
+@pytest.mark.tier("test")
 def test_no_value_is_chosen_more_often_than_another(tmp_path: Path) -> None:
     """Of two rows that differ in one column only, each is kept by half of 20,000 units.
 
