@@ -247,7 +247,8 @@ class Scan(Relation):
     def _tagged(self, statement: Statement, table: str, columns: list[str], known: list[str]) -> exp.Select:
         """The hidden unit columns and order; rows without a valid unit key are dropped."""
         scope, origin = statement.scope(self), statement.origins[self.table]
-        keys = [] if origin.unique else [scope.names[name] for name in self._unit_names(statement.ctx)]
+        read = statement.ctx.columns(self.table)
+        missing = [name for name in self._unit_names(statement.ctx) if read[name].nullable and not origin.unique]
         picked: list[Sql] = [named(column) for column in columns]
         for unit in known:
             values = self._unit_values(statement, unit, scope)
@@ -262,7 +263,7 @@ class Scan(Relation):
         picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
         picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
         body = select(*picked).from_(table, copy=False)
-        valid = [exp.not_(binary(exp.Is, key, exp.null())) for key in keys]
+        valid = [exp.not_(binary(exp.Is, scope.names[name], exp.null())) for name in missing]
         return body.where(both(valid), copy=False) if valid else body
 
     def _unit_names(self, ctx: Context) -> list[str]:

@@ -184,9 +184,11 @@ class Statement:
         window = exp.Window(
             this=exp.RowNumber(),
             partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
-            order=exp.Order(expressions=[self.sorted_by("o")]),
+            order=exp.Order(expressions=[named("s")]),
         )
-        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(table, copy=False)
+        # In a column of its own the order's common parts are worked out once; inside the window they would not be.
+        place = select(*(named(c) for c in columns), aliased(self.sorted_by("o"), "s")).from_(table, copy=False)
+        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(self.add(place), copy=False)
         kept = binary(exp.LTE, named("n"), plain(limit))
         return (
             select(*(named(c) for c in columns))

@@ -1,0 +1,230 @@
+"""Spark: the integers of the reference on random plans, local and on a cluster; settings; stoppable."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import access.worlds as worlds
+from access.agreement import largest_difference, random_plans
+from access.benches import SparkBench
+from access.trials import Violation
+from dither.access import expr as x
+from dither.access import measure as m
+from dither.access import relation as r
+from dither.access.engines.casts import GuardedSpelling
+from dither.access.engines.spark import SETTINGS, SparkEngine, SparkSpelling
+from dither.access.spelling import Spelling, cast
+from dither.errors import EngineFailure, InvalidSchema
+from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
+
+ROWS = {
+    "users": [(i, 18.0 + i % 60, "FR" if i % 3 else "ZZ") for i in range(40)] + [(1, 99.0, "DE"), (None, 20.0, "FR")],
+    "actions": [
+        (i % 37, f"u{i % 5}", ["view", "like", "share", "${env:HOME}"][i % 4], worlds.YEAR_2020 + i * worlds.DAY // 3)
+        for i in range(900)
+    ],
+    "urls": [(f"u{i}", "news" if i % 2 else "sport") for i in range(4)],
+}
+ACTIONS = r.BoundRows(r.Scan("actions"), "user", 7)
+MEASURES = [
+    m.Count(ACTIONS, (m.Key("url", x.Column("url")), m.Key("action", x.Column("action")))),
+    m.Count(ACTIONS, (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
+    m.Sum(r.Scan("users"), x.Column("age"), (m.Key("country", x.Column("country")),)),
+    m.Clipped(r.Scan("actions"), "user", (x.Constant(1),), 5, "l2", (m.Key("action", x.Column("action")),)),
+    m.Count(r.UnitJoin(ACTIONS, r.Scan("users"), "user"), (m.Key("age", x.Column("age")),)),
+]
+
+pytestmark = pytest.mark.tier("test")
+
+
+@pytest.fixture(scope="module")
+def bench(spark: Any) -> SparkBench:
+    return SparkBench(spark)
+
+
+def test_promises_hold_on_spark(tier: Any, bench: SparkBench, capsys: pytest.CaptureFixture[str]) -> None:
+    count = tier.pick(quick=0, test=30, deep=500)
+    tally = random_plans(bench, count, seed=6)
+    with capsys.disabled():
+        print(f"\n  tests/access: {tally.line('spark')}")
+    assert tally.plans == count
+
+
+def test_functions_are_within_a_step_of_duckdb(bench: SparkBench) -> None:
+    assert largest_difference(bench) <= 1
+
+
+FAULTS = {
+    "sums that wrap": (SparkSpelling, "total", Spelling.total),
+    "dates that overflow": (SparkSpelling, "moment_of_date", lambda self, value: cast(value, "timestamp")),
+    "texts cast as they are": (GuardedSpelling, "integer_of_text", lambda self, value: cast(value, "bigint")),
+    "a dollar sign before a line break": (SparkSpelling, "matches", Spelling.matches),
+}
+
+
+def hostile(path: Path) -> Dataset:
+    """Few records, each of which breaks one naive spelling."""
+    table = pa.table(
+        {
+            "u": pa.array([0, 1, 2, 3]),
+            "wide": pa.array([2**62, 2**62, 2**62, 2**62]),
+            "day": pa.array([2**31 - 1, -(2**31), 0, 1], pa.int32()).cast(pa.date32()),
+            "id": pa.array(["12\n", "12", "1.5", "99999999999999999999"]),
+            "n": pa.array(["7\n", "7", "nan", "1e400"]),
+            "big": pa.array([2**64 - 1, 2**63, 2**63 - 1, 5], pa.uint64()),
+            "old": pa.array([-(10**17), 0, 1, None], pa.timestamp("us")),
+        }
+    )
+    pq.write_table(table, path / "t.parquet")
+    domains = {
+        "u": Identifier("integer"),
+        "wide": Number(Fraction(0), Fraction(2**62)),
+        "day": worlds.Moment(0, 20_000 * worlds.DAY, "day"),
+        "id": Identifier("integer"),
+        "n": Number(Fraction(0), Fraction(9)),
+        "big": Identifier("integer"),
+        "old": worlds.Moment(-(10**18), 20_000 * worlds.DAY),
+    }
+    columns = {name: Column(name, domain) for name, domain in domains.items()}
+    tables = {"t": Table("t", True, columns, Source("spark", {"path": str(path / "t.parquet")}))}
+    return Dataset("d", "p", "1", tables, {"user": Unit("user", "user", {"t": "u"})}, ())
+
+
+def answers(engine: SparkEngine) -> list[list[int]]:
+    child = r.BoundRows(r.Scan("t"), "user", 1)
+    present = [m.Count(r.Where(child, x.Not(x.IsNull(x.Column(name))))) for name in ("id", "big")]
+    years = [m.Sum(child, x.DatePart("year", x.Column(name))) for name in ("day", "old")]
+    measures = [m.Sum(child, x.Column("wide")), *present, *years, m.Count(child, (m.Key("n", x.Column("n")),))]
+    return [engine.vector(measure).tolist() for measure in measures]
+
+
+HELD = [[2**63 - 1], [1], [2], [1970 * 4], [-1199 + 1970 * 2 + -29719], [3, 0, 0, 0, 0, 0, 0, 1, 0, 0]]
+
+
+def test_hostile_records_are_held(spark: Any, tmp_path: Path) -> None:
+    engine = SparkEngine(hostile(tmp_path), "1", spark.newSession())
+    found = answers(engine)
+    assert found[:4] == HELD[:4]
+    assert found[5] == HELD[5]
+    assert engine.failure is None
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_spelling_is_found(fault: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, broken = FAULTS[fault]
+    monkeypatch.setattr(where, name, broken)
+    engine = SparkEngine(hostile(tmp_path), "1", spark.newSession())
+    try:
+        found = answers(engine)
+    except (EngineFailure, Violation):
+        return
+    assert found[:4] != HELD[:4] or found[5] != HELD[5]
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def on_spark(path: Path, **options: str) -> Dataset:
+    """The tables of worlds.py for Spark."""
+    data = worlds.dataset(path, worlds.USER, worlds.ACTION, worlds.MONTH)
+    tables = {}
+    for name, table in data.tables.items():
+        source = Source("spark", {"path": str(path / f"{name}.parquet"), **options})
+        tables[name] = Table(name, table.private, table.columns, source, table.unique)
+    return Dataset("web", "web", "1", tables, data.units, ())
+
+
+@pytest.fixture
+def duck(tmp_path: Path) -> Any:
+    engine = worlds.engine(tmp_path, worlds.USER, worlds.ACTION, worlds.MONTH, **ROWS)
+    yield engine
+    engine.close()
+
+
+def test_the_engine_agrees_with_duckdb(spark: Any, duck: Any, tmp_path: Path) -> None:
+    engine = SparkEngine(on_spark(tmp_path), "2", spark.newSession())
+    assert engine.ctx.facts == duck.ctx.facts
+    for measure in MEASURES:
+        assert engine.vector(measure, secret=3).tolist() == duck.vector(measure, secret=3).tolist()
+        assert engine.corrections() == duck.corrections()
+    assert engine.inspect() == duck.inspect()
+    keys = (m.Key("url", x.Column("url")),)
+    found = m.PartitionCounts(r.BoundGroups(r.Scan("actions"), "user", (x.Column("url"),), 3, 1), keys)
+    assert engine.groups(found).keys == duck.groups(found).keys
+    engine.close()
+
+
+def test_tables_of_the_catalogue_are_read(spark: Any, duck: Any, tmp_path: Path) -> None:
+    session = spark.newSession()
+    session.sql("CREATE DATABASE IF NOT EXISTS web")
+    for name in worlds.COLUMNS:
+        session.read.parquet(str(tmp_path / f"{name}.parquet")).write.mode("overwrite").saveAsTable(f"web.{name}")
+    data = on_spark(tmp_path)
+    tables = {
+        name: Table(name, t.private, t.columns, Source("spark", {"table": f"web.{name}"}), t.unique)
+        for name, t in data.tables.items()
+    }
+    engine = SparkEngine(Dataset("web", "web", "1", tables, data.units, ()), "2", session)
+    assert engine.vector(MEASURES[0]).tolist() == duck.vector(MEASURES[0]).tolist()
+    engine.close()
+    session.sql("DROP DATABASE web CASCADE")
+
+
+def test_the_session_is_configured_whatever_it_was(spark: Any, duck: Any, tmp_path: Path) -> None:
+    """ANSI mode, another clock and substituted variables would each change answers or make them fail."""
+    session = spark.newSession()
+    for name, value in {"spark.sql.ansi.enabled": "true", "spark.sql.session.timeZone": "Asia/Tokyo"}.items():
+        session.conf.set(name, value)
+    engine = SparkEngine(on_spark(tmp_path), "1", session)
+    assert {name: session.conf.get(name) for name in SETTINGS} == SETTINGS
+    assert engine.vector(MEASURES[1]).tolist() == duck.vector(MEASURES[1]).tolist()
+    here = m.Count(r.Where(ACTIONS, x.Compare("=", x.Column("action"), x.Constant("${env:HOME}"))))
+    assert engine.vector(here).tolist() == duck.vector(here).tolist()
+    engine.close()
+
+
+def slow(spark: Any) -> tuple[Dataset, Any]:
+    """A view that takes hours: each row of two million sleeps."""
+    session = spark.newSession()
+    session.sql(
+        "CREATE TEMP VIEW slow AS SELECT id AS u FROM range(0, 1000000000000, 1, 2) WHERE sha2(string(id), 512) <> ''"
+    )
+    columns = {"u": Column("u", Identifier("integer"))}
+    tables = {"slow": Table("slow", True, columns, Source("spark", {"table": "slow"}))}
+    return Dataset("d", "p", "1", tables, {"user": Unit("user", "user", {"slow": "u"})}, ()), session
+
+
+def test_a_deadline_stops_the_jobs_with_the_constant_error(spark: Any) -> None:
+    data, session = slow(spark)
+    engine = SparkEngine(data, "1", session)
+    with pytest.raises(EngineFailure) as caught:
+        engine.vector(m.Count(r.BoundRows(r.Scan("slow"), "user", 1)), deadline=2)
+    assert str(caught.value) == str(EngineFailure())
+    assert engine.failure
+    engine.close()
+
+
+def test_cancel_stops_the_jobs_from_another_thread(spark: Any) -> None:
+    data, session = slow(spark)
+    engine = SparkEngine(data, "1", session)
+    timer = threading.Timer(3, engine.cancel)
+    timer.start()
+    with pytest.raises(EngineFailure):
+        engine.vector(m.Count(r.BoundRows(r.Scan("slow"), "user", 1)))
+    timer.join()
+    engine.close()
+
+
+def test_a_missing_source_is_named(spark: Any, tmp_path: Path, duck: Any) -> None:
+    data = on_spark(tmp_path)
+    users = Table("users", True, data.tables["users"].columns, Source("spark", {"path": str(tmp_path / "none")}), "id")
+    with pytest.raises(InvalidSchema, match="the source of table users cannot be read"):
+        SparkEngine(Dataset("web", "web", "1", {"users": users}, {"user": data.units["user"]}, ()), "1", spark)
