@@ -547,6 +547,19 @@ def relinked(place: Path, forged: Path, sequence: int, edit: Callable[[dict[str,
     return verify(forged)
 
 
+def test_a_row_that_was_rehashed_by_itself_shows_in_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "l.sqlite"
+    busy_ledger(str(place)).close()
+    store = open_store(place)
+    before, row = store.row(3), store.row(4)
+    assert before is not None and row is not None and row.kind == "answer"
+    changed = link(before.head, row.kind, row.time, row.body.replace("the answer", "another draw"))
+    store.close()
+    with tampered(place, tmp_path) as copy:
+        execute(copy, "UPDATE rows SET body = ?, hash = ? WHERE sequence = 4", changed.body, changed.hash)
+        assert verify(copy).first_bad == 5
+
+
 def test_the_database_itself_refuses_to_change_rows(place: str) -> None:
     ledger = busy_ledger(place)
     before = ledger.rows()
