@@ -192,3 +192,16 @@ def test_a_sample_of_units_has_the_asked_size(tmp_path: Path) -> None:
     sizes = [int(world.vector(measure, secret=secret)[0]) for secret in (1, 2, 3)]
     assert all(abs(size - 4_000) < 6.2 * 57 for size in sizes)
     assert len(set(sizes)) > 1
+
+
+@pytest.mark.tier("test")
+def test_one_row_can_push_out_a_whole_group(tmp_path: Path) -> None:
+    """A bound of one group of three rows: a single action of another kind takes the place of all three."""
+    node = r.BoundGroups(ACTIONS, "user", (x.Column("action"),), 1, 3)
+    reached = 0
+    for user in range(1, 9):
+        base = acts(user, *(("a", "view", day) for day in range(3)))
+        more = base + acts(user, ("a", "like", 9))
+        reached = max(reached, moved(node, tmp_path / str(user), {"actions": base}, {"actions": more}))
+    world = engine(tmp_path / "facts", USER, ACTION)
+    assert reached == 4 == node.influence(world.ctx, "action").rows
