@@ -2,7 +2,7 @@
 
 There is no TRY_CAST: texts are cast behind patterns, and values of types that reach further than 64 bits (numeric,
 dates, timestamps) are held back before they are cast. Products of doubles fail where they underflow: what is nearly
-zero is read as zero. Text is compared in the collation "C", by code points. Give the
+zero is read as 1e-200. Text is compared in the collation "C", by code points. Give the
 engine a role that may only SELECT; its transactions are READ ONLY in any case.
 """
 
@@ -212,8 +212,8 @@ def readable(raw: Sql, kind: RawKind, *, long: bool = False) -> Sql:
         case "text":
             return exp.Collate(this=typed(raw, "text"), expression=exp.to_identifier("C", quoted=True))
         case "float":
-            tiny = binary(exp.LT, exp.Abs(this=own(raw)), cast(text(f"1e-{SAFE_DIGITS}"), "double"))
-            return case([(tiny, cast(plain(0), "double"))], raw)
+            least = cast(text(f"1e-{SAFE_DIGITS}"), "double")
+            return _not_tiny(raw, least, raw)
         case "decimal" if long:
             return _short(raw)
         case _:
@@ -224,8 +224,14 @@ def _short(raw: Sql) -> Sql:
     """A numeric of any length as one that a double can be made of."""
     most = exp.Literal.number(f"1e{SAFE_DIGITS}")
     held = call("LEAST", call("GREATEST", raw, exp.Neg(this=most)), most)
-    rounded = function("round", held, plain(SAFE_DIGITS))
+    rounded = _not_tiny(raw, exp.Literal.number(f"1e-{SAFE_DIGITS}"), function("round", held, plain(SAFE_DIGITS)))
     return case([(binary(exp.EQ, raw, typed(text("NaN"), "numeric")), raw)], rounded)
+
+
+def _not_tiny(raw: Sql, least: Sql, otherwise: Sql) -> Sql:
+    """What is nearly zero, and is not zero, grows to where no product underflows; it stays no integer."""
+    tiny = both([binary(exp.NEQ, raw, plain(0)), binary(exp.LT, exp.Abs(this=own(raw)), least)])
+    return case([(tiny, times(function("sign", raw), least))], otherwise)
 
 
 def arrow_of(cursor: psycopg.Cursor[tuple[object, ...]]) -> pa.Table:
