@@ -46,6 +46,24 @@ def test_p_values_are_valid_at_every_boundary_point(claim: Loss) -> None:
             assert rejection(claim, q, alpha, lambda counts: table[counts.hits_a, counts.hits_b]) <= alpha
 
 
+def test_levels_are_kept_and_nearly_reached_on_larger_samples() -> None:
+    runs, alpha, epsilon = 80, 0.05, 0.4
+    limit = ceiling(Pure(epsilon), epsilon)
+    for q in (0.25, 0.45):
+        total = 0.0
+        for hits in range(runs + 1):
+            weight = float(stats.binom.pmf(hits, runs, q))
+            if weight < 1e-7:
+                continue
+            low, high = 0, runs + 1
+            while low < high:
+                middle = (low + high) // 2
+                rejected = bounds.p_value(Counts(middle, runs, hits, runs), limit) <= alpha
+                low, high = (low, middle) if rejected else (middle + 1, high)
+            total += weight * float(stats.binom.sf(low - 1, runs, exp(epsilon) * q))
+        assert 0.5 * alpha < total <= alpha
+
+
 @pytest.mark.tier("test")
 def test_p_values_are_valid_for_concentrated_claims() -> None:
     test_p_values_are_valid_at_every_boundary_point(ZCDP(0.1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
@@ -17,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.lazily import Lazy, LazyWords, Uniform, known
-from dither.errors import InvalidParameter, Unsupported
+from dither.audit.lazily import ELSEWHERE, Branches, Lazy, LazyWords, Table, Uniform, known
+from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.privacy.bits import word_bytes
 from dither.privacy.noise import lattice
 
 UNIT = 1 << 256
 FLOAT_BITS = 53
 Run = Callable[["Tape"], Any]
-Path = tuple[tuple[int, int], ...]
+Path = tuple[Any, Any] | None  # the decisions before, and one more
 
 
 @dataclass(frozen=True)
@@ -62,25 +63,21 @@ class Tape:
     """One execution's random numbers: a `Bits` source, with `random`, `below` and known laws besides."""
 
     def __init__(self, path: Path, mass: int, branches: Callable[[int, Path], None]) -> None:
-        self._path, self.mass, self._branches = path, mass, branches
-        self._at = 0
-        self._taken: list[tuple[int, int]] = list(path)
+        self.mass, self._branches = mass, branches
+        self._end, self._replay = path, _unrolled(path)
 
-    def choose(self, weights: list[int], total: int) -> int:
-        """The branch to take: as on the path, then the heaviest; the others are noted."""
-        if self._at < len(self._path):
-            place, count = self._path[self._at]
-            if count != len(weights):
-                raise Unsupported("a replay took another turn: the code reads randomness or state from elsewhere")
-            self._at += 1
-            return place
-        place = max(range(len(weights)), key=weights.__getitem__)
-        for other, weight in enumerate(weights):
-            if other != place and weight:
-                self._branches(self.mass * weight // total, (*self._taken, (other, len(weights))))
-        self.mass = self.mass * weights[place] // total
-        self._taken.append((place, len(weights)))
-        return place
+    def split(self, branches: Branches, total: int) -> Any:
+        """What the branch taken brings: as on the path, then the heaviest; the others are noted."""
+        if self._replay:
+            return self._replay.pop()
+        found = branches()
+        chosen = max(range(len(found)), key=lambda place: found[place][0])
+        for place, (weight, what) in enumerate(found):
+            if place != chosen and weight:
+                self._branches(self.mass * weight // total, (self._end, what))
+        weight, what = found[chosen]
+        self.mass, self._end = self.mass * weight // total, (self._end, what)
+        return what
 
     def integer(self, bits: int) -> Any:
         """One uniform integer of `bits` bits."""
@@ -103,8 +100,19 @@ class Tape:
 
     def draw(self, law: ExactLaw) -> Any:
         """An outcome of a law that is known already."""
-        outcomes = list(law.masses)
-        return outcomes[self.choose([law.masses[each] for each in outcomes], UNIT)]
+        outcome = self.split(lambda: [(mass, each) for each, mass in law.masses.items()], UNIT)
+        if outcome not in law.masses:
+            raise Unsupported(ELSEWHERE)
+        return outcome
+
+
+def _unrolled(path: Path) -> list[Any]:
+    """The decisions of a path, the first one last."""
+    listed = []
+    while path is not None:
+        path, what = path
+        listed.append(what)
+    return listed
 
 
 def law(run: Run, residual: float = 1e-15, most_runs: int = 1_000_000) -> ExactLaw:
@@ -113,7 +121,7 @@ def law(run: Run, residual: float = 1e-15, most_runs: int = 1_000_000) -> ExactL
         raise InvalidParameter("the residual must be in [0, 1) and there must be at least one run")
     enough = UNIT - int(Fraction(residual) * UNIT)
     masses: dict[Hashable, int] = {}
-    waiting: list[tuple[int, int, Path]] = [(-UNIT, 0, ())]
+    waiting: list[tuple[int, int, Path]] = [(-UNIT, 0, None)]
     settled = runs = order = 0
 
     def note(mass: int, path: Path) -> None:
@@ -121,14 +129,24 @@ def law(run: Run, residual: float = 1e-15, most_runs: int = 1_000_000) -> ExactL
         order += 1
         heappush(waiting, (-mass, order, path))
 
-    with enumerable():
+    with enumerable(), np.errstate(all="ignore"):
         while waiting and settled < enough and runs < most_runs:
             negative, _, path = heappop(waiting)
             tape = Tape(path, -negative, note)
-            outcome = key(run(tape))
+            outcome = _outcome(run, tape)
             masses[outcome] = masses.get(outcome, 0) + tape.mass
             settled, runs = settled + tape.mass, runs + 1
     return ExactLaw(masses, runs)
+
+
+def _outcome(run: Run, tape: Tape) -> Hashable:
+    """What the run gives back; an error of arithmetic is seen by whoever asked, so it is an outcome too."""
+    try:
+        return key(run(tape))
+    except (ArithmeticError, ValueError) as error:
+        if isinstance(error, DitherError):
+            raise
+        return f"raises {type(error).__name__}"
 
 
 def key(outcome: Any) -> Hashable:
@@ -191,7 +209,9 @@ def sampler_law(sampler: lattice.Sampler) -> ExactLaw:
     """The law of one draw of a table-driven sampler."""
     place = (type(sampler), sampler.law, sampler.widths)
     if place not in _memory.laws:
-        _memory.laws[place] = _accepted(law(lambda tape: _attempt(sampler, tape), SAMPLER_RESIDUAL))
+        tried = copy(sampler)
+        tried._guide = sampler._guide.view(Table)
+        _memory.laws[place] = _accepted(law(lambda tape: _attempt(tried, tape), SAMPLER_RESIDUAL))
     return _memory.laws[place]
 
 

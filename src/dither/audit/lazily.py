@@ -21,14 +21,18 @@ from dither.errors import Unsupported
 
 MOST_VALUES = 1 << 17
 NEIGHBOURS = 3
+ELSEWHERE = "a replay took another turn: the code reads randomness or keeps state elsewhere"
 Step = Callable[[Any], Any]
+
+
+Branches = Callable[[], list[tuple[int, Any]]]
 
 
 class Fork(Protocol):
     """Who chooses among weighted branches."""
 
-    def choose(self, weights: list[int], total: int) -> int:
-        """The branch to take; each has probability weight / total."""
+    def split(self, branches: Branches, total: int) -> Any:
+        """What the branch taken brings; each (weight, what) has probability weight / total."""
 
 
 @dataclass
@@ -41,16 +45,15 @@ class Uniform:
     spent: bool = False
 
     def narrow(self, label: Step) -> Any:
-        """Decides the label of the number; labels are constant on intervals and keep their order."""
+        """Decides the label of the number; labels are constant on intervals."""
         if self.spent:
             raise Unsupported("a random word was used again after it had been joined to another")
-        found = self._runs(label)
-        place = 0
-        if len(found) > 1:
-            sizes = [last - first + 1 for first, last, _ in found]
-            place = self.fork.choose(sizes, self.high - self.low + 1)
-        self.low, self.high, chosen = found[place]
-        return chosen
+        whole = self.high - self.low + 1
+        low, high, value = self.fork.split(lambda: [(run[1] - run[0] + 1, run) for run in self._runs(label)], whole)
+        if not self.low <= low <= high <= self.high or label(low) != value:
+            raise Unsupported(ELSEWHERE)
+        self.low, self.high = low, high
+        return value
 
     def _runs(self, label: Step) -> list[tuple[int, int, Any]]:
         """The maximal intervals on which the label is constant."""
@@ -75,6 +78,21 @@ class Uniform:
         after = range(place, min(self.high, place + NEIGHBOURS) + 1)
         if any(label(near) != value for near in before) or any(label(near) == value for near in after):
             raise Unsupported("the code turns a random number back and forth; its cases are not intervals")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """In place of a number: the code raises."""
+
+    kind: type[Exception]
+
+
+def _whole(value: Any) -> Any:
+    """As int(), with infinities and the like set apart."""
+    try:
+        return int(value)
+    except (OverflowError, ValueError) as error:
+        return Raised(type(error))
 
 
 class Lazy:
@@ -134,7 +152,10 @@ class Lazy:
         return self._sign(0) != 0
 
     def __int__(self) -> int:
-        return int(self._then(int).decide())
+        found = self._then(_whole).decide()
+        if isinstance(found, Raised):
+            raise found.kind("raised by the code for some random numbers")
+        return int(found)
 
     def __index__(self) -> int:
         return operator.index(self.decide())
@@ -325,8 +346,6 @@ class LazyWords:
         return LazyWords(out, np.int64)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
-        if function is np.take and isinstance(inputs[1], LazyWords) and len(inputs) == 2:
-            return looked_up(inputs[0], inputs[1])
         if function is np.searchsorted and isinstance(inputs[1], LazyWords):
             return sorted_places(*inputs)
         return function(*(known(each) for each in inputs), **options)
@@ -394,6 +413,16 @@ def _cells(value: Any) -> Any:
         return value.cells
     array = np.asarray(value)
     return array.astype(object)
+
+
+class Table(np.ndarray):  # type: ignore[type-arg]
+    """A table that lazy words can look up: np.take never asks its indices how they want to be taken."""
+
+    def take(self, indices: Any, *rest: Any, **options: Any) -> Any:
+        """Entries of the table."""
+        if isinstance(indices, LazyWords):
+            return looked_up(np.asarray(self), indices)
+        return np.asarray(self).take(indices, *rest, **options)
 
 
 def looked_up(table: Any, words: LazyWords) -> Any:

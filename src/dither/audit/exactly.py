@@ -1,0 +1,218 @@
+"""The exact audit: every probability of running code on two inputs, between rigorous bounds, and the privacy loss.
+
+With lower bounds a, b of the two laws and what is left, r and s: delta(epsilon) is at most
+sum max(0, a - e^epsilon b) + r, and at least sum over any event of (a - e^epsilon b) - e^epsilon s. Exponentials and
+logarithms are rounded in the direction that keeps each bound true.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dither.audit.claims import ORDERS
+from dither.audit.enumeration import UNIT, ExactLaw, Tape, law
+from dither.audit.neighbours import Pair
+from dither.errors import InvalidParameter
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational, to_json
+from dither.privacy.directed import exp_down, exp_up, log_down
+from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, Staircase
+
+# Their proofs show that the noise is drawn without looking at the input and added; saturation is 2^62 away.
+INVARIANT = (DiscreteLaplace, DiscreteGaussian, Staircase)
+FINEST = Fraction(1, 1 << 40)
+LARGEST_EPSILON = Fraction(512)
+WITHIN = 1e-6
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """Both laws, and what they say about the loss between the two inputs, in both directions."""
+
+    a: Any
+    b: Any
+    law_a: ExactLaw
+    law_b: ExactLaw
+    family: str
+
+    @property
+    def residual(self) -> float:
+        """The larger of the two masses that are not decided."""
+        return max(self.law_a.residual, self.law_b.residual)
+
+    @property
+    def runs(self) -> int:
+        """Executions of the code."""
+        return self.law_a.runs + self.law_b.runs
+
+    def delta_upper(self, epsilon: Rational) -> Fraction:
+        """The inputs are (epsilon, this delta)-indistinguishable, in both directions."""
+        grow = exp_down(rational(epsilon))
+        return max(_above(first, second, grow) for first, second in self._directions())
+
+    def delta_lower(self, epsilon: Rational) -> Fraction:
+        """No smaller delta is true for this epsilon."""
+        grow = exp_up(rational(epsilon))
+        return max(_surely_above(first, second, grow) for first, second in self._directions())
+
+    def epsilon_upper(self, delta: Rational | None = None) -> float:
+        """The least epsilon for which `delta` (if not given, twice what is left) is certified, infinity if none is."""
+        allowed = Fraction(2 * max(self.law_a.left, self.law_b.left), UNIT) if delta is None else rational(delta)
+        if self.delta_upper(LARGEST_EPSILON) > allowed:
+            return inf
+        low, high = Fraction(0), LARGEST_EPSILON
+        while high - low > FINEST:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.delta_upper(middle) <= allowed else (middle, high)
+        return float(high) if self.delta_upper(0) > allowed else 0.0
+
+    def epsilon_lower(self) -> float:
+        """No smaller epsilon is true at delta 0: the largest sure ratio of two probabilities."""
+        return max(float(self._sure_loss(*self._worst(each))) for each in range(2))
+
+    def worst(self) -> tuple[Hashable, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
+        """The output with the largest sure loss, and the bounds of its probability on each input."""
+        place = max(range(2), key=lambda each: self._sure_loss(*self._worst(each)))
+        outcome, _ = self._worst(place)
+        return outcome, self.law_a.interval(outcome), self.law_b.interval(outcome)
+
+    def renyi_upper(self) -> list[tuple[float, float]]:
+        """(order, divergence) of the decided part, in double precision: for claims with this delta set aside."""
+        curves = [_renyi(first, second) for first, second in self._directions()]
+        return [(float(order), max(values)) for order, *values in zip(ORDERS, *curves, strict=True)]
+
+    def certifies(self, claim: Loss, within: float = WITHIN) -> bool:
+        """Whether the claim, with `within` added to its strength and twice what is left to its delta, is proved here."""
+        match claim:
+            case Pure() | Approximate():
+                allowed = rational(delta_of(claim)) + Fraction(2 * max(self.law_a.left, self.law_b.left), UNIT)
+                return self.delta_upper(claim.epsilon + Fraction(within)) <= allowed
+            case ZCDP():
+                return all(value <= (float(claim.rho) + within) * order for order, value in self.renyi_upper())
+            case Renyi():
+                limits = np.array([[float(order), float(value)] for order, value in claim.curve])
+                curves = [_renyi(one, two, limits[:, 0]) for one, two in self._directions()]
+                return bool(np.all(np.max(curves, axis=0) <= limits[:, 1] + within))
+
+    def refutes(self, claim: Loss) -> bool:
+        """Whether the claim is surely false between these two inputs (claims of pure and approximate kind)."""
+        if not isinstance(claim, Pure | Approximate):
+            raise InvalidParameter("only pure and approximate claims can be refuted exactly; others can be certified")
+        return self.delta_lower(claim.epsilon) > rational(delta_of(claim))
+
+    def __str__(self) -> str:
+        outcome, on_a, on_b = self.worst()
+        return (
+            f"epsilon is at least {self.epsilon_lower():.9g} and, but for delta {2 * self.residual:.3g}, at most "
+            f"{self.epsilon_upper():.9g}; the output {outcome} has probability {float(on_a[0]):.9g} on {self.a} and "
+            f"{float(on_b[0]):.9g} on {self.b}; {self.runs} executions leave {self.residual:.3g} undecided; "
+            f"holds for {self.family}"
+        )
+
+    def as_dict(self, claim: Loss | None = None) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        outcome, on_a, on_b = self.worst()
+        verdict = {} if claim is None else {"claim": to_json(claim), "certified": self.certifies(claim)}
+        return {
+            **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": self.epsilon_lower(),
+            "epsilon_upper": self.epsilon_upper(), "residual": self.residual, "runs": self.runs,
+            "outputs": len(self.law_a.masses), "worst_output": repr(outcome), "probability_a": float(on_a[0]),
+            "probability_b": float(on_b[0]), "family": self.family,
+        }  # fmt: skip
+
+    def report(self, path: str | Path | None = None) -> str:
+        """The result as JSON, written to `path` if given."""
+        text = json.dumps(self.as_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _directions(self) -> list[tuple[ExactLaw, ExactLaw]]:
+        return [(self.law_a, self.law_b), (self.law_b, self.law_a)]
+
+    def _worst(self, place: int) -> tuple[Hashable, int]:
+        first, second = self._directions()[place]
+        best = max(first.masses, key=lambda each: Fraction(first.masses[each], max(1, _most(second, each))))
+        return best, place
+
+    def _sure_loss(self, outcome: Hashable, place: int) -> Fraction:
+        first, second = self._directions()[place]
+        most = _most(second, outcome)
+        return log_down(Fraction(first.masses[outcome], most)) if most else LARGEST_EPSILON
+
+
+def exact(
+    mechanism: Callable[[Any, Tape], Any] | Mechanism,
+    pair: Pair,
+    *,
+    residual: float = 1e-15,
+    most_runs: int = 1_000_000,
+) -> ExactResult:
+    """Enumerates `mechanism(input, bits)` on both inputs of a pair; `bits` is a `Bits` source with `random()` besides.
+
+    A mechanism of Dither is taken as it is. Merged states and replaced samplers: see `enumeration.py`.
+    """
+    a, b = pair
+    run = _runner(mechanism)
+    first = law(lambda tape: run(a, tape), residual, most_runs)
+    if isinstance(mechanism, INVARIANT):
+        by = np.asarray(b, np.int64) - np.asarray(a, np.int64)
+        second = first.moved(lambda outcome: tuple((np.asarray(outcome) + by).tolist()))
+        return ExactResult(
+            a, b, first, second, f"every pair of inputs that differ by {by.tolist()} ({mechanism.proof})"
+        )
+    second = law(lambda tape: run(b, tape), residual, most_runs)
+    return ExactResult(a, b, first, second, "this pair alone")
+
+
+def delta_of(claim: Loss) -> Fraction:
+    """The delta that a claim states."""
+    return Fraction(0) if isinstance(claim, Pure) else claim.delta
+
+
+def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
+    if isinstance(mechanism, Mechanism):
+        return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)  # type: ignore[arg-type]
+    if not callable(mechanism):
+        raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
+    return mechanism  # type: ignore[no-any-return]
+
+
+def _most(law: ExactLaw, outcome: Hashable) -> int:
+    return law.masses.get(outcome, 0) + law.left
+
+
+def _above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction:
+    """At least the sum of max(0, p - grow q)."""
+    sure = sum(
+        max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
+        for each, mass in first.masses.items()
+    )
+    return Fraction(sure, grow.denominator * UNIT) + Fraction(first.left, UNIT)
+
+
+def _surely_above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction:
+    """At most the sum of max(0, p - grow q)."""
+    sure = sum(
+        max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
+        for each, mass in first.masses.items()
+    )
+    return max(Fraction(0), Fraction(sure, grow.denominator * UNIT) - grow * Fraction(second.left, UNIT))
+
+
+def _renyi(first: ExactLaw, second: ExactLaw, orders: Any = ORDERS) -> list[float]:
+    """Divergences between the parts that are decided on both inputs, each scaled to 1."""
+    shared = [each for each in first.masses if second.masses.get(each, 0)]
+    if not shared:
+        return [inf] * len(orders)
+    p = np.array([float(Fraction(first.masses[each], UNIT - first.left)) for each in shared])
+    q = np.array([float(Fraction(second.masses[each], UNIT - second.left)) for each in shared])
+    logs = [order * np.log(p) + (1 - order) * np.log(q) for order in orders]
+    return [float(np.logaddexp.reduce(each) / (order - 1)) for each, order in zip(logs, orders, strict=True)]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dither.audit.enumeration import UNIT, Tape, enumerable, law
+from dither.audit.exactly import ExactResult, exact
+from dither.errors import Unsupported
+from dither.loss import ZCDP, Approximate, Pure, Sensitivity
+from dither.privacy.bits import SystemBits
+from dither.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Geometric,
+    LaplaceThreshold,
+    Mechanism,
+    NoisyMax,
+    PartitionSelection,
+    PublicThreshold,
+    RandomizedResponse,
+    Snapping,
+    Staircase,
+)
+from dither.privacy.noise import bernoulli_exp, discrete_laplace, lattice, uniform_below
+
+F = Fraction
+ONE = Sensitivity.of(l0=1, linf=1)
+
+
+# ---- laws of Dither's samplers, at full width and as they run in production ----------------------------------------
+
+
+def test_discrete_laplace_at_full_width() -> None:
+    found = law(lambda bits: int(discrete_laplace(F(1), 1, bits)[0]), 1e-15)
+    assert found.residual <= 1e-15
+    for k in (0, 1, -1, 7, -30):
+        low, high = found.interval(k)
+        assert low <= math.tanh(0.5) * math.exp(-abs(k)) * (1 + 1e-12) and high >= math.tanh(0.5) * math.exp(
+            -abs(k)
+        ) * (1 - 1e-12)
+
+
+@pytest.mark.tier("test")
+def test_a_wider_scale_at_full_width() -> None:
+    found = law(lambda bits: int(discrete_laplace(F(20), 1, bits)[0]), 1e-15)
+    worst = max(
+        abs(float(F(mass, UNIT)) / (math.tanh(1 / 40) * math.exp(-abs(k) / 20)) - 1) for k, mass in found.masses.items()
+    )
+    assert found.residual <= 1e-15 and worst < 1e-4  # the tail's own masses are near what is left
+
+
+def test_masses_are_never_too_large() -> None:
+    for run, p in (
+        (lambda bits: int(bernoulli_exp(F(1), 1, bits)[0]), math.exp(-1)),
+        (lambda bits: int(uniform_below(3, 1, bits)[0]), 1 / 3),
+    ):
+        low, high = law(run, 1e-12).interval(1)
+        assert low <= F(p) + F(1, 10**15) and high >= F(p) - F(1, 10**15) and high - low <= F(1, 10**12)
+
+
+CASES: list[tuple[Mechanism, list[int], list[int]]] = [
+    (DiscreteLaplace(F(1)), [0], [1]),
+    (DiscreteLaplace(F(3)), [5], [4]),
+    (DiscreteGaussian(F(4)), [0], [1]),
+    (Staircase(F(1), 2, 1), [0], [1]),
+    (Geometric(F(1), -5, 5), [0], [1]),
+    (Snapping(F(1), 8), [0], [1]),
+    (RandomizedResponse(3, F(1, 2)), [0], [1]),
+    (PartitionSelection(F(1), F(1, 100)), [0], [1]),
+    (PartitionSelection(F(1), F(1, 100)), [3], [4]),
+    (LaplaceThreshold(F(1), 5), [0], [1]),
+    (PublicThreshold(F(1), 5), [4], [5]),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "a", "b"), CASES, ids=lambda value: str(value)[:28])
+def test_mechanisms_are_certified_on_canonical_pairs(mechanism: Mechanism, a: list[int], b: list[int]) -> None:
+    found = exact(mechanism, (a, b))
+    claim = mechanism.loss(ONE)
+    assert found.residual <= 1e-15 and found.certifies(claim, within=1e-6)
+    if isinstance(claim, Pure):
+        assert float(claim.epsilon) - 1e-6 <= found.epsilon_lower() <= float(claim.epsilon) + 1e-12
+        assert not found.certifies(Pure(claim.epsilon - F(1, 1000)), within=1e-6)
+        assert not found.refutes(claim) and found.refutes(Pure(claim.epsilon - F(1, 1000)))
+    elif isinstance(claim, ZCDP):
+        assert not found.certifies(ZCDP(claim.rho * F(99, 100)), within=1e-6)
+    else:
+        assert isinstance(claim, Approximate) and not found.refutes(claim)
+
+
+def test_a_pair_stands_for_its_family_only_where_that_is_proved() -> None:
+    moved = exact(DiscreteLaplace(F(1)), ([7], [8]))
+    assert "every pair" in moved.family and moved.law_b.masses[(8,)] == moved.law_a.masses[(7,)]
+    assert exact(Geometric(F(1), -5, 5), ([4], [5]), residual=1e-6).family == "this pair alone"
+
+
+def test_what_cannot_be_split_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="cases"):
+        exact(NoisyMax(F(1)), ([0, 1], [1, 0]))
+
+
+def test_code_that_reads_other_randomness_is_refused() -> None:
+    def two_sources(value: int, bits: Tape) -> int:
+        return value + (1 if bits.random() < random.random() else 0)
+
+    with pytest.raises(Unsupported, match="elsewhere"):
+        exact(two_sources, (0, 1), most_runs=500)
+
+
+def test_production_code_is_put_back() -> None:
+    before = lattice.Sampler.draw, lattice.Sampler._pad
+    with pytest.raises(ZeroDivisionError), enumerable():
+        _ = 1 / 0
+    assert (lattice.Sampler.draw, lattice.Sampler._pad) == before
+    with enumerable():
+        assert len(discrete_laplace(F(1), 5000, SystemBits())) == 5000
+
+
+# ---- bugs, found exactly -------------------------------------------------------------------------------------------
+
+
+def signed_geometric(bits: Any, reject_negative_zero: bool) -> int:
+    """Discrete Laplace noise of scale 1 from a sign and a geometric magnitude."""
+    while True:
+        magnitude = 0
+        while bernoulli_exp(F(1), 1, bits)[0]:
+            magnitude += 1
+        negative = bits.integer(1) == 1
+        if negative and magnitude == 0 and reject_negative_zero:
+            continue
+        return -magnitude if negative else magnitude
+
+
+def test_negative_zero_costs_exactly_log_two_more() -> None:
+    right = exact(lambda value, bits: value + signed_geometric(bits, True), (0, 1))
+    wrong = exact(lambda value, bits: value + signed_geometric(bits, False), (0, 1))
+    assert right.certifies(Pure(1)) and not right.refutes(Pure(1))
+    assert wrong.refutes(Pure(1)) and wrong.epsilon_lower() == pytest.approx(1 + math.log(2), abs=1e-12)
+    assert wrong.epsilon_upper() == pytest.approx(1 + math.log(2), abs=1e-9)
+    assert wrong.worst()[0] in (0, 1)
+
+
+def test_clamped_noise_is_found_though_no_sample_would_show_it() -> None:
+    def clamped(value: int, bits: Tape) -> int:
+        noise = int(discrete_laplace(F(1), 1, bits)[0])
+        return value + max(-20, min(20, noise))
+
+    found = exact(clamped, (0, 1), residual=1e-24)
+    assert found.refutes(Pure(1)) and found.epsilon_lower() >= 30
+    outcome, on_a, on_b = found.worst()
+    assert outcome in (-20, 21) and min(on_a[0], on_b[0]) == 0
+    assert found.delta_lower(1) > F(1, 10**10)  # about e^-20: no number of runs that anyone makes
+
+
+# ---- other people's code -------------------------------------------------------------------------------------------
+
+
+class DiffprivlibGeometric:
+    """The arithmetic of diffprivlib 0.6.6's Geometric, for machines without it (findings.md has the real one)."""
+
+    def __init__(self, epsilon: float, rng: Any) -> None:
+        self._scale, self._rng = -epsilon, rng
+
+    def randomise(self, value: int) -> int:
+        unif_rv = self._rng.random() - 0.5
+        unif_rv *= 1 + np.exp(self._scale)
+        sgn = -1 if unif_rv < 0 else 1
+        return int(np.round(value + sgn * np.floor(np.log(sgn * unif_rv) / self._scale)))
+
+
+def test_a_float_geometric_through_its_random_hook() -> None:
+    found: ExactResult = exact(lambda value, bits: DiffprivlibGeometric(1.0, bits).randomise(value), (0, 1), residual=0)
+    assert found.residual == 0  # 2^53 floats, all of them
+    assert sum(found.law_a.masses.values()) == UNIT
+    assert found.refutes(Pure(1)) and not found.certifies(Pure(1), within=0)
+    assert 0 < found.delta_lower(1) < F(1, 10**13)
+    assert set(found.law_a.masses) - set(found.law_b.masses)  # outputs on one side only
