@@ -217,7 +217,7 @@ def sampler_law(sampler: lattice.Sampler) -> ExactLaw:
 
 def _attempt(sampler: lattice.Sampler, tape: Tape) -> int | None:
     values = np.zeros(1, np.int64)
-    return None if len(sampler.attempt(values, tape)) else int(values[0])  # type: ignore[arg-type]
+    return None if len(sampler.attempt(values, tape)) else int(values[0])
 
 
 def _accepted(attempt: ExactLaw) -> ExactLaw:

@@ -62,16 +62,22 @@ class ExactResult:
         grow = exp_up(rational(epsilon))
         return max(_surely_above(first, second, grow) for first, second in self._directions())
 
-    def epsilon_upper(self, delta: Rational | None = None) -> float:
-        """The least epsilon for which `delta` (if not given, twice what is left) is certified, infinity if none is."""
-        allowed = Fraction(2 * max(self.law_a.left, self.law_b.left), UNIT) if delta is None else rational(delta)
-        if self.delta_upper(LARGEST_EPSILON) > allowed:
+    def slack(self, epsilon: Rational) -> Fraction:
+        """The delta that what is left may be worth: its mass on one input, e^epsilon times that on the other."""
+        return (1 + exp_down(rational(epsilon))) * Fraction(max(self.law_a.left, self.law_b.left), UNIT)
+
+    def epsilon_upper(self, delta: Rational = 0) -> float:
+        """The least epsilon that is certified at `delta` and the slack; infinity if none is."""
+        if not self._fits(LARGEST_EPSILON, rational(delta)):
             return inf
         low, high = Fraction(0), LARGEST_EPSILON
         while high - low > FINEST:
             middle = (low + high) / 2
-            low, high = (low, middle) if self.delta_upper(middle) <= allowed else (middle, high)
-        return float(high) if self.delta_upper(0) > allowed else 0.0
+            low, high = (low, middle) if self._fits(middle, rational(delta)) else (middle, high)
+        return 0.0 if self._fits(Fraction(0), rational(delta)) else float(high)
+
+    def _fits(self, epsilon: Fraction, delta: Fraction) -> bool:
+        return self.delta_upper(epsilon) <= delta + self.slack(epsilon)
 
     def epsilon_lower(self) -> float:
         """No smaller epsilon is true at delta 0: the largest sure ratio of two probabilities."""
@@ -89,11 +95,10 @@ class ExactResult:
         return [(float(order), max(values)) for order, *values in zip(ORDERS, *curves, strict=True)]
 
     def certifies(self, claim: Loss, within: float = WITHIN) -> bool:
-        """Whether the claim, with `within` added to its strength and twice what is left to its delta, is proved here."""
+        """Whether the claim, `within` added to its strength and the slack to its delta, is proved here."""
         match claim:
             case Pure() | Approximate():
-                allowed = rational(delta_of(claim)) + Fraction(2 * max(self.law_a.left, self.law_b.left), UNIT)
-                return self.delta_upper(claim.epsilon + Fraction(within)) <= allowed
+                return self._fits(claim.epsilon + Fraction(within), delta_of(claim))
             case ZCDP():
                 return all(value <= (float(claim.rho) + within) * order for order, value in self.renyi_upper())
             case Renyi():
@@ -109,9 +114,11 @@ class ExactResult:
 
     def __str__(self) -> str:
         outcome, on_a, on_b = self.worst()
+        most = self.epsilon_upper()
+        but = float(self.slack(Fraction(most))) if most < inf else 1.0
         return (
-            f"epsilon is at least {self.epsilon_lower():.9g} and, but for delta {2 * self.residual:.3g}, at most "
-            f"{self.epsilon_upper():.9g}; the output {outcome} has probability {float(on_a[0]):.9g} on {self.a} and "
+            f"epsilon is at least {self.epsilon_lower():.9g} and, but for delta {but:.3g}, at most {most:.9g}; "
+            f"the output {outcome} has probability {float(on_a[0]):.9g} on {self.a} and "
             f"{float(on_b[0]):.9g} on {self.b}; {self.runs} executions leave {self.residual:.3g} undecided; "
             f"holds for {self.family}"
         )
@@ -182,7 +189,7 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
         return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)  # type: ignore[arg-type]
     if not callable(mechanism):
         raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
-    return mechanism  # type: ignore[no-any-return]
+    return mechanism
 
 
 def _most(law: ExactLaw, outcome: Hashable) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from dither.errors import Unsupported
 
-MOST_VALUES = 1 << 17
+MOST_VALUES = 1 << 16
 NEIGHBOURS = 3
 ELSEWHERE = "a replay took another turn: the code reads randomness or keeps state elsewhere"
 Step = Callable[[Any], Any]
@@ -50,7 +50,8 @@ class Uniform:
             raise Unsupported("a random word was used again after it had been joined to another")
         whole = self.high - self.low + 1
         low, high, value = self.fork.split(lambda: [(run[1] - run[0] + 1, run) for run in self._runs(label)], whole)
-        if not self.low <= low <= high <= self.high or label(low) != value:
+        inside, outside = label(low) == value == label(high), (low - 1, high + 1)
+        if not inside or any(self.low <= near <= self.high and label(near) == value for near in outside):
             raise Unsupported(ELSEWHERE)
         self.low, self.high = low, high
         return value
@@ -415,7 +416,7 @@ def _cells(value: Any) -> Any:
     return array.astype(object)
 
 
-class Table(np.ndarray):  # type: ignore[type-arg]
+class Table(np.ndarray[Any, Any]):
     """A table that lazy words can look up: np.take never asks its indices how they want to be taken."""
 
     def take(self, indices: Any, *rest: Any, **options: Any) -> Any:
@@ -447,8 +448,8 @@ def sorted_places(table: Any, words: LazyWords, side: Any = "left") -> Any:
     def place(value: Any) -> int:
         return int(np.searchsorted(table, table.dtype.type(value), side))
 
-    found = [
-        word.uniform.narrow(lambda raw, w=word: place(w.at(raw))) if isinstance(word, Lazy) else place(word)
-        for word in words.cells.ravel()
-    ]
+    def decided(word: Any) -> int:
+        return int(word.uniform.narrow(lambda raw: place(word.at(raw)))) if isinstance(word, Lazy) else place(word)
+
+    found = [decided(word) for word in words.cells.ravel()]
     return np.array(found, np.int64).reshape(words.cells.shape)
