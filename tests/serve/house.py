@@ -83,7 +83,8 @@ def town(folder: Path, epsilon: object = 10, policy: str = SHARED, without: int 
     )
     duckdb.sql(
         f"""COPY (SELECT * FROM (SELECT (range % {PEOPLE})::bigint AS id,
-        ['shop', 'bar', 'church'][1 + range % 3] AS place, (range % 100)::double AS spent FROM range(600)) {kept}) TO '{folder}/visits.parquet'"""
+        ['shop', 'bar', 'church'][1 + range % 3] AS place, (range % 100)::double AS spent FROM range(600)) {kept})
+        TO '{folder}/visits.parquet'"""
     )
     path = folder / "town.yml"
     path.write_text(TOWN.replace("EPSILON", str(epsilon)).replace("POLICY", policy))

@@ -1,0 +1,181 @@
+"""Nothing for free: failures, disconnects, kills and restored ledgers keep their charges; weakened builds do not."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dither.access.engines import open_engine
+from dither.errors import Busy, EngineFailure
+from dither.privacy import kernel as kernel_module
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger.upkeep import backup, restore, verify
+from dither.schema import load
+from dither.serve.frames import Message, send
+from dither.serve.kernel_server import KernelServer, unix_listener
+from dither.serve.remote import Heads, RemoteKernel
+from serve.house import Place, place, town, until
+
+QUERY = "SELECT COUNT(*) FROM people"
+
+
+class Failing:
+    """An engine whose reads fail once it is told so."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.broken, self.failure = inner, False, None
+
+    def vector(self, *given: Any) -> Any:
+        if self.broken:
+            raise RuntimeError("Conversion Error: Mrs. Stanton")
+        return self.inner.vector(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def failing(folder: Path) -> Any:
+    made: list[Failing] = []
+
+    def engine(dataset: Any) -> Any:
+        made.append(Failing(open_engine(dataset)))
+        return made[-1]
+
+    with place(folder, engine=engine) as there:
+        made[0].broken = True
+        yield there
+
+
+def free_failure(there: Place) -> bool:
+    """Whether a question that fails costs nothing: the attack."""
+    before = there.spent()
+    reply = there.ask(QUERY)
+    assert reply.status_code == 500 and reply.json()["error"]["code"] == "engine_failure"
+    assert "Stanton" not in reply.text
+    return there.spent() == before
+
+
+def test_a_failure_costs_what_an_answer_costs(tmp_path: Path) -> None:
+    with failing(tmp_path) as there:
+        assert not free_failure(there)
+
+
+def test_a_build_that_charges_after_running_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: run first, charge after, as Lomas does."""
+    original = LocalKernel.answer
+
+    def after(self: LocalKernel, request: Any, token: str) -> Any:
+        _, house = self._asking(request.dataset, token)
+        plain, appraisal = self._appraised(house, request)
+        with house.engine() as engine:
+            try:
+                for step in appraisal.steps:
+                    engine.vector(step.measure, None, 0)
+            except Exception:
+                raise EngineFailure from None
+        return original(self, plain, token)
+
+    monkeypatch.setattr(kernel_module.LocalKernel, "answer", after)
+    with failing(tmp_path) as there:
+        assert free_failure(there)
+
+
+def test_failures_are_counted_as_done_in_public_metrics(tmp_path: Path) -> None:
+    """Nobody can read in /metrics that somebody else's question failed."""
+    with failing(tmp_path) as there:
+        there.ask(QUERY)
+        assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in there.get("/metrics").text
+
+
+def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path) -> None:
+    """The socket is closed as soon as the request is sent: one charge, one answer, and a retry gets that one."""
+    with place(tmp_path) as there:
+        body = there.remote  # the gateway's own connection is not used here
+        assert body is not None
+        request = _request(there)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(str(tmp_path / "k.sock"))
+        send(connection, Message({"call": "answer", "token": there.tokens["ann"], "dataset": "town"}, request))
+        connection.close()
+        until(lambda: sum(row.kind == "answer" for row in there.kernel.books.rows()) == 2)
+        spent = there.spent()
+        replies = [there.remote.call("answer", there.tokens["ann"], "town", request) for _ in range(3)]
+        assert there.spent() == spent and len({reply.parts[0].values for reply in replies}) == 1
+        assert all(reply.cached for reply in replies)
+
+
+def _request(there: Place) -> bytes:
+    from dither.access.measure import Count
+    from dither.access.relation import Scan
+    from dither.loss import Pure
+    from dither.wire import Calibrate, Part, Request
+    from dither.wire.codec import encode
+
+    loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
+    return encode(Request("town", (Part(Count(Scan("people")), loss),), request_id="one"))
+
+
+def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) -> None:
+    """A backup put back is a refund: the gateway remembers a later end, and the kernel refuses to go on."""
+    path = town(tmp_path / "data")
+    token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
+    backup(tmp_path / "one.sqlite", tmp_path / "copy.sqlite")
+    _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
+    shutil.copy(tmp_path / "copy.sqlite", tmp_path / "old.sqlite")  # behind the curator's back
+    with pytest.raises(Exception, match="behind a head"):
+        _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
+    head = Heads(tmp_path / "head").last
+    assert head is not None and not verify(tmp_path / "old.sqlite", None, head).sound
+    restore(tmp_path / "copy.sqlite", tmp_path / "again.sqlite")
+    with pytest.raises(Exception, match=r"behind a head|closed"):
+        _run(path, tmp_path, tmp_path / "again.sqlite", asks=1, token=token)
+
+
+def _run(path: Path, folder: Path, ledger: Path, asks: int, token: str = "") -> str:
+    kernel = LocalKernel(load(path), ledger, trusted=False)
+    token = token or kernel.books.add_account("ann", "analyst")
+    server = KernelServer(kernel, unix_listener(folder / "r.sock"), books=kernel.books)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    remote = RemoteKernel(str(folder / "r.sock"), Heads(folder / "head"))
+    try:
+        remote.datasets(token)
+        for number in range(asks):
+            body = _request_numbered(number)
+            remote.call("answer", token, "town", body)
+    finally:
+        remote.close()
+        server.close()
+        kernel.close()
+    return token
+
+
+def _request_numbered(number: int) -> bytes:
+    from dither.access.measure import Count
+    from dither.access.relation import Scan
+    from dither.loss import Pure
+    from dither.wire import Calibrate, Part, Request
+    from dither.wire.codec import encode
+
+    loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
+    return encode(Request("town", (Part(Count(Scan("people")), loss),), draw=number))
+
+
+def test_a_busy_kernel_refuses_before_any_charge(tmp_path: Path) -> None:
+    from dither.serve.turns import Limits
+
+    with place(tmp_path, limits=Limits(running=1, waiting=1, account=1)) as there:
+        turns, charges = there.server.turns, there.charges()
+        with turns.turn("town", "somebody"):
+            turns._enter("town", "another")
+            with pytest.raises(Busy, match="nothing was charged"):
+                there.remote.call("answer", there.tokens["ann"], "town", _request(there))
+            assert there.charges() == charges
+        turns._leave("town", "another")
+        assert there.ask(QUERY).status_code == 200

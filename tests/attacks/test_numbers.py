@@ -1,0 +1,162 @@
+"""What the numbers themselves tell: membership within its bound, averages that cost, reconstruction at eps = 100."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import Tier
+from dither.access.expr import Column, Compare, Constant, In
+from dither.access.measure import Count, Measure
+from dither.access.relation import Scan, Where
+from dither.audit.attacks.statistics import guessing, most_right, reconstructed, subsets
+from dither.errors import BudgetExceeded
+from dither.loss import Pure
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.mechanisms import DiscreteLaplace, Vector
+from dither.schema import load
+from dither.wire import Calibrate, Part, Request
+from serve.house import SALARY, SEPARATE, SHARED, place, town
+
+SINGLED = Count(Where(Scan("people"), Compare("=", Column("salary"), Constant(SALARY))))
+EVERYONE = Count(Scan("people"))
+OTHERS = Count(Where(Scan("people"), Compare("<>", Column("salary"), Constant(SALARY))))
+
+
+@contextmanager
+def kernel(folder: Path, without: int | None = None, epsilon: object = 10**6) -> Iterator[LocalKernel]:
+    made = LocalKernel(load(town(folder, epsilon, without=without)), folder / "ledger.sqlite")
+    yield made
+    made.close()
+
+
+def drawing(there: LocalKernel, epsilon: object, *measures: Measure) -> Callable[[int], list[int]]:
+    """Fresh draws of counts, each for its share of epsilon."""
+    share = Calibrate("discrete_laplace", Pure(f"{epsilon}/{len(measures)}"))  # type: ignore[arg-type]
+
+    def draw(number: int) -> list[int]:
+        request = Request("town", tuple(Part(measure, share) for measure in measures), draw=number)
+        return [part.values[0] for part in there.answer(request, "ann").parts]
+
+    return draw
+
+
+@pytest.mark.parametrize("how", ["singled out", "by difference"])
+def test_one_persons_presence_is_guessed_no_better_than_the_loss_allows(how: str, tmp_path: Path, tier: Tier) -> None:
+    """False alarm 1e-9 each by Hoeffding's margin."""
+    trials = tier.pick(quick=150, test=1_000, deep=4_000)
+    measures = (SINGLED,) if how == "singled out" else (EVERYONE, OTHERS)
+    statistic = (lambda values: values[0]) if how == "singled out" else (lambda values: values[0] - values[1])
+    with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
+        one, two = drawing(there, 1, *measures), drawing(absent, 1, *measures)
+        guess = guessing(lambda i: statistic(one(i)), lambda i: statistic(two(i)), 0.5, 1.0, trials)
+    assert not guess.learned, guess
+    assert guess.rate > 0.5 - 2 * guess.margin
+
+
+def test_a_draw_with_too_little_noise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the scale: the true rate is e^2/(1+e^2)-like, far above the bound; missed with probability below 1e-9."""
+    release = DiscreteLaplace.release
+
+    def quiet(self: DiscreteLaplace, exact: Vector, bits: object) -> Vector:
+        return release(DiscreteLaplace(self.scale / 8), exact, bits)  # type: ignore[arg-type]
+
+    with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
+        monkeypatch.setattr(DiscreteLaplace, "release", quiet)
+        one, two = drawing(there, 1, SINGLED), drawing(absent, 1, SINGLED)
+        assert guessing(lambda i: one(i)[0], lambda i: two(i)[0], 0.5, 1.0, 400).learned
+
+
+def test_the_bound_is_that_of_the_literature() -> None:
+    assert most_right(0) == 0.5 and math.isclose(most_right(1), math.e / (1 + math.e)) and most_right(50, 1) == 1
+
+
+def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[float]:
+    """Noisy numbers of the ill among subsets that are told by public salaries."""
+    salaries = [20_000 + 100 * person for person in range(asked.shape[1])]
+    found = []
+    for row in asked:
+        chosen = tuple(Constant(salary).value for salary, inside in zip(salaries, row, strict=True) if inside)
+        where = Where(Where(Scan("people"), In(Column("salary"), chosen)), Column("ill"))
+        loss = Calibrate("discrete_laplace", Pure(str(epsilon)))  # type: ignore[arg-type]
+        found.append(there.answer(Request("town", (Part(Count(where), loss),)), "ann").parts[0].values[0])
+    return [float(value) for value in found]
+
+
+def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_path: Path, tier: Tier) -> None:
+    """Dinur and Nissim: 24 people's illness from 96 subsets. All right at eps = 100 a question.
+
+    At eps = 1 in all, each bit is right with probability at most e/(1+e) = 0.73: 24 of 24 by chance below 0.06%, and
+    the test allows up to 23, repeated three times with fresh noise: false alarm (0.73^24)^3 < 1e-9.
+    """
+    people, questions = 24, tier.pick(quick=60, test=96, deep=96)
+    asked = subsets(people, questions)
+    truth = np.array([person % 5 == 0 for person in range(people)])
+    with kernel(tmp_path / "loud") as there:
+        exact = reconstructed(asked, answers(there, asked, 100))
+        # Person 7 earns something else, and is told by nobody's salary.
+        assert (exact == truth).sum() >= people - 1
+    rounds = []
+    for number in range(3):
+        with kernel(tmp_path / f"quiet{number}", epsilon="1.01") as there:
+            found = reconstructed(asked, answers(there, asked, f"1/{questions}"))
+            rounds.append(int((found == truth).sum()))
+            with pytest.raises(BudgetExceeded):
+                answers(there, 1 - asked, f"1/{questions}")
+    assert min(rounds) < people, rounds
+
+
+# --- Colluding accounts ---
+
+
+def averaged(folder: Path, policy: str) -> tuple[list[int], int]:
+    """Draws that two accounts get of one question at eps = 1 while the budget of 5.01 lasts, and distinct ones."""
+    values = []
+    with place(folder, epsilon="5.01", policy=policy) as there:
+        for number in range(12):
+            for who in ("ann", "amy", "bob"):
+                reply = there.ask("SELECT COUNT(*) FROM people", 1, who, draw=number)
+                if reply.status_code == 200:
+                    values.append((number, reply.json()["noisy"][0]["values"][0]))
+                else:
+                    assert reply.status_code == 402, reply.text
+        charges = there.charges()
+    assert charges >= 5
+    return [value for _, value in values], len(set(values))
+
+
+def test_colluding_accounts_under_a_shared_budget_get_five_draws(tmp_path: Path) -> None:
+    values, distinct = averaged(tmp_path, SHARED)
+    assert distinct == 5 and len(values) == 15
+
+
+def test_colluding_groups_with_separate_budgets_pay_for_the_same_draws(tmp_path: Path) -> None:
+    """A second group pays for the recorded answer and gets that one: nothing to average."""
+    values, distinct = averaged(tmp_path, SEPARATE)
+    assert distinct == 5 and len(values) == 15
+
+
+def test_accounts_of_no_group_get_nothing(tmp_path: Path) -> None:
+    with place(tmp_path, policy=SEPARATE) as there:
+        assert there.ask("SELECT COUNT(*) FROM people", who="eve").status_code in (403, 404)
+        assert there.get("/v1/datasets", "eve").json() == {"datasets": []}
+        assert there.get("/v1/history?dataset=town", "eve").status_code == 403
+
+
+def test_another_groups_private_questions_do_not_show(tmp_path: Path) -> None:
+    """Under separate budgets, neither history nor a free answer tells that another group asked."""
+    with place(tmp_path, policy=SEPARATE) as there:
+        query = {"dataset": "town", "query": "SELECT COUNT(*) FROM people WHERE ill", "epsilon": 1}
+        before = there.post("/v1/quote", query, "bob").json()
+        assert there.post("/v1/answer", query, "ann").status_code == 200
+        after = there.post("/v1/quote", query, "bob").json()
+        assert before == after and not after["free"]
+        mine = [
+            each for each in there.get("/v1/history?dataset=town", "bob").json()["items"] if each["account"] == "ann"
+        ]
+        assert mine == []

@@ -1,0 +1,176 @@
+"""Release instants under an injected clock: equal whatever the data did, on every path; not so without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Tier
+from dither.access.engines import open_engine
+from dither.errors import DitherError
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.pacing import Schedule
+from dither.schema import load
+from dither.serve.frames import Message
+from dither.serve.kernel_server import KernelServer
+from dither.session import Session
+from serve.house import town
+
+QUERY = "SELECT COUNT(*) FROM people WHERE salary = 91000"
+
+
+class Held:
+    """A clock that moves only when somebody waits or works."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def utc(self) -> datetime:
+        return datetime(2026, 11, 15, tzinfo=UTC)
+
+    def milliseconds(self) -> int:
+        return self.now
+
+    def wait_until(self, instant: int) -> None:
+        self.now = max(self.now, instant)
+
+
+@dataclass
+class Working:
+    """An engine that takes a while, and perhaps fails, as a record decides."""
+
+    inner: Any
+    clock: Held
+    takes: int
+    fails: bool = False
+    failure: str | None = None
+    ready: list[int] = field(default_factory=list)
+
+    @property
+    def ctx(self) -> Any:
+        return self.inner.ctx
+
+    def vector(self, *given: Any) -> Any:
+        if self.ready:
+            self.clock.now += self.takes
+            if self.fails:
+                raise RuntimeError("a value of somebody's")
+        return self.inner.vector(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def held(
+    folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500)
+) -> Iterator[Any]:
+    clock, made = Held(), list[Working]()
+
+    def engine(dataset: Any) -> Any:
+        made.append(Working(open_engine(dataset), clock, takes, fails))
+        return made[-1]
+
+    kernel = LocalKernel(load(town(folder)), folder / "l.sqlite", clock=clock, schedule=schedule, engine=engine)
+    made[0].ready.append(1)
+    yield kernel, clock
+    kernel.close()
+
+
+def departure(folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500)) -> Any:
+    """When the reply leaves, what it is, and the prediction (which follows from the noisy size)."""
+    with held(folder, takes, fails, schedule) as (kernel, clock):
+        session = Session.over(kernel, "ann")
+        predicted = session.quote(QUERY, epsilon=1).milliseconds
+        start = clock.now
+        try:
+            session.sql(QUERY, epsilon=1)
+            outcome = "answered"
+        except DitherError as problem:
+            outcome = problem.code
+        return clock.now - start, outcome, predicted
+
+
+def test_answers_leave_at_the_predicted_instant_whatever_the_work(tmp_path: Path, tier: Tier) -> None:
+    for number, takes in enumerate(tier.pick(quick=(0, 499), test=(0, 1, 17, 250, 499), deep=(0, 1, 17, 250, 499))):
+        left, outcome, predicted = departure(tmp_path / str(number), takes)
+        assert (left, outcome) == (predicted, "answered")
+
+
+def test_a_failure_leaves_at_the_same_instant_as_an_answer(tmp_path: Path) -> None:
+    left, outcome, predicted = departure(tmp_path / "a", 3, fails=True)
+    assert (left, outcome) == (predicted, "engine_failure")
+
+
+def test_work_that_is_late_leaves_at_a_doubling_and_is_counted(tmp_path: Path) -> None:
+    with held(tmp_path, 1100) as (kernel, clock):
+        session = Session.over(kernel, "ann")
+        predicted = session.quote(QUERY, epsilon=1).milliseconds
+        start = clock.now
+        session.sql(QUERY, epsilon=1)
+        assert (clock.now - start) % predicted == 0 and clock.now - start >= 1100
+        assert len(kernel.books.misses("town")[0]) == 1
+
+
+def test_without_padding_the_work_shows(tmp_path: Path) -> None:
+    """The weakened build: no schedule."""
+    slow, fast = (departure(tmp_path / str(takes), takes, schedule=None)[0] for takes in (400, 3))
+    assert slow != fast
+
+
+def test_refusals_before_the_charge_take_no_time_that_data_decide(tmp_path: Path) -> None:
+    """Bad plans, unknown tables, no budget, a used request id: the clock does not move at all."""
+    with held(tmp_path, 250) as (kernel, clock):
+        session = Session.over(kernel, "ann")
+        for query, epsilon in ((QUERY, 10_000), ("SELECT * FROM people", 1), ("SELECT COUNT(*) FROM nowhere", 1)):
+            start = clock.now
+            with pytest.raises(DitherError):
+                session.sql(query, epsilon=epsilon)
+            assert clock.now == start
+
+
+def test_an_answer_given_before_leaves_at_once_for_everyone(tmp_path: Path) -> None:
+    """Whether a question was asked before is in the shared history; no record decides it."""
+    with held(tmp_path, 250) as (kernel, clock):
+        session = Session.over(kernel, "ann")
+        session.sql(QUERY, epsilon=1)
+        start = clock.now
+        session.sql(QUERY, epsilon=1)
+        assert clock.now == start
+
+
+def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
+    """Through the message handler of the socket, the clock stands where the kernel left it."""
+    import socket
+
+    from dither.wire import Request
+    from dither.wire.codec import encode
+
+    heard: list[Request] = []
+    with held(tmp_path, 123) as (kernel, clock):
+        answer = kernel.answer
+
+        class Listening:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(kernel, name)
+
+            def answer(self, request: Request, token: str) -> Any:
+                heard.append(request)
+                return answer(request, token)
+
+        predicted = Session.over(kernel, "ann").quote(QUERY, epsilon=1).milliseconds
+        Session.over(Listening(), "ann").sql(QUERY, epsilon=1, draw=1)
+        left, right = socket.socketpair()
+        server = KernelServer(kernel, left, books=kernel.books)
+        start = clock.now
+        body = encode(Request(heard[0].dataset, heard[0].parts, unit=heard[0].unit, draw=2))
+        reply = server.respond(Message({"call": "answer", "token": "ann", "dataset": "town"}, body))
+        assert reply.header["ok"] == "yes" and clock.now - start == predicted
+        server.close()
+        right.close()
