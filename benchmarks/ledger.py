@@ -144,6 +144,7 @@ def grow(place: Path, rows: int) -> None:
     charging(ledger)()
     like, head, store = json.loads(ledger.rows()[-1].body), ledger.head, ledger._store
     version = ledger.describe("shop").version
+    ledger._snapshot()
     while head.sequence < rows:
         batch, before, state = [], head, {}
         for _ in range(min(10_000, rows - head.sequence)):
@@ -154,8 +155,7 @@ def grow(place: Path, rows: int) -> None:
             head = row.head
         store.append(before, batch)
         store.snapshot(head.sequence, state)
-    ledger._changes.clear()
-    ledger.close()
+    store.close()
 
 
 def lengths(folder: Path, short: int, long: int, seconds: float, rounds: int) -> dict[str, object]:

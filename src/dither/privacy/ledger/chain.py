@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from dither.wire.codec import encode
 from dither.wire.model import Balance, Entry, Head, UnitLoss
 
 BATCH = 128
+GATHER_SECONDS = 0.001
 SNAPSHOT_ROWS = 1024
 HISTORY_ROWS = 10_000
 T = TypeVar("T")
@@ -169,7 +171,7 @@ class Ledger:
     def _renew(self) -> None:
         """What belongs to one process: a forked child starts with its own."""
         self._process = os.getpid()
-        self._turn, self._queue, self._led = threading.RLock(), threading.Lock(), False
+        self._turn, self._queue, self._led, self._expected = threading.RLock(), threading.Lock(), False, 0
         self._waiting: list[_Ticket[Any]] = []
         self._memory = Memory()
         self._forget()
@@ -227,6 +229,7 @@ class Ledger:
 
     def _lead(self) -> None:
         """Serves those who wait, and lets the first of those who came meanwhile lead next."""
+        self._gather()
         with self._queue:
             tickets = self._waiting[:BATCH]
             del self._waiting[: len(tickets)]
@@ -236,11 +239,17 @@ class Ledger:
         finally:
             with self._queue:
                 following = self._waiting[:1]
-                self._led = bool(following)
+                self._led, self._expected = bool(following), min(BATCH, len(self._waiting) + len(tickets))
             for ticket in tickets:
                 ticket.done = True
             for ticket in (*following, *tickets):
                 ticket.wake()
+
+    def _gather(self) -> None:
+        """Waits a moment for as many as were here last time: they share one durable step."""
+        until = time.monotonic() + GATHER_SECONDS
+        while len(self._waiting) < self._expected and time.monotonic() < until:
+            time.sleep(GATHER_SECONDS / 20)
 
     def _serve(self, tickets: list[_Ticket[Any]]) -> None:
         try:
