@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ def spark_settings(scratch: Path) -> dict[str, str]:
 def _session(master: str, scratch: Path, **extra: str) -> Any:
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run the Python that runs the tests
     builder = SparkSession.builder.master(master).appName("dither-tests")
     for name, value in {**spark_settings(scratch), **extra}.items():
         builder = builder.config(name, value)
