@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dither.audit import events
 from dither.audit.bounds import predicted_epsilon, predicted_score
-from dither.audit.claims import Floats, ceiling, delta, strength
+from dither.audit.claims import Floats, ceiling, strength
 from dither.audit.events import ColumnScore, Event, Sample, Score
-from dither.loss import Approximate, Loss, Pure
+from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
@@ -36,9 +36,9 @@ class Lead:
 
 
 def worth(claim: Loss, runs: int, alpha: float) -> Worth:
-    """What an event of probabilities (p, q) will be worth after `runs` more runs on each input."""
-    if isinstance(claim, Pure | Approximate):
-        return lambda p, q: predicted_epsilon(p, q, runs, alpha, delta(claim))
+    """What an event of probabilities (p, q) will be worth after `runs` more runs: an epsilon, or standard errors."""
+    if isinstance(claim, Pure):
+        return lambda p, q: predicted_epsilon(p, q, runs, alpha)
     limit = ceiling(claim, strength(claim))
     return lambda p, q: predicted_score(p, q, runs, limit)
 
