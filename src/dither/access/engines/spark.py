@@ -98,6 +98,7 @@ class SparkEngine(SqlEngine):
     def __init__(self, dataset: Dataset, partitions: str | None = None, session: SparkSession | None = None) -> None:
         self._tag = f"dither-{uuid4().hex}"
         self._session = configured(session or session_of(dataset), partitions)
+        self._remote = "connect" in type(self._session).__module__
         super().__init__(dataset)
 
     def _origin(self, table: Table) -> Origin:
@@ -123,16 +124,23 @@ class SparkEngine(SqlEngine):
         return reader.load(options["path"])
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        self._session.addTag(self._tag)
-        try:
-            with alarm(deadline, self.cancel):
-                return self._session.sql(self.spelling.render(statement)).toArrow()
-        finally:
-            self._session.removeTag(self._tag)
+        self._mark()
+        with alarm(deadline, self.cancel):
+            return self._session.sql(self.spelling.render(statement)).toArrow()
+
+    def _mark(self) -> None:
+        """What this thread starts can be found again: by a job group, or by a tag through Spark Connect."""
+        if self._remote:
+            self._session.addTag(self._tag)
+        else:
+            self._session.sparkContext.setJobGroup(self._tag, "dither", interruptOnCancel=True)
 
     def cancel(self) -> None:
-        """Interrupts the jobs that carry this engine's tag."""
-        self._session.interruptTag(self._tag)
+        """Interrupts what this engine has started."""
+        if self._remote:
+            self._session.interruptTag(self._tag)
+        else:
+            self._session.sparkContext.cancelJobGroup(self._tag)
 
     def close(self) -> None:
         """Forgets the tables; the Spark application belongs to the process, and other engines may share it."""
