@@ -10,16 +10,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dither.audit.accountants import AccountingResult as AccountingResult
+    from dither.audit.accountants import accounting as accounting
+    from dither.audit.attacks import service as service
     from dither.audit.blackbox import privacy as privacy
+    from dither.audit.exactly import ExactResult as ExactResult
+    from dither.audit.exactly import exact as exact
+    from dither.audit.fitting import FitResult as FitResult
+    from dither.audit.fitting import fit as fit
+    from dither.audit.randomly import RandomResult as RandomResult
+    from dither.audit.randomly import random_dp as random_dp
     from dither.audit.report import Evidence as Evidence
     from dither.audit.report import PrivacyResult as PrivacyResult
     from dither.audit.times import TimingResult as TimingResult
     from dither.audit.times import timing as timing
+    from dither.audit.transformations import TransformationResult as TransformationResult
+    from dither.audit.transformations import transformation as transformation
 
 HOMES = {
     "privacy": "dither.audit.blackbox",
     "PrivacyResult": "dither.audit.report",
     "Evidence": "dither.audit.report",
+    "exact": "dither.audit.exactly",
+    "ExactResult": "dither.audit.exactly",
+    "fit": "dither.audit.fitting",
+    "FitResult": "dither.audit.fitting",
+    "accounting": "dither.audit.accountants",
+    "AccountingResult": "dither.audit.accountants",
+    "transformation": "dither.audit.transformations",
+    "TransformationResult": "dither.audit.transformations",
+    "random_dp": "dither.audit.randomly",
+    "RandomResult": "dither.audit.randomly",
+    "service": "dither.audit.attacks",
     "timing": "dither.audit.times",
     "TimingResult": "dither.audit.times",
 }

@@ -186,10 +186,11 @@ def delta_of(claim: Loss) -> Fraction:
 
 def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
     if isinstance(mechanism, Mechanism):
-        return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)  # type: ignore[arg-type]
+        return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)
     if not callable(mechanism):
         raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
-    return mechanism
+    run: Callable[[Any, Tape], Any] = mechanism
+    return run
 
 
 def _most(law: ExactLaw, outcome: Hashable) -> int:

@@ -161,8 +161,9 @@ def _densities(plots: Plots) -> str:
     top = max(*plots.density_a, *plots.density_b, 1e-12)
     low, high = plots.places[0], plots.places[-1]
     across = [_scale(place, low, high, MARGIN, WIDTH - 10) for place in plots.places]
+    ends = [*across[1:], across[-1]]
     shade = "".join(
-        f"<rect x='{across[i]:.1f}' y='10' width='{max(across[i + 1] - across[i], 0.5):.1f}' height='{HEIGHT - 40}' "
+        f"<rect x='{across[i]:.1f}' y='10' width='{max(ends[i] - across[i], 0.5):.1f}' height='{HEIGHT - 40}' "
         f"fill='#fc6' fill-opacity='{share:.2f}'/>"
         for i, share in enumerate(plots.share_inside) if share > 0.01
     )  # fmt: skip

@@ -1,0 +1,249 @@
+"""`dither audit ...`: test mechanisms, samplers and services, exactly where that can be done, and keep a history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+from dither.audit.attacks.service import service
+from dither.audit.blackbox import privacy
+from dither.audit.exactly import exact
+from dither.audit.fitting import fit
+from dither.audit.report import PrivacyResult
+from dither.audit.schedules import entries, interval, repeated
+from dither.audit.stated import claim as parsed
+from dither.audit.stated import found
+from dither.audit.times import timing
+from dither.audit.zoo import Member, catalogue, member
+from dither.errors import InvalidParameter
+from dither.loss import rational
+from dither.privacy.laws import GaussianLaw, LaplaceLaw
+
+REFUTED = 1
+LAWS = {"laplace": LaplaceLaw, "gaussian": GaussianLaw}
+OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+Place = Annotated[str, typer.Argument(help="module:function or file.py:function")]
+ClaimText = Annotated[
+    str, typer.Option("--claim", help="what it promises: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1'")
+]
+PairText = Annotated[str, typer.Option("--pair", help="two neighbouring inputs as JSON: '[0, 1]'")]
+Alpha = Annotated[float, typer.Option(help="the chance of refuting what is right")]
+Seed = Annotated[int | None, typer.Option(help="the seed of the auditor's own choices")]
+ReportPath = Annotated[Path | None, typer.Option("--report", help="write a report: .html with plots, or .json")]
+
+app = typer.Typer(
+    help="Test mechanisms, samplers, services and the ledger.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+def mechanism(
+    place: Place,
+    claim: ClaimText,
+    neighbours: Annotated[
+        str | None, typer.Option(help="pairs of inputs as JSON '[[0, 1]]', or module:list; standard ones if not given")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
+    alpha: Alpha = 0.01,
+    sequential: Annotated[bool, typer.Option("--sequential", help="stop as soon as the evidence suffices")] = False,
+    timed: Annotated[bool, typer.Option("--timed", help="the time of each run is part of its output")] = False,
+    seed: Seed = None,
+    report: ReportPath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for two inputs and an event that break a mechanism's claim; exit with 1 if there are."""
+    stated, pairs = parsed(claim), None if neighbours is None else _pairs(neighbours)
+    mode = "sequential" if sequential else "fixed"
+    with _bar(as_json) as progress:
+        result = privacy(
+            found(place), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+    _finish(result, report, as_json)
+
+
+@app.command()
+def sampler(
+    place: Place,
+    law: Annotated[
+        str, typer.Option(help="laplace:SCALE, gaussian:VARIANCE, or module:law (mass function or scipy law)")
+    ],
+    draws: Annotated[int, typer.Option(help="how many draws")] = 10_000_000,
+    alpha: Alpha = 1e-6,
+    as_json: AsJson = False,
+) -> None:
+    """Test draws of a sampler f(size) against its law; exit with 1 if they do not follow it."""
+    result = fit(found(place), _law(law), draws=draws, alpha=alpha)
+    if as_json:
+        typer.echo(result.report())
+    else:
+        grid = Grid("test", "statistic", "p-value")
+        for test in result.tests:
+            grid.add_row(test.name, f"{test.statistic:.6g}", f"{test.p_value:.4g}")
+        OUT.print(grid)
+        OUT.print(str(result))
+    _leave(result.refuted)
+
+
+@app.command("exact")
+def exactly(
+    place: Place,
+    pair: PairText,
+    claim: Annotated[str | None, typer.Option(help="what it promises; exit with 1 if that is surely false")] = None,
+    residual: Annotated[float, typer.Option(help="how much probability may stay undecided")] = 1e-15,
+    most_runs: Annotated[int, typer.Option(help="how often the code may be run on each input")] = 1_000_000,
+    as_json: AsJson = False,
+) -> None:
+    """Enumerate every execution of f(input, bits), or of a mechanism of Dither, on two inputs: rigorous bounds."""
+    stated = None if claim is None else parsed(claim)
+    result = exact(found(place), _pair(pair), residual=residual, most_runs=most_runs)
+    typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
+    if stated is None:
+        return
+    certified = result.certifies(stated)
+    if not as_json:
+        typer.echo(f"{'CERTIFIED' if certified else 'not certified'}: {stated}")
+    _leave(not certified)
+
+
+@app.command("timing")
+def time_channel(
+    place: Place,
+    pair: PairText,
+    runs: Annotated[int, typer.Option(help="runs on each input")] = 2000,
+    alpha: Alpha = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Ask whether the time of f(input) depends on which of two inputs it gets; exit with 1 if it does."""
+    result = timing(found(place), *_pair(pair), runs=runs, alpha=alpha)
+    typer.echo(result.report() if as_json else str(result))
+    _leave(result.refuted)
+
+
+@app.command()
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="one member; all of them are listed if not given")] = None,
+    samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
+    alpha: Alpha = 0.01,
+    seed: Seed = None,
+    report: ReportPath = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the right and wrong mechanisms of the zoo, or audit one of them."""
+    if name is None:
+        return _listed(catalogue(), as_json)
+    animal = member(name)
+    with _bar(as_json) as progress:
+        result = privacy(
+            animal.mechanism(seed), animal.claim, animal.neighbours, samples=samples, alpha=alpha, seed=seed,
+            timed=animal.timed, vectorised=not animal.one_by_one, progress=progress,
+        )  # fmt: skip
+    return _finish(result, report, as_json)
+
+
+app.command()(service)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def schedule(
+    command: Annotated[list[str] | None, typer.Argument(help="the audit to repeat, after --: service URL")] = None,
+    every: Annotated[str, typer.Option(help="how long to wait between runs: 30m, 12h, 1d")] = "1d",
+    history: Annotated[Path, typer.Option(help="where results are added, one JSON line each")] = Path(
+        "audit-history.jsonl"
+    ),
+    times: Annotated[int | None, typer.Option(help="stop after this many runs")] = None,
+    show: Annotated[bool, typer.Option("--show", help="print the history and run nothing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat an audit and keep its history; exit with 1 if the last run found something."""
+    wait = interval(every)
+    if show:
+        kept = entries(history)
+        lines = [f"{each.started}  {'passed' if each.passed else 'FOUND'}  {' '.join(each.command)}" for each in kept]
+        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(lines))
+        return
+    last = None
+    for last in repeated(command or [], history, wait, times):
+        line = f"{last.started}  {'passed' if last.passed else 'FOUND'}  {last.seconds} s"
+        typer.echo(json.dumps(vars(last)) if as_json else line)
+    _leave(last is not None and not last.passed)
+
+
+# ---- what the commands share ---------------------------------------------------------------------------------------
+
+
+def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
+    if report is not None:
+        result.report(report)
+    if as_json:
+        typer.echo(result.report(kind="json"))
+    else:
+        typer.echo(str(result))
+        typer.echo(str(result.evidence))
+    _leave(result.refuted)
+
+
+def _leave(refuted: bool) -> None:
+    if refuted:
+        raise typer.Exit(REFUTED)
+
+
+def _listed(members: tuple[Member, ...], as_json: bool) -> None:
+    if as_json:
+        rows = [{"name": each.name, "claim": str(each.claim), "private": each.private} for each in members]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    grid = Grid("name", "claim holds", "true epsilon", "about")
+    for each in members:
+        true = "" if each.true_epsilon is None else f"{each.true_epsilon:.4g}"
+        grid.add_row(each.name, "yes" if each.private else "no", true, each.about)
+    OUT.print(grid)
+
+
+def _pairs(text: str) -> list[tuple[Any, Any]]:
+    listed = _json(text) if text.lstrip().startswith("[") else found(text)
+    listed = listed() if callable(listed) else listed
+    if not isinstance(listed, list | tuple) or any(len(pair) != 2 for pair in listed):
+        raise InvalidParameter("neighbours are a list of pairs, such as '[[0, 1], [10, 11]]'")
+    return [(a, b) for a, b in listed]
+
+
+def _pair(text: str) -> tuple[Any, Any]:
+    read = _json(text)
+    if not isinstance(read, list) or len(read) != 2:
+        raise InvalidParameter("a pair is a JSON list of two inputs, such as '[0, 1]' or '[[0], [1]]'")
+    return read[0], read[1]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidParameter(f"not JSON: {error.msg}") from None
+
+
+def _law(text: str) -> Any:
+    kind, _, parameter = text.partition(":")
+    if kind in LAWS:
+        return LAWS[kind](Fraction(rational(parameter, "the parameter of the law")))
+    return found(text)
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on the error stream, if someone looks at it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERR, transient=True, disable=quiet or not ERR.is_terminal) as bar:
+        task = bar.add_task("audit", total=None)
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

@@ -1,0 +1,82 @@
+"""An audit that is repeated, and the history that it leaves: one line of JSON for each run, only ever added to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dither.errors import InvalidParameter
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MOST_OUTPUT = 4000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: when, what, how it ended, and the end of what it said."""
+
+    started: str
+    command: tuple[str, ...]
+    status: int
+    seconds: float
+    output: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found."""
+        return self.status == 0
+
+
+def interval(text: str) -> float:
+    """Seconds in '30m', '12h' or '1d'."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not number.replace(".", "", 1).isdigit() or float(number) <= 0:
+        raise InvalidParameter(f"an interval is a number and one of s, m, h, d, such as 12h; got {text!r}")
+    return float(number) * UNITS[unit]
+
+
+def once(command: Sequence[str], history: Path) -> Entry:
+    """Runs `dither audit <command>` in a process of its own and adds the result to the history."""
+    if not command or command[0] == "schedule":
+        raise InvalidParameter("say which audit to repeat, for example: dither audit schedule -- service URL")
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "dither", "audit", *command], capture_output=True, text=True, check=False
+    )
+    said = (done.stdout + done.stderr)[-MOST_OUTPUT:]
+    entry = Entry(started, tuple(command), done.returncode, round(time.monotonic() - clock, 3), said)
+    history.parent.mkdir(parents=True, exist_ok=True)
+    with history.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(entry)) + "\n")
+    return entry
+
+
+def repeated(
+    command: Sequence[str],
+    history: Path,
+    every: float,
+    times: int | None = None,
+    sleep: Callable[[float], Any] = time.sleep,
+) -> Iterator[Entry]:
+    """Runs again and again; `times` ends it."""
+    done = 0
+    while times is None or done < times:
+        if done:
+            sleep(every)
+        yield once(command, history)
+        done += 1
+
+
+def entries(history: Path) -> list[Entry]:
+    """The history, oldest first."""
+    if not history.exists():
+        return []
+    lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines() if line]
+    return [Entry(**{**line, "command": tuple(line["command"])}) for line in lines]

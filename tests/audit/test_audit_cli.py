@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dither.audit import schedules
+from dither.audit.cli import app
+from dither.errors import InvalidParameter, NotFound
+
+MINE = """
+import numpy
+from fractions import Fraction
+from dither.privacy.bits import SystemBits
+from dither.privacy.mechanisms import DiscreteLaplace
+from dither.privacy.noise import discrete_laplace
+
+laplace = DiscreteLaplace(Fraction(1))
+pairs = [(0, 1)]
+
+def wrong(value, size):
+    return value + discrete_laplace(Fraction(1, 2), size, SystemBits())
+
+def right(value, size):
+    return value + discrete_laplace(Fraction(1), size, SystemBits())
+
+def draws(size):
+    return discrete_laplace(Fraction(5), size, SystemBits())
+
+def uneven(value):
+    return sum(range(4000 if value else 400))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    # A name of its own for each test: modules are imported once.
+    path = tmp_path / f"mine_{tmp_path.name}.py"
+    path.write_text(MINE)
+    return str(path)
+
+
+def run(*words: str) -> tuple[int, Any]:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
+
+
+def test_mechanism(mine: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    common = ["--claim", "epsilon=1", "--samples", "40000", "--alpha", "1e-9"]  # the false-alarm rate of the second
+    status, found = run("mechanism", f"{mine}:wrong", *common, "--neighbours", "[[0, 1]]", "--report", str(report))
+    assert status == 1 and found["refuted"] and found["epsilon_lower"] > 1.5 and "<svg" in report.read_text()
+    status, found = run("mechanism", f"{mine}:right", *common, "--neighbours", f"{mine}:pairs", "--sequential")
+    assert status == 0 and not found["refuted"]
+
+
+def test_exact(mine: str) -> None:
+    status, found = run("exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=1")
+    assert status == 0 and found["certified"] and abs(found["epsilon_lower"] - 1) < 1e-6
+    assert run("exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=0.99")[0] == 1
+
+
+def test_sampler(mine: str) -> None:
+    status, found = run("sampler", f"{mine}:draws", "--law", "laplace:5", "--draws", "20000", "--alpha", "1e-9")
+    assert status == 0 and not found["refuted"]
+    assert run("sampler", f"{mine}:draws", "--law", "gaussian:5", "--draws", "20000")[0] == 1
+
+
+def test_timing(mine: str) -> None:
+    status, found = run("timing", f"{mine}:uneven", "--pair", "[0, 1]", "--runs", "300")
+    assert status == 1 and found["refuted"]
+
+
+def test_zoo() -> None:
+    status, found = run("zoo")
+    assert status == 0 and {"laplace", "laplace_double"} <= {each["name"] for each in found}
+    status, found = run("zoo", "laplace_double", "--samples", "40000", "--seed", "1")
+    assert status == 1 and found["refuted"]
+
+
+def test_what_cannot_be_read_is_refused(mine: str) -> None:
+    for words, error in (
+        (["exact", f"{mine}:laplace", "--pair", "0"], InvalidParameter),
+        (["exact", f"{mine}:laplace", "--pair", "[0"], InvalidParameter),
+        (["exact", f"{mine}:absent", "--pair", "[0, 1]"], NotFound),
+        (["exact", "no_such_module:f", "--pair", "[0, 1]"], NotFound),
+        (["mechanism", f"{mine}:wrong", "--claim", "privacy"], InvalidParameter),
+        (["schedule", "--every", "often", "--", "zoo"], InvalidParameter),
+        (["schedule"], InvalidParameter),
+    ):
+        with pytest.raises(error):
+            run(*words)
+
+
+@pytest.mark.tier("test")
+def test_schedule_keeps_a_history(mine: str, tmp_path: Path) -> None:
+    history = tmp_path / "kept" / "history.jsonl"
+    waited: list[float] = []
+    command = ["exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=0.5"]
+    assert [each.passed for each in schedules.repeated(command, history, 9.0, 1, waited.append)] == [False]
+    right = [*command[:-1], "epsilon=1"]
+    assert [each.passed for each in schedules.repeated(right, history, 9.0, 1, waited.append)] == [True]
+    kept = schedules.entries(history)
+    assert [each.status for each in kept] == [1, 0] and "CERTIFIED" in kept[1].output and not waited
+    status, shown = run("schedule", "--show", "--history", str(history))
+    assert status == 0 and [each["status"] for each in shown] == [1, 0]
+
+
+def test_the_schedule_waits_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = schedules.Entry("now", ("zoo",), 0, 0.0, "")
+    monkeypatch.setattr(schedules, "once", lambda command, history: done)
+    waited: list[float] = []
+    runs = list(schedules.repeated(["zoo"], tmp_path / "h", schedules.interval("30m"), 3, waited.append))
+    assert len(runs) == 3 and waited == [1800.0, 1800.0]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import duckdb
+import pytest
+
+from dither.audit.transformations import Domain, change, frame, sql, transformation
+from dither.errors import InvalidParameter
+
+SALARIES = Domain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)
+ROWS = Domain({"salary": [0, 300_000], "city": ["x", "y"]})
+
+
+def total(rows: list[dict[str, Any]]) -> int:
+    return sum(row["salary"] for row in rows)
+
+
+def test_right_claims_pass() -> None:
+    assert not transformation(total, ROWS, 300_000).refuted
+    assert transformation(lambda rows: 2 * total(rows), ROWS, 600_000).largest == 600_000
+    assert not transformation(lambda rows: [row for row in rows if row["city"] == "x"], ROWS, 1).refuted
+    assert not transformation(lambda rows: rows * 32, ROWS, 32).refuted
+    assert not transformation(total, SALARIES, 900_000).refuted
+    assert not transformation(lambda rows: Counter(row["city"] for row in rows), ROWS, 1).refuted
+
+
+def test_wrong_claims_shrink_to_the_smallest_tables() -> None:
+    found = transformation(lambda rows: 2 * total(rows), ROWS, 300_000)
+    assert found.refuted and found.counterexample is not None
+    a, b = found.counterexample
+    assert a == [] and len(b) == 1 and b[0]["salary"] > 150_000 and "REFUTED" in str(found)
+    users = transformation(lambda rows: len(rows), SALARIES, 1)
+    assert users.counterexample is not None and [len(side) for side in users.counterexample] == [0, 2]
+
+
+def test_an_average_moves_more_than_its_claim() -> None:
+    found = transformation(lambda rows: total(rows) / max(1, len(rows)), ROWS, 100_000)
+    assert found.refuted
+
+
+def test_an_error_on_one_side_is_seen() -> None:
+    found = transformation(lambda rows: total(rows) / len(rows), ROWS, 10**9)
+    assert found.counterexample is not None and found.counterexample[0] == []
+
+
+def test_sql_and_data_frames() -> None:
+    with duckdb.connect() as connection:
+        grouped = sql("SELECT city, count(*) AS n FROM t GROUP BY city", connection, ROWS)
+        assert not transformation(grouped, ROWS, 2, pairs=100).refuted  # one row may replace one group by another
+        assert transformation(grouped, ROWS, 1, pairs=100).refuted
+        limited = sql("SELECT salary FROM t ORDER BY salary LIMIT 1", connection, ROWS)
+        assert transformation(limited, ROWS, 1, pairs=100).refuted
+    assert not transformation(frame(lambda data: data[data.salary > 5], ROWS), ROWS, 1, pairs=50).refuted
+    assert transformation(frame(lambda data: data.groupby("city").size(), ROWS), ROWS, 0.5, pairs=50).refuted
+
+
+def test_distances_and_domains() -> None:
+    assert change([1, 2], [1, 5]) == 3 and change({"a": 1}, {"b": 2}) == 3
+    assert change([{"a": 1}], [{"a": 2}]) == 2 and change("x", "y") == float("inf")
+    with pytest.raises(InvalidParameter, match="no column"):
+        Domain({"a": [1]}, unit="b")
