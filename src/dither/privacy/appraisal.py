@@ -104,8 +104,8 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    for step in every:
-        check_spelling(ctx, step.measure)
+    for measure in dict.fromkeys(step.measure for step in every):
+        check_spelling(ctx, measure)
     return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
 
 

@@ -1,0 +1,124 @@
+"""The error oracles on PostgreSQL and Spark: with one person and without, questions answer or are refused alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from attacks.sites import COLUMNS, PERSON
+from conftest import Tier
+from dither.access import expr
+from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, filled
+from dither.errors import DitherError, EngineFailure
+from dither.privacy.kernel import LocalKernel
+from dither.schema import Dataset, Source, load
+from dither.session import Session
+from serve.house import SALARY, town
+
+pytestmark = pytest.mark.tier("test")
+DSN = "DITHER_ATTACKS_DSN"
+HEAVY = {"groups by values of the data"}
+
+
+def outcome(session: Session, query: str) -> str:
+    """How a question ends: answered (with so many rows), or the error, word for word."""
+    try:
+        return f"answered {len(session.sql(query, epsilon='1/1000'))}"
+    except DitherError as problem:
+        return f"{problem.code} {problem}"
+
+
+@contextmanager
+def session(described: Dataset, ledger: Path) -> Iterator[Session]:
+    kernel = LocalKernel(described, ledger)
+    yield Session.over(kernel, "ann")
+    kernel.close()
+
+
+def compared(pair: Callable[[Path], tuple[Dataset, Dataset]], folder: Path, queries: dict[str, str]) -> dict[str, str]:
+    """The queries whose outcome differs between neighbours or is a failure of the engine."""
+    there, less = pair(folder)
+    found = {}
+    with session(there, folder / "a.sqlite") as one, session(less, folder / "b.sqlite") as two:
+        for name, query in queries.items():
+            ends = [outcome(each, query) for each in (one, two)]
+            if ends[0] != ends[1] or ends[0].startswith((EngineFailure.code, DitherError.code + " ")):
+                found[name] = "; ".join(ends)
+    return found
+
+
+def listed(tier: Tier) -> dict[str, str]:
+    step = tier.pick(quick=9, test=3, deep=1)
+    made = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()}
+    made |= {name: text for name, text in QUERIES.items() if name not in HEAVY}
+    chosen = dict(list(made.items())[::step]) | {"division by zero": made["division by zero"]}
+    return {name: filled(text, COLUMNS, SALARY) for name, text in chosen.items()}
+
+
+def stored(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
+    """The town in PostgreSQL, in two schemas."""
+    import psycopg
+
+    types = {"id": "bigint", "age": "int", "salary": "int", "city": "text", "ill": "boolean", "place": "text",
+             "spent": "double precision"}  # fmt: skip
+
+    def pair(folder: Path) -> tuple[Dataset, Dataset]:
+        made = []
+        with psycopg.connect(address, autocommit=True) as connection:
+            for schema, without in (("full", None), ("less", PERSON)):
+                described = load(town(folder / schema, 100, without=without))
+                connection.execute(f"CREATE SCHEMA {schema}")
+                tables = {}
+                for name, table in described.tables.items():
+                    data = pq.read_table(folder / schema / f"{name}.parquet")
+                    columns = ", ".join(f"{column} {types[column]}" for column in data.column_names)
+                    connection.execute(f"CREATE TABLE {schema}.{name} ({columns})")
+                    with connection.cursor() as cursor, cursor.copy(f"COPY {schema}.{name} FROM STDIN") as copy:
+                        for row in data.to_pylist():
+                            copy.write_row(list(row.values()))
+                    source = Source("postgres", {"dsn_env": DSN, "table": f"{schema}.{name}"})
+                    tables[name] = replace(table, source=source)
+                made.append(replace(described, tables=tables))
+        return made[0], made[1]
+
+    return pair
+
+
+def test_oracles_on_postgresql(postgres_database: str, tmp_path: Path, tier: Tier, monkeypatch: Any) -> None:
+    monkeypatch.setenv(DSN, postgres_database)
+    assert compared(stored(postgres_database), tmp_path, listed(tier)) == {}
+
+
+def test_an_unguarded_division_is_an_oracle_on_postgresql(
+    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weakened build: 1 / (salary - 91000) fails for one person's record."""
+    monkeypatch.setenv(DSN, postgres_database)
+    monkeypatch.setattr(expr, "nonzero", lambda value: value)
+    query = {"division": "SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people"}
+    found = compared(stored(postgres_database), tmp_path, query)
+    assert found["division"].startswith("engine_failure") and "answered 1" in found["division"]
+
+
+def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
+    def pair(folder: Path) -> tuple[Dataset, Dataset]:
+        made = []
+        for schema, without in (("full", None), ("less", PERSON)):
+            described = load(town(folder / schema, 100, without=without))
+            tables = {
+                name: replace(table, source=Source("spark", {"path": str(folder / schema / f"{name}.parquet")}))
+                for name, table in described.tables.items()
+            }
+            made.append(replace(described, tables=tables))
+        return made[0], made[1]
+
+    assert spark is not None
+    names = list(listed(tier))[:: tier.pick(quick=4, test=4, deep=1)]
+    queries = {name: query for name, query in listed(tier).items() if name in names or name == "division by zero"}
+    assert compared(pair, tmp_path, queries) == {}

@@ -1,0 +1,233 @@
+"""The gateway over a real kernel socket: every route, its limits, its document, and the session that speaks to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import uvicorn
+
+from conftest import Tier, require
+from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotAllowed
+from dither.serve import gateway as gateway_module
+from dither.serve.client import connect as connect_http
+from dither.serve.gateway import ARROW, Gateway, Settings, application
+from dither.serve.limits import Rate
+from dither.serve.openapi import CALLS as LISTED
+from dither.serve.openapi import document
+from dither.session import connect
+from serve.house import Place, place, until
+
+COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(tmp_path_factory.mktemp("gateway"), epsilon=100) as made:
+        yield made
+
+
+def test_a_question_is_answered_with_intervals_and_costs(there: Place) -> None:
+    reply = there.ask(COUNT, 0.5)
+    data = reply.json()
+    assert reply.status_code == 200 and [row["city"] for row in data["rows"]] == ["north", "south", "east"]
+    assert all(row["n_low"] <= row["n"] <= row["n_high"] for row in data["rows"])
+    assert data["loss"] == [{"kind": "pure", "epsilon": "1/2"}] and not data["free"]
+    assert there.ask(COUNT, 0.5).json()["free"]
+
+
+def test_a_quote_is_free_and_explains(there: Place) -> None:
+    before = there.spent()
+    quote = there.post("/v1/quote", {"dataset": "town", "query": COUNT, "epsilon": "1/3"}).json()
+    assert quote["affordable"] and quote["expected"][0]["half_width"] > 0
+    lines = there.post("/v1/explain", {"dataset": "town", "query": COUNT}).json()["lines"]
+    assert lines[0] == "unit of privacy: person" and there.spent() == before
+
+
+def test_an_answer_as_arrow(there: Place) -> None:
+    reply = there.post("/v1/answer", {"dataset": "town", "query": COUNT, "epsilon": "0.5"}, accept=ARROW)
+    assert reply.headers["content-type"] == ARROW
+    assert pa.ipc.open_stream(reply.content).read_all().column_names[:2] == ["city", "n"]
+
+
+def test_a_job_waits_and_is_done(there: Place) -> None:
+    body = {"dataset": "town", "query": COUNT, "epsilon": 0.25, "request_id": "later"}
+    reply = there.post("/v1/answer", body, prefer="respond-async")
+    assert reply.status_code == 202 and reply.headers["location"] == "/v1/jobs/later"
+    done = until(lambda: (data := there.get("/v1/jobs/later").json())["status"] == "done" and data)
+    assert len(done["answer"]["rows"]) == 3
+    assert there.http.delete("/v1/jobs/later", headers=there.headers("ann")).status_code == 200
+    assert there.get("/v1/jobs/later").status_code == 404
+    assert there.post("/v1/answer", {**body, "request_id": None}, prefer="respond-async").status_code == 400
+
+
+def test_a_batch_is_one_charge(there: Place) -> None:
+    charges = there.charges()
+    queries = ["SELECT COUNT(*) FROM people", "SELECT AVG(age) FROM people"]
+    answers = there.post("/v1/batch", {"dataset": "town", "queries": queries, "epsilon": 0.3}).json()["answers"]
+    assert len(answers) == 2 and there.charges() == charges + 1
+
+
+def test_budget_history_statement_and_ledger(there: Place) -> None:
+    budget = there.get("/v1/budget?dataset=town").json()["items"]
+    assert budget[0]["limit"]["epsilon"] == "100"
+    assert there.get("/v1/history?dataset=town").json()["items"][0]["account"] == "kernel"
+    assert there.get("/v1/statement?dataset=town").json()["units"]
+    assert there.get("/v1/ledger?dataset=town").status_code == 403
+    rows = there.get("/v1/ledger?dataset=town", "aud").json()["items"]
+    assert [row["sequence"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "body"),
+    [
+        (402, "budget_exceeded", {"dataset": "town", "query": COUNT, "epsilon": 500}),
+        (404, "not_found", {"dataset": "elsewhere", "query": COUNT, "epsilon": 1}),
+        (400, "invalid_query", {"dataset": "town", "query": "SELECT COUNT(* FROM people", "epsilon": 1}),
+        (400, "invalid_parameter", {"dataset": "town", "query": COUNT, "epsilon": -1}),
+    ],
+)
+def test_errors_have_one_shape(there: Place, status: int, code: str, body: Any) -> None:
+    reply = there.post("/v1/answer", body)
+    assert reply.status_code == status and reply.json()["error"]["code"] == code
+    assert set(reply.json()) == {"error"} and set(reply.json()["error"]) == {"code", "message"}
+
+
+def test_expired_and_revoked_tokens_are_refused(there: Place) -> None:
+    token = there.kernel.books.add_account("tmp", "analyst", days=1)
+    assert there.get("/v1/datasets", token).status_code == 200
+    there.kernel.books.revoke_account("tmp")
+    assert there.get("/v1/datasets", token).status_code == 401
+    expired = there.kernel.books.add_account("old", "analyst", days=-1)
+    assert there.get("/v1/datasets", expired).status_code == 401
+    renewed = there.kernel.books.add_account("tmp", "analyst", days=1)
+    assert there.get("/v1/datasets", renewed).status_code == 200 and there.get("/v1/datasets", token).status_code == 401
+
+
+def test_rate_limits_hold_for_accounts_and_strangers(tmp_path: Path) -> None:
+    settings = Settings(account=Rate(0.001, 3), stranger=Rate(0.001, 2))
+    with place(tmp_path, settings=settings) as there:
+        codes = [there.get("/v1/datasets").status_code for _ in range(5)]
+        assert codes == [200, 200, 200, 200, 429]  # the first as a stranger, three as an account
+        reply = there.get("/v1/datasets", "guess")
+        assert reply.status_code == 401
+        assert there.get("/v1/datasets", "guess2").status_code == 429
+        assert there.get("/v1/datasets").headers["retry-after"]
+
+
+def test_bodies_are_limited(tmp_path: Path) -> None:
+    with place(tmp_path, settings=Settings(body=1000)) as there:
+        reply = there.http.post("/v1/answer", content=b"x" * 1001, headers=there.headers("ann"))
+        assert reply.status_code == 413 and reply.json()["error"]["code"] == "invalid_parameter"
+
+
+def test_the_page_needs_nothing_from_elsewhere(there: Place) -> None:
+    for path in ("/", "/page.js", "/page.css"):
+        reply = there.http.get(path)
+        assert reply.status_code == 200 and "default-src 'none'" in reply.headers["content-security-policy"]
+        outside = reply.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in outside and "https://" not in outside and "innerHTML" not in outside
+        assert "<script>" not in outside and "style=" not in outside
+
+
+def test_the_document_lists_every_route(there: Place) -> None:
+    routes = {
+        (route.path, method.lower()) for route in Gateway(there.remote).routes() for method in route.methods or ()
+    }
+    pages = {(path, "get") for path in gateway_module.PAGES}
+    listed = {(path, method) for path, methods in document()["paths"].items() for method in methods}
+    assert {each for each in routes if each[1] != "head"} == listed | pages
+    assert set(LISTED) == set(gateway_module.CALLS)
+
+
+def test_a_dead_kernel_is_said_to_be_so(tmp_path: Path) -> None:
+    with place(tmp_path) as there:
+        assert there.get("/health").json() == {"status": "ok", "kernel": True}
+        there.server.close()
+        there.remote.close()
+        (tmp_path / "k.sock").unlink()
+        assert there.get("/health").json()["kernel"] is False
+        reply = there.get("/v1/datasets")
+        assert reply.status_code == 503 and reply.json()["error"]["code"] == "busy"
+        assert "dither_kernel_unreachable_total 1" in there.get("/metrics").text
+
+
+@pytest.fixture(scope="module")
+def address(there: Place) -> Iterator[str]:
+    """The gateway on a port of its own, for clients that need one."""
+    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000))
+    config = uvicorn.Config(application(there.remote, settings), port=0, log_level="error", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_a_remote_session_is_a_session(there: Place, address: str) -> None:
+    session = connect(address, token=there.tokens["ann"])
+    answer = session.sql(COUNT, epsilon="1/7")
+    assert len(answer) == 3 and session.sql(COUNT, epsilon="1/7").releases[0].cached
+    assert session.quote(COUNT, epsilon=1).affordable and session.budget[0].spent[0] > 0
+    assert session.history and session.statement.dataset == "town" and session.tables["people"]
+    with pytest.raises(BudgetExceeded, match="nothing was read"):
+        session.sql(COUNT, epsilon=999)
+    with pytest.raises(NotAllowed):
+        connect(address, token="dither_wrong")
+    auditor = connect_http(address, there.tokens["aud"])
+    assert auditor.ledger("town", there.tokens["aud"])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://dither.example.org", "ftp://localhost", "http://a:b@localhost", "http://localhost:x"]
+)
+def test_a_token_is_not_sent_in_the_clear(url: str) -> None:
+    with pytest.raises(InvalidParameter):
+        connect_http(url, "token")
+
+
+def test_a_gateway_that_is_not_there() -> None:
+    with pytest.raises(Busy, match="cannot be reached"):
+        connect_http("http://127.0.0.1:9", "token").datasets("token")
+
+
+@pytest.mark.tier("test")
+def test_the_document_holds_under_schemathesis(there: Place, address: str, tier: Tier) -> None:
+    """Generated requests, right and wrong, get documented answers of the documented form."""
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+    require(schemathesis, "schemathesis")
+    from hypothesis import HealthCheck, Phase, given, seed
+    from hypothesis import settings as bounded
+
+    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    checks = [
+        getattr(schemathesis.checks, name) for name in ("not_a_server_error",) if hasattr(schemathesis.checks, name)
+    ]
+    headers = there.headers("ann")
+    tried = 0
+    for operation in schema.get_all_operations():
+        case_of = operation.ok().as_strategy()
+
+        @seed(7)
+        @bounded(
+            max_examples=tier.pick(quick=3, test=15, deep=100), deadline=None, database=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=case_of)
+        def check(case: Any) -> None:
+            nonlocal tried
+            tried += 1
+            response = case.call(headers=headers)
+            assert response.status_code < 500, (case, response.text)
+            case.validate_response(response, checks=checks or None, headers=headers)
+            listed = document()["paths"][case.path][case.method.lower()]["responses"]
+            assert str(response.status_code) in listed, (case.path, response.status_code, response.text)
+
+        check()
+    assert tried > 50

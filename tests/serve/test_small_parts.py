@@ -1,0 +1,159 @@
+"""Frames, turns, limits, metrics, jobs, questions: the small parts, one by one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
+from dither.serve import questions
+from dither.serve.frames import LENGTH, Closed, Message, head_of, head_text, receive, send
+from dither.serve.jobs import Jobs
+from dither.serve.limits import Buckets, Known, Rate
+from dither.serve.metrics import Metrics
+from dither.serve.remote import Heads
+from dither.serve.turns import Limits, Turns
+from dither.wire import Head
+from serve.house import until
+
+
+def test_a_message_arrives_as_it_was_sent() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        send(left, Message({"call": "x", "name": "ä"}, b"\x00" * 70_000))
+        assert receive(right, 1 << 20) == Message({"call": "x", "name": "ä"}, b"\x00" * 70_000)
+
+
+@pytest.mark.parametrize("data", [LENGTH.pack(1 << 30), LENGTH.pack(2) + b"[]", LENGTH.pack(9) + b'{"a": 1} ',
+                                  LENGTH.pack(1) + b"\xff", LENGTH.pack(2) + b"{}" + LENGTH.pack(1 << 31)])  # fmt: skip
+def test_a_malformed_frame_is_refused(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(data)
+        with pytest.raises(InvalidPlan):
+            receive(right, 1 << 10)
+
+
+def test_a_message_that_never_ends_is_given_up() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"\x00")
+        with pytest.raises(Closed):
+            receive(right, 1 << 10, patience=0.05)
+
+
+def test_ends_of_the_chain_are_written_one_way() -> None:
+    head = Head(17, "a" * 64)
+    assert head_of(head_text(head)) == head
+    for wrong in ("", "17", "x:" + "a" * 64, "1:2", "-1:" + "a" * 64, "١:" + "a" * 64):
+        with pytest.raises(InvalidPlan):
+            head_of(wrong)
+
+
+def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
+    heads = Heads(tmp_path / "head")
+    heads.saw(Head(5, "a" * 64))
+    heads.saw(Head(4, "b" * 64))
+    assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
+
+
+def test_turns_go_round_the_accounts() -> None:
+    """One account's ten questions do not keep another's from being next."""
+    turns, order = Turns(Limits(running=1, waiting=50, account=20)), list[str]()
+
+    def ask(account: str) -> None:
+        with turns.turn("d", account):
+            order.append(account)
+
+    with turns.turn("d", "first"):
+        threads = []
+        for place, account in enumerate(["greedy"] * 5 + ["modest"]):
+            threads.append(threading.Thread(target=ask, args=(account,)))
+            threads[-1].start()
+            until(lambda seen=place: turns.waiting("d") == seen + 1)
+    for thread in threads:
+        thread.join(10)
+    assert order[:2] == ["greedy", "modest"] and turns.waiting("d") == 0
+
+
+def test_turns_refuse_before_anything_else() -> None:
+    turns = Turns(Limits(running=1, waiting=1, account=1))
+    with turns.turn("d", "a"):
+        with pytest.raises(Busy, match="this account"), turns.turn("d", "a"):
+            pass
+        turns._enter("d", "b")
+        with pytest.raises(Busy, match="wait for this dataset"), turns.turn("d", "c"):
+            pass
+        with turns.turn("another", "a"):
+            pass
+
+
+def test_a_turn_is_given_back_by_a_failure() -> None:
+    turns = Turns(Limits(running=1, waiting=1, account=1))
+    for _ in range(3):
+        with pytest.raises(KeyError), turns.turn("d", "a"):
+            raise KeyError
+
+
+def test_buckets_fill_with_time() -> None:
+    now = [0.0]
+    buckets = Buckets(Rate(2, 3), most=2, now=lambda: now[0])
+    assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    now[0] = 0.5
+    assert buckets.take("a") == 0 and buckets.take("a") > 0 and buckets.take("b") == 0
+    buckets.take("c")
+    assert buckets.take("a") == 0  # forgotten, since only two are kept
+
+
+def test_known_names_are_few() -> None:
+    known = Known(most=2)
+    for name in "abc":
+        known.add(name)
+    assert "a" not in known and "c" in known
+    known.discard("c")
+    assert "c" not in known
+
+
+def test_metrics_know_routes_and_outcomes_only() -> None:
+    metrics = Metrics()
+    metrics.began()
+    metrics.ended("/v1/answer", refused=False)
+    assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in metrics.text()
+    assert "dither_requests_open 0" in metrics.text()
+
+
+def test_jobs_belong_to_their_account() -> None:
+    jobs = Jobs(workers=1, each=1)
+    hold = threading.Event()
+    job = jobs.submit("a", "one", 1_000_000, lambda: {"waited": hold.wait(10)})
+    assert jobs.submit("a", "one", 5, dict) is job
+    assert job.data()["status"] == "waiting" and job.data()["progress"] == 0.0
+    with pytest.raises(Busy):
+        jobs.submit("a", "two", 5, dict)
+    with pytest.raises(NotFound):
+        jobs.find("b", "one")
+    hold.set()
+    assert until(lambda: job.data()["status"] == "done") and job.data()["answer"] == {"waited": True}
+    jobs.delete("a", "one")
+    with pytest.raises(NotFound):
+        jobs.find("a", "one")
+    jobs.close()
+
+
+@pytest.mark.parametrize("body", [
+    b'{"dataset": "d", "query": "q", "epsilon": true}', b'{"dataset": "d", "query": "q", "epsilon": " 1"}',
+    b'{"dataset": "d", "query": "q", "bound": {"rows": "3"}}', b'{"dataset": "d", "query": "q", "x": 1}',
+    b'{"dataset": "d"}', b'{"dataset": "d", "query": "q", "query": "r"}',
+    b'{"dataset": "d", "query": "q", "draw": NaN}',
+])  # fmt: skip
+def test_a_question_of_the_wrong_form_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidParameter):
+        questions.read_one(body)
+
+
+def test_a_decimal_is_exact() -> None:
+    asked = questions.read_one(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
+    assert str(asked.options["epsilon"]) == "1/10" and asked.options["confidence"] == 0.9
