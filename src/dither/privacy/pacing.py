@@ -95,7 +95,8 @@ class Schedule:
 
     def residual_bits(self, charges: int) -> int:
         """Bits that misses among so many charges could tell at most: which were late or failed, and when they left."""
-        ways = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(min(charges, self.most_misses) + 1))
+        most = min(charges, self.most_misses)
+        ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
         return (ways - 1).bit_length()
 
 
