@@ -52,7 +52,7 @@ def draws(there: LocalKernel, trials: int, *measures: Measure) -> list[list[int]
 @pytest.mark.parametrize("how", ["singled out", "by difference"])
 def test_one_persons_presence_is_guessed_no_better_than_the_loss_allows(how: str, tmp_path: Path, tier: Tier) -> None:
     """False alarm 1e-9 each by Hoeffding's margin."""
-    trials = tier.pick(quick=500, test=2_000, deep=4_000)
+    trials = tier.pick(quick=200, test=1_000, deep=4_000)
     measures = (SINGLED,) if how == "singled out" else (EVERYONE, OTHERS)
     with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
         one, two = draws(there, trials, *measures), draws(absent, trials, *measures)
