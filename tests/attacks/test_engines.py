@@ -71,7 +71,7 @@ def stored(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
     def pair(folder: Path) -> tuple[Dataset, Dataset]:
         made = []
         with psycopg.connect(address, autocommit=True) as connection:
-            for schema, without in (("full", None), ("less", PERSON)):
+            for schema, without in (("everyone", None), ("less", PERSON)):
                 described = load(town(folder / schema, 100, without=without))
                 connection.execute(f"CREATE SCHEMA {schema}")
                 tables = {}
@@ -109,7 +109,7 @@ def test_an_unguarded_division_is_an_oracle_on_postgresql(
 def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
     def pair(folder: Path) -> tuple[Dataset, Dataset]:
         made = []
-        for schema, without in (("full", None), ("less", PERSON)):
+        for schema, without in (("everyone", None), ("less", PERSON)):
             described = load(town(folder / schema, 100, without=without))
             tables = {
                 name: replace(table, source=Source("spark", {"path": str(folder / schema / f"{name}.parquet")}))
