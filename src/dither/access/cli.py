@@ -22,7 +22,7 @@ FILES = {"parquet", "csv", "duckdb"}
 def command(
     description: Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="where to write; beside the first table unless given")] = None,
-    memory: Annotated[str, typer.Option(help="the most memory to use")] = "4GB",
+    memory: Annotated[str, typer.Option(help="the most memory to use")] = "3GB",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Write a snapshot of the records, cleaned, ordered and ranked: later answers are the same, and much faster."""

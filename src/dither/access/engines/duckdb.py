@@ -37,7 +37,7 @@ class DuckDBEngine(SqlEngine):
 
     spelling = Spelling()
 
-    def __init__(self, dataset: Dataset, memory: str = "4GB", disk: str = "20GB", threads: int | None = None) -> None:
+    def __init__(self, dataset: Dataset, memory: str = "3GB", disk: str = "20GB", threads: int | None = None) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="dither-")
         self._connection = duckdb.connect(":memory:")
         self._limit(memory, disk, threads)
@@ -123,6 +123,6 @@ class DuckDBEngine(SqlEngine):
         self._scratch.cleanup()
 
 
-def open_engine(dataset: Dataset, memory: str = "4GB", disk: str = "20GB") -> DuckDBEngine:
+def open_engine(dataset: Dataset, memory: str = "3GB", disk: str = "20GB") -> DuckDBEngine:
     """An engine over the dataset's files."""
     return DuckDBEngine(dataset, memory, disk)

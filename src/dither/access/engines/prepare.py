@@ -134,7 +134,7 @@ def traced(table: Table) -> str:
 class PreparedEngine(DuckDBEngine):
     """DuckDB over a snapshot: values are ready, orders and ranks are stored."""
 
-    def __init__(self, dataset: Dataset, place: Path, manifest: Manifest, memory: str = "4GB", disk: str = "20GB"):
+    def __init__(self, dataset: Dataset, place: Path, manifest: Manifest, memory: str = "3GB", disk: str = "20GB"):
         check_current(manifest, dataset)
         self._place, self._manifest = place, manifest
         super().__init__(dataset, memory, disk)
@@ -160,7 +160,7 @@ def ranked_units(ctx: Context, table: str) -> list[str]:
     return [name for name in keyed if Scan(table).influence(ctx, name).unit]
 
 
-def open_engine(dataset: Dataset, memory: str = "4GB", disk: str = "20GB", snapshot: str | None = None) -> DuckDBEngine:
+def open_engine(dataset: Dataset, memory: str = "3GB", disk: str = "20GB", snapshot: str | None = None) -> DuckDBEngine:
     """An engine over the dataset's snapshot if there is one, else over its files."""
     place = Path(snapshot) if snapshot is not None else place_of(dataset)
     manifest = manifest_of(place)
@@ -178,7 +178,7 @@ def prepare(
     dataset: Dataset,
     place: Path | None = None,
     progress: Progress = lambda table, done, parts: None,
-    memory: str = "4GB",
+    memory: str = "3GB",
     disk: str = "50GB",
 ) -> Manifest:
     """Writes a snapshot of all tables; an earlier one stays in use until this one is complete."""
