@@ -57,7 +57,7 @@ class Load:
             except httpx.HTTPError:
                 with self.lock:
                     self.outcomes["hung up"] += 1
-                time.sleep(0.3)
+                time.sleep(2)
         client.close()
 
     def one(self, client: httpx.Client, mine: random.Random) -> None:
@@ -129,10 +129,11 @@ def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) 
         until(lambda: load.count > accounts, 60)
         before = memory(there)
         for number in range(kills):
-            time.sleep(random.random() * seconds / max(1, kills) / 2)
+            time.sleep((0.5 + random.random() / 2) * seconds / (kills + 1))
             kill(load, ("kernel", "gateway")[number % 2])
         for thread in threads:
             thread.join()
+        until(lambda: httpx.get(f"{there.url}/health").json()["kernel"], 120)
         after, found = memory(there), checked(there, there.state / "private" / "ledger.sqlite")
     times = sorted(load.times) or [0.0]
     result = {

@@ -122,7 +122,7 @@ def test_a_flood_is_refused_and_nothing_is_charged(there: Town) -> None:
 
     def strangers() -> None:
         with httpx.Client() as client:
-            for number in range(60):
+            for number in range(200):
                 headers = {"authorization": f"Bearer guess{number}"}
                 codes.append(client.get(f"{there.url}/v1/datasets", headers=headers).status_code)
 
@@ -131,7 +131,7 @@ def test_a_flood_is_refused_and_nothing_is_charged(there: Town) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(codes) == {401, 429} and codes.count(401) < 100
+    assert set(codes) == {401, 429} and codes.count(401) < 600
     assert connect(there.url, token=there.tokens["ann"]).budget[0].spent == spent
 
 

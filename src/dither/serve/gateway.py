@@ -44,7 +44,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 WIRE = "application/vnd.dither+json"
 LONGEST_TOKEN = 200
 CONTEXT_SECONDS = 5.0
-ACCOUNT, STRANGER = Rate(20, 60), Rate(5, 50)
+ACCOUNT, STRANGER = Rate(20, 60), Rate(20, 200)
 STATUS = {
     "not_allowed": 403, "not_found": 404, "budget_exceeded": 402, "busy": 503, "ledger": 503, "engine_failure": 500,
     "error": 500,
