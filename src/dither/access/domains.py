@@ -16,6 +16,7 @@ from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, 
 Period = Literal["second", "minute", "hour"] | Every
 
 LARGEST = 1 << 62
+MOST_STEP = 10**36
 DAY = 86_400_000_000
 LENGTHS: dict[str, int] = {
     "microsecond": 1,
@@ -39,9 +40,15 @@ class Periods(Moment):
 
 
 def number(lo: int, hi: int, step: Fraction = Fraction(1), nullable: bool = False) -> Number:
-    """The multiples lo*step .. hi*step, refused where the integers could pass 62 bits."""
+    """The multiples lo*step .. hi*step; refused where there are none, or they or the step do not fit."""
+    if lo > hi:
+        raise InvalidPlan("no value lies between the bounds of an expression")
     if max(abs(lo), abs(hi)) > LARGEST:
         raise Unsupported("values could pass 2^62 steps of their lattice; CLAMP or ROUND the operands first")
+    if max(step.numerator, step.denominator) > MOST_STEP:
+        raise Unsupported(
+            "the lattice of an expression is too fine or too coarse (beyond 1e36); ROUND the operands first"
+        )
     return Number(lo * step, hi * step, step, nullable)
 
 
@@ -217,8 +224,8 @@ def listed(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -
 
 
 def cardinality(domain: Domain, public: Sequence[Scalar] | None = None) -> int:
-    """The number of values of a domain, NULL included."""
-    return _many(domain, public) + domain.nullable
+    """The number of values of a domain, NULL included; at least one, since every record has a value."""
+    return max(1, _many(domain, public) + domain.nullable)
 
 
 def _many(domain: Domain, public: Sequence[Scalar] | None) -> int:

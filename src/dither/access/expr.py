@@ -398,9 +398,10 @@ class Function(Expr):
         child = as_number(self.child.domain(scope), self.name.upper())
         lo, hi = (self._at(value) for value in self._reach(child))
         lowest = 0 if self.name != "ln" else -CEILING
-        bounds = max(floor(lo / self.step) - 1, lowest), min(ceil(hi / self.step) + 1, floor(CEILING / self.step))
+        most = min(ceil(hi / self.step) + 1, floor(CEILING / self.step))
+        least = min(max(floor(lo / self.step) - 1, lowest), most)
         undefined = child.lo < 0 if self.name == "sqrt" else child.lo <= 0 if self.name == "ln" else False
-        return number(*bounds, self.step, child.nullable or undefined)
+        return number(least, most, self.step, child.nullable or undefined)
 
     def _reach(self, child: Number) -> tuple[float, float]:
         """The arguments that matter: where the function is defined, and not beyond where it stops."""
@@ -460,7 +461,7 @@ class Power(Expr):
         sizes = [abs(float(end)) for end in (child.lo, child.hi)] + ([0.0] if lo <= 0 <= hi else [])
         values = [self._at(size) for size in sizes]
         most = min(ceil(max(values) / self.step) + 1, floor(CEILING / self.step))
-        least = max(floor(min(values) / self.step) - 1, 0)
+        least = min(max(floor(min(values) / self.step) - 1, 0), most)
         undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._whole)
         return number(-most if self._odd and lo < 0 else least, most, self.step, child.nullable or undefined)
 
@@ -1121,7 +1122,7 @@ def ordinal(value: Sql, domain: Moment, every: Period, spelling: Spelling) -> Sq
 
 def _search(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
     """A balanced tree of comparisons: how many edges are at most the value, known to lie from first to last."""
-    if first == last:
+    if first >= last:
         return whole(first)
     middle = (first + last) // 2
     below = binary(exp.LT, value, whole(edges[middle]))
