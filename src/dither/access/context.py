@@ -81,13 +81,13 @@ class Context:
         return all(outer.keys.get(table) == key for table, key in inner.keys.items())
 
     def windows(self, name: str) -> int:
-        """How many windows the declared time range of a window unit can touch."""
+        """How many windows the declared time ranges of a window unit's tables can touch together."""
         unit = self.unit(name)
         if unit.kind != "window" or unit.every is None:
             return 1
         spans = [self.columns(table)[column] for table, column in unit.times.items()]
         moments = [domain for domain in spans if isinstance(domain, Moment)]
-        return max(number_of_periods(m.lo, m.hi, unit.every) for m in moments)
+        return number_of_periods(min(m.lo for m in moments), max(m.hi for m in moments), unit.every)
 
 
 def _may_be_null(column: Column) -> bool:

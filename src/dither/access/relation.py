@@ -309,7 +309,16 @@ class Where(Relation):
         return columns
 
     def influence(self, ctx: Context, unit: str) -> Influence:
-        return self.child.influence(ctx, unit)
+        child = self.child.influence(ctx, unit)
+        if child.per_key is None or self._means_the_same(ctx, child.per_key.keys):
+            return child
+        return replace(child, per_key=None)
+
+    def _means_the_same(self, ctx: Context, keys: tuple[Expr, ...]) -> bool:
+        """Whether keys have the same values above as below: a bare column does, others may depend on its domain."""
+        before, after = self.child.domain(ctx), self.domain(ctx)
+        names = {name for key in keys if not isinstance(key, Column) for name in reads(key)}
+        return all(before[name] == after[name] for name in names)
 
     def select(self, statement: Statement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
@@ -516,8 +525,9 @@ class Distinct(Relation):
 
 
 def _size(domain: Domain) -> int | None:
-    """How many values a domain has, None where records may hold others than the listed ones."""
-    return None if isinstance(domain, Identifier | Reference) else cardinality(domain)
+    """How many values a domain has, at least one; None where records may hold others than the listed ones."""
+    # A zero would say that no unit moves anything: a domain that counts as empty must never make an answer free.
+    return None if isinstance(domain, Identifier | Reference) else max(1, cardinality(domain))
 
 
 def grouped(
@@ -1058,7 +1068,9 @@ def windows_touched(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | Non
     for scan in covered:
         top = [node for node in walk(plan) if isinstance(node, Where) and _base(node) == scan]
         bare = any(child == scan for node in walk(plan) if not isinstance(node, Where) for child in _inputs(node))
-        nodes: list[Relation] = [scan] if bare or plan == scan else [*top]
+        # Keeping one row per unique key chooses before any filter: a row of another window can push one out.
+        whole_range = bare or plan == scan or ctx.enforced(ctx.table(scan.table))
+        nodes: list[Relation] = [scan] if whole_range else [*top]
         spans += [span(node.domain(ctx)[times[scan.table]]) for node in nodes]
     return (min(lo for lo, _ in spans), max(hi for _, hi in spans)) if spans else None
 

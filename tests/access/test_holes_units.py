@@ -1,0 +1,146 @@
+"""Holes that a review found in how far one unit reaches: each test is the attack, and fails where it would succeed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from access.trials import change, covers
+from access.worlds import DAY, YEAR_2020
+from dither.access import expr as x
+from dither.access import measure as m
+from dither.access import relation as r
+from dither.access.context import Context
+from dither.access.engines.duckdb import DuckDBEngine
+from dither.schema import BudgetCap, Category, Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
+
+USER = Unit("user", "user", {"t": "u"})
+ID = Identifier("integer")
+BUDGET = BudgetCap("user", "pure", epsilon=Fraction(1))
+Columns = Mapping[str, tuple[Domain, pa.DataType]]
+
+
+def described(
+    path: Path,
+    tables: Mapping[str, Columns],
+    *units: Unit,
+    unique: str | None = None,
+    budgets: Sequence[BudgetCap] = (),
+) -> Dataset:
+    """A dataset over one Parquet file per table."""
+    found = {
+        name: Table(
+            name,
+            True,
+            {key: Column(key, domain) for key, (domain, _) in columns.items()},
+            Source("parquet", {"path": str(path / f"{name}.parquet")}),
+            unique,
+        )
+        for name, columns in tables.items()
+    }
+    return Dataset("d", "d", "1", found, {unit.name: unit for unit in units}, tuple(budgets))
+
+
+def world(
+    path: Path, tables: Mapping[str, Columns], rows: Mapping[str, list[tuple[Any, ...]]], *units: Unit, **more: Any
+) -> DuckDBEngine:
+    """An engine over these rows."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, columns in tables.items():
+        arrays = {k: pa.array([row[i] for row in rows[name]], type=t) for i, (k, (_, t)) in enumerate(columns.items())}
+        pq.write_table(pa.table(arrays), path / f"{name}.parquet")
+    return DuckDBEngine(described(path, tables, *units, **more), threads=1)
+
+
+def check(before: DuckDBEngine, after: DuckDBEngine, measure: m.Measure, unit: str) -> None:
+    """The stated sensitivity covers what adding the unit changed."""
+    moved = change(before.vector(measure), after.vector(measure))
+    assert moved.l0, "the attack should move something"
+    assert covers(measure.sensitivity(before.ctx, unit), moved)
+
+
+# --- Domains that count as empty ---
+
+
+@pytest.mark.parametrize("empty", [Number(Fraction(2), Fraction(1)), Category(()), Moment(DAY, -DAY, "day")])
+def test_a_domain_that_counts_as_empty_makes_nothing_free(tmp_path: Path, empty: Domain) -> None:
+    ctx = Context(described(tmp_path, {"t": {"u": (ID, pa.int64()), "e": (empty, pa.int64())}}, USER))
+    only = r.Project(r.Scan("t"), (("e", x.Column("e")),))
+    assert r.Distinct(only).influence(ctx, "user").rows != 0
+    assert r.GroupBy(r.Scan("t"), (("e", x.Column("e")),)).influence(ctx, "user").rows != 0
+    assert r.GroupBy(r.Scan("t"), (("e", x.Column("e")),), (), "user").influence(ctx, "user").rows != 0
+
+
+# --- Windows of several tables ---
+
+MOMENTS = {
+    "a": {"u": (ID, pa.int64()), "t": (Moment(YEAR_2020, YEAR_2020 + 365 * DAY), pa.timestamp("us"))},
+    "b": {"u": (ID, pa.int64()), "t": (Moment(YEAR_2020 + 366 * DAY, YEAR_2020 + 730 * DAY), pa.timestamp("us"))},
+}
+BOTH = Unit("user", "user", {"a": "u", "b": "u"})
+MONTH = Unit("month", "window", {"a": "u", "b": "u"}, {"a": "t", "b": "t"}, "month")
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda both: m.Count(r.BoundRows(both, "month", 1)),
+        lambda both: m.Clipped(both, "month", (x.Constant(1),), 1, "l1"),
+        lambda both: m.Count(r.GroupBy(both, (), (), "month")),
+    ],
+    ids=["bound", "clip", "group"],
+)
+def test_a_user_has_windows_in_every_table(tmp_path: Path, measure: Any) -> None:
+    months = {"a": [YEAR_2020 + 31 * i * DAY for i in range(12)]}
+    months["b"] = [YEAR_2020 + (366 + 31 * i) * DAY for i in range(11)]
+    base = {name: [(1, times[0])] for name, times in months.items()}
+    more = {name: base[name] + [(9, time) for time in times] for name, times in months.items()}
+    before = world(tmp_path / "0", MOMENTS, base, BOTH, MONTH)
+    after = world(tmp_path / "1", MOMENTS, more, BOTH, MONTH)
+    check(before, after, measure(r.Union(r.Scan("a"), r.Scan("b"))), "user")
+
+
+# --- Bounds per key below a filter ---
+
+NUMBERS: dict[str, Columns] = {"t": {"u": (ID, pa.int64()), "x": (Number(Fraction(0), Fraction(1000)), pa.int64())}}
+X = x.Column("x")
+
+
+def between(child: r.Relation, lo: int, hi: int) -> r.Where:
+    return r.Where(child, x.And((x.Compare(">=", X, x.Constant(lo)), x.Compare("<=", X, x.Constant(hi)))))
+
+
+def test_a_key_that_a_filter_rescales_keeps_no_bound_per_key(tmp_path: Path) -> None:
+    key = x.Rescale(X, 5)
+    filtered = between(r.BoundGroups(r.Scan("t"), "user", (key,), 1, 11), 100, 140)
+    before = world(tmp_path / "0", NUMBERS, {"t": [(1, 0)]}, USER)
+    after = world(tmp_path / "1", NUMBERS, {"t": [(1, 0)] + [(9, 100 + 4 * i) for i in range(11)]}, USER)
+    check(before, after, m.Count(filtered, (m.Key("k", key),)), "user")
+
+
+def test_a_key_that_is_a_column_keeps_its_bound_per_key_above_a_filter(tmp_path: Path) -> None:
+    ctx = Context(described(tmp_path, NUMBERS, USER))
+    filtered = between(r.BoundGroups(r.Scan("t"), "user", (X,), 2, 3), 100, 140)
+    assert filtered.influence(ctx, "user").per_key == r.PerKey((X,), 2, 3)
+
+
+# --- Windows that a choice by a unique key reads ---
+
+PERSON = Unit("month", "window", {"p": "u"}, {"p": "t"}, "month")
+VISITS: dict[str, Columns] = {"p": MOMENTS["a"]}
+
+
+@pytest.mark.parametrize("unique", ["u", None])
+def test_one_row_per_key_is_chosen_among_all_windows(tmp_path: Path, unique: str | None) -> None:
+    ctx = Context(described(tmp_path, VISITS, PERSON, unique=unique))
+    since, until = x.Instant(YEAR_2020 + 31 * DAY), x.Instant(YEAR_2020 + 60 * DAY - 1)
+    time = x.Column("t")
+    february = r.Where(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
+    whole, part = (YEAR_2020, YEAR_2020 + 365 * DAY), (since.microseconds, until.microseconds)
+    assert r.windows_touched(ctx, m.Count(february), "month") == (whole if unique else part)
