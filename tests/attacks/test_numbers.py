@@ -67,7 +67,7 @@ def statistic(values: list[int]) -> int:
 
 
 def test_a_draw_with_too_little_noise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eighth of the scale: the true rate is about e^4/(1+e^4) = 0.98 against a bound of 0.73 + 0.1."""
+    """An eighth of the scale: the true rate is about e^4/(1+e^4) = 0.98 against a bound of 0.73 + 0.16."""
     release = DiscreteLaplace.release
 
     def quiet(self: DiscreteLaplace, exact: Vector, bits: Any) -> Vector:
@@ -75,8 +75,8 @@ def test_a_draw_with_too_little_noise_is_caught(tmp_path: Path, monkeypatch: pyt
 
     with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
         monkeypatch.setattr(DiscreteLaplace, "release", quiet)
-        one, two = draws(there, 500, SINGLED), draws(absent, 500, SINGLED)
-    assert guessing(lambda i: one[i][0], lambda i: two[i][0], 0.5, 1.0, 500).learned
+        one, two = draws(there, 200, SINGLED), draws(absent, 200, SINGLED)
+    assert guessing(lambda i: one[i][0], lambda i: two[i][0], 0.5, 1.0, 200).learned
 
 
 def test_the_bound_is_that_of_the_literature() -> None:
@@ -95,6 +95,7 @@ def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[floa
     return [float(part.values[0]) for part in there.answer(Request("town", tuple(parts)), "ann").parts]
 
 
+@pytest.mark.tier("test")
 def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_path: Path) -> None:
     """Dinur and Nissim: 24 people's illness from 40 subsets. All right at eps = 100 a question.
 
@@ -114,7 +115,7 @@ def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_pa
             found = reconstructed(asked, answers(there, asked, f"1/{questions}"))
             rounds.append(int((found == truth).sum()))
             with pytest.raises(BudgetExceeded):
-                answers(there, 1 - asked, f"1/{questions}")
+                answers(there, 1 - asked[:1], f"1/{questions}")
     assert min(rounds) < people, rounds
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dither.errors import InvalidParameter
+
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "SSL_CERT_FILE")
 GRACE = 15.0
 LONGEST_PAUSE = 10.0
@@ -53,10 +55,13 @@ class Child:
         """Starts it, with no open file of this process but the standard ones."""
         environment = {**self.environment, "DITHER_SUPERVISOR": str(os.getpid())}
         self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            self.command, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL, user=self.user,
-            group=self.user, start_new_session=True,
-        )  # fmt: skip
+        try:
+            self.process = subprocess.Popen(
+                self.command, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL, user=self.user,
+                group=self.user, start_new_session=True,
+            )  # fmt: skip
+        except (PermissionError, KeyError):
+            raise InvalidParameter(f"the {self.name} cannot be run as user {self.user}") from None
 
     def ended(self) -> bool:
         """Whether it is not running."""
