@@ -106,9 +106,10 @@ FINDINGS = (
     ),
     Finding(
         "private-mean", "DP-Auditorium's 'private' mean (the zoo's copy) is not private",
-        "The noise is scaled by a noisy count, which is negative with probability e^(-1/2)/2 = 0.303 on one record; "
-        "then the noise is 1e-12 and the exact mean is shown. On [0] the output is within 1e-9 of 0 with probability "
-        "0.303 and more, on [0, 1] the mean is 1/2 and never there.", mean,
+        "The noise is scaled by a noisy count. On no records that is negative with probability 1/2, and then "
+        "the noise is 1e-12 and the exact mean, 0, is shown; on [1] the mean is 1, and with a count below "
+        "zero the output is within 1e-9 of 1, so an output within 1e-11 of 0 practically never comes. (On [0] "
+        "against [0, 1] the same event has probability e^(-1/2)/2 = 0.303 against 0.)", mean,
     ),
     Finding(
         "opendp-deviations", "OpenDP 0.16: the sum of squared deviations moves more than it states",

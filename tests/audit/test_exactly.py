@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dither.audit.enumeration import UNIT, Tape, enumerable, law
+from dither.audit.enumeration import UNIT, ExactLaw, Tape, enumerable, law, sampler_law
 from dither.audit.exactly import ExactResult, exact
 from dither.errors import Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
@@ -26,7 +27,7 @@ from dither.privacy.mechanisms import (
     Snapping,
     Staircase,
 )
-from dither.privacy.noise import bernoulli_exp, discrete_laplace, lattice, uniform_below
+from dither.privacy.noise import FULL, bernoulli_exp, discrete_laplace, lattice, uniform_below
 
 F = Fraction
 ONE = Sensitivity.of(l0=1, linf=1)
@@ -61,6 +62,40 @@ def test_masses_are_never_too_large() -> None:
     ):
         low, high = law(run, 1e-12).interval(1)
         assert low <= F(p) + F(1, 10**15) and high >= F(p) - F(1, 10**15) and high - low <= F(1, 10**12)
+
+
+def test_comparisons_split_exactly() -> None:
+    def run(bits: Tape) -> tuple[bool, ...]:
+        a, b, c, d = (bits.below(8) for _ in range(4))
+        return a < 2, b <= 2, c > 2, d >= 2
+
+    found = law(run, 0)
+    shares = [sum(mass for outcome, mass in found.masses.items() if outcome[place]) for place in range(4)]  # type: ignore[index]
+    assert [F(share, UNIT) for share in shares] == [F(1, 4), F(3, 8), F(5, 8), F(3, 4)] and found.left == 0
+    equal = law(lambda bits: (bits.below(8) == 3, bits.below(8) != 3, bool(bits.below(8)), int(bits.below(3))), 1e-9)
+    assert F(sum(mass for outcome, mass in equal.masses.items() if outcome[0]), UNIT) == pytest.approx(1 / 8)  # type: ignore[index]
+
+
+@pytest.mark.tier("test")
+def test_rejected_attempts_are_summed() -> None:
+    """Few cells, so that places in them are accepted or rejected; production has such tables from scale 64 on.
+
+    The second look has 24 bits for 53: the law is the same, and fewer prefixes are within the polynomial's margin.
+    """
+    sampler = lattice.Sampler(lattice.Law(1, F(5)), replace(FULL, cells=2, fine=24))
+    assert sampler.k > 0
+    found = sampler_law(sampler)
+    worst = max(
+        abs(float(F(found.masses[k], UNIT)) / (math.tanh(1 / 10) * math.exp(-abs(k) / 5)) - 1) for k in range(-60, 61)
+    )
+    assert found.residual < 1e-15 and worst < 1e-9
+
+
+def test_what_is_left_counts_against_the_claim() -> None:
+    half = ExactLaw({0: UNIT // 2}, 1)
+    found = ExactResult(0, 1, half, half, "made up")
+    assert found.delta_upper(1) == F(1, 2) and found.delta_lower(1) == 0 and found.epsilon_lower() == 0
+    assert found.slack(0) == 1 and not found.refutes(Pure(0))
 
 
 CASES: list[tuple[Mechanism, list[int], list[int]]] = [

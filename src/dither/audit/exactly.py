@@ -82,7 +82,7 @@ class ExactResult:
     def epsilon_lower(self) -> float:
         """No smaller epsilon is true at delta 0: the largest sure ratio of two probabilities."""
         found = max(self._sure_loss(*self._worst(each)) for each in range(2))
-        return inf if found >= LARGEST_EPSILON else float(found)
+        return inf if found >= LARGEST_EPSILON else max(0.0, float(found))
 
     def worst(self) -> tuple[Hashable, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
         """The output with the largest sure loss, and the bounds of its probability on each input."""
