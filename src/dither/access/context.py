@@ -40,6 +40,11 @@ class Context:
             raise InvalidPlan(f"no unit {name[:40]!r}; there are: {', '.join(self.dataset.units)}")
         return self.dataset.units[name]
 
+    @property
+    def budgeted(self) -> tuple[str, ...]:
+        """The units that have a budget; all of them in a description without budgets, which no kernel takes."""
+        return tuple(dict.fromkeys(cap.unit for cap in self.dataset.budgets)) or tuple(self.dataset.units)
+
     def keyed(self, name: str) -> Unit:
         """A unit that has a key, so that rows can be grouped or bounded by it."""
         unit = self.unit(name)

@@ -143,9 +143,9 @@ NO_CHANGE = Sensitivity(Fraction(0), Fraction(0), Fraction(0), Fraction(0))
 
 
 def influence_of(ctx: Context, child: Relation, unit: str) -> Influence:
-    """The influence of a unit on what is measured; refused where no unit of the dataset moves it."""
+    """The influence of a unit on what is measured; refused where no unit with a budget moves it."""
     found = child.influence(ctx, unit)
-    if found.rows == 0 and all(child.influence(ctx, other).rows == 0 for other in ctx.dataset.units):
+    if found.rows == 0 and all(child.influence(ctx, other).rows == 0 for other in ctx.budgeted):
         raise Unsupported("no unit of privacy covers these rows: join them to a table that one covers")
     return found
 

@@ -6,7 +6,7 @@ schema, scales from the loss that was asked for, and losses from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -25,6 +25,8 @@ from dither.access.relation import (
     Distinct,
     GroupBy,
     KeyJoin,
+    PublicJoin,
+    Relation,
     Sample,
     Scan,
     UnitJoin,
@@ -162,11 +164,34 @@ def step_of(ctx: Context, request: Request, part: Part) -> Step:
         raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
     unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
     ctx.unit(unit)
+    check_covered(ctx, measure)
     sensitivity = measure.sensitivity(ctx, unit)
     mechanism = _mechanism(part.mechanism, sensitivity)
     shape, steps = _shape(ctx, measure, mechanism)
     quoted = QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, notes(ctx, measure))
     return Step(measure, mechanism, quoted)
+
+
+def check_covered(ctx: Context, plan: Any) -> None:
+    """Refuses to read a private table for which no budget pays, but as context: joined to others by its unique key."""
+    covered = {table for unit in ctx.budgeted for table in ctx.unit(unit).keys}
+    free = sorted({name for name in _read(plan) if ctx.table(name).private and name not in covered})
+    if free:
+        raise Unsupported(
+            f"no budget covers the records of {', '.join(free)}: only join them by their unique key to a table that"
+            " one covers, or give a unit that covers them a budget"
+        )
+
+
+def _read(plan: Any) -> Iterator[str]:
+    """The tables that a plan reads, other than as the context of a join that keeps the other side's rows."""
+    if isinstance(plan, Scan):
+        yield plan.table
+    elif isinstance(plan, PublicJoin) and plan.how != "right":
+        # A private table joins here by its enforced unique key only: see PublicJoin.multiplicity.
+        yield from _read(plan.child)
+    elif isinstance(plan, Measure | Relation):
+        yield from (name for part in vars(plan).values() for name in _read(part))
 
 
 def _mechanism(asked: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
