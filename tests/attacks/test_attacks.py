@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def test_no_exact_number_appears_anywhere(tmp_path: Path, caplog: Any) -> None:
 def weak(folder: Path, *names: str) -> dict[str, bool]:
     """Which of the attacks succeed on a fresh pair."""
     with neighbours(folder) as made:
-        sites = [target(there) for there in made]
+        # Another value than in the tests above, since statements that were built once are kept.
+        sites = [replace(target(there), secret="55500") for there in made]
         return {name: BY_NAME[name].run(sites).learned for name in names}
 
 
