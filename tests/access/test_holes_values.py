@@ -15,9 +15,12 @@ from access.trials import change, covers
 from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
+from dither.access.context import Context
 from dither.access.domains import cardinality, number
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.errors import InvalidPlan
+from dither.access.spelling import whole
+from dither.errors import DitherError, InvalidPlan, Unsupported
+from dither.privacy.appraisal import check_spelling
 from dither.schema import Column, Dataset, Domain, Identifier, Number, Source, Table, Unit
 
 USER = Unit("user", "user", {"t": "u"})
@@ -79,3 +82,110 @@ def test_buckets_over_a_constant_at_the_ceiling_end() -> None:
     bucket = x.Bucket(CONSTANTS["exp"], (Fraction(10**12), Fraction(10**12 + 1)))
     assert bucket.sql(NOWHERE).sql()
     assert cardinality(bucket.domain(NOWHERE)) >= 1
+
+
+HIT = x.Compare("=", X, x.Constant(91_000))
+BIG = x.Rounded("ceil", x.AsNumber(HIT), Fraction(10**17))
+SQUARE = x.Arithmetic("*", BIG, BIG)
+HUGE_GRID = (*(Fraction(i) for i in range(10_000, 10_006)), Fraction(10**50), Fraction(10**51))
+NEVER = x.Constant(False)
+ORACLES: dict[str, m.Measure] = {
+    "sqrt": m.Sum(ONE_ROW, x.Function("sqrt", SQUARE)),
+    "sqrt of more": m.Sum(ONE_ROW, x.Function("sqrt", x.Arithmetic("*", SQUARE, x.Constant(100)))),
+    "ln": m.Sum(ONE_ROW, x.Function("ln", SQUARE)),
+    "exp": m.Sum(ONE_ROW, x.Function("exp", SQUARE)),
+    "power": m.Sum(ONE_ROW, x.Power(SQUARE, Fraction(63))),
+    "odd power": m.Sum(
+        ONE_ROW, x.Power(x.Arithmetic("-", SQUARE, x.Rounded("ceil", X, Fraction(10**17))), Fraction(3))
+    ),
+    "IN beyond 64 bits": m.Count(r.Where(ONE_ROW, x.And((HIT, x.In(X, (2**63,)))))),
+    "IN in a branch": m.Count(r.Where(ONE_ROW, x.Case(((HIT, x.In(X, (10**59, 7))),), NEVER))),
+    "IN of users": m.Count(r.Where(ONE_ROW, x.And((HIT, x.In(x.Column("u"), (2**63, -(2**63) - 1)))))),
+    "grid": m.RankCounts(ONE_ROW, X, HUGE_GRID),
+    "grid below": m.RankCounts(ONE_ROW, X, (Fraction(-(10**50)), *HUGE_GRID)),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_no_record_makes_an_engine_fail(tmp_path: Path, name: str) -> None:
+    domain, quiet = Number(Fraction(0), Fraction(2**20)), [(1, 1), (2, 2)]
+    for place, rows in (("a", quiet), ("b", [*quiet, (3, 91_000)])):
+        source = engine(tmp_path / place, domain, rows)
+        ORACLES[name].sensitivity(source.ctx, "user")
+        source.vector(ORACLES[name])
+
+
+def test_a_clamped_grid_counts_the_same(tmp_path: Path) -> None:
+    source = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0), (2, 4), (3, 9)])
+    grid = tuple(Fraction(point) for point in (-(10**50), -1, 0, 3, 4, 8, 9, 10, 10**50))
+    assert list(source.vector(m.RankCounts(ONE_ROW, X, grid))) == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]
+
+
+def test_values_that_cannot_occur_match_nothing(tmp_path: Path) -> None:
+    source = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0), (2, 4), (3, 9)])
+    assert list(source.vector(m.Count(r.Where(ONE_ROW, x.In(X, (4, 9, 10, 10**59)))))) == [2]
+    assert list(source.vector(m.Count(r.Where(ONE_ROW, x.Not(x.In(X, (10**59,))))))) == [3]
+    assert list(source.vector(m.Count(ONE_ROW, (m.Key("k", X, (4, 10**6)),)))) == [1, 0]
+
+
+def refused(ctx: Context, measure: m.Measure) -> None:
+    """Refused from the plan alone, as before a charge."""
+    with pytest.raises(DitherError):
+        measure.sensitivity(ctx, "user")
+        check_spelling(ctx, measure)
+
+
+def tower(height: int) -> x.Expr:
+    value = wide = x.Rounded("ceil", X, Fraction(10**17))
+    for _ in range(height):
+        value = x.Arithmetic("*", value, wide)
+    return value
+
+
+@pytest.mark.parametrize("value", [10**59, -(10**59), 2**63])
+def test_keys_beyond_64_bits_are_refused_before_the_charge(tmp_path: Path, value: int) -> None:
+    ctx = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0)]).ctx
+    refused(ctx, m.Count(ONE_ROW, (m.Key("k", X, (1, value)),)))
+    refused(ctx, m.Count(ONE_ROW, (m.Key("k", x.Column("u"), (1, value)),)))
+
+
+@pytest.mark.parametrize("value", ["\0", "a\ud800", "\udfffb"])
+def test_keys_that_no_engine_can_hold_are_refused(value: str) -> None:
+    with pytest.raises(DitherError):
+        m.Key("k", X, ("a", value))
+
+
+def test_listed_keys_of_partitions_are_refused(tmp_path: Path) -> None:
+    ctx = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0)]).ctx
+    refused(ctx, m.PartitionCounts(r.BoundGroups(SCAN, "user", (X,), 1, 1), (m.Key("k", X, (1,)),)))
+
+
+def test_lattices_of_absurd_steps_are_refused(tmp_path: Path) -> None:
+    ctx = engine(tmp_path / "a", Number(Fraction(0), Fraction(100)), [(1, 0)]).ctx
+    for value in (
+        tower(19),
+        x.Function("sqrt", tower(19)),
+        x.Function("ln", tower(19)),
+        x.Power(tower(19), Fraction(2)),
+    ):
+        refused(ctx, m.Sum(ONE_ROW, value))
+
+
+@pytest.mark.parametrize("exponent", [Fraction(1, 64), Fraction(-1, 64), Fraction(64), Fraction(-64), Fraction(1, 3)])
+def test_every_exponent_has_bounds_that_hold(tmp_path: Path, exponent: Fraction) -> None:
+    source = engine(tmp_path / "a", Number(Fraction(0), Fraction(100)), [(i, i) for i in range(101)])
+    value = x.Power(X, exponent)
+    domain = value.domain(x.Scope(SCAN.domain(source.ctx)))
+    assert isinstance(domain, Number)
+    shown = source.groups(m.PartitionCounts(r.BoundGroups(SCAN, "user", (value,), 1, 1), (m.Key("k", value),)))
+    found = [key for (key,) in shown.keys if key is not None]
+    assert found
+    assert all(domain.lo <= Fraction(key) <= domain.hi for key in found)
+    assert (None,) not in shown.keys or domain.nullable
+
+
+def test_constants_beyond_64_bits_are_never_spelled() -> None:
+    for value in (1 << 63, -(1 << 63) - 1, 10**59):
+        with pytest.raises(Unsupported):
+            whole(value)
+    assert whole((1 << 63) - 1).sql()

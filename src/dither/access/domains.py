@@ -66,6 +66,14 @@ def span(domain: Domain) -> tuple[int, int]:
     raise InvalidPlan(f"expected a number or a moment, got {describe(domain)}")
 
 
+def possible(held: int | str | bool, domain: Domain) -> bool:
+    """Whether a held value can occur: a number or moment within the bounds, an integer key of 64 bits."""
+    if isinstance(held, bool) or not isinstance(held, int):
+        return True
+    lo, hi = span(domain) if isinstance(domain, Number | Moment) else (-(1 << 63), (1 << 63) - 1)
+    return lo <= held <= hi
+
+
 def as_number(domain: Domain, where: str) -> Number:
     """The domain if it is numeric."""
     if not isinstance(domain, Number):

@@ -50,6 +50,7 @@ from dither.access.domains import (
     number,
     on_step,
     physical,
+    possible,
     span,
     truncate,
     with_null,
@@ -171,9 +172,7 @@ def real(value: Sql, step: Fraction) -> Sql:
 
 def snapped(value: Sql, target: Number) -> Sql:
     """A finite double on the lattice of a domain, inside it."""
-    scaled = binary(exp.Div, binary(exp.Mul, value, double(target.step.denominator)), double(target.step.numerator))
-    nearest = exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double")))
-    return within(cast(nearest, "bigint"), *ends(target))
+    return within(_nearest(value, target.step), *ends(target))
 
 
 @dataclass(frozen=True)
@@ -423,9 +422,7 @@ class Function(Expr):
     def sql(self, scope: Scope) -> Sql:
         child, target = as_number(self.child.domain(scope), self.name.upper()), as_number(self.domain(scope), self.name)
         value = self.child.sql(scope)
-        argument = real(value, child.step)
-        if self.name in ("exp", "logistic"):
-            argument = _held(argument, *self._reach(child))
+        argument = _held(real(value, child.step), *self._reach(child))
         defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, plain(0))
         if self.name in ("exp", "logistic"):
             defined = exp.Not(this=exp.Is(this=own(value), expression=exp.null()))
@@ -458,8 +455,9 @@ class Power(Expr):
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "POWER")
         lo, hi = ends(child)
-        sizes = [abs(float(end)) for end in (child.lo, child.hi)] + ([0.0] if lo <= 0 <= hi else [])
-        values = [self._at(size) for size in sizes]
+        values = [self._at(abs(float(end))) for end in (child.lo, child.hi)]
+        if lo <= 0 <= hi:
+            values.append(Fraction(0) if self.exponent > 0 else self._at(0.0))
         most = min(ceil(max(values) / self.step) + 1, floor(CEILING / self.step))
         least = min(max(floor(min(values) / self.step) - 1, 0), most)
         undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._whole)
@@ -474,8 +472,9 @@ class Power(Expr):
         return self._whole and self.exponent.numerator % 2 == 1
 
     def _reach(self) -> tuple[float, float]:
-        """The sizes of arguments beyond which the power rounds to 0 or stops at 1e12."""
-        bounds = (10.0 ** (-13 / float(abs(self.exponent))), 10.0 ** (12 / float(abs(self.exponent))))
+        """The sizes of arguments beyond which the power rounds to 0 or stops at 1e12; none passes 1e300."""
+        root = float(abs(self.exponent))
+        bounds = (10.0 ** max(-13 / root, -300.0), 10.0 ** min(12 / root, 300.0))
         return bounds if self.exponent > 0 else (1 / bounds[1], 1 / bounds[0])
 
     def _at(self, size: float) -> Fraction:
@@ -706,11 +705,12 @@ class In(Expr):
         return Boolean(child.nullable)
 
     def held(self, child: Domain) -> list[int | str | bool]:
-        """The listed values in the form in which the engine holds them; those off the lattice can never match."""
+        """The listed values as the engine holds them; those off the lattice or outside the bounds can never match."""
         if None in self.values:
             raise InvalidPlan("IN takes no NULL; use IS NULL")
         values = [unicodedata.normalize("NFC", v) if isinstance(v, str) else v for v in self.values]
-        return [held for held in (index_of(value, child) for value in values) if held is not None]
+        found = (index_of(value, child) for value in values)
+        return [held for held in found if held is not None and possible(held, child)]
 
     def sql(self, scope: Scope) -> Sql:
         child = self.child.domain(scope)
@@ -1075,8 +1075,10 @@ def _held(value: Sql, least: float, most: float) -> Sql:
 
 
 def _nearest(value: Sql, step: Fraction) -> Sql:
+    """The nearest lattice integer of a double, held at 62 bits before the cast: no record can make it fail."""
     scaled = binary(exp.Div, binary(exp.Mul, value, double(step.denominator)), double(step.numerator))
-    return cast(exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double"))), "bigint")
+    rounded = exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double")))
+    return cast(_held(rounded, float(-LARGEST), float(LARGEST)), "bigint")
 
 
 def _alike(left: Domain, right: Domain) -> bool:

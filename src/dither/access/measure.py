@@ -48,6 +48,7 @@ from dither.access.expr import (
     Scope,
     _search,
     constant,
+    legible,
     typed,
 )
 from dither.access.relation import (
@@ -61,7 +62,21 @@ from dither.access.relation import (
     fixed,
     needs_unit,
 )
-from dither.access.spelling import Sql, add, binary, both, case, cast, own, plain, rows_count, select, times, whole
+from dither.access.spelling import (
+    Sql,
+    add,
+    binary,
+    both,
+    case,
+    cast,
+    fits_64_bits,
+    own,
+    plain,
+    rows_count,
+    select,
+    times,
+    whole,
+)
 from dither.access.statement import Statement, aliased, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
@@ -81,6 +96,11 @@ class Key:
     name: str
     value: Expr
     values: tuple[Scalar, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.values or ():
+            if isinstance(value, str):
+                legible(value)
 
 
 @dataclass(frozen=True)
@@ -256,6 +276,8 @@ def held_keys(
         held = tuple(index_of(value, domain) for value in axis.values)
         if any(h is None and value is not None for h, value in zip(held, axis.values, strict=True)):
             raise InvalidPlan(f"a listed value of the key {axis.name[:40]!r} is not on its lattice")
+        if any(isinstance(h, int) and not fits_64_bits(h) for h in held):
+            raise InvalidPlan(f"a listed value of the key {axis.name[:40]!r} does not fit into 64 bits")
         found.append(held)
     return tuple(found)
 
@@ -364,11 +386,11 @@ class RankCounts(Measure):
         return (Fraction(1),)
 
     def _edges(self, ctx: Context) -> list[int]:
-        """For each point the smallest held integer above it."""
+        """For each point the smallest held integer above it, or the nearest that separates the values as well."""
         domain = typed(self.value, Scope(self.child.domain(ctx)))
-        span(domain)
+        lo, hi = span(domain)
         step = domain.step if isinstance(domain, Number) else Fraction(1)
-        return [floor(point / step) + 1 for point in self.grid]
+        return [min(max(floor(point / step) + 1, lo), hi + 1) for point in self.grid]
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
         rows, cells = bounded(influence_of(ctx, self.child, unit), unit), len(self.grid) + 1
@@ -603,6 +625,8 @@ class PartitionCounts(_Grouped):
 
     def _check(self, ctx: Context) -> None:
         scope = Scope(self.child.domain(ctx))
+        if any(key.values is not None for key in self.keys):
+            raise Unsupported("partition selection finds its keys in the data: list no values for them")
         if not self.keys or any(isinstance(typed(key.value, scope), Identifier) for key in self.keys):
             raise Unsupported("partition selection needs keys, and an identifier cannot be one")
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 from sqlglot import exp
 
+from dither.errors import Unsupported
+
 Sql = exp.Expr
 RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
 
@@ -26,13 +28,20 @@ MOMENT = f"^({YEAR}-({MONTHS})|{LEAP}-02-29)([ T]{TIME})?$"
 
 
 def whole(value: int) -> Sql:
-    """A 64-bit integer constant."""
-    return cast(exp.Literal.number(value), "bigint")
+    """A 64-bit integer constant; refused where it is none, before an engine could fail on it."""
+    return cast(plain(value), "bigint")
 
 
 def plain(value: int) -> Sql:
     """An integer constant that stands beside a 64-bit operand."""
+    if not fits_64_bits(value):
+        raise Unsupported("a number in the plan does not fit into 64 bits")
     return exp.Literal.number(value)
+
+
+def fits_64_bits(value: int) -> bool:
+    """Whether every engine can hold an integer."""
+    return -(1 << 63) <= value < 1 << 63
 
 
 def double(value: int) -> Sql:
