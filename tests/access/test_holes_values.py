@@ -7,11 +7,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from access.trials import change, covers
+from access.worlds import DAY, YEAR_2020
 from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
@@ -21,7 +23,7 @@ from dither.access.engines.duckdb import DuckDBEngine
 from dither.access.spelling import whole
 from dither.errors import DitherError, InvalidPlan, Unsupported
 from dither.privacy.appraisal import check_spelling
-from dither.schema import Column, Dataset, Domain, Identifier, Number, Source, Table, Unit
+from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 
 USER = Unit("user", "user", {"t": "u"})
 X = x.Column("x")
@@ -189,3 +191,41 @@ def test_constants_beyond_64_bits_are_never_spelled() -> None:
         with pytest.raises(Unsupported):
             whole(value)
     assert whole((1 << 63) - 1).sql()
+
+
+HOUR = 3_600_000_000
+COARSE = {
+    "day": (Moment(YEAR_2020, YEAR_2020 + DAY - 1, "day"), "UTC"),
+    "hour": (Moment(YEAR_2020 + 7, YEAR_2020 + HOUR - 1, "hour"), "UTC"),
+    "hour elsewhere": (Moment(YEAR_2020, YEAR_2020 + HOUR, "hour"), "Asia/Kolkata"),
+    "minute": (Moment(YEAR_2020 - 5, YEAR_2020 + 61_000_001, "minute"), "Europe/Berlin"),
+    "days before 1970": (Moment(-3 * DAY - 1, -DAY - 1, "day"), "UTC"),
+}
+
+
+@pytest.mark.parametrize("name", COARSE)
+def test_a_coarse_moment_has_no_more_values_than_periods(tmp_path: Path, name: str) -> None:
+    domain, zone = COARSE[name]
+    offsets = (-(10**9), 0, 1, 7, 30_000_000, 60_000_000, HOUR // 2 - 7, 2 * HOUR // 3, HOUR + 5, 2 * HOUR, 3 * DAY)
+    rows = [(1, domain.lo), *((9, domain.lo + offset) for offset in offsets), *((9, domain.hi + o) for o in (-1, 0))]
+    before = engine(tmp_path / "a", domain, rows[:1], pa.timestamp("us"), zone)
+    after = engine(tmp_path / "b", domain, rows, pa.timestamp("us"), zone)
+    alone = r.Project(SCAN, (("x", X),))
+    for relation in (r.Distinct(alone, "user"), r.GroupBy(SCAN, (("x", X),), (), "user"), r.Distinct(alone)):
+        measure = m.Count(relation)
+        moved = change(before.vector(measure), after.vector(measure))
+        assert covers(measure.sensitivity(before.ctx, "user"), moved)
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMPTZ"])
+def test_timestamps_beyond_microseconds_are_read(tmp_path: Path, kind: str) -> None:
+    far = pa.timestamp("s") if kind == "TIMESTAMP_S" else pa.timestamp("ms") if kind == "TIMESTAMP_MS" else None
+    values = pa.array([2**53, -(2**53), 0] if far else [2**50, -(2**50), 0], pa.int64()).cast(far or pa.timestamp("us"))
+    with duckdb.connect(str(tmp_path / "d.duckdb")) as connection:
+        connection.register("rows", pa.table({"u": pa.array([1, 2, 3], pa.int64()), "x": values}))
+        connection.execute(f"CREATE TABLE t AS SELECT u, CAST(x AS {kind}) AS x FROM rows")
+    columns = {"u": Column("u", Identifier("integer")), "x": Column("x", Moment(YEAR_2020, YEAR_2020 + DAY))}
+    table = Table("t", True, columns, Source("duckdb", {"path": str(tmp_path / "d.duckdb")}), None)
+    source = DuckDBEngine(Dataset("d", "d", "1", {"t": table}, {"user": USER}, ()), threads=1)
+    assert sum(source.vector(m.Count(ONE_ROW, (m.Key("h", x.DatePart("hour", X)),)))) == 3
+    source.inspect()

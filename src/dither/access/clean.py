@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from sqlglot import exp
 
-from dither.access.context import offsets, on_wall_clock
-from dither.access.domains import LENGTHS, ends, physical, span
+from dither.access.context import offsets, on_wall_clock, zoned
+from dither.access.domains import LENGTHS, ends, physical, span, truncate
 from dither.access.expr import constant, divided
 from dither.access.spelling import (
     RawKind,
@@ -49,6 +49,27 @@ def clean(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling
             return _otherwise(column, raw, _integer(raw, kind, spelling))
         case Reference() | Identifier():
             return _otherwise(column, raw, _text(raw, kind))
+
+
+def clean_key(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
+    """As `clean`, for a column that names a unit: NULL for all but the values of its domain, so that no two merge."""
+    domain = replace(column.domain, nullable=True)
+    value = clean(replace(column, domain=domain, default=None), raw, kind, zone, spelling)
+    if not isinstance(domain, Number):
+        return value
+    exact = case([(_unmoved(domain, value, raw, kind, spelling), value)])
+    return case([(_valid(domain, raw, kind, spelling), exact)])
+
+
+def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    """Whether a number within its bounds was on the lattice before it was put there."""
+    up, down = domain.step.denominator, domain.step.numerator
+    if kind == "integer":
+        return binary(exp.EQ, times(value, down), times(cast(raw, "bigint"), up))
+    before = _double(raw, kind, spelling)
+    after = binary(exp.Div, binary(exp.Mul, cast(value, "double"), double(down)), double(up))
+    # Beyond 2^53 different texts and decimals are the same double.
+    return both([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=own(after)), double(1 << 53))])
 
 
 def corrected(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
@@ -194,7 +215,7 @@ def _microseconds(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
 
 def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
     value, here = _microseconds(raw, kind, spelling), on_wall_clock(domain, zone)
-    local = value if here is domain else _local(value, domain, zone)
+    local = _local(value, domain, zone) if zoned(domain, zone) else value
     length = LENGTHS[domain.precision]
     inside = local if length == 1 else times(divided(local, length, span(here)[0], spelling), length)
     spare = replace(column, default=_local_end(_spare_moment(column, domain), domain, zone), domain=here)
@@ -216,10 +237,9 @@ def _local(value: Sql, domain: Moment, zone: str) -> Sql:
 
 
 def _local_end(moment: int, domain: Moment, zone: str) -> int:
-    if on_wall_clock(domain, zone) is domain:
-        return moment
-    shifts = offsets(domain.lo, domain.hi, zone)
-    return moment + [shift for start, shift in shifts if start <= moment][-1]
+    """A moment of the domain on the wall clock, at the start of its period: two ends of one period are one value."""
+    shifts = offsets(domain.lo, domain.hi, zone) if zoned(domain, zone) else ((domain.lo, 0),)
+    return truncate(moment + [shift for start, shift in shifts if start <= moment][-1], domain.precision)
 
 
 def _boolean(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:

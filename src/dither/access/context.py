@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo
 
-from dither.access.domains import EPOCH, number_of_periods, with_null
+from dither.access.domains import EPOCH, number_of_periods, truncate, with_null
 from dither.errors import InvalidPlan, Unsupported
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
@@ -101,11 +101,17 @@ def _may_be_null(column: Column) -> bool:
 
 
 def on_wall_clock(domain: Domain, zone: str) -> Domain:
-    """A moment's bounds on the wall clock of a time zone; days have none."""
-    if not isinstance(domain, Moment) or domain.precision == "day" or zone == "UTC":
+    """A moment's bounds on the wall clock of a time zone, at the starts of its precision's periods."""
+    if not isinstance(domain, Moment):
         return domain
-    shifts = [shift for _, shift in offsets(domain.lo, domain.hi, zone)]
-    return replace(domain, lo=domain.lo + min(shifts), hi=domain.hi + max(shifts))
+    shifts = [shift for _, shift in offsets(domain.lo, domain.hi, zone)] if zoned(domain, zone) else [0]
+    lo, hi = (truncate(end, domain.precision) for end in (domain.lo + min(shifts), domain.hi + max(shifts)))
+    return replace(domain, lo=lo, hi=hi)
+
+
+def zoned(domain: Moment, zone: str) -> bool:
+    """Whether a moment is moved to the wall clock of a zone; days have none."""
+    return domain.precision != "day" and zone != "UTC"
 
 
 @cache

@@ -185,7 +185,7 @@ def _merge_names(domains: Sequence[Domain], nullable: bool) -> Domain:
     raise InvalidPlan(f"these kinds do not mix: {', '.join(sorted({describe(d) for d in domains}))}")
 
 
-def truncate(moment: int, every: Period) -> int:
+def truncate(moment: int, every: Period | Precision) -> int:
     """The start of the period that a moment lies in."""
     if every in LENGTHS:
         shift = 3 * DAY if every == "week" else 0

@@ -170,8 +170,9 @@ class Spelling:
         return exp.Anonymous(this="make_timestamp", expressions=[own(microseconds)])
 
     def microseconds(self, moment: Sql) -> Sql:
-        """A timestamp or date as microseconds since 1970; infinities become NULL."""
-        return exp.Anonymous(this="epoch_us", expressions=[own(moment)])
+        """A timestamp or date as microseconds since 1970; NULL for infinities and where microseconds do not reach."""
+        near = exp.TryCast(this=own(moment), to=exp.DataType.build("timestamp"))
+        return exp.Anonymous(this="epoch_us", expressions=[near])
 
     def fingerprint(self, value: Sql) -> Sql:
         """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
