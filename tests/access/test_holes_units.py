@@ -18,7 +18,9 @@ from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.context import Context
 from dither.access.engines.duckdb import DuckDBEngine
+from dither.errors import InvalidSchema
 from dither.schema import BudgetCap, Category, Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
+from dither.schema.load import loads
 
 USER = Unit("user", "user", {"t": "u"})
 ID = Identifier("integer")
@@ -144,3 +146,46 @@ def test_one_row_per_key_is_chosen_among_all_windows(tmp_path: Path, unique: str
     february = r.Where(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
     whole, part = (YEAR_2020, YEAR_2020 + 365 * DAY), (since.microseconds, until.microseconds)
     assert r.windows_touched(ctx, m.Count(february), "month") == (whole if unique else part)
+
+
+# --- Unit keys that are numbers or categories ---
+
+COLOURS = Category(("r", "g"))
+HALVES = Number(Fraction(0), Fraction(100), Fraction(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("domain", "stored", "known", "one", "other"),
+    [
+        (Number(Fraction(0), Fraction(100)), pa.int64(), 7, 150, 200),
+        (Number(Fraction(0), Fraction(100), Fraction(10)), pa.int64(), 20, 51, 53),
+        (Number(Fraction(0), Fraction(100)), pa.float64(), 7.0, 50.2, 50.4),
+        (HALVES, pa.string(), "7.5", "8.4", "8.6"),
+        (Category(("ann", "bob")), pa.string(), "ann", "eve", "mallory"),
+    ],
+    ids=["outside", "off a coarse lattice", "off the lattice", "text off the lattice", "not listed"],
+)
+def test_an_invalid_unit_key_drops_its_row_and_merges_nobody(
+    tmp_path: Path, domain: Domain, stored: pa.DataType, known: Any, one: Any, other: Any
+) -> None:
+    columns: dict[str, Columns] = {"t": {"u": (domain, stored), "c": (COLOURS, pa.string())}}
+    rows = [(known, "r"), (one, "r"), (other, "g"), (None, "g")]
+    found = world(tmp_path, columns, {"t": rows}, USER).vector(m.Count(r.Scan("t"), (m.Key("c", x.Column("c")),)))
+    assert found.tolist() == [1, 0]
+
+
+def test_the_keys_of_a_unit_are_of_one_kind() -> None:
+    table = "{{private: true, source: {{kind: parquet, path: {0}.parquet}}, columns: {{u: {{type: {1}}}}}}}"
+    text = """version: 1
+name: d
+tables:
+  a: %s
+  b: %s
+units: {user: {kind: user, keys: {a: u, b: u}}}
+budgets: [{unit: user, kind: pure, epsilon: 1}]
+"""
+    halves, whole = "decimal, min: 0, max: 9, step: 0.5", "integer, min: 0, max: 9"
+    loads(text % (table.format("a", whole), table.format("b", "identifier, kind: integer")), Path("."))
+    for other in (halves, "identifier, kind: text", "'category', values: [a]"):
+        with pytest.raises(InvalidSchema, match="of one kind"):
+            loads(text % (table.format("a", whole), table.format("b", other)), Path("."))

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlglot import exp
 
-from dither.access.clean import clean, corrected
+from dither.access.clean import clean, clean_key, corrected
 from dither.access.context import Context
 from dither.access.domains import as_boolean, cardinality, ends, merge, number, physical, span, with_null
 from dither.access.expr import (
@@ -230,11 +230,13 @@ class Scan(Relation):
         """Each raw value inside its domain, the number of corrections, and what a snapshot has stored."""
         origin, zone = statement.origins[self.table], statement.ctx.dataset.timezone
         names, spelling = {key: exp.column(key, quoted=True) for key in origin.kinds}, statement.spelling
+        keys = {unit.keys.get(self.table) for unit in statement.ctx.dataset.units.values()}
         picked: list[Sql] = []
         flags: list[Sql] = []
         for index, (name, column) in enumerate(statement.ctx.table(self.table).columns.items()):
             raw, kind = names[name], origin.kinds[name]
-            picked.append(aliased(raw if origin.ready else clean(column, raw, kind, zone, spelling), f"c{index}"))
+            cleaned = clean_key if name in keys else clean
+            picked.append(aliased(raw if origin.ready else cleaned(column, raw, kind, zone, spelling), f"c{index}"))
             if not origin.ready and name in statement.counted:
                 flags.append(case([(corrected(column, raw, kind, zone, spelling), whole(1))], whole(0)))
         picked.append(aliased(_added(flags), "b"))
@@ -247,8 +249,9 @@ class Scan(Relation):
     def _tagged(self, statement: Statement, table: str, columns: list[str], known: list[str]) -> exp.Select:
         """The hidden unit columns and order; rows without a valid unit key are dropped."""
         scope, origin = statement.scope(self), statement.origins[self.table]
-        read = statement.ctx.columns(self.table)
-        missing = [name for name in self._unit_names(statement.ctx) if read[name].nullable and not origin.unique]
+        read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
+        sure = {name for name, domain in read.items() if not domain.nullable} - {u.keys.get(self.table) for u in units}
+        missing = [name for name in self._unit_names(statement.ctx) if name not in sure and not origin.unique]
         picked: list[Sql] = [named(column) for column in columns]
         for unit in known:
             values = self._unit_values(statement, unit, scope)
