@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from dither.access.context import Context
 from dither.access.expr import Column
 from dither.access.measure import Count, Key, Measure, Sum
 from dither.access.relation import BoundRows, KeyJoin, Project, PublicJoin, Relation, Scan
-from dither.errors import Unsupported
+from dither.errors import InvalidPlan, InvalidSchema, NotAllowed, Unsupported
+from dither.loss import Pure
 from dither.privacy.appraisal import appraise
+from dither.privacy.ledger import Ledger
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.schema import Dataset, Unit
-from dither.wire import Part, Request
-from privacy.ledger_cases import dataset, pure
+from dither.wire import Calibrate, Part, Request
+from privacy.ledger_cases import claim, dataset, pure, teams, zcdp
 
 # --- Private records that no budget covers ---
 
@@ -64,3 +67,57 @@ def test_records_that_no_budget_covers_may_be_context(how: str) -> None:
 def test_the_same_records_are_read_once_a_budget_pays() -> None:
     paid = replace(UNPAID, budgets=(pure(1, "action"), pure(1)))
     assert [loss.loss.epsilon for loss in price(paid, Count(Scan("users")))] == [0, 100]
+
+
+# --- Descriptions that would forget what was spent ---
+
+MONTH = Unit("user", "window", {"actions": "user_id"}, {"actions": "at"}, "month")
+WINDOWED = replace(dataset(), units={"user": MONTH})
+
+
+def registered(place: Path, first: Dataset, *, spent: bool) -> Ledger:
+    ledger = Ledger(place)
+    ledger.register(first)
+    if spent:
+        windows = {"user": ("1970-01-01",)} if first.units["user"].kind == "window" else {}
+        ledger.charge(claim("q", windows=windows))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (dataset(), dataset(budgets=(zcdp("1/2"),))),
+        (dataset(), replace(dataset(), units={"user": MONTH})),
+        (dataset(), dataset(policy="separate", groups=teams())),
+        (dataset(), replace(dataset(), units={"person": replace(PERSON, name="person")}, budgets=(pure(1, "person"),))),
+        (WINDOWED, replace(WINDOWED, units={"user": replace(MONTH, every="week")})),
+        (WINDOWED, replace(WINDOWED, timezone="Asia/Tokyo")),
+    ],
+    ids=["kind", "unit", "policy", "renamed", "every", "time zone"],
+)
+def test_a_budget_that_was_spent_of_stays_as_declared(tmp_path: Path, first: Dataset, then: Dataset) -> None:
+    registered(tmp_path / "0", first, spent=False).register(then)
+    with pytest.raises(NotAllowed, match="has spent of its budgets"):
+        registered(tmp_path / "1", first, spent=True).register(then)
+
+
+def test_caps_may_change_and_budgets_be_added_after_spending(tmp_path: Path) -> None:
+    ledger = registered(tmp_path / "1", dataset(), spent=True)
+    ledger.register(dataset(budgets=(pure(5), zcdp("1/2"))))
+
+
+def test_datasets_of_one_population_share_the_clock_of_their_windows(tmp_path: Path) -> None:
+    ledger = registered(tmp_path / "0", WINDOWED, spent=False)
+    with pytest.raises(InvalidSchema, match="begin at other times"):
+        ledger.register(replace(WINDOWED, name="other", timezone="Asia/Tokyo"))
+
+
+# --- Options of a mechanism ---
+
+
+@pytest.mark.parametrize("name", ["kind", "loss", "sensitivity"])
+def test_an_option_with_the_name_of_an_argument_is_refused(name: str) -> None:
+    asked = Calibrate("discrete_laplace", Pure(Fraction(1)), ((name, Fraction(1)),))
+    with pytest.raises(InvalidPlan):
+        appraise(Context(dataset()), Request("shop", (Part(Count(BoundRows(Scan("users"), "user", 1)), asked),)))

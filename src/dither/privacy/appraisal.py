@@ -196,7 +196,10 @@ def _read(plan: Any) -> Iterator[str]:
 
 def _mechanism(asked: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
     if isinstance(asked, Calibrate):
-        return calibrate(asked.kind, asked.loss, sensitivity, **dict(asked.options))
+        options = dict(asked.options)
+        if taken := {"kind", "loss", "sensitivity"} & options.keys():
+            raise InvalidPlan(f"a mechanism has no option called {', '.join(sorted(taken))}")
+        return calibrate(asked.kind, asked.loss, sensitivity, **options)
     return asked
 
 

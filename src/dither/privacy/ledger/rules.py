@@ -302,6 +302,7 @@ class Book:
         check_dataset(dataset, others)
         if self.get(key("dataset", dataset.name)) and self.dataset(dataset.name).population != dataset.population:
             raise InvalidSchema(f"dataset {dataset.name!r} belongs to another population; budgets do not move")
+        self._check_kept(known, dataset)
         for source in body["sources"]:
             if self.get(key("source", source)) not in (None, dataset.population):
                 raise InvalidSchema("another population holds these records; give both datasets its name")
@@ -312,6 +313,24 @@ class Book:
             key("populations"): json.dumps(sorted({*self.populations(), dataset.population})),
             **{key("source", source): dataset.population for source in body["sources"]},
         }
+
+    def _check_kept(self, known: Population | None, dataset: Dataset) -> None:
+        """Refuses a description under which what was spent would no longer count."""
+        before = [each for each in known.datasets if each.name == dataset.name] if known else []
+        if known is None or not before or not self._has_spent(known):
+            return
+        lost = [f"{cap.unit} ({cap.kind})" for cap in known.budgets if not _kept(cap, before[0], dataset)]
+        if lost or before[0].policy != dataset.policy:
+            raise NotAllowed(
+                f"population {known.name!r} has spent of its budgets: {', '.join(lost) or 'its policy'} must stay as"
+                " declared (unit, kind, order, windows, time zone); caps may change and budgets may be added"
+            )
+
+    def _has_spent(self, population: Population) -> bool:
+        """Whether anything was charged to a population, or marked as spent by a gap."""
+        numbers = range(len(population.budgets))
+        pools = [Pool.of(population, n, "dataset", "", "", window) for n in numbers for window in ("", EVERY)]
+        return any(self.charges(each.name) for each in population.datasets) or any(self.get(p.key) for p in pools)
 
     def _account(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         if body["role"] not in ROLES or body["name"] == KERNEL:
@@ -490,6 +509,15 @@ def check_dataset(dataset: Dataset, others: Iterable[Dataset]) -> None:
         _check_pair(dataset, other)
 
 
+def _kept(cap: BudgetCap, before: Dataset, after: Dataset) -> bool:
+    """Whether what was spent of a budget still counts against the same total under a new description."""
+    if same_budget(cap) not in map(same_budget, after.budgets):
+        return False
+    old, new = before.units[cap.unit], after.units[cap.unit]
+    same_clock = old.kind != "window" or before.timezone == after.timezone
+    return (old.kind, old.every) == (new.kind, new.every) and same_clock
+
+
 def _check_pair(dataset: Dataset, other: Dataset) -> None:
     """Two datasets of one population need the same policy, the same budgets (caps may differ) and the same units."""
     if other.policy != dataset.policy or {*map(same_budget, other.budgets)} != {*map(same_budget, dataset.budgets)}:
@@ -498,3 +526,5 @@ def _check_pair(dataset: Dataset, other: Dataset) -> None:
         mine, theirs = dataset.units[cap.unit], other.units[cap.unit]
         if (mine.kind, mine.every) != (theirs.kind, theirs.every):
             raise InvalidSchema(f"unit {cap.unit!r} means something else in dataset {other.name!r}")
+        if mine.kind == "window" and dataset.timezone != other.timezone:
+            raise InvalidSchema(f"the windows of unit {cap.unit!r} begin at other times in dataset {other.name!r}")
