@@ -189,3 +189,51 @@ budgets: [{unit: user, kind: pure, epsilon: 1}]
     for other in (halves, "identifier, kind: text", "'category', values: [a]"):
         with pytest.raises(InvalidSchema, match="of one kind"):
             loads(text % (table.format("a", whole), table.format("b", other)), Path("."))
+
+
+# --- CSV files whose dialect would follow from their records ---
+
+
+def csv_world(path: Path, text: str) -> DuckDBEngine:
+    path.mkdir()
+    (path / "t.csv").write_text(text)
+    columns = {"u": Column("u", ID), "c": Column("c", Category(("other", "r", "g")))}
+    table = Table("t", True, columns, Source("csv", {"path": str(path / "t.csv")}))
+    return DuckDBEngine(Dataset("d", "d", "1", {"t": table}, {"user": USER}, ()), threads=1)
+
+
+PLAIN = "".join(f"{i},r\n" for i in range(50))
+SINGLE = "".join(f"{i},'r'\n" for i in range(50))
+
+
+@pytest.mark.parametrize("base", [PLAIN, SINGLE], ids=["plain", "single quotes"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        '99,"g"',
+        "99,'a,b'",
+        "99,r,more",
+        "99,r,x,y,z",
+        "99",
+        "#99,r",
+        '99,"r"x',
+        '99,"a\nb"',
+        "99;r",
+        "99|r|g",
+        "\\99,r",
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_one_record_of_a_csv_file_changes_no_other(tmp_path: Path, base: str, row: str, first: bool) -> None:
+    by_colour = m.Count(r.BoundRows(r.Scan("t"), "user", 1), (m.Key("c", x.Column("c")),))
+    before = csv_world(tmp_path / "0", "u,c\n" + base)
+    after = csv_world(tmp_path / "1", "u,c\n" + (f"{row}\n{base}" if first else f"{base}{row}\n"))
+    moved = change(before.vector(by_colour), after.vector(by_colour))
+    assert covers(by_colour.sensitivity(before.ctx, "user"), moved)
+
+
+def test_the_columns_of_a_csv_file_are_those_of_its_first_line(tmp_path: Path) -> None:
+    found = csv_world(tmp_path / "0", "c,it's,u\ng,1,1\nr,2,2\n")
+    assert found.vector(m.Count(r.Scan("t"), (m.Key("c", x.Column("c")),))).tolist() == [0, 1, 1]
+    with pytest.raises(InvalidSchema):
+        csv_world(tmp_path / "1", "")

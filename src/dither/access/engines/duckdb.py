@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import tempfile
 from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
 
 import duckdb
@@ -30,6 +33,54 @@ def kind_of(declared: str) -> RawKind:
     if declared.startswith("DECIMAL"):
         return "decimal"
     return "text" if declared.startswith("ENUM") else KINDS.get(declared, "other")
+
+
+def _csv(table: str, path: str, delimiter: str) -> Sql:
+    """A CSV file in one fixed dialect, every column as text.
+
+    Types, quotes or widths guessed from the data would be a function of all records: one of them could change how the
+    others are read. A record that does not fit is padded, cut or left out, alone.
+    """
+    texts = [
+        _option(exp.Literal.string(name), exp.Literal.string("VARCHAR")) for name in _header(table, path, delimiter)
+    ]
+    fixed: dict[str, Sql] = {
+        "auto_detect": exp.false(),
+        "columns": exp.Struct(expressions=texts),
+        "header": exp.true(),
+        "delim": exp.Literal.string(delimiter),
+        "quote": exp.Literal.string('"'),
+        "escape": exp.Literal.string('"'),
+        "comment": exp.Literal.string(""),
+        "null_padding": exp.true(),
+        "strict_mode": exp.false(),
+        "ignore_errors": exp.true(),
+        # Read in parallel, a quoted line's end beside a short record would fail the whole file.
+        "parallel": exp.false(),
+    }
+    named_options = [_option(exp.to_identifier(name), value) for name, value in fixed.items()]
+    return exp.Anonymous(this="read_csv", expressions=[exp.Literal.string(path), *named_options])
+
+
+def _option(name: Sql, value: Sql) -> Sql:
+    return exp.PropertyEQ(this=name, expression=value)
+
+
+def _header(table: str, path: str, delimiter: str) -> list[str]:
+    """The names in the first line, the same in every file of a table: they are the curator's, not a record's."""
+    try:
+        found = [_first_line(each, delimiter) for each in sorted(glob(path))]
+    except (OSError, EOFError, ValueError, TypeError, csv.Error):
+        raise InvalidSchema(f"the source of table {table} cannot be read") from None
+    if not found or not found[0] or any(names != found[0] for names in found):
+        raise InvalidSchema(f"the files of table {table} must begin with one line of column names, the same in each")
+    return found[0]
+
+
+def _first_line(path: str, delimiter: str) -> list[str]:
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+        return next(csv.reader(file, delimiter=delimiter), [])
 
 
 class DuckDBEngine(SqlEngine):
@@ -95,14 +146,7 @@ class DuckDBEngine(SqlEngine):
             case "parquet":
                 return exp.Anonymous(this="read_parquet", expressions=[path])
             case "csv":
-                # Types guessed from the data would be a function of the records: everything is read as text.
-                fixed = {
-                    "all_varchar": exp.true(),
-                    "header": exp.true(),
-                    "delim": exp.Literal.string(options.get("delimiter", ",")),
-                }
-                named_options = [exp.PropertyEQ(this=exp.to_identifier(k), expression=v) for k, v in fixed.items()]
-                return exp.Anonymous(this="read_csv", expressions=[path, *named_options])
+                return _csv(table.name, options["path"], options.get("delimiter", ","))
             case _:
                 name = f"source_{table.name}"
                 attached = exp.Attach(
