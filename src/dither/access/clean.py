@@ -72,27 +72,6 @@ def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spel
     return both([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=own(after)), double(1 << 53))])
 
 
-def clean_key(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
-    """As `clean`, for a column that names a unit: NULL for all but the values of its domain, so that no two merge."""
-    domain = replace(column.domain, nullable=True)
-    value = clean(replace(column, domain=domain, default=None), raw, kind, zone, spelling)
-    if not isinstance(domain, Number):
-        return value
-    exact = case([(_unmoved(domain, value, raw, kind, spelling), value)])
-    return case([(_valid(domain, raw, kind, spelling), exact)])
-
-
-def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
-    """Whether a number within its bounds was on the lattice before it was put there."""
-    up, down = domain.step.denominator, domain.step.numerator
-    if kind == "integer":
-        return binary(exp.EQ, times(value, down), times(cast(raw, "bigint"), up))
-    before = _double(raw, kind, spelling)
-    after = binary(exp.Div, binary(exp.Mul, cast(value, "double"), double(down)), double(up))
-    # Beyond 2^53 different texts and decimals are the same double.
-    return both([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=own(after)), double(1 << 53))])
-
-
 def corrected(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
     """Whether `clean` had to correct the record: a value outside the bounds, an invalid one, or a forbidden NULL."""
     missing = exp.false() if column.domain.nullable else _is_null(raw)
