@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.context import Context
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.errors import InvalidSchema
+from dither.errors import InvalidPlan, InvalidSchema
 from dither.schema import BudgetCap, Category, Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 from dither.schema.load import loads
 
@@ -237,3 +238,33 @@ def test_the_columns_of_a_csv_file_are_those_of_its_first_line(tmp_path: Path) -
     assert found.vector(m.Count(r.Scan("t"), (m.Key("c", x.Column("c")),))).tolist() == [0, 1, 1]
     with pytest.raises(InvalidSchema):
         csv_world(tmp_path / "1", "")
+
+
+# --- Deep plans ---
+
+
+def test_a_deep_plan_is_read_once_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operator used to ask the one below it several times: 2^40 questions here."""
+    ctx, asked = Context(described(tmp_path, NUMBERS, USER)), [0]
+    plan: r.Relation = r.Scan("t")
+    for _ in range(40):
+        plan = r.BoundRows(plan, "user", 1)
+
+    def counted(self: Context, name: str) -> Unit:
+        asked[0] += 1
+        assert asked[0] < 10_000, "the plan takes exponential time"
+        return self.dataset.units[name]
+
+    monkeypatch.setattr(Context, "unit", counted)
+    assert m.Count(plan).sensitivity(ctx, "user").l1 == 1
+
+
+def test_what_is_remembered_belongs_to_one_context(tmp_path: Path) -> None:
+    ctx, scan = Context(described(tmp_path, NUMBERS, USER)), r.Scan("t")
+    assert scan.influence(ctx, "user").rows is None
+    other = replace(ctx, dataset=described(tmp_path, NUMBERS, USER, unique="u"))
+    assert scan.influence(other, "user").rows == 1
+    one, truth = (r.Project(scan, (("k", x.In(X, (value,))),)) for value in (1, True))
+    assert one == truth and one.domain(ctx)
+    with pytest.raises(InvalidPlan):
+        truth.domain(ctx)

@@ -11,15 +11,15 @@ import pytest
 
 from dither.access.context import Context
 from dither.access.expr import Column
-from dither.access.measure import Count, Key, Measure, Sum
-from dither.access.relation import BoundRows, KeyJoin, Project, PublicJoin, Relation, Scan
+from dither.access.measure import Count, Key, Measure, Sum, contributions
+from dither.access.relation import Auto, BoundRows, KeyJoin, Project, PublicJoin, Relation, Scan
 from dither.errors import InvalidPlan, InvalidSchema, NotAllowed, Unsupported
 from dither.loss import Pure
 from dither.privacy.appraisal import appraise
 from dither.privacy.ledger import Ledger
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.schema import Dataset, Unit
-from dither.wire import Calibrate, Part, Request
+from dither.wire import AutoBound, Calibrate, Part, Request
 from privacy.ledger_cases import claim, dataset, pure, teams, zcdp
 
 # --- Private records that no budget covers ---
@@ -121,3 +121,16 @@ def test_an_option_with_the_name_of_an_argument_is_refused(name: str) -> None:
     asked = Calibrate("discrete_laplace", Pure(Fraction(1)), ((name, Fraction(1)),))
     with pytest.raises(InvalidPlan):
         appraise(Context(dataset()), Request("shop", (Part(Count(BoundRows(Scan("users"), "user", 1)), asked),)))
+
+
+# --- Too many bounds ---
+
+
+def test_bounds_times_parts_are_capped() -> None:
+    half = Calibrate("discrete_laplace", Pure(Fraction(1, 2)))
+    counted = Count(BoundRows(Scan("actions"), "user", Auto()))
+    find = contributions(Scan("actions"), "user", (Fraction(2), Fraction(4)))
+    bound = AutoBound(find, half, tuple(range(1, 65)))
+    parts = tuple(Part(counted, half) for _ in range(17))
+    with pytest.raises(InvalidPlan, match="times the parts"):
+        appraise(Context(dataset()), Request("shop", parts, bound))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from dither.access.domains import EPOCH, number_of_periods, truncate, with_null
@@ -27,6 +28,10 @@ class Context:
 
     dataset: Dataset
     facts: PublicFacts = field(default_factory=PublicFacts)
+    # What relations have worked out in this context; a changed copy of it starts anew.
+    memo: dict[tuple[object, ...], tuple[object, Any]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def table(self, name: str) -> Table:
         """A table by name."""

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import wraps
 from hashlib import sha256
 from math import ceil, floor, prod
 from typing import Any, ClassVar, Literal, TypeVar
@@ -53,6 +54,7 @@ from dither.schema import Category, Domain, Identifier, Moment, Number, Referenc
 
 MOST_ROWS = 1 << 31
 MOST_SUM = 1 << 53
+MOST_REMEMBERED = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,23 @@ def check_limit(limit: Limit, name: str) -> None:
         raise InvalidParameter(f"{name} must be an integer from 1 to 2^31")
 
 
+def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a relation that is worked out once in a context, so that deep plans take no exponential time."""
+
+    @wraps(method)
+    def once(self: Relation, ctx: Context, *unit: str) -> Any:
+        # By identity: equal nodes may differ, since In(x, (1,)) == In(x, (True,)). A held node keeps its id to itself.
+        which = (id(self), method.__qualname__, *unit)
+        held = ctx.memo.get(which)
+        if held is None:
+            if len(ctx.memo) >= MOST_REMEMBERED:
+                ctx.memo.clear()
+            held = ctx.memo[which] = (self, method(self, ctx, *unit))
+        return held[1]
+
+    return once
+
+
 class Relation(ABC):
     """A table computed from tables."""
 
@@ -135,6 +154,8 @@ class Relation(ABC):
         super().__init_subclass__()
         if "proof" not in cls.__dict__:
             raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
+        for name in {"domain", "influence"} & vars(cls).keys():
+            setattr(cls, name, remembered(vars(cls)[name]))
 
     @abstractmethod
     def domain(self, ctx: Context) -> dict[str, Domain]:

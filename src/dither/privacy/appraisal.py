@@ -66,6 +66,7 @@ from dither.wire.model import AutoBound, Calibrate, Part, QuotedPart, Request, U
 
 NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
 MOST_WEIGHTS = 1 << 20
+MOST_FILLINGS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
     """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded."""
     find = step_of(ctx, request, Part(request.bound.find, request.bound.mechanism)) if request.bound else None
     options = [_fillings(request.bound, part) for part in request.parts]
+    if (many := sum(map(len, options))) > MOST_FILLINGS:
+        raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
     steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
     every = [option for parts in steps for option in parts] + ([find] if find else [])
     losses = tuple(
