@@ -34,7 +34,7 @@ from dither.access.statement import Origin, Statement, named
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Dataset, Moment, Table
 
-FORMAT = 1
+FORMAT = 2
 ORDER, RANK = "order$", "rank$"
 ROWS_A_PART = 20_000_000
 ROWS_A_GROUP = 122_880
