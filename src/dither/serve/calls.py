@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from dither.access.context import PublicFacts
 from dither.schema import Dataset
 from dither.wire import Balance, Entry, Kernel, LedgerRow, Quote, Release, Request, Statement
-from dither.wire.codec import RESPONSE, decode
+from dither.wire.codec import RESPONSE, decode, encode
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,56 @@ RESULTS: dict[str, type] = {
 def result(call: str, body: bytes) -> Any:
     """What a call's answer stands for."""
     return decode(body, RESULTS[call], RESPONSE)
+
+
+class Calling(ABC):
+    """The kernel protocol for a kernel somewhere else, given a way to make one call."""
+
+    @abstractmethod
+    def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
+        """One call and its result, or the error that came back."""
+
+    def datasets(self, token: str) -> tuple[str, ...]:
+        """The datasets that the account may ask."""
+        names: tuple[str, ...] = self.call("datasets", token).items
+        return names
+
+    def schema(self, dataset: str, token: str) -> Dataset:
+        """What is public about a dataset."""
+        found: Dataset = self.call("schema", token, dataset)
+        return found
+
+    def facts(self, dataset: str, token: str) -> PublicFacts:
+        """What was counted in the dataset's public tables."""
+        found: PublicFacts = self.call("facts", token, dataset)
+        return found
+
+    def quote(self, request: Request, token: str) -> Quote:
+        """What a request would cost."""
+        found: Quote = self.call("quote", token, request.dataset, encode(request))
+        return found
+
+    def answer(self, request: Request, token: str) -> Release:
+        """Charges, reads, releases."""
+        found: Release = self.call("answer", token, request.dataset, encode(request))
+        return found
+
+    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
+        """The budgets that the account's charges count against."""
+        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
+        return found
+
+    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+        """The charges that the account may see."""
+        found: tuple[Entry, ...] = self.call("history", token, dataset).items
+        return found
+
+    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+        """Every row that concerns the dataset."""
+        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
+        return found
+
+    def statement(self, dataset: str, token: str) -> Statement:
+        """The facts of the privacy statement."""
+        found: Statement = self.call("statement", token, dataset)
+        return found

@@ -11,20 +11,16 @@ from typing import Any
 from urllib.parse import quote as quoted
 from urllib.parse import urlsplit
 
-from dither.access.context import PublicFacts
 from dither.errors import Busy, DitherError, InvalidParameter
-from dither.schema import Dataset
-from dither.serve.calls import result
+from dither.serve.calls import Calling, result
 from dither.serve.errors import raised
-from dither.wire import Balance, Entry, LedgerRow, Quote, Release, Request, Statement
-from dither.wire.codec import encode
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRIES = 3
 
 
 @dataclass(frozen=True)
-class HttpKernel:
+class HttpKernel(Calling):
     """The kernel protocol over HTTP; a call that was cut off is tried again, which never charges twice."""
 
     scheme: str
@@ -69,51 +65,6 @@ class HttpKernel:
             )
             self._own.connection = kept
         return kept
-
-    def datasets(self, token: str) -> tuple[str, ...]:
-        """The datasets that the account may ask."""
-        names: tuple[str, ...] = self.call("datasets", token).items
-        return names
-
-    def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset."""
-        found: Dataset = self.call("schema", token, dataset)
-        return found
-
-    def facts(self, dataset: str, token: str) -> PublicFacts:
-        """What was counted in the dataset's public tables."""
-        found: PublicFacts = self.call("facts", token, dataset)
-        return found
-
-    def quote(self, request: Request, token: str) -> Quote:
-        """What a request would cost."""
-        found: Quote = self.call("quote", token, request.dataset, encode(request))
-        return found
-
-    def answer(self, request: Request, token: str) -> Release:
-        """Charges, reads, releases."""
-        found: Release = self.call("answer", token, request.dataset, encode(request))
-        return found
-
-    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
-        """The budgets that the account's charges count against."""
-        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
-        return found
-
-    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
-        """The charges that the account may see."""
-        found: tuple[Entry, ...] = self.call("history", token, dataset).items
-        return found
-
-    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Every row that concerns the dataset."""
-        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
-        return found
-
-    def statement(self, dataset: str, token: str) -> Statement:
-        """The facts of the privacy statement."""
-        found: Statement = self.call("statement", token, dataset)
-        return found
 
 
 def _problem(data: bytes) -> DitherError:

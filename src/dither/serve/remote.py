@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dither.access.context import PublicFacts
 from dither.errors import Busy, LedgerError
-from dither.schema import Dataset
-from dither.serve.calls import result
+from dither.serve.calls import Calling, result
 from dither.serve.errors import raised
 from dither.serve.frames import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
-from dither.wire import Balance, Entry, Head, LedgerRow, Quote, Release, Request, Statement
-from dither.wire.codec import encode
+from dither.wire import Head
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class RemoteKernel:
+class RemoteKernel(Calling):
     """Speaks to a kernel over a Unix socket (a path) or mutual TLS; connections are kept and used again."""
 
     address: str | Mutual
@@ -145,51 +142,6 @@ class RemoteKernel:
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
-
-    def datasets(self, token: str) -> tuple[str, ...]:
-        """The datasets that the account may ask."""
-        names: tuple[str, ...] = self.call("datasets", token).items
-        return names
-
-    def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset."""
-        found: Dataset = self.call("schema", token, dataset)
-        return found
-
-    def facts(self, dataset: str, token: str) -> PublicFacts:
-        """What was counted in the dataset's public tables."""
-        found: PublicFacts = self.call("facts", token, dataset)
-        return found
-
-    def quote(self, request: Request, token: str) -> Quote:
-        """What a request would cost."""
-        quoted: Quote = self.call("quote", token, request.dataset, encode(request))
-        return quoted
-
-    def answer(self, request: Request, token: str) -> Release:
-        """Charges, reads, releases."""
-        release: Release = self.call("answer", token, request.dataset, encode(request))
-        return release
-
-    def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
-        """The budgets that the account's charges count against."""
-        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
-        return found
-
-    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
-        """The charges that the account may see."""
-        found: tuple[Entry, ...] = self.call("history", token, dataset).items
-        return found
-
-    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Every row that concerns the dataset."""
-        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
-        return found
-
-    def statement(self, dataset: str, token: str) -> Statement:
-        """The facts of the privacy statement."""
-        found: Statement = self.call("statement", token, dataset)
-        return found
 
 
 def _alive(connection: socket.socket) -> bool:
