@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from scipy import stats
 
 import dither
 from cases import CASES, OUTSIDE, Case, Law, laplace_reaches, noisy_max_law, optimal_chance, real, softmax
+from conftest import require
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Renyi, Sensitivity
 from dither.privacy import mechanisms
@@ -792,7 +795,8 @@ def test_one_of_several_events() -> None:
 @pytest.fixture(scope="module")
 def losses() -> Any:
     """The privacy loss distributions of dp-accounting."""
-    return pytest.importorskip("dp_accounting.pld.privacy_loss_distribution", reason="dp-accounting is not installed")
+    require(find_spec("dp_accounting"), "comparison with dp-accounting: pip install dp-accounting")
+    return import_module("dp_accounting.pld.privacy_loss_distribution")
 
 
 @pytest.mark.tier("test")
@@ -816,7 +820,8 @@ def test_gaussian_covers_dp_accounting(losses: Any, variance: int, step: int) ->
 
 @pytest.mark.tier("test")
 def test_figures_agree_with_opendp() -> None:
-    dp = pytest.importorskip("opendp.prelude", reason="OpenDP is not installed")
+    require(find_spec("opendp"), "comparison with OpenDP: pip install opendp")
+    dp = import_module("opendp.prelude")
     dp.enable_features("contrib")
     vector = (dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int))
     s = Sensitivity.of(l0=1, linf=3)
