@@ -2,8 +2,15 @@
 
     python benchmarks/load.py --accounts 50 --requests 10000 --seconds 300 --kills 10
 
-Every account asks, quotes, retries and reads its budget. Servers are killed at random. In the end: the charges in the
-ledger add up to what the budgets say, no question was charged twice, the chain holds, and memory has not grown.
+Fifty accounts ask, ask again, quote and read budgets at random moments; kernel and gateway are killed with `kill -9` at
+random in the first two thirds. Then everything must add up, or the script says what does not and ends with 1:
+
+- every reply is one that the documentation names;
+- what the ledger's charges cost is what the budget says was spent, and is what the recorded losses add up to;
+- every answer that somebody received stands in the ledger, under one charge; a question that a kill cut off is asked
+  again and is charged once;
+- 99 of 100 fresh answers leave at the instant that their pacing class predicts;
+- in the last third, in which nobody is killed, the memory of neither process grows.
 """
 
 from __future__ import annotations
@@ -18,146 +25,300 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.privacy.ledger.stores import open_store
 from dither.privacy.ledger.upkeep import verify
-from serve.house import Town, serving, town, until
+from dither.serve.documents import decimal
+from serve.house import Town, free_port, serving, town, until
 
-REFUSALS = {429: "rate", 503: "busy", 402: "budget"}
+REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}
+KINDS = ("fresh", "again", "quote", "budget", "history")
+SHARES = (0.40, 0.15, 0.25, 0.17, 0.03)
+EPSILON = Fraction(1, 1000)
+FLOOR = 800  # milliseconds of the smallest pacing class
+SLOTS = 16
+GROWTH = 0.01  # of the memory in use that a flat process may gain in a minute, at most
 
 
+@dataclass(frozen=True)
+class Got:
+    """An answer as somebody received it."""
+
+    name: str
+    sequence: int
+    digest: str
+    values: str
+
+
+@dataclass
 class Load:
     """What the accounts did, and what came back."""
 
-    def __init__(self, there: Town, most: int, seconds: float) -> None:
-        self.there, self.most, self.end = there, most, time.monotonic() + seconds
-        self.outcomes: Counter[str] = Counter()
-        self.answers: dict[str, set[str]] = {}
-        self.times: list[float] = []
-        self.lock = threading.Lock()
-        self.count = 0
-
-    def next(self) -> bool:
-        with self.lock:
-            self.count += 1
-            return self.count <= self.most and time.monotonic() < self.end
+    there: Town
+    each: int
+    seconds: float
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    answers: list[Got] = field(default_factory=list)
+    times: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def account(self, token: str, number: int) -> None:
-        mine = random.Random(number)
-        client = httpx.Client(timeout=60, headers={"authorization": f"Bearer {token}"})
-        while self.next():
+        """One account's requests, at random moments."""
+        mine, began = random.Random(number), time.monotonic()
+        moments = sorted(mine.uniform(0, self.seconds) for _ in range(self.each))
+        asked: list[dict[str, Any]] = []
+        with httpx.Client(timeout=60, headers={"authorization": f"Bearer {token}"}) as client:
+            for place, moment in enumerate(moments):
+                time.sleep(max(0.0, began + moment - time.monotonic()))
+                kind = mine.choices(KINDS, SHARES)[0] if asked else "fresh"
+                if kind == "fresh":
+                    asked.append(_question(mine, number, place))
+                self._until_answered(client, kind, asked[-1] if kind == "fresh" else mine.choice(asked))
+
+    def _until_answered(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> None:
+        """One request; whoever was cut off, or told to come back, asks again under the same request id."""
+        for _ in range(30):
+            began = time.monotonic()
             try:
-                self.one(client, mine)
+                reply = self._send(client, kind, body)
             except httpx.HTTPError:
-                with self.lock:
-                    self.outcomes["hung up"] += 1
-                time.sleep(2)
-        client.close()
+                self._note(kind, "hung up")
+                time.sleep(1)
+                continue
+            self._note(kind, REFUSALS.get(reply.status_code, str(reply.status_code)))
+            if reply.status_code not in REFUSALS:
+                self._received(kind, body, reply, time.monotonic() - began)
+                return
+            time.sleep(1)
 
-    def one(self, client: httpx.Client, mine: random.Random) -> None:
-        url, kind = self.there.url, mine.random()
-        age = mine.randrange(60)
-        body = {"dataset": "town", "query": f"SELECT COUNT(*) FROM people WHERE age > {age}", "epsilon": "1/1000",
-                "draw": mine.randrange(8)}  # fmt: skip
-        began = time.monotonic()
-        if kind < 0.5:
-            reply = client.post(f"{url}/v1/answer", json=body)
-        elif kind < 0.8:
-            reply = client.post(f"{url}/v1/quote", json={**body, "draw": 0})
-        else:
-            reply = client.get(f"{url}/v1/budget?dataset=town")
+    def _send(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> httpx.Response:
+        url = self.there.url
+        if kind in ("fresh", "again"):
+            return client.post(f"{url}/v1/answer", json=body)
+        if kind == "quote":
+            return client.post(f"{url}/v1/quote", json={**body, "request_id": None})
+        return client.get(f"{url}/v1/{kind}?dataset=town")
+
+    def _note(self, kind: str, outcome: str) -> None:
         with self.lock:
-            self.outcomes[REFUSALS.get(reply.status_code, str(reply.status_code))] += 1
-            if kind < 0.5 and reply.status_code == 200:
-                values = str([part["values"] for part in reply.json()["noisy"]])
-                self.answers.setdefault(f"{age} {body['draw']}", set()).add(values)
-                self.times.append(time.monotonic() - began)
-        if reply.status_code in REFUSALS:
-            time.sleep(mine.random())
+            self.outcomes[kind, outcome] += 1
+
+    def _received(self, kind: str, body: dict[str, Any], reply: httpx.Response, seconds: float) -> None:
+        with self.lock:
+            if kind in ("fresh", "again") and reply.status_code == 200:
+                data = reply.json()
+                release, values = data["releases"][0], json.dumps([part["values"] for part in data["noisy"]])
+                self.answers.append(Got(body["request_id"], release["sequence"], release["digest"], values))
+                kind = "again" if data["free"] else "fresh"
+            self.times[kind].append(seconds)
 
 
-def kill(load: Load, name: str) -> None:
+def _question(mine: random.Random, account: int, place: int) -> dict[str, Any]:
+    """A question that nobody has asked before."""
+    query = f"SELECT COUNT(*) FROM people WHERE age > {mine.randrange(60)}"
+    return {"dataset": "town", "query": query, "epsilon": str(EPSILON), "draw": account * 100_000 + place,
+            "request_id": f"r{account}-{place}"}  # fmt: skip
+
+
+@dataclass
+class Memory:
+    """The resident memory of both processes, once a second."""
+
+    there: Town
+    samples: list[tuple[float, str, int, float]] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Until told that it is over."""
+        began = time.monotonic()
+        while not self.done.wait(1.0):
+            for name, number in self.there.children().items():
+                try:
+                    size = psutil.Process(number).memory_info().rss / 2**20
+                except psutil.Error:  # it was killed just now
+                    continue
+                self.samples.append((time.monotonic() - began, name, number, size))
+
+    def flatness(self, name: str) -> dict[str, Any]:
+        """The growth of the last process of that name, in MB a minute, and the error of that number."""
+        last = max(number for _, each, number, _ in self.samples if each == name)
+        mine = np.array([(at, size) for at, _, number, size in self.samples if number == last])
+        settled = mine[mine[:, 0] >= mine[0, 0] + 0.3 * (mine[-1, 0] - mine[0, 0])]
+        slope, margin = _slope(settled[:, 0] / 60, settled[:, 1])
+        most = GROWTH * float(settled[:, 1].mean())
+        verdict = "flat" if slope + margin <= most else "no growth beyond the margin" if slope <= margin else "grows"
+        return {"MB": [round(size) for size in mine[:: max(1, len(mine) // 8), 1]], "MB a minute": round(slope, 2),
+                "margin": round(margin, 2), "allowed": round(most, 2), "seconds": round(settled[-1, 0] - settled[0, 0]),
+                "verdict": verdict}  # fmt: skip
+
+
+def _slope(minutes: Any, sizes: Any) -> tuple[float, float]:
+    """The least-squares slope of ten means in a row (neighbouring samples are alike), and two standard errors."""
+    blocks = min(10, len(minutes) // 2)
+    if blocks < 3:
+        return 0.0, float("inf")
+    x = np.array([part.mean() for part in np.array_split(minutes, blocks)])
+    y = np.array([part.mean() for part in np.array_split(sizes, blocks)])
+    slope, start = np.polyfit(x, y, 1)
+    left = y - slope * x - start
+    error = np.sqrt((left**2).sum() / (blocks - 2) / ((x - x.mean()) ** 2).sum())
+    return float(slope), float(2 * error)
+
+
+def kill(there: Town, name: str) -> bool:
     """Kills one of the two and waits until it is back."""
-    number = load.there.children().get(name)
+    number = there.children().get(name)
     if number is None:
-        return
+        return False
     os.kill(number, signal.SIGKILL)
-    until(lambda: load.there.children().get(name) not in (None, number), 120)
-    until(lambda: load.there.desk("status")["datasets"], 120)
+    until(lambda: there.children().get(name) not in (None, number), 120)
+    until(lambda: there.desk("status")["datasets"] and httpx.get(f"{there.url}/health").json()["kernel"], 120)
+    return True
 
 
-def memory(there: Town) -> dict[str, int]:
-    return {name: psutil.Process(number).memory_info().rss >> 20 for name, number in there.children().items()}
+def killing(there: Town, kills: int, seconds: float) -> Counter[str]:
+    """Kills either of the two at random moments of so many seconds."""
+    killed: Counter[str] = Counter()
+    began, moments = time.monotonic(), sorted(random.uniform(0.05, 1) * seconds for _ in range(kills))
+    for number, moment in enumerate(moments):
+        time.sleep(max(0.0, began + moment - time.monotonic()))
+        name = ("kernel", "gateway")[number] if number < 2 else random.choice(("kernel", "gateway"))
+        while not kill(there, name):
+            time.sleep(0.2)
+        killed[name] += 1
+    return killed
 
 
-def checked(there: Town, ledger: Path) -> dict[str, object]:
-    """The ledger against itself and against the budgets."""
+def checked(there: Town, ledger: Path, answers: list[Got]) -> dict[str, Any]:
+    """The ledger against itself, against the budget, and against what people received."""
     store = open_store(ledger, create=False)
-    rows = [(row.kind, json.loads(row.body)) for row in store.rows()]
+    rows = [(row.sequence, row.kind, json.loads(row.body)) for row in store.rows()]
     store.close()
-    charges = [body for kind, body in rows if kind == "charge"]
-    total = sum(body["costs"][0][0] for body in charges)
+    charges = {sequence: body for sequence, kind, body in rows if kind == "charge"}
+    released = {body["charge"]: json.loads(body["release"]) for _, kind, body in rows if kind == "answer"}
     spent = there.desk("budget", dataset="town")[0]["spent"]["epsilon"]
-    questions = Counter((body["digest"], body["version"]) for body in charges)
+    losses = sum((Fraction(body["losses"][0][2]["epsilon"]) for body in charges.values()), Fraction())
+    costs = sum(body["costs"][0][0] for body in charges.values())
+    questions = Counter((body["digest"], body["version"]) for body in charges.values())
     return {
-        "rows": len(rows),
         "charges": len(charges),
-        "answers": sum(kind == "answer" for kind, _ in rows),
-        "sum of charges": total / 10**15,
-        "spent by the budget": float(spent),
+        "charges without an answer": len(set(charges) - set(released)),
+        "sum of charges": decimal(costs),
+        "sum of recorded losses": str(losses),
+        "spent by the budget": spent,
+        "charges = losses = spent": losses == Fraction(costs, 10**15) == Fraction(spent),
         "charged twice": sum(count > 1 for count in questions.values()),
+        "answers received": len(answers),
+        "received but not recorded": sum(not _recorded(got, charges, released) for got in answers),
         "chain holds": verify(ledger).sound,
     }
 
 
-def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, object]:
-    """The whole thing; raises if anything does not add up."""
-    port = str(random.randrange(20_000, 40_000))
-    words = ("--misses", "100000", "--floor", "400", "--slots", "8", "--waiting", "200", "--rate", "50", "--port", port)
+def _recorded(got: Got, charges: dict[int, Any], released: dict[int, Any]) -> bool:
+    """Whether an answer stands in the ledger as it was received, under a charge for that very question."""
+    if got.sequence not in charges or got.sequence not in released:
+        return False
+    values = json.dumps([part["values"] for part in released[got.sequence]["parts"]])
+    return bool(charges[got.sequence]["digest"] == got.digest and values == got.values)
+
+
+def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, Any]:
+    """The whole thing, as a record."""
+    words = ("--misses", "100000", "--floor", str(FLOOR), "--slots", str(SLOTS), "--waiting", "200", "--rate", "50",
+             "--port", str(free_port()))  # fmt: skip
     with serving(town(folder / "data", 900), folder / "s", *words) as there:
         tokens = [there.account(f"a{number}") for number in range(accounts)]
-        load, began = Load(there, requests, seconds), time.monotonic()
+        predicted = _predicted(there, tokens[0])
+        load, memory = Load(there, requests // accounts, seconds), Memory(there)
         threads = [threading.Thread(target=load.account, args=(token, n)) for n, token in enumerate(tokens)]
-        for thread in threads:
+        watching = threading.Thread(target=memory.watch)
+        began = time.monotonic()
+        for thread in (watching, *threads):
             thread.start()
-        until(lambda: load.count > accounts, 60)
-        before = memory(there)
-        for number in range(kills):
-            time.sleep((0.5 + random.random() / 2) * seconds / (kills + 1))
-            kill(load, ("kernel", "gateway")[number % 2])
+        killed = killing(there, kills, seconds * 2 / 3)
         for thread in threads:
             thread.join()
-        until(lambda: httpx.get(f"{there.url}/health").json()["kernel"], 120)
-        after, found = memory(there), checked(there, there.state / "private" / "ledger.sqlite")
-    times = sorted(load.times) or [0.0]
-    result = {
-        "requests": sum(load.outcomes.values()), "seconds": round(time.monotonic() - began), "kills": kills,
-        "outcomes": dict(load.outcomes), "p50": round(times[len(times) // 2], 2),
-        "p99": round(times[int(len(times) * 0.99)], 2), "memory before (MB)": before, "memory after (MB)": after,
-        **found,
+        took = time.monotonic() - began
+        memory.done.set()
+        watching.join()
+        late = len(there.desk("misses", dataset="town")["misses"])
+        found = checked(there, there.state / "private" / "ledger.sqlite", load.answers)
+    return {
+        "accounts": accounts, "requests": sum(load.outcomes.values()), "seconds": round(took),
+        "killed": dict(killed), "outcomes": _outcomes(load), **_latency(load, predicted, late), **found,
+        "kernel memory": memory.flatness("kernel"), "gateway memory": memory.flatness("gateway"),
+        "load of the machine": round(os.getloadavg()[1], 1),
     }  # fmt: skip
-    unknown = set(load.outcomes) - {"200", "rate", "busy", "budget", "hung up"}
-    assert not unknown, result
-    assert found["sum of charges"] == found["spent by the budget"] and not found["charged twice"], result
-    assert found["chain holds"], result
-    assert all(len(values) == 1 for values in load.answers.values()), "a question was drawn twice for one charge"
-    return result
+
+
+def _predicted(there: Town, token: str) -> int:
+    """What the pacing class of the questions predicts, in milliseconds."""
+    body = {"dataset": "town", "query": "SELECT COUNT(*) FROM people WHERE age > 3", "epsilon": str(EPSILON)}
+    reply = httpx.post(f"{there.url}/v1/quote", json=body, headers={"authorization": f"Bearer {token}"})
+    return int(reply.json()["milliseconds"])
+
+
+def _outcomes(load: Load) -> dict[str, dict[str, int]]:
+    return {kind: {seen: n for (each, seen), n in sorted(load.outcomes.items()) if each == kind} for kind in KINDS}
+
+
+def _latency(load: Load, predicted: int, late: int) -> dict[str, Any]:
+    fresh = max(1, len(load.times["fresh"]))
+    return {
+        "predicted by the pacing class (ms)": predicted,
+        "p50, p99 (ms)": {kind: [_quantile(times, 0.5), _quantile(times, 0.99)] for kind, times in load.times.items()},
+        "left later than predicted": late,
+        "share on time": round(1 - late / fresh, 4),
+    }
+
+
+def _quantile(times: list[float], share: float) -> int:
+    return round(1000 * float(np.quantile(times, share))) if times else 0
+
+
+def problems(record: dict[str, Any]) -> Iterator[str]:
+    """What does not add up."""
+    documented = {"200", "hung up", *REFUSALS.values()}
+    unknown = {seen for outcomes in record["outcomes"].values() for seen in outcomes} - documented
+    if unknown:
+        yield f"undocumented replies: {', '.join(sorted(unknown))}"
+    for name in ("charges = losses = spent", "chain holds"):
+        if not record[name]:
+            yield f"not so: {name}"
+    for name in ("charged twice", "received but not recorded"):
+        if record[name]:
+            yield f"{name}: {record[name]}"
+    if record["share on time"] < 0.99:
+        yield f"only {record['share on time']:.2%} of fresh answers left at the predicted instant"
+    for name in ("kernel memory", "gateway memory"):
+        if record[name]["verdict"] == "grows":
+            yield f"{name} grows"
 
 
 def main() -> None:
-    """Runs it and prints what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Runs it and prints the record as a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("accounts", 50), ("requests", 10_000), ("seconds", 300), ("kills", 10)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(**vars(given), folder=Path(folder)), indent=2))
+        record = run(**vars(parser.parse_args()), folder=Path(folder))
+    print("| | |\n|---|---|")
+    for name, value in record.items():
+        print(f"| {name} | {json.dumps(value) if isinstance(value, dict) else value} |")
+    found = list(problems(record))
+    print("\n" + ("\n".join(f"PROBLEM: {each}" for each in found) or "everything adds up"))
+    raise SystemExit(bool(found))
 
 
 if __name__ == "__main__":

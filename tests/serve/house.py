@@ -197,9 +197,11 @@ def until(done: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 @contextmanager
-def serving(description: Path, state: Path, *words: str, **environment: str) -> Iterator[Town]:
+def serving(
+    description: Path, state: Path, *words: str, python: str = sys.executable, **environment: str
+) -> Iterator[Town]:
     """`dither serve` on a free port."""
-    command = [sys.executable, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", *words]
+    command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", *words]
     process = subprocess.Popen(command, env={**os.environ, **environment})
     try:
         town_there = Town(state, process, "")

@@ -13,7 +13,7 @@ import yaml
 
 from dither.errors import InvalidParameter
 from dither.serve.remote import Mutual
-from dither.serve.watch import Child, Supervisor, bare_environment
+from dither.serve.watch import Child, Supervisor, bare_environment, group_of
 
 app = typer.Typer(add_completion=False)
 curator = typer.Typer(add_completion=False, no_args_is_help=True, help="Administer a kernel through its own socket.")
@@ -194,7 +194,7 @@ def serve(
     me = [sys.executable, "-m", "dither"]
     kernel_words = [*me, "kernel", *(str(path.absolute()) for path in descriptions), "--state", str(state)]
     kernel_words += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
-    kernel_words += ["--group", gateway_user] if gateway_user else []
+    kernel_words += ["--group", str(group_of(gateway_user))] if gateway_user else []
     gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
     gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst)]
     children = [

@@ -42,7 +42,7 @@ class FramesServer:
     def __init__(self, listener: socket.socket, respond: Callable[[Message, socket.socket], Message],
                  most: int = MOST_CONNECTIONS, patience: float = PATIENCE) -> None:  # fmt: skip
         self._listener, self._respond, self._patience = listener, respond, patience
-        self._places = threading.BoundedSemaphore(most)
+        self._places, self._most_open = threading.BoundedSemaphore(most), 2 * most
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -55,7 +55,18 @@ class FramesServer:
             except OSError:
                 time.sleep(0.01)  # closed, or out of file descriptors for now
                 continue
+            if not self._admitted(connection):
+                connection.close()
+                continue
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _admitted(self, connection: socket.socket) -> bool:
+        """Whether a connection may be attended to: those who have yet to show who they are count too."""
+        with self._lock:
+            if len(self._open) >= self._most_open:
+                return False
+            self._open.add(connection)
+            return True
 
     def close(self) -> None:
         """Stops accepting, and hangs up on everyone; a charge already made stays made."""
@@ -68,8 +79,6 @@ class FramesServer:
             connection.close()
 
     def _attend(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._open.add(connection)
         try:
             with connection:
                 connection.settimeout(self._patience)
@@ -158,7 +167,7 @@ def unix_listener(path: str | Path, group: str | None = None, mode: int = 0o660)
     try:
         listener.bind(str(place))
         if group is not None:
-            shutil.chown(place, group=group)
+            shutil.chown(place, group=int(group) if group.isdigit() else group)
     except (OSError, LookupError):
         raise InvalidParameter(f"no socket could be made at {place}; paths have at most 107 characters") from None
     finally:

@@ -15,6 +15,8 @@ from dither.serve.errors import raised
 from dither.serve.frames import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
 from dither.wire import Head
 
+CONNECT_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class Mutual:
@@ -31,7 +33,14 @@ class Mutual:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(self.authority))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.certificate, self.key)
-        return context.wrap_socket(socket.create_connection((self.host, self.port)), server_hostname=self.host)
+        connection = socket.create_connection((self.host, self.port), CONNECT_SECONDS)
+        try:
+            secured = context.wrap_socket(connection, server_hostname=self.host)
+        except BaseException:
+            connection.close()
+            raise
+        secured.settimeout(None)
+        return secured
 
 
 @dataclass(frozen=True)

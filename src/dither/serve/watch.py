@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -38,6 +39,14 @@ def bare_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
+def group_of(user: str) -> int:
+    """The number of a user's own group."""
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        raise InvalidParameter(f"there is no user {user} on this machine") from None
+
+
 @dataclass
 class Child:
     """A process that is to run: its command, its environment, and where it runs."""
@@ -58,7 +67,8 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 self.command, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL, user=self.user,
-                group=self.user, start_new_session=True,
+                group=None if self.user is None else group_of(self.user),
+                extra_groups=None if self.user is None else (), start_new_session=True,
             )  # fmt: skip
         except (PermissionError, KeyError):
             raise InvalidParameter(f"the {self.name} cannot be run as user {self.user}") from None
