@@ -198,11 +198,12 @@ def until(done: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 @contextmanager
 def serving(
-    description: Path, state: Path, *words: str, python: str = sys.executable, **environment: str
-) -> Iterator[Town]:
+    description: Path, state: Path, *words: str, python: str = sys.executable, groups: tuple[int, ...] | None = None,
+    **environment: str,
+) -> Iterator[Town]:  # fmt: skip
     """`dither serve` on a free port."""
     command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", *words]
-    process = subprocess.Popen(command, env={**os.environ, **environment})
+    process = subprocess.Popen(command, env={**os.environ, **environment}, extra_groups=groups)
     try:
         town_there = Town(state, process, "")
         until(lambda: town_there.desk("status")["datasets"])

@@ -216,8 +216,9 @@ def test_a_gateway_refuses_a_wrong_kernel(there: Far, who: str, tmp_path: Path) 
 
 def test_a_kernel_of_another_name_is_refused(there: Far) -> None:
     """The certificate is for localhost and 127.0.0.1; the same place under another name is not it."""
+    assert there.asked(replace(there.mutual, host="localhost")) == ("town",)
     with pytest.raises(Busy):
-        there.asked(replace(there.mutual, host="127.0.0.2"))
+        there.asked(replace(there.mutual, host="127.1"))
 
 
 def test_those_who_never_shake_hands_are_few(tmp_path: Path) -> None:

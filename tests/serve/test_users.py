@@ -68,7 +68,7 @@ def there() -> Iterator[Town]:
     (folder / "data").chmod(0o700)
     words = ("--gateway-user", USER, "--misses", "1000", "--floor", "300")
     try:
-        with serving(described, folder / "s", *words, python=python, **seen()) as made:
+        with serving(described, folder / "s", *words, python=python, groups=(0, 4), **seen()) as made:
             made.account("ann")
             yield made
     finally:
@@ -90,7 +90,7 @@ def test_the_gateway_runs_as_that_user_and_answers(there: Town) -> None:
     assert status(children["gateway"], "Gid") == [str(entry.pw_gid)] * 4
     assert status(children["gateway"], "Groups") == []
     assert int(status(children["gateway"], "CapEff")[0], 16) == 0
-    assert status(children["kernel"], "Uid") == ["0"] * 4
+    assert status(children["kernel"], "Uid") == ["0"] * 4 and status(children["kernel"], "Groups") == ["0", "4"]
     assert len(connect(there.url, token=there.tokens["ann"]).sql(COUNT, epsilon=1)) == 1
 
 
