@@ -15,7 +15,7 @@ from dither.access.engines import open_engine
 from dither.errors import Busy, EngineFailure
 from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
-from dither.privacy.ledger.upkeep import backup, restore, verify
+from dither.privacy.upkeep import backup, restore, verify
 from dither.schema import load
 from dither.serve.frames import Message, send
 from dither.serve.kernel_server import KernelServer, unix_listener

@@ -27,7 +27,7 @@ from dither.loss import ZCDP, Approximate, Pure
 from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain
 from dither.privacy.ledger.rules import canonical, key
 from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
-from dither.privacy.ledger.upkeep import backup, migrate, restore, verify
+from dither.privacy.upkeep import backup, migrate, restore, verify
 from dither.schema import Group, Unit
 from dither.wire.model import Head
 from privacy.ledger_cases import HeldClock, claim, dataset, losses, paid, pure, spent, teams, zcdp
@@ -275,6 +275,39 @@ def test_a_snapshot_and_the_rows_after_it_are_the_whole_state(place: str, monkey
     assert open_store(place).state_at() >= 18
     assert [isinstance(first.charge(claim(number, "1/100")), Receipt) for number in range(20)] == [True] * 20
     assert spent(second) == [(ONE // 5, 0)]
+
+
+def together(ledger: Ledger, *claims: Any) -> list[Any]:
+    """Charges that are decided and written in one step, as those of clients who wait together."""
+    tickets: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger, "_submit", lambda decide, wants: tickets.append(chain._Ticket(decide, wants)))
+        for each in claims:
+            ledger.charge(each)
+    ledger._serve(tickets)
+    return tickets
+
+
+def test_a_question_that_only_the_snapshot_knows_is_not_taken_for_new(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions are presumed new and the write makes sure of it: alone, beside fresh ones, or where none is written."""
+    monkeypatch.setattr(chain, "SNAPSHOT_ROWS", 1)
+    first = Ledger(place)
+    first.register(dataset(1))
+    known = paid(first, claim("q", "9/10", request_id="r"))
+    first.record(known, "the answer")
+    answer = Recorded(known.sequence, "the answer", paid=True)
+    again, retried = claim("q", "9/10"), claim("q", "9/10", request_id="r")
+    assert Ledger(place).charge(again) == answer
+    assert Ledger(place).charge(retried) == answer
+    fresh, repeated, greedy = together(Ledger(place), claim("p", "1/20"), retried, claim("g", "1/2"))
+    assert isinstance(fresh.result(), Receipt)
+    assert repeated.result() == answer
+    with pytest.raises(BudgetExceeded):
+        greedy.result()
+    assert spent(first) == [(19 * ONE // 20, 0)]
+    assert verify(place).sound
 
 
 def test_an_answer_needs_a_charge(ledger: Ledger) -> None:

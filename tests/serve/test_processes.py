@@ -17,7 +17,7 @@ import pytest
 
 from conftest import require
 from dither.audit.attacks import Target, run
-from dither.privacy.ledger.upkeep import verify
+from dither.privacy.upkeep import verify
 from dither.session import connect
 from serve.house import SEPARATE, Town, serving, town, until
 

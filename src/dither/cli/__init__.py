@@ -55,7 +55,7 @@ ROOMS = {
     "budget": Room("dither.cli.ask", "What is left."),
     "history": Room("dither.cli.ask", "Earlier charges."),
     "statement": Room("dither.cli.statement", "What the guarantee is, means, rests on and does not promise."),
-    "ledger": Room("dither.privacy.ledger.cli", "Verify, back up, restore and migrate a ledger."),
+    "ledger": Room("dither.cli.ledger", "Verify, back up, restore and migrate a ledger."),
     "release": Room("dither.release.cli", "Make a protected table."),
     "audit": Room("dither.audit.cli", "Test mechanisms, samplers, services and the ledger.", "audit"),
     "serve": Room("dither.serve.cli", "Start a kernel and a gateway on this machine.", "server"),

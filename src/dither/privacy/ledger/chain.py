@@ -253,31 +253,40 @@ class Ledger:
 
     def _serve(self, tickets: list[_Ticket[Any]]) -> None:
         try:
-            while not self._write(tickets):
+            written = self._write(tickets, presuming=True)
+            while not written:
                 self._catch_up()
+                written = self._write(tickets, presuming=False)
         except BaseException as problem:
             for ticket in tickets:
                 ticket.fail(problem)
             if not isinstance(problem, LedgerError):
                 raise
 
-    def _write(self, tickets: list[_Ticket[Any]]) -> bool:
-        """Decides for every ticket and writes what they decided; false if another writer was faster."""
+    def _write(self, tickets: list[_Ticket[Any]], presuming: bool) -> bool:
+        """Decides for every ticket and writes what they decided; false if another writer was faster.
+
+        When presuming, questions are taken for new without looking, and the same step that writes makes sure of it.
+        """
         draft = _Draft(self._book(), self.head, self._time, self._now())
         try:
-            draft.book.fetch([name for ticket in tickets for name in ticket.wants(draft.book)])
+            asked = dict.fromkeys(name for ticket in tickets for name in ticket.wants(draft.book))
+            new = [name for name in asked if name not in self._changes] if presuming else []
+            draft.book.fetch([*asked], absent=new)
             for ticket in tickets:
                 ticket.run(draft)
         except _Overtaken:
             return False
-        current = self._store.append(self.head, draft.rows) if draft.rows else self._store.head() == self.head
-        if not current:
+        if not (self._store.append(self.head, draft.rows, new) if draft.rows else not new and self._current()):
             return False
         self._remember(draft.book.updates)
         self.head, self._time = draft.head, draft.rows[-1].time if draft.rows else self._time
         if self.head.sequence - self._base >= SNAPSHOT_ROWS:
             self._snapshot()
         return True
+
+    def _current(self) -> bool:
+        return self._store.head() == self.head
 
     def _snapshot(self) -> None:
         """Moves the snapshot on; if that fails the rows still stand, and it is tried again later."""

@@ -77,7 +77,7 @@ def limit_of(cap: BudgetCap) -> tuple[int, ...]:
     return filter_of(cap).cap
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def cost_of(cap: BudgetCap, loss: Loss) -> tuple[int, ...]:
     """What a loss costs a budget, in integers of 1e-15 rounded up."""
     return filter_of(cap).spend(loss)
@@ -238,8 +238,9 @@ class Book:
             self.fetch([name])
         return self.updates.get(name, self._seen.get(name))
 
-    def fetch(self, names: list[str]) -> None:
-        """Reads several pieces of state at once."""
+    def fetch(self, names: list[str], absent: Iterable[str] = ()) -> None:
+        """Reads several pieces of state at once, but for those that are known to be absent."""
+        self._seen.update(dict.fromkeys(absent))
         wanted = list(dict.fromkeys(name for name in names if name not in self._seen))
         found = self._read(wanted) if wanted else {}
         self._seen.update({name: found.get(name) for name in wanted})

@@ -8,14 +8,14 @@ has to start from the first one, and notes beside the rows what is not in the ch
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from dither.errors import LedgerError
 from dither.wire.model import Head
@@ -43,15 +43,14 @@ POSTGRES_GUARDS = (
 )
 SNAPSHOT_AT = "SELECT '', value FROM meta WHERE name = 'state'"
 REPLACING = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
-APPEND = "INSERT INTO rows SELECT ?, ?, ?, ?, ? WHERE ? = coalesce((SELECT hash FROM rows WHERE sequence = ?), ?)"
-POSTGRES_APPEND = """
-INSERT INTO rows SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[])
+APPEND = """
+INSERT INTO rows SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])
 WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
+AND NOT EXISTS (SELECT FROM state WHERE key = ANY(%b::text[]))
 """
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of the chain: its hash covers everything before it."""
 
     sequence: int
@@ -66,8 +65,7 @@ class Row:
         return Head(self.sequence, self.hash)
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """Something kept beside the chain: a refusal, a late answer, a lock."""
 
     number: int
@@ -86,49 +84,6 @@ def link(head: Head, kind: str, time: str, body: str) -> Row:
     return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
 
 
-class Store(Protocol):
-    """Rows, the state that follows from them, and notes beside them."""
-
-    def append(self, head: Head, rows: Sequence[Row]) -> bool:
-        """Durably adds rows, all or nothing; false, and nothing added, if the ledger ends elsewhere."""
-
-    def head(self) -> Head:
-        """The ledger's end."""
-
-    def row(self, sequence: int) -> Row | None:
-        """One row."""
-
-    def rows(self, after: int = 0) -> Iterator[Row]:
-        """Every row after a sequence number, in order."""
-
-    def state(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
-        """The row up to which the snapshot goes, and the values in it of those keys that have one."""
-
-    def all_state(self) -> dict[str, str]:
-        """The whole snapshot."""
-
-    def state_at(self) -> int:
-        """The row up to which the snapshot goes."""
-
-    def snapshot(self, sequence: int, changes: Mapping[str, str]) -> None:
-        """Moves the snapshot on to a row by what changed since an earlier one; does nothing if it is past that row."""
-
-    def note(self, kind: str, about: str, time: str, body: str) -> None:
-        """Keeps something beside the chain; of refusals, the last ten thousand."""
-
-    def notes(self, kind: str, about: str) -> list[Note]:
-        """What was noted, oldest first."""
-
-    def format(self) -> int:
-        """The version of the layout."""
-
-    def rebuild(self, sequence: int, state: Mapping[str, str]) -> None:
-        """Brings an older layout to this version's, with the state that was worked out from its rows."""
-
-    def close(self) -> None:
-        """Lets go of the database."""
-
-
 def open_any(place: str | Path, *, create: bool = False) -> Store:
     """The store at a file's path or a postgresql:// address, whatever its format."""
     text = str(place)
@@ -143,17 +98,19 @@ def open_store(place: str | Path, *, create: bool = True) -> Store:
     return store
 
 
-class SqlStore(ABC):
-    """What the two databases share; queries are written with `?`, and `_mark` is how the driver spells it."""
+class Store(ABC):
+    """Rows, the state that follows from them, and notes beside them; `_mark` is how a driver spells a query's `?`."""
 
     _mark = "?"
+    _among = "IN (SELECT value FROM json_each(?))"
+    _pairs = "json_each(?)"
     _types: Mapping[str, str]
     _guards: Sequence[str]
     _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
 
     @abstractmethod
-    def append(self, head: Head, rows: Sequence[Row]) -> bool:
-        """Durably adds rows, if the ledger still ends at `head`."""
+    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
+        """Durably adds rows, all or none; false if the ledger ends elsewhere or its snapshot has a key of `absent`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -198,9 +155,8 @@ class SqlStore(ABC):
 
     def state(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
         """The row up to which the snapshot goes, and the values in it of those keys that have one."""
-        marks = ",".join("?" * len(keys))
-        query = f"SELECT key, value FROM state WHERE key IN ({marks}) UNION ALL {SNAPSHOT_AT}"  # noqa: S608 only marks
-        found = dict(self._all(query, *keys))
+        query = f"SELECT key, value FROM state WHERE key {self._among} UNION ALL {SNAPSHOT_AT}"  # noqa: S608
+        found = dict(self._all(query, json.dumps(keys)))
         return int(found.pop("", 0)), found
 
     def all_state(self) -> dict[str, str]:
@@ -221,14 +177,11 @@ class SqlStore(ABC):
             self._set("state", sequence)
 
     def _keep(self, state: Mapping[str, str]) -> None:
-        query = f"INSERT INTO state VALUES (?, ?) {REPLACING.format('key')}"  # noqa: S608
-        with self._errors():
-            self._connected().cursor().executemany(query.replace("?", self._mark), list(state.items()))
+        query = f"INSERT INTO state SELECT key, value FROM {self._pairs} WHERE true {REPLACING.format('key')}"  # noqa: S608
+        self._run(query, json.dumps(state))
 
     def _set(self, name: str, value: int) -> None:
-        self._run(
-            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, str(value)
-        )
+        self._run(f"INSERT INTO meta VALUES (?, ?) {REPLACING.format('name')}", name, str(value))  # noqa: S608
 
     def note(self, kind: str, about: str, time: str, body: str) -> None:
         """Keeps something beside the chain."""
@@ -265,7 +218,7 @@ class SqlStore(ABC):
             self._set("format", FORMAT)
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """One file, in WAL mode, synced on every commit; safe to open from several processes."""
 
     _types = {"integer": "INTEGER", "clustered": " WITHOUT ROWID"}
@@ -317,26 +270,13 @@ class SqliteStore(SqlStore):
                     connection.execute("ROLLBACK")
                 raise
 
-    def append(self, head: Head, rows: Sequence[Row]) -> bool:
-        """Durably adds rows, if the ledger still ends at `head`; a single row is a transaction by itself."""
-        if len(rows) == 1:
-            return self._appended(head, rows[0])
+    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
+        """Durably adds rows, if the ledger still ends at `head`; one transaction that excludes other writers."""
         with self._alone():
-            if self.head() != head:
+            if self.head() != head or (absent and self.state(absent)[1]):
                 return False
-            for row in rows:
-                self._appended(head, row)
-                head = row.head
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
         return True
-
-    def _appended(self, head: Head, row: Row) -> bool:
-        ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
-        with self._errors():
-            try:
-                done = self._connected().execute(APPEND, (row.sequence, row.kind, row.time, row.body, row.hash, *ends))
-            except sqlite3.IntegrityError:
-                return False
-        return done.rowcount == 1
 
     def close(self) -> None:
         """Closes this process's connection."""
@@ -344,10 +284,12 @@ class SqliteStore(SqlStore):
             self._connection.close()
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """One database; writers take turns by the primary key of the row that both want to add."""
 
     _mark = "%s"
+    _among = "= ANY(ARRAY(SELECT json_array_elements_text(?::json)))"
+    _pairs = "json_each_text(?::json)"
     _types = {"integer": "BIGINT", "clustered": ""}
     _guards = POSTGRES_GUARDS
 
@@ -391,13 +333,13 @@ class PostgresStore(SqlStore):
             self._run("SELECT pg_advisory_xact_lock(1681)")
             yield
 
-    def append(self, head: Head, rows: Sequence[Row]) -> bool:
+    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, if the ledger still ends at `head`; one statement, so all or nothing."""
-        columns = [[getattr(row, name) for row in rows] for name in ("sequence", "kind", "time", "body", "hash")]
+        columns = map(list, zip(*rows, strict=True))
         ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
         with self._errors():
             try:
-                done = self._connected().execute(POSTGRES_APPEND, (*columns, *ends))
+                done = self._connected().execute(APPEND, (*columns, *ends, list(absent)))
             except self._driver.errors.UniqueViolation:
                 return False
         return bool(done.rowcount == len(rows))

@@ -10,8 +10,8 @@ import typer
 
 from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
+from dither.privacy import upkeep
 from dither.privacy.appraisal import losses_of
-from dither.privacy.ledger import upkeep
 from dither.privacy.ledger.chain import Ledger
 from dither.wire.model import Head
 
