@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -33,6 +33,8 @@ class Held:
 
     def __init__(self) -> None:
         self.now = 0
+        self.look: Callable[[], object] | None = None
+        self.seen: list[object] = []
 
     def utc(self) -> datetime:
         return datetime(2026, 11, 15, tzinfo=UTC)
@@ -41,6 +43,10 @@ class Held:
         return self.now
 
     def wait_until(self, instant: int) -> None:
+        """Goes to that instant; once, somebody may look at what can be seen just before."""
+        look, self.look = self.look, None
+        if look is not None:
+            self.seen.append(look())
         self.now = max(self.now, instant)
 
 
@@ -72,7 +78,7 @@ class Working:
 
 @contextmanager
 def held(
-    folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500)
+    folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500), slots: int = 1
 ) -> Iterator[Any]:
     clock, made = Held(), list[Working]()
 
@@ -80,8 +86,11 @@ def held(
         made.append(Working(open_engine(dataset), clock, takes, fails))
         return made[-1]
 
-    kernel = LocalKernel(load(town(folder)), folder / "l.sqlite", clock=clock, schedule=schedule, engine=engine)
-    made[0].ready.append(1)
+    kernel = LocalKernel(
+        load(town(folder)), folder / "l.sqlite", clock=clock, schedule=schedule, engine=engine, slots=slots
+    )
+    for each in made:
+        each.ready.append(1)
     yield kernel, clock
     kernel.close()
 
@@ -119,6 +128,64 @@ def test_work_that_is_late_leaves_at_a_doubling_and_is_counted(tmp_path: Path) -
         session.sql(QUERY, epsilon=1)
         assert (clock.now - start) % predicted == 0 and clock.now - start >= 1100
         assert len(kernel.books.misses("town")[0]) == 1
+
+
+def told(folder: Path, takes: int, fails: bool = False) -> tuple[object, object]:
+    """What another account can see right after the charge, and when the reply is ready and held back: the attack."""
+    with held(folder, takes, fails) as (kernel, clock):
+        other, charge = Session.over(kernel, "eve"), kernel.books.charge
+        views: list[object] = []
+
+        def view() -> object:
+            answered = [entry.answered for entry in kernel.history("town", "eve")]
+            misses = len(kernel.books.misses("town")[0])
+            return answered, kernel.books.head, misses, other.quote(QUERY, epsilon=3).milliseconds
+
+        def charged(claim: Any) -> Any:
+            outcome = charge(claim)
+            views.append(view())
+            return outcome
+
+        kernel.books.charge, clock.look = charged, view
+        with suppress(DitherError):
+            Session.over(kernel, "ann").sql(QUERY, epsilon=1)
+        return views[0], clock.seen[0]
+
+
+@pytest.mark.parametrize(("takes", "fails"), [(3, False), (1100, False), (3, True)])
+def test_nothing_shows_that_an_answer_is_ready_before_it_leaves(takes: int, fails: bool, tmp_path: Path) -> None:
+    """Neither history nor the ledger's end, nor the number of misses or a longer prediction."""
+    charged, ready = told(tmp_path, takes, fails)
+    assert charged == ready
+
+
+def test_a_build_that_records_at_once_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: the answer stands in the ledger as soon as it is drawn, and the reply alone is held back."""
+    drawn, kept = LocalKernel._drawn, LocalKernel._kept
+
+    def at_once(self: LocalKernel, task: Any, deadline: int | None) -> Any:
+        return kept(self, task, drawn(self, task, deadline))
+
+    monkeypatch.setattr(LocalKernel, "_drawn", at_once)
+    monkeypatch.setattr(LocalKernel, "_kept", lambda self, task, release: release)
+    charged, ready = told(tmp_path, 3)
+    assert charged != ready
+
+
+def test_asking_again_while_an_answer_is_held_back_takes_its_time_and_draws_nothing_new(tmp_path: Path) -> None:
+    """Whoever asks the same question meanwhile waits as long as anybody, and both get the one recorded answer."""
+    with held(tmp_path, 7, slots=2) as (kernel, clock):
+        asker, other = Session.over(kernel, "ann"), Session.over(kernel, "eve")
+        predicted = asker.quote(QUERY, epsilon=1).milliseconds
+
+        def again() -> object:
+            start, answer = clock.now, other.sql(QUERY, epsilon=1)
+            return clock.now - start, answer.noisy
+
+        clock.look = again
+        mine = asker.sql(QUERY, epsilon=1)
+        assert clock.seen == [(predicted, mine.noisy)]
+        assert sum(row.kind == "answer" for row in kernel.books.rows()) == 2  # the size, and this
 
 
 def test_without_padding_the_work_shows(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ appraise        what the request costs, from public facts; refuses what is not b
 ledger.charge   durable before any data is read; never refunded
 _read           the only read: demands the charge's receipt
 _draw           the only exit: demands the charge's receipt
-ledger.record   the answer, kept before it leaves; then it leaves on schedule
+ledger.record   the answer, on schedule: kept at the instant at which it may be seen, and before it leaves
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from dither.privacy.mechanisms import Mechanism, Vector
 from dither.privacy.pacing import Clock, Schedule, SystemClock, Work, departure
 from dither.privacy.private_log import PrivateLog
 from dither.privacy.sizing import size_parts
-from dither.privacy.tails import rung
 from dither.schema import Dataset, Scalar, Unit, load
 from dither.wire.codec import RESPONSE, decode, digest, encode
 from dither.wire.model import (
@@ -129,29 +128,37 @@ class LocalKernel:
             raise
 
     def _paced(self, task: _Task) -> Release:
-        """What the task gives, or the one constant error, at an instant that public facts decide."""
+        """What the task gives, or the one constant error, at an instant that public facts decide.
+
+        Until then nothing changes that anyone can see: neither the ledger nor the number of misses.
+        """
         if self._schedule is None:
-            return self._guarded(task, None)
+            return self._now(task)
         name, work = task.request.dataset, self._work(task.house, task.appraisal)
         start = self._clock.milliseconds()
         instants = self._schedule.instants(start, work, self._misses(name, work))
         try:
-            outcome: Release | EngineFailure = self._guarded(task, instants[-1])
+            drawn: Release | EngineFailure = self._guarded(task, lambda: self._drawn(task, instants[-1]))
         except EngineFailure as problem:
-            outcome = problem
+            drawn = problem
         leaving = departure(instants, self._clock.milliseconds())
-        if leaving.missed or isinstance(outcome, EngineFailure):
+        self._clock.wait_until(leaving.instant)
+        if leaving.missed or isinstance(drawn, EngineFailure):
             self.books.miss(name, work.time_class)
             self.log.note(event="miss", dataset=name, time_class=work.time_class)
-        self._clock.wait_until(leaving.instant)
-        if isinstance(outcome, EngineFailure):
-            raise outcome
-        return outcome
+        if isinstance(drawn, EngineFailure):
+            raise drawn
+        release = drawn
+        return self._guarded(task, lambda: self._kept(task, release))
 
-    def _guarded(self, task: _Task, deadline: int | None) -> Release:
+    def _now(self, task: _Task) -> Release:
+        """What the task gives, without a schedule."""
+        return self._guarded(task, lambda: self._kept(task, self._drawn(task, None)))
+
+    def _guarded(self, task: _Task, work: Callable[[], Release]) -> Release:
         """After the charge every failure looks the same; the curator's log has the detail."""
         try:
-            return self._drawn(task, deadline)
+            return work()
         except Exception as problem:
             detail = getattr(task.engine, "failure", None) or str(problem)
             name = task.request.dataset
@@ -159,31 +166,37 @@ class LocalKernel:
             raise EngineFailure from None
 
     def _drawn(self, task: _Task, deadline: int | None) -> Release:
-        """Reads and draws each step, records the answer, and only then hands it out."""
+        """Reads and draws each step."""
         outcome, request, appraisal = task.outcome, task.request, task.appraisal
         if isinstance(outcome, Recorded):
             return self._recorded(outcome, cached=False)
         drawing = _Drawing(outcome, task.engine, self._bits, self._bits.integer(62), lambda: self._left(deadline))
-        find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(appraisal.find))
-        bound = _bounds(request, find)
+        find = drawing.release("find", appraisal.find) if appraisal.find else None
+        bound = _bound(request, find)
         steps = answered(task.house.context, request, bound) if find else appraisal.steps
         parts = tuple(drawing.release(f"part {number}", step) for number, step in enumerate(steps))
-        release = Release(
+        return Release(
             dataset=request.dataset,
             data_version=task.house.context.dataset.data_version,
             digest=digest(request),
             parts=parts,
             losses=appraisal.losses,
-            bound=bound or None,
-            find=find or None,
+            bound=bound,
+            find=find,
             cached=False,
             sequence=outcome.sequence,
             head=self.books.head,
             time=outcome.time,
             code=code_version(),
         )
-        recorded = self.books.record(outcome, encode(release).decode())
-        return self._recorded(Recorded(outcome.sequence, recorded, paid=False), cached=False)
+
+    def _kept(self, task: _Task, drawn: Release) -> Release:
+        """The answer, once it stands in the ledger: this draw, or that of whoever was faster with the same question."""
+        if isinstance(task.outcome, Recorded):
+            return drawn
+        release = encode(replace(drawn, head=self.books.head)).decode()
+        recorded = self.books.record(task.outcome, release)
+        return self._recorded(Recorded(task.outcome.sequence, recorded, paid=False), cached=False)
 
     def _left(self, deadline: int | None) -> float | None:
         """Seconds until the engine is cut off."""
@@ -280,7 +293,7 @@ class LocalKernel:
         free, affordable = self.books.preview(self._claim(house, request, appraisal, account.name))
         work = self._work(house, appraisal)
         wait = 0 if self._schedule is None else self._schedule.prediction(work, self._misses(request.dataset, work))
-        find = tuple(step.quoted for step in appraisal.find) or None
+        find = appraisal.find.quoted if appraisal.find else None
         parts = tuple(step.quoted for step in appraisal.steps)
         return Quote(
             request.dataset, parts, appraisal.losses, find, free, affordable, work.time_class, wait, self.books.head
@@ -355,7 +368,7 @@ class LocalKernel:
         except BudgetExceeded:
             return self._size_before(request, tables)
         with house.engine() as engine:
-            return _rows(tables, self._guarded(_Task(house, engine, request, appraisal, outcome), None))
+            return _rows(tables, self._now(_Task(house, engine, request, appraisal, outcome)))
 
     def _size_before(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
         """The size of an earlier version of the data: a new one needs budget that is not left."""
@@ -460,11 +473,13 @@ def _described_unit(unit: Unit) -> str:
             assert_never(unit.kind)
 
 
-def _bounds(request: Request, find: Sequence[ReleasedPart]) -> tuple[int, ...]:
-    """The bounds that the first steps chose: functions of what they released, each of its public grid."""
-    return tuple(
-        rung(search, part.values, part.mechanism) for search, part in zip(request.searches, find, strict=True)
-    )
+def _bound(request: Request, find: ReleasedPart | None) -> int | None:
+    """The bound that a first step chose; an index outside the grid stands for its nearest end."""
+    if request.bound is None or find is None:
+        return None
+    grid = request.bound.grid
+    place = find.values[0] if find.values else 0
+    return grid[min(max(place, 0), len(grid) - 1)]
 
 
 def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:

@@ -17,7 +17,6 @@ from dither.wire.model import (
     ReleasedPart,
     Request,
     Statement,
-    Tradeoff,
     UnitLoss,
 )
 
@@ -36,6 +35,5 @@ __all__ = [
     "ReleasedPart",
     "Request",
     "Statement",
-    "Tradeoff",
     "UnitLoss",
 ]
