@@ -16,15 +16,15 @@ from dither.loss import Loss, Pure, Rational, rational
 from dither.post import asking
 from dither.post.answers import Answer, assemble
 from dither.post.asking import Spend, spend
-from dither.post.batches import joined, split_answers
-from dither.post.bounds import Bound, Found, bound_of
+from dither.post.batches import Whole, joined, split_answers
+from dither.post.bounds import Bound, bound_of
 from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.plan import Plan, Planner
 from dither.post.questions import Question
 from dither.post.sql import read
 from dither.post.subpopulations import heavy, light
 from dither.schema import Dataset
-from dither.wire import Balance, Entry, Kernel, Quote, Release, ReleasedPart, Statement
+from dither.wire import Balance, Entry, Kernel, Quote, Statement
 
 CONFIDENCE = 0.95
 
@@ -179,15 +179,13 @@ class Session:
         """What a batch would cost and how far off each of its columns would be."""
         budget, plans = self._batch(queries, epsilon, rho, bound, unit)
         whole = joined(self.context, plans, budget)
-        found = _guesses(plans, budget)
-        parts = whole.answer_parts(budget, self.context, dict.fromkeys(range(len(plans)), found))
-        columns = [
+        parts = asking.filled(whole.answer_parts(budget, self.context), whole.guesses())
+        columns = tuple(
             column
             for place, plan in enumerate(plans)
             for column in expected(self.context, plan, whole.parts_of(place, parts), confidence, rows)
-        ]
-        asked = [*whole.search_parts(budget, self.context), *parts]
-        return self._priced(asked, plans[0].unit, budget, tuple(columns), found, plans[0].notes)
+        )
+        return self._priced(whole, plans[0].unit, budget, columns, plans[0].notes)
 
     def split(
         self,
@@ -230,7 +228,7 @@ class Session:
         question = self._read(query, unit, how, None)
         planner = Planner(self.context, how, budget.gaussian)
         part = asking.selection_part(planner.undeclared(question), budget, half, delta)
-        first = self.kernel.answer(asking.request(self.name, question.unit, [part], "", draw), self.token)
+        first = self.kernel.answer(asking.request(self.name, question.unit, [part], draw=draw), self.token)
         keys = first.parts[0].keys or ()
         listed = {
             name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(question.keys)
@@ -282,7 +280,8 @@ class Session:
 
     def _widest(self, plan: Plan, epsilon: Fraction, confidence: float) -> float:
         budget = Spend(Pure(epsilon))
-        parts = asking.answer_parts(plan, budget, self.context, _guesses([plan], budget))
+        guesses = {search.tag: asking.guess(search) for search in plan.searches}
+        parts = asking.filled(asking.answer_parts(plan, budget, self.context), guesses)
         columns = expected(self.context, plan, parts, confidence, None)
         if any(column.needs_rows for column in columns):
             raise InvalidParameter(
@@ -292,22 +291,17 @@ class Session:
         return max((column.half_width for column in columns), default=0.0)
 
     def _price(self, asked: _Asked, rows: float | None) -> Price:
-        found = _guesses([asked.plan], asked.spend)
-        answering = asking.answer_parts(asked.plan, asked.spend, self.context, found)
-        parts = [*asking.search_parts(asked.plan, asked.spend, self.context), *answering]
-        columns = expected(self.context, asked.plan, answering, asked.confidence, rows)
-        return self._priced(parts, asked.plan.unit, asked.spend, columns, found, asked.plan.notes)
+        whole = joined(self.context, [asked.plan], asked.spend)
+        parts = asking.filled(whole.answer_parts(asked.spend, self.context), whole.guesses())
+        columns = expected(self.context, asked.plan, parts, asked.confidence, rows)
+        return self._priced(whole, asked.plan.unit, asked.spend, columns, asked.plan.notes)
 
     def _priced(
-        self,
-        parts: Sequence[Any],
-        unit: str,
-        budget: Spend,
-        columns: tuple[Expected, ...],
-        found: Mapping[str, int],
-        notes: tuple[str, ...],
+        self, whole: Whole, unit: str, budget: Spend, columns: tuple[Expected, ...], notes: tuple[str, ...]
     ) -> Price:
-        quoted: Quote = self.kernel.quote(asking.request(self.name, unit, parts), self.token)
+        parts, searches = whole.answer_parts(budget, self.context), whole.searches(budget, self.context)
+        quoted: Quote = self.kernel.quote(asking.request(self.name, unit, parts, searches), self.token)
+        found = whole.guesses()
         unsure = tuple(
             f"the bound on {tag} is found when asked; shown as if it were {value}" for tag, value in found.items()
         )
@@ -328,28 +322,18 @@ class Session:
     def _answer(
         self, plans: Sequence[Plan], budget: Spend, confidence: float, request_id: str, draw: int
     ) -> list[Answer]:
-        """Finds what bounds are wanted, then asks for everything else at once."""
-        unit = plans[0].unit
+        """Asks for everything at once, bounds that are to be found included: one charge."""
         whole = joined(self.context, plans, budget)
-        searches = whole.search_parts(budget, self.context)
-        releases: list[Release] = []
-        found: dict[int, dict[str, Found]] = {place: {} for place in range(len(plans))}
-        if searches:
-            first = self.kernel.answer(
-                asking.request(self.name, unit, searches, _suffixed(request_id), draw), self.token
-            )
-            releases.append(first)
-            found = whole.found(first.parts, budget)
-        limits = {place: {tag: bound.bound for tag, bound in bounds.items()} for place, bounds in found.items()}
-        parts = whole.answer_parts(budget, self.context, limits)
-        second = self.kernel.answer(asking.request(self.name, unit, parts, request_id, draw), self.token)
-        releases.append(second)
+        parts, searches = whole.answer_parts(budget, self.context), whole.searches(budget, self.context)
+        request = asking.request(self.name, plans[0].unit, parts, searches, request_id, draw)
+        release = self.kernel.answer(request, self.token)
+        found = whole.found(release)
         answers = []
         for place, plan in enumerate(plans):
-            released: list[ReleasedPart] = split_answers(whole, place, second.parts)
-            columns = asking.sources(plan, released, found[place])
-            filled = _filled(plan, limits[place])
-            answers.append(assemble(filled, self.context, columns, confidence, releases, found[place]))
+            own, bounds = whole.plan_of(place, plan), found[place]
+            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds)
+            limits = {tag: bound.bound for tag, bound in bounds.items()}
+            answers.append(assemble(_filled(own, limits), self.context, columns, confidence, [release], bounds))
         return answers
 
 
@@ -366,18 +350,10 @@ def _filled(plan: Plan, limits: Mapping[str, int]) -> Plan:
     return fill(plan, limits) if limits else plan
 
 
-def _suffixed(request_id: str) -> str:
-    return f"{request_id}:bound" if request_id else ""
-
-
 def _bound_option(options: Mapping[str, str]) -> object:
     if "groups" in options:
         return {"groups": int(options["groups"]), "rows": int(options.get("rows_per_group", "1"))}
     return options.get("bound")
-
-
-def _guesses(plans: Sequence[Plan], budget: Spend) -> dict[str, int]:
-    return {search.tag: asking.guess(search, budget).bound for plan in plans for search in plan.searches}
 
 
 def default_unit(dataset: Dataset) -> str:

@@ -10,10 +10,12 @@ import numpy as np
 
 from dither.access.context import Context, PublicFacts
 from dither.access.measure import Measure
+from dither.access.relation import fill
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import calibrate
+from dither.privacy.tails import rung
 from dither.schema import Dataset
-from dither.wire import Calibrate, Head, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
+from dither.wire import Calibrate, Head, Part, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
 
 HEAD = Head(0, "00")
 
@@ -37,9 +39,11 @@ class BareKernel:
         return self.context.facts
 
     def quote(self, request: Request, token: str) -> Quote:
-        parts = tuple(self._quoted(part, request.unit) for part in request.parts)
-        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in parts)
-        return Quote(request.dataset, parts, losses, None, False, True, "class", 1, HEAD)
+        widest = {search.tag: search.grid[-1] for search in request.searches}
+        parts = tuple(self._quoted(fill(part, widest), request.unit) for part in request.parts)
+        find = tuple(self._quoted(Part(s.find, s.mechanism), request.unit) for s in request.searches)
+        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
+        return Quote(request.dataset, parts, losses, find or None, False, True, "class", 1, HEAD)
 
     def _quoted(self, part: Any, unit: str | None) -> QuotedPart:
         sensitivity = part.measure.sensitivity(self.context, unit)
@@ -51,24 +55,21 @@ class BareKernel:
 
     def answer(self, request: Request, token: str) -> Release:
         self.requests.append(request)
-        bits = SystemBits()
-        parts = []
-        for part in request.parts:
-            quoted = self._quoted(part, request.unit)
-            if part.measure not in self.exact:
-                self.exact[part.measure] = self.vector(part.measure)
-            values = quoted.mechanism.release(np.asarray(self.exact[part.measure], np.int64), bits)
-            parts.append(
-                ReleasedPart(
-                    tuple(map(int, values)),
-                    quoted.steps,
-                    (len(values),),
-                    None,
-                    quoted.mechanism,
-                    quoted.sensitivity,
-                    quoted.loss,
-                    (),
-                )
-            )
-        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in parts)
-        return Release(request.dataset, "1", "d", tuple(parts), losses, None, None, False, 1, HEAD, "now", "test")
+        find = tuple(self._released(Part(s.find, s.mechanism), request.unit) for s in request.searches)
+        bounds = tuple(rung(s, part.values, part.mechanism) for s, part in zip(request.searches, find, strict=True))
+        tags = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
+        parts = tuple(self._released(fill(part, tags), request.unit) for part in request.parts)
+        losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
+        return Release(
+            request.dataset, "1", "d", parts, losses, bounds or None, find or None, False, 1, HEAD, "now", "test"
+        )
+
+    def _released(self, part: Part, unit: str | None) -> ReleasedPart:
+        quoted = self._quoted(part, unit)
+        if part.measure not in self.exact:
+            self.exact[part.measure] = self.vector(part.measure)
+        exact = np.asarray(self.exact[part.measure], np.int64)
+        values = tuple(map(int, quoted.mechanism.release(exact, SystemBits())))
+        return ReleasedPart(
+            values, quoted.steps, (len(values),), None, quoted.mechanism, quoted.sensitivity, quoted.loss, ()
+        )

@@ -75,7 +75,7 @@ def redraws(session: Session, kernel: BareKernel, plan: Plan, budget: Spend, tim
     """Columns over `times` redraws of one exact vector, and the same columns without noise."""
     noisy, exact = [], []
     bits = SystemBits()
-    for part in asking.answer_parts(plan, budget, session.context, {}):
+    for part in asking.answer_parts(plan, budget, session.context):
         sensitivity = part.measure.sensitivity(session.context, plan.unit)
         mechanism = asking.mechanism_of(part, sensitivity)
         if part.measure not in kernel.exact:

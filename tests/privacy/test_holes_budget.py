@@ -133,4 +133,4 @@ def test_bounds_times_parts_are_capped() -> None:
     bound = AutoBound(find, half, tuple(range(1, 65)))
     parts = tuple(Part(counted, half) for _ in range(17))
     with pytest.raises(InvalidPlan, match="times the parts"):
-        appraise(Context(dataset()), Request("shop", parts, bound))
+        appraise(Context(dataset()), Request("shop", parts, (bound,)))

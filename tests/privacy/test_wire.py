@@ -23,7 +23,7 @@ from dither.loss import ZCDP, Approximate, Pure, Renyi
 from dither.privacy import mechanisms
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.schema import Dataset
-from dither.wire import AutoBound, Calibrate, Head, Part, Request
+from dither.wire import AutoBound, Calibrate, Head, Part, Request, Tradeoff
 from dither.wire.codec import FAMILIES, REQUEST, RESPONSE, Limits, _hints, decode, digest, encode
 from privacy.ledger_cases import dataset, monthly_units, pure, teams, zcdp
 
@@ -45,8 +45,13 @@ REQUESTS = [
             Part(Linear(PLAN, ((1, -1, 0),)), DiscreteLaplace(Fraction(1, 3))),
             Part(Sums(Project(Scan("users"), (("a", Column("age")),)), (Column("a"),)), Calibrate("x", ZCDP(1, "1/9"))),
         ),
-        AutoBound(
-            PLAN, Calibrate("quantiles", Approximate(1, "1/7"), (("quantiles", (Fraction(1, 2),)), ("k", 3))), (1, 2)
+        (
+            AutoBound(
+                PLAN,
+                Calibrate("quantiles", Approximate(1, "1/7"), (("quantiles", (Fraction(1, 2),)), ("k", 3))),
+                (1, 2),
+            ),
+            AutoBound(PLAN, DiscreteLaplace(Fraction(10)), (1, 2), "rows", Tradeoff((1, 2, 4), Fraction(3, 2), 6)),
         ),
         expect_head=Head(3, "ab"),
     ),

@@ -98,8 +98,8 @@ class Answer:
 
     @property
     def noisy(self) -> list[dict[str, Any]]:
-        """The raw measurements, with the mechanism, scale, sensitivity, clamps and loss of each."""
-        return [_described(part) for release in self.releases for part in release.parts]
+        """The raw measurements, those that found bounds first: mechanism, scale, sensitivity, clamps, loss of each."""
+        return [_described(part) for release in self.releases for part in (*(release.find or ()), *release.parts)]
 
     def plot(self, column: str | None = None) -> Any:
         """A chart of one column with its intervals (needs matplotlib)."""

@@ -11,16 +11,16 @@ import numpy as np
 
 from dither.access.context import Context
 from dither.access.measure import Clipped, Measure, PartitionCounts
-from dither.access.relation import fill
+from dither.access.relation import autos, fill
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Sensitivity, rational
-from dither.post.bounds import FIND_SHARE, Found, choose, tail
+from dither.post.bounds import FIND_SHARE, Found, found
 from dither.post.intervals import Banded, Measured, Source
 from dither.post.laws import Floats, Law
 from dither.post.plan import Plan, Ranking, Reading, Search
 from dither.post.quantiles import quantile
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, calibrate
-from dither.wire import Calibrate, Part, ReleasedPart, Request
+from dither.wire import AutoBound, Calibrate, Part, ReleasedPart, Request, Tradeoff
 
 TYPICAL_ROWS = 16
 LAPLACE, GAUSSIAN = "discrete_laplace", "discrete_gaussian"
@@ -41,10 +41,10 @@ class Spend:
         """A part of it; shares that add up to one add up to all of it, exactly."""
         return Pure(self.loss.epsilon * fraction) if isinstance(self.loss, Pure) else ZCDP(self.loss.rho * fraction)
 
-    def epsilon(self, fraction: Fraction) -> float:
-        """The part as an epsilon of the same noise, for choosing bounds."""
-        share = self.amount * fraction
-        return float(share) if isinstance(self.loss, Pure) else math.sqrt(2 * float(share))
+    def noise(self, fraction: Fraction) -> float:
+        """The standard deviation that a part of it brings to a cell, for each step that one unit may move it."""
+        share = float(self.amount * fraction)
+        return math.sqrt(2) / share if isinstance(self.loss, Pure) else 1 / math.sqrt(2 * share)
 
     @property
     def gaussian(self) -> bool:
@@ -97,25 +97,34 @@ def finding_share(plan: Plan) -> Fraction:
     return FIND_SHARE if plan.searches else Fraction(0)
 
 
-def search_parts(plan: Plan, budget: Spend, context: Context) -> tuple[Part, ...]:
-    """One histogram of contributions for each bound to be found."""
-    if not plan.searches:
-        return ()
-    loss = budget.share(FIND_SHARE / len(plan.searches))
-    return tuple(
-        Part(search.measure, Calibrate(kind(context, search.measure, plan.unit, loss), loss))
-        for search in plan.searches
-    )
+def searches(plan: Plan, budget: Spend, context: Context) -> tuple[AutoBound, ...]:
+    """How each bound of a plan is found, in the same charge: a histogram of contributions, and a rule to read it."""
+    loss = budget.share(FIND_SHARE / max(1, len(plan.searches)))
+    return tuple(_searched(plan, search, budget, loss, context) for search in plan.searches)
 
 
-def answer_parts(plan: Plan, budget: Spend, context: Context, found: Mapping[str, int]) -> tuple[Part, ...]:
-    """The pieces with their bounds filled in, and what is left of the loss."""
-    left = 1 - finding_share(plan)
+def _searched(plan: Plan, search: Search, budget: Spend, loss: Loss, context: Context) -> AutoBound:
+    shares = [piece.share for piece in plan.pieces if search.tag in {auto.tag for auto in autos(piece.measure)}]
+    noise = budget.noise((1 - finding_share(plan)) * max(shares, default=Fraction(1)))
+    rule = Tradeoff(search.points, rational(f"{noise:.6g}"), search.cells)
+    finder = Calibrate(kind(context, search.measure, plan.unit, loss), loss)
+    return AutoBound(search.measure, finder, search.grid, search.tag, rule)
+
+
+def answer_parts(plan: Plan, budget: Spend, context: Context) -> tuple[Part, ...]:
+    """The pieces with what is left of the loss; their bounds are still to be found."""
+    left, widest = 1 - finding_share(plan), {search.tag: search.grid[-1] for search in plan.searches}
     parts = []
     for piece in plan.pieces:
-        measure, loss = fill(piece.measure, found), budget.share(left * piece.share)
-        parts.append(Part(measure, Calibrate(kind(context, measure, plan.unit, loss), loss)))
+        loss = budget.share(left * piece.share)
+        noise = kind(context, fill(piece.measure, widest), plan.unit, loss)
+        parts.append(Part(piece.measure, Calibrate(noise, loss)))
     return tuple(parts)
+
+
+def filled(parts: Sequence[Part], bounds: Mapping[str, int]) -> tuple[Part, ...]:
+    """Parts as they are once their bounds are known."""
+    return tuple(Part(fill(part.measure, bounds), part.mechanism) for part in parts) if bounds else tuple(parts)
 
 
 def mechanism_of(part: Part, sensitivity: Sensitivity) -> Mechanism:
@@ -125,30 +134,35 @@ def mechanism_of(part: Part, sensitivity: Sensitivity) -> Mechanism:
     return part.mechanism
 
 
-def find(search: Search, released: ReleasedPart, budget: Spend, plan: Plan) -> Found:
-    """The bound that suits a noisy histogram of contributions."""
-    noise = law(released.mechanism, Fraction(1)).std
-    shape = tail(search.points, np.array(released.values, float), noise)
-    return choose(shape, budget.epsilon(1 - finding_share(plan)), search.cells)
+def find(search: Search, released: ReleasedPart, bound: int) -> Found:
+    """A bound that was found, with what it keeps and removes."""
+    return found(bound, search.points, np.array(released.values, float), released.mechanism.std())
 
 
-def guess(search: Search, budget: Spend) -> Found:
+def guess(search: Search) -> int:
     """A bound for quotes, where none has been found: sixteen rows' worth."""
-    return Found(min(TYPICAL_ROWS * search.row, search.points[-1]), 0.0, 0.0, 0.0)
+    return min(TYPICAL_ROWS * search.row, search.grid[-1])
 
 
-def request(dataset: str, unit: str, parts: Sequence[Part], request_id: str = "", draw: int = 0) -> Request:
-    """Parts as one request in one charge."""
-    return Request(dataset, tuple(parts), unit=unit, request_id=request_id, draw=draw)
+def request(
+    dataset: str,
+    unit: str,
+    parts: Sequence[Part],
+    bounds: Sequence[AutoBound] = (),
+    request_id: str = "",
+    draw: int = 0,
+) -> Request:
+    """Bounds to be found and parts to be answered as one request in one charge."""
+    return Request(dataset, tuple(parts), tuple(bounds) or None, unit=unit, request_id=request_id, draw=draw)
 
 
-def sources(plan: Plan, released: Sequence[ReleasedPart], found: Mapping[str, Found]) -> list[Source]:
+def sources(plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found]) -> list[Source]:
     """The columns that the recipe reads, from what was released."""
-    return [_source(source, plan, released, found) for source in plan.sources]
+    return [_source(source, plan, released, bounds) for source in plan.sources]
 
 
 def _source(
-    source: Reading | Ranking, plan: Plan, released: Sequence[ReleasedPart], found: Mapping[str, Found]
+    source: Reading | Ranking, plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found]
 ) -> Source:
     part = released[source.piece]
     if isinstance(source, Ranking):
@@ -157,7 +171,7 @@ def _source(
     step = part.steps[source.value] / source.factor
     values = np.array(part.values, float).reshape(-1, len(part.steps))[:, source.value] * float(step)
     noise = law(part.mechanism, step)
-    bound = found.get(source.clipped or "")
+    bound = bounds.get(source.clipped or "")
     return Measured(values, noise) if bound is None else _clipped(source, values, noise, bound)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from math import prod
 from typing import Any
 
 from dither.access import expr
@@ -17,18 +18,19 @@ from dither.access.context import Context
 from dither.access.domains import cardinality, listed
 from dither.access.expr import Expr
 from dither.access.measure import Count, Key, Linear, Sum
-from dither.access.relation import Relation, Where
+from dither.access.relation import Relation, Where, autos
 from dither.errors import DitherError, InvalidParameter
 from dither.post import asking
 from dither.post.asking import Spend
 from dither.post.bounds import Found
-from dither.post.plan import Piece, Plan, Reading
+from dither.post.plan import Piece, Plan, Reading, retagged
 from dither.schema import Boolean, Category, Domain, Number, Scalar
-from dither.wire import Part, ReleasedPart
+from dither.wire import AutoBound, Part, Release, ReleasedPart
 
 MOST_CELLS = 4096
 MOST_WEIGHTS = 1 << 16
 MOST_LISTED = 128
+MOST_RUNGS = 1_000
 
 
 @dataclass(frozen=True)
@@ -50,32 +52,35 @@ class Whole:
         """What a group may cost."""
         return Spend(budget.share(group.weight / sum(other.weight for other in self.groups)))
 
-    def search_parts(self, budget: Spend, context: Context) -> tuple[Part, ...]:
-        """The histograms from which bounds are found."""
-        return tuple(
-            part
-            for group in self.groups
-            for part in asking.search_parts(group.plan, self.spend(group, budget), context)
-        )
+    def searches(self, budget: Spend, context: Context) -> tuple[AutoBound, ...]:
+        """How the bounds of all groups are found."""
+        own = (asking.searches(group.plan, self.spend(group, budget), context) for group in self.groups)
+        found = [search for searches in own for search in searches]
+        stride = -(-sum(map(_rungs, self.groups)) // MOST_RUNGS)
+        return tuple(replace(search, grid=thinned(search.grid, stride)) for search in found)
 
-    def found(self, released: Sequence[ReleasedPart], budget: Spend) -> dict[int, dict[str, Found]]:
-        """The bounds of each question, from those histograms."""
+    def found(self, release: Release) -> dict[int, dict[str, Found]]:
+        """The bounds of each question, as they were found."""
         results: dict[int, dict[str, Found]] = {}
-        left = list(released)
+        released = iter(zip(release.find or (), release.bound or (), strict=True))
         for group in self.groups:
-            own = self.spend(group, budget)
-            bounds = {search.tag: asking.find(search, left.pop(0), own, group.plan) for search in group.plan.searches}
-            results.update(dict.fromkeys(group.places, bounds))
+            own = {search.tag: asking.find(search, *next(released)) for search in group.plan.searches}
+            results.update(dict.fromkeys(group.places, own))
         return results
 
-    def answer_parts(
-        self, budget: Spend, context: Context, limits: Mapping[int, Mapping[str, int]]
-    ) -> tuple[Part, ...]:
+    def answer_parts(self, budget: Spend, context: Context) -> tuple[Part, ...]:
         """The pieces of all groups, in order."""
-        parts: list[Part] = []
-        for group in self.groups:
-            parts += asking.answer_parts(group.plan, self.spend(group, budget), context, limits[group.places[0]])
-        return tuple(parts)
+        own = (asking.answer_parts(group.plan, self.spend(group, budget), context) for group in self.groups)
+        return tuple(part for parts in own for part in parts)
+
+    def guesses(self) -> dict[str, int]:
+        """A bound for each that is still to be found."""
+        return {search.tag: asking.guess(search) for group in self.groups for search in group.plan.searches}
+
+    def plan_of(self, place: int, plan: Plan) -> Plan:
+        """The plan of one question, with the tags that its bounds have in the batch."""
+        group, _ = self.slice_of(place)
+        return plan if len(group.places) > 1 else group.plan
 
     def slice_of(self, place: int) -> tuple[Group, slice]:
         """The group that answers a question, and where its pieces stand among all."""
@@ -89,6 +94,18 @@ class Whole:
     def parts_of(self, place: int, parts: Sequence[Part]) -> Sequence[Part]:
         """The parts that answer one question."""
         return parts[self.slice_of(place)[1]]
+
+
+def _rungs(group: Group) -> int:
+    """At how many bounds the kernel works out what the pieces of a group cost."""
+    grids = {search.tag: len(search.grid) for search in group.plan.searches}
+    tags = ({auto.tag for auto in autos(piece.measure)} for piece in group.plan.pieces)
+    return sum(prod(grids[tag] for tag in each) for each in tags if each)
+
+
+def thinned(grid: tuple[int, ...], stride: int) -> tuple[int, ...]:
+    """Every so many of the bounds, the largest among them."""
+    return grid[::-1][:: max(1, stride)][::-1]
 
 
 def split_answers(whole: Whole, place: int, released: Sequence[ReleasedPart]) -> list[ReleasedPart]:
@@ -114,7 +131,11 @@ def joined(context: Context, plans: Sequence[Plan], budget: Spend) -> Whole:
         if group is not None:
             groups.append(group)
             merged |= set(places)
-    groups += [Group((place,), plan, Fraction(1)) for place, plan in enumerate(plans) if place not in merged]
+    groups += [
+        Group((place,), retagged(plan, f" {place}") if place else plan, Fraction(1))
+        for place, plan in enumerate(plans)
+        if place not in merged
+    ]
     return Whole(tuple(sorted(groups, key=lambda group: group.places)))
 
 

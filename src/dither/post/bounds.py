@@ -1,29 +1,19 @@
-"""Bounds that nobody has to guess: chosen from a private histogram of contributions, with the clipping they cause.
-
-One unit contributes a mass (rows, or the weighted size of its values). A clip at T leaves min(mass, T); what it removes
-is estimated from how many units lie above each power of two, continued as a power law where noise hides the tail.
-"""
+"""Bounds that nobody has to guess: found by a private histogram of contributions, with the clipping they cause."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-import numpy as np
-
 from dither.errors import InvalidParameter
 from dither.post.laws import Floats
+from dither.privacy.tails import tail
 
 FIND_SHARE = Fraction(1, 10)
 OCTAVES = 26
 LARGEST = 1 << 31
-SURE = 4.5
-FASTEST, SLOWEST = 0.1, 0.45
-FEWEST = 4.0
-RESIDUAL = 0.35
 
 
 @dataclass(frozen=True)
@@ -97,82 +87,15 @@ class Found:
         return self.removed_high / self.kept if self.kept > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Tail:
-    """How many units lie above each edge: an estimate and a cautious upper end."""
-
-    edges: Floats
-    above: Floats
-    above_high: Floats
-
-    def removed(self, bound: float, above: Floats) -> float:
-        """The sum of (mass - bound) over the units above the bound."""
-        points = np.concatenate([[bound], self.edges[self.edges > bound]])
-        if len(points) < 2:
-            return 0.0
-        counts = np.concatenate([[self._at(bound, above)], above[self.edges > bound]])
-        return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
-
-    def _at(self, bound: float, above: Floats) -> float:
-        return float(np.interp(np.log(bound), np.log(self.edges), above))
-
-    def kept(self, bound: float) -> float:
-        """The sum of min(mass, bound) over all units."""
-        points = np.concatenate([[0.0], self.edges[self.edges < bound], [bound]])
-        counts = np.concatenate([[self.above[0]], self.above[self.edges < bound], [self._at(bound, self.above)]])
-        return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
+def ladder(points: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The bounds that may be found: powers of the root of two from the first point on, at most `most`."""
+    last = min(points[-1], most)
+    rungs = {min(round(points[0] * 2 ** (half / 2)), last) for half in range(2 * len(points))}
+    return tuple(sorted(rungs))
 
 
-def tail(points: tuple[int, ...], noisy: Floats, std: float) -> Tail:
-    """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next."""
-    last = _last(noisy, std)
-    ratio = _ratio(noisy, last, std)
-    held = _continued(noisy, last, ratio, std, FEWEST)
-    wide = _continued(noisy, last, min(1.3 * ratio, 0.5), 3 * std, 0.5)
-    wide[last] += 2 * std * math.sqrt(last + 1)
-    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, np.maximum(wide, held)))
-    return Tail(np.asarray(points, float), above, above_high)
-
-
-def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
-    """The counts as seen up to the last sure bin, then falling by `ratio` to `fewest`, near what was seen."""
-    counts = noisy.copy()
-    if slack > 0:
-        for place in range(last + 1, len(counts)):
-            expected = min(max(counts[place - 1], 0.0) * ratio, max(noisy[place] + slack, 0.0))
-            counts[place] = expected if expected >= fewest else 0.0
-    return counts
-
-
-def _last(noisy: Floats, std: float) -> int:
-    """The last bin, going up from the fullest, that noise does not explain; a gap of two bins ends the search."""
-    last = place = int(np.argmax(noisy))
-    while place < len(noisy) and (noisy[place : place + 2] > 2 * std + 0.5).any():
-        last = place if noisy[place] > SURE * std + 0.5 else last
-        place += 1
-    return last
-
-
-def _ratio(noisy: Floats, last: int, std: float) -> float:
-    """How fast counts fall from one power of two to the next, near the last bin that is sure."""
-    if last < 2 or std <= 0:
-        return 0.5
-    before, after = noisy[last - 2] + noisy[last - 1], noisy[last - 1] + noisy[last]
-    return float(np.clip(after / before, FASTEST, SLOWEST)) if before > 0 else SLOWEST
-
-
-def choose(shape: Tail, epsilon: float, cells: int) -> Found:
-    """The bound at which noise and what remains of the clipping are smallest together, in a cell of middling size.
-
-    Groups are unequal: with more of them, the middling one is further below the average.
-    """
-    share = cells * (1 + math.log2(cells))
-    best, least = float(shape.edges[0]), np.inf
-    for bound in np.geomspace(shape.edges[0], shape.edges[-1], 4 * len(shape.edges)):
-        noise = np.sqrt(2) * bound / epsilon
-        clipped = RESIDUAL * shape.removed(bound, shape.above) / share
-        if np.hypot(noise, clipped) < least:
-            best, least = float(bound), float(np.hypot(noise, clipped))
-    bound = max(1, round(best))
+def found(bound: int, points: tuple[int, ...], noisy: Floats, std: float) -> Found:
+    """A bound with what it keeps and removes, from the noisy counts by which it was found."""
+    shape = tail(points, noisy, std)
     removed = shape.removed(bound, shape.above)
     return Found(bound, shape.kept(bound), removed, max(shape.removed(bound, shape.above_high), removed))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from dither.access import expr
 from dither.access.context import Context
@@ -17,7 +18,7 @@ from dither.access.relation import (
 from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where, fill
 from dither.errors import Unbounded, Unsupported
 from dither.post import recipe
-from dither.post.bounds import OCTAVES, Bound, edges
+from dither.post.bounds import OCTAVES, Bound, edges, ladder
 from dither.post.quantiles import Bins, Wanted, bins
 from dither.post.questions import Aggregate, Ordering, Output, Question
 from dither.post.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
@@ -29,6 +30,7 @@ SELECTED_KEYS = 10
 MOST_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
+MOST = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
 HUGE = 1 << 30
 FRACTION_OF_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
@@ -64,11 +66,15 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Search:
-    """A bound to be found first: the histogram of contributions, which limit it fills, and the mass of one row."""
+    """A bound to be found first: the histogram of contributions, which limit it fills, and the mass of one row.
+
+    `points` are the edges of the histogram, `grid` the bounds that may be found.
+    """
 
     tag: str
     measure: Measure
     points: tuple[int, ...]
+    grid: tuple[int, ...]
     cells: int
     row: int
 
@@ -264,9 +270,8 @@ class Planner:
         else:
             step = per_unit.domain(self.context)["mass"]
             cuts = tuple(point * (step.step if isinstance(step, Number) else Fraction(1)) for point in points)
-        return Search(
-            tag, Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),)), points, cells, largest
-        )
+        histogram = Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),))
+        return Search(tag, histogram, points, ladder(points, MOST[tag]), cells, largest)
 
     def cells(self, relation: Relation, keys: tuple[Key, ...]) -> int:
         """The number of groups."""
@@ -398,7 +403,7 @@ def _huge(question: Question, scope: Scope) -> bool:
 
 def _provisional(relation: Relation) -> Relation:
     """The relation as if every bound that is still to be found were the largest."""
-    return fill(relation, {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS})
+    return fill(relation, MOST)
 
 
 def _level(aggregate: Aggregate) -> Fraction:
@@ -457,6 +462,27 @@ def _substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], reci
                 return node
 
     return change
+
+
+def retagged(plan: Plan, suffix: str) -> Plan:
+    """The plan with bounds of its own, for a request that other plans share."""
+    changed: Plan = _retagged(plan, suffix)
+    return changed
+
+
+def _retagged(node: Any, suffix: str) -> Any:
+    if isinstance(node, tuple):
+        return tuple(_retagged(item, suffix) for item in node)
+    if not is_dataclass(node) or isinstance(node, type):
+        return node
+    made = type(node)(**{part.name: _retagged(getattr(node, part.name), suffix) for part in fields(node)})
+    match made:
+        case Auto(tag=tag) | Search(tag=tag):
+            return replace(made, tag=tag + suffix)
+        case Reading(clipped=str(tag)):
+            return replace(made, clipped=tag + suffix)
+        case _:
+            return made
 
 
 def axes(context: Context, plan: Plan) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import Any, assert_never
 
@@ -80,27 +81,27 @@ class Step:
 
 @dataclass(frozen=True)
 class Appraisal:
-    """What a request costs every budget, which windows it touches, and how its steps would look at the widest bound."""
+    """What a request costs every budget, which windows it touches, and how its steps look at the widest bounds."""
 
     losses: tuple[UnitLoss, ...]
     windows: Mapping[str, tuple[str, ...]]
-    find: Step | None
+    find: tuple[Step, ...]
     steps: tuple[Step, ...]
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
         """The steps in the order in which they are taken."""
-        return (self.find, *self.steps) if self.find is not None else self.steps
+        return (*self.find, *self.steps)
 
 
 def appraise(ctx: Context, request: Request) -> Appraisal:
     """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded."""
-    find = step_of(ctx, request, Part(request.bound.find, request.bound.mechanism)) if request.bound else None
-    options = [_fillings(request.bound, part) for part in request.parts]
+    find = tuple(_searched(ctx, request, search) for search in request.searches)
+    options = [_fillings(request.searches, part) for part in request.parts]
     if (many := sum(map(len, options))) > MOST_FILLINGS:
         raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
     steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
-    every = [option for parts in steps for option in parts] + ([find] if find else [])
+    every = [*find, *(option for parts in steps for option in parts)]
     losses = tuple(
         UnitLoss(budget.unit, budget.kind, _total(ctx, budget, find, steps)) for budget in ctx.dataset.budgets
     )
@@ -109,9 +110,20 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    for measure in dict.fromkeys(step.measure for step in every):
+    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))]
+    for measure in dict.fromkeys(step.measure for step in ends):
         check_spelling(ctx, measure)
     return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+
+
+def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
+    """The step that finds a bound; a rule needs a cell for each of its bins, with noise of one known law."""
+    step = step_of(ctx, request, Part(search.find, search.mechanism))
+    if search.rule is not None:
+        step.mechanism.std()
+        if prod(step.quoted.shape) != len(search.rule.points) + 1:
+            raise InvalidPlan(f"the rule of {search.tag[:40]!r} needs {len(search.rule.points) + 1} counts to read")
+    return step
 
 
 def check_spelling(ctx: Context, measure: Measure) -> None:
@@ -147,17 +159,20 @@ def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping
     return appraisal.losses, appraisal.windows
 
 
-def answered(ctx: Context, request: Request, bound: int | None) -> tuple[Step, ...]:
-    """The steps that answer, once the bound is known."""
-    tags = {request.bound.tag: bound} if request.bound is not None and bound is not None else {}
-    return tuple(step_of(ctx, request, Part(fill(part.measure, tags), part.mechanism)) for part in request.parts)
+def answered(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[Step, ...]:
+    """The steps that answer, once the bounds are known."""
+    found = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
+    return tuple(step_of(ctx, request, Part(fill(part.measure, found), part.mechanism)) for part in request.parts)
 
 
-def _fillings(bound: AutoBound | None, part: Part) -> list[Part]:
-    """A part at every bound that could be found."""
-    if bound is None or all(auto.tag != bound.tag for auto in autos(part.measure)):
-        return [part]
-    return [Part(fill(part.measure, {bound.tag: each}), part.mechanism) for each in bound.grid]
+def _fillings(searches: Sequence[AutoBound], part: Part) -> list[Part]:
+    """A part at all bounds that could be found, the smallest first and the largest last."""
+    tags = {auto.tag for auto in autos(part.measure)}
+    used = [search for search in searches if search.tag in tags]
+    if prod(len(search.grid) for search in used) > MOST_FILLINGS:
+        raise InvalidPlan(f"the bounds that a part uses must have at most {MOST_FILLINGS} combinations")
+    found = [dict(zip([search.tag for search in used], each, strict=True)) for each in product(*(s.grid for s in used))]
+    return [Part(fill(part.measure, tags), part.mechanism) if tags else part for tags in found]
 
 
 def step_of(ctx: Context, request: Request, part: Part) -> Step:
@@ -221,10 +236,10 @@ def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[
 # --- What it costs ---
 
 
-def _total(ctx: Context, budget: BudgetCap, find: Step | None, options: Sequence[Sequence[Step]]) -> Loss:
+def _total(ctx: Context, budget: BudgetCap, find: Sequence[Step], options: Sequence[Sequence[Step]]) -> Loss:
     """What the whole request costs one budget: for an automatic bound, the dearest of those that could be found."""
     single = [steps[0] for steps in options if len(steps) == 1]
-    losses = _together(ctx, budget, [*single, *([find] if find else [])])
+    losses = _together(ctx, budget, [*single, *find])
     losses += [parallel([_loss(ctx, budget, step) for step in steps]) for steps in options if len(steps) > 1]
     return compose(losses)
 

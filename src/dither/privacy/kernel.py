@@ -30,6 +30,7 @@ from dither.privacy.mechanisms import Mechanism, Vector
 from dither.privacy.pacing import Clock, Schedule, SystemClock, Work, departure
 from dither.privacy.private_log import PrivateLog
 from dither.privacy.sizing import size_parts
+from dither.privacy.tails import rung
 from dither.schema import Dataset, Scalar, Unit, load
 from dither.wire.codec import RESPONSE, decode, digest, encode
 from dither.wire.model import (
@@ -171,8 +172,8 @@ class LocalKernel:
         if isinstance(outcome, Recorded):
             return self._recorded(outcome, cached=False)
         drawing = _Drawing(outcome, task.engine, self._bits, self._bits.integer(62), lambda: self._left(deadline))
-        find = drawing.release("find", appraisal.find) if appraisal.find else None
-        bound = _bound(request, find)
+        find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(appraisal.find))
+        bound = _bounds(request, find)
         steps = answered(task.house.context, request, bound) if find else appraisal.steps
         parts = tuple(drawing.release(f"part {number}", step) for number, step in enumerate(steps))
         return Release(
@@ -181,8 +182,8 @@ class LocalKernel:
             digest=digest(request),
             parts=parts,
             losses=appraisal.losses,
-            bound=bound,
-            find=find,
+            bound=bound or None,
+            find=find or None,
             cached=False,
             sequence=outcome.sequence,
             head=self.books.head,
@@ -293,7 +294,7 @@ class LocalKernel:
         free, affordable = self.books.preview(self._claim(house, request, appraisal, account.name))
         work = self._work(house, appraisal)
         wait = 0 if self._schedule is None else self._schedule.prediction(work, self._misses(request.dataset, work))
-        find = appraisal.find.quoted if appraisal.find else None
+        find = tuple(step.quoted for step in appraisal.find) or None
         parts = tuple(step.quoted for step in appraisal.steps)
         return Quote(
             request.dataset, parts, appraisal.losses, find, free, affordable, work.time_class, wait, self.books.head
@@ -473,13 +474,9 @@ def _described_unit(unit: Unit) -> str:
             assert_never(unit.kind)
 
 
-def _bound(request: Request, find: ReleasedPart | None) -> int | None:
-    """The bound that a first step chose; an index outside the grid stands for its nearest end."""
-    if request.bound is None or find is None:
-        return None
-    grid = request.bound.grid
-    place = find.values[0] if find.values else 0
-    return grid[min(max(place, 0), len(grid) - 1)]
+def _bounds(request: Request, find: Sequence[ReleasedPart]) -> tuple[int, ...]:
+    """The bounds that the first steps chose: functions of what they released, each of its public grid."""
+    return tuple(rung(search, part.values, part.mechanism) for search, part in zip(request.searches, find, strict=True))
 
 
 def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:

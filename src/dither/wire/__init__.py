@@ -17,6 +17,7 @@ from dither.wire.model import (
     ReleasedPart,
     Request,
     Statement,
+    Tradeoff,
     UnitLoss,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "ReleasedPart",
     "Request",
     "Statement",
+    "Tradeoff",
     "UnitLoss",
 ]

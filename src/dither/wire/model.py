@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_PARTS = 256
 MOST_BOUNDS = 256
+MOST_SEARCHES = 128
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -42,26 +43,50 @@ class Part:
 
 
 @dataclass(frozen=True)
-class AutoBound:
-    """Find a bound first: `mechanism` chooses an index of `grid` from the vector `find`; then the parts answer.
+class Tradeoff:
+    """Reads a bound off noisy counts of units by contribution: where noise and clipping are smallest together.
 
-    In every part, a limit `Auto(tag)` takes the bound that was found. The parts use `Calibrate`, so that their loss is
-    known before the bound is. An index outside the grid stands for its nearest end.
+    The counts are of units below `points[0]`, from each point to the next, and above the last; `noise` is the standard
+    deviation that a bound of 1 brings to a cell, and `cells` how many cells share what clipping removes.
+    """
+
+    points: tuple[int, ...]
+    noise: Fraction
+    cells: int
+
+    def __post_init__(self) -> None:
+        _check_ladder(self.points, "points")
+        if self.noise < 0 or self.cells < 1:
+            raise InvalidPlan("a rule needs noise of at least 0 and at least 1 cell")
+
+
+@dataclass(frozen=True)
+class AutoBound:
+    """Find a bound first: from the vector `find`, `mechanism` chooses an index of `grid`; then the parts answer.
+
+    With a `rule`, the mechanism releases the vector with noise and the rule chooses. In every part, a limit `Auto(tag)`
+    takes the bound that was found; the parts use `Calibrate`, so that their loss is known before the bound is. An index
+    outside the grid stands for its nearest end.
     """
 
     find: Measure
     mechanism: Mechanism | Calibrate
     grid: tuple[int, ...]
     tag: str = "bound"
+    rule: Tradeoff | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.grid) <= MOST_BOUNDS or list(self.grid) != sorted(set(self.grid)) or self.grid[0] < 1:
-            raise InvalidPlan(f"grid must hold 1 to {MOST_BOUNDS} increasing positive bounds")
+        _check_ladder(self.grid, "grid")
+
+
+def _check_ladder(points: tuple[int, ...], name: str) -> None:
+    if not 1 <= len(points) <= MOST_BOUNDS or list(points) != sorted(set(points)) or points[0] < 1:
+        raise InvalidPlan(f"{name} must hold 1 to {MOST_BOUNDS} increasing positive bounds")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A question: vectors to measure together, in one charge.
+    """A question: vectors to measure together, in one charge, after the bounds that it first finds in that charge.
 
     `unit` is the unit that every `Calibrate` refers to (default: the dataset's first budget's). Two requests with the
     same `request_id` from one account are one request. `draw` tells repetitions apart: another number is another draw.
@@ -69,7 +94,7 @@ class Request:
 
     dataset: str
     parts: tuple[Part, ...]
-    bound: AutoBound | None = None
+    bound: tuple[AutoBound, ...] | None = None
     request_id: str = ""
     unit: str | None = None
     draw: int = 0
@@ -82,6 +107,16 @@ class Request:
             raise InvalidParameter("request_id must be 1 to 64 of A-Z a-z 0-9 _ . : -")
         if not 0 <= self.draw < 2**31:
             raise InvalidParameter("draw must be between 0 and 2^31")
+        if (
+            self.bound is not None
+            and not 1 <= len({each.tag for each in self.bound}) == len(self.bound) <= MOST_SEARCHES
+        ):
+            raise InvalidPlan(f"a request finds at most {MOST_SEARCHES} bounds first, each of another tag")
+
+    @property
+    def searches(self) -> tuple[AutoBound, ...]:
+        """The bounds that are found first."""
+        return self.bound or ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +155,7 @@ class Quote:
     dataset: str
     parts: tuple[QuotedPart, ...]
     losses: tuple[UnitLoss, ...]
-    find: QuotedPart | None
+    find: tuple[QuotedPart, ...] | None
     free: bool
     affordable: bool
     time_class: str
@@ -148,15 +183,15 @@ class ReleasedPart:
 
 @dataclass(frozen=True)
 class Release:
-    """The recorded answer to a request."""
+    """The recorded answer to a request; `find` and `bound` hold each first step and what it chose."""
 
     dataset: str
     data_version: str
     digest: str
     parts: tuple[ReleasedPart, ...]
     losses: tuple[UnitLoss, ...]
-    bound: int | None
-    find: ReleasedPart | None
+    bound: tuple[int, ...] | None
+    find: tuple[ReleasedPart, ...] | None
     cached: bool
     sequence: int
     head: Head

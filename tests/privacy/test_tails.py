@@ -1,0 +1,59 @@
+"""Rules that turn released counts into a bound: total, and never outside the public ladder."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dither.access.measure import Count
+from dither.access.relation import Scan
+from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
+from dither.privacy.tails import rung, tail
+from dither.wire import AutoBound, Tradeoff
+
+POINTS = tuple(1 << power for power in range(20))
+LAPLACE = DiscreteLaplace(Fraction(10))
+
+
+def search(noise: Fraction = Fraction(3, 2), cells: int = 1) -> AutoBound:
+    return AutoBound(Count(Scan("actions")), LAPLACE, POINTS[:-2], "rows", Tradeoff(POINTS, noise, cells))
+
+
+@pytest.mark.parametrize("mechanism", [LAPLACE, DiscreteGaussian(Fraction(1)), DiscreteLaplace(Fraction(1, 10**3))])
+@pytest.mark.parametrize("size", [0, 1, 10**3, 2**62])
+def test_any_counts_give_a_rung(mechanism: object, size: int) -> None:
+    """Whatever noise may do: negative, huge, all equal."""
+    random = np.random.default_rng(size % 7)
+    for _ in range(50):
+        values = random.integers(-size, size, len(POINTS) + 1, endpoint=True).tolist()
+        for cells in (1, 10**6):
+            assert rung(search(cells=cells), values, mechanism) in POINTS[:-2]  # type: ignore[arg-type]
+    for noise in (Fraction(0), Fraction(1, 10**40), Fraction(10**40)):
+        assert rung(search(noise), [-size] * (len(POINTS) + 1), mechanism) in POINTS[:-2]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("place", "rung_at"), [(-5, 1), (0, 1), (3, 8), (99, POINTS[-3])])
+def test_without_a_rule_the_release_is_the_index(place: int, rung_at: int) -> None:
+    plain = AutoBound(Count(Scan("actions")), LAPLACE, POINTS[:-2])
+    assert rung(plain, [place], LAPLACE) == rung_at
+    assert rung(plain, [], LAPLACE) == 1
+
+
+def test_more_noise_asks_for_a_smaller_bound_and_heavier_units_for_a_larger() -> None:
+    counts = [0, *(10**6 >> power for power in range(len(POINTS)))]
+    bounds = [rung(search(noise), counts, LAPLACE) for noise in (Fraction(1, 100), Fraction(10), Fraction(10**4))]
+    assert bounds == sorted(bounds, reverse=True) and len(set(bounds)) == 3
+    lighter = [0, *(10**6 >> 2 * power for power in range(len(POINTS)))]
+    assert rung(search(), counts, LAPLACE) > rung(search(), lighter, LAPLACE)
+
+
+def test_what_is_removed_is_what_lies_above() -> None:
+    """Ten thousand units of 100 each, without noise: nothing above 128, all of it above 1."""
+    counts = np.zeros(len(POINTS) + 1)
+    counts[7] = 10_000
+    shape = tail(POINTS, counts, 0.0)
+    assert shape.removed(128, shape.above) == 0
+    assert shape.removed(1, shape.above) + shape.kept(1) == pytest.approx(shape.kept(1 << 19))
+    assert shape.kept(1 << 19) == pytest.approx(960_000)
