@@ -38,16 +38,16 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.privacy.ledger.stores import open_store
-from dither.privacy.ledger.upkeep import verify
+from dither.privacy.upkeep import verify
 from dither.serve.documents import decimal
 from serve.house import Town, free_port, serving, town, until
 
 REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}
 KINDS = ("fresh", "again", "quote", "budget", "history")
-SHARES = (0.40, 0.15, 0.25, 0.17, 0.03)
+SHARES = (0.20, 0.20, 0.32, 0.25, 0.03)
 EPSILON = Fraction(1, 1000)
-FLOOR = 800  # milliseconds of the smallest pacing class
-SLOTS = 16
+FLOOR = 2000  # milliseconds of the smallest pacing class: what a cold kernel and all slots at once need, and some more
+SLOTS = 20
 GROWTH = 0.01  # of the memory in use that a flat process may gain in a minute, at most
 
 
@@ -88,19 +88,18 @@ class Load:
 
     def _until_answered(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> None:
         """One request; whoever was cut off, or told to come back, asks again under the same request id."""
-        for _ in range(30):
+        for attempt in range(60):
+            time.sleep(random.uniform(0.5, 3) if attempt else 0)
             began = time.monotonic()
             try:
                 reply = self._send(client, kind, body)
             except httpx.HTTPError:
                 self._note(kind, "hung up")
-                time.sleep(1)
                 continue
             self._note(kind, REFUSALS.get(reply.status_code, str(reply.status_code)))
             if reply.status_code not in REFUSALS:
                 self._received(kind, body, reply, time.monotonic() - began)
                 return
-            time.sleep(1)
 
     def _send(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> httpx.Response:
         url = self.there.url
@@ -241,8 +240,10 @@ def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) 
         tokens = [there.account(f"a{number}") for number in range(accounts)]
         predicted = _predicted(there, tokens[0])
         load, memory = Load(there, requests // accounts, seconds), Memory(there)
-        threads = [threading.Thread(target=load.account, args=(token, n)) for n, token in enumerate(tokens)]
-        watching = threading.Thread(target=memory.watch)
+        threads = [
+            threading.Thread(target=load.account, args=(token, n), daemon=True) for n, token in enumerate(tokens)
+        ]
+        watching = threading.Thread(target=memory.watch, daemon=True)
         began = time.monotonic()
         for thread in (watching, *threads):
             thread.start()
