@@ -241,6 +241,8 @@ def facts(dataset: Dataset, data: dict[str, Raw]) -> PublicFacts:
     """What an engine would count in the public table."""
     from access.reference import Interpreter
 
+    if "items" not in dataset.tables:
+        return PublicFacts()
     interpreter = Interpreter(Context(dataset), data)
     rows = interpreter.rows(r.Scan("items"))
     multiplicity, values = {}, {}
@@ -248,7 +250,7 @@ def facts(dataset: Dataset, data: dict[str, Raw]) -> PublicFacts:
         found = [row.cells[name] for row in rows if row.cells[name] is not None]
         multiplicity[f"items.{name}"] = max((found.count(value) for value in found), default=0)
         values[f"items.{name}"] = tuple(sorted(set(found)))
-    return PublicFacts({"items.item": values["items.item"]}, multiplicity)
+    return PublicFacts({key: values[key] for key in ("items.item",) if key in values}, multiplicity)
 
 
 # ---------------------------------------------------------------- expressions
@@ -594,12 +596,20 @@ class Planner:
 
 def case(rng: Random, exact: bool = True, single: bool = False) -> Case:
     """A whole random case."""
+    return cases(rng, 1, exact, single)[0]
+
+
+def cases(rng: Random, size: int, exact: bool = True, single: bool = False) -> list[Case]:
+    """Several random plans on one random dataset."""
     dataset = schema(rng)
     data = records(rng, dataset)
     ctx = Context(dataset, facts(dataset, data))
-    planner = Planner(rng, ctx, exact, single)
-    node = planner.relation(rng.choice([0, 1, 2, 3, 4, 5, 6]))
-    return Case(ctx, data, node, planner.measure(node))
+    found = []
+    for _ in range(size):
+        planner = Planner(rng, ctx, exact, single)
+        node = planner.relation(rng.choice([0, 1, 2, 3, 4, 5, 6]))
+        found.append(Case(ctx, data, node, planner.measure(node)))
+    return found
 
 
 # ---------------------------------------------------------------- neighbours

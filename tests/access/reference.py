@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import cache
 from hashlib import md5, sha256
 from math import floor, isqrt
 from typing import Any
@@ -439,6 +440,7 @@ def pieces(value: Any, domain: Any) -> list[int]:
     ]
 
 
+@cache
 def coefficient(seed: str, index: int) -> int:
     return 1 + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:4]) % 2**25
 
@@ -481,16 +483,21 @@ def unit_pieces(ctx: Context, unit: str, key: tuple[Any, ...]) -> list[tuple[Any
 
 
 class Interpreter:
-    """Interprets one plan over one dataset."""
+    """Interprets plans over one dataset."""
 
     def __init__(self, ctx: Context, data: Mapping[str, Raw], secret: int = 0) -> None:
         self.ctx, self.data, self.secret = ctx, data, secret
+        # By identity, since equal nodes may differ; a held node keeps its id to itself. Scans by their table.
+        self.found: dict[Any, tuple[r.Relation, list[Row]]] = {}
 
     def known(self, node: r.Relation) -> list[str]:
         return [n for n, u in self.ctx.dataset.units.items() if u.kind != "row" and node.influence(self.ctx, n).unit]
 
     def rows(self, node: r.Relation) -> list[Row]:
-        return getattr(self, f"_{type(node).__name__.lower()}")(node)
+        which = node.table if isinstance(node, r.Scan) else id(node)
+        if which not in self.found:
+            self.found[which] = (node, getattr(self, f"_{type(node).__name__.lower()}")(node))
+        return self.found[which][1]
 
     def _scan(self, node: r.Scan) -> list[Row]:
         ctx, table, raw = self.ctx, self.ctx.table(node.table), self.data[node.table]

@@ -1,42 +1,44 @@
-"""Runs a random case on an engine for many neighbouring datasets at once, and checks every promise of the plan."""
+"""Runs random plans on an engine for many neighbouring datasets at once, and checks every promise of each plan."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from math import floor
 from random import Random
 from typing import Any, Protocol
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlglot import exp
 
-from access.plans import Case, arrow, case, neighbours
+from access.plans import Case, arrow, case, cases, neighbours
 from access.reference import Interpreter, Raw, held
-from dither.access.domains import ends
+from dither.access.context import Context
+from dither.access.domains import ends, physical
 from dither.access.engines.layout import laid_out
-from dither.access.measure import Measure
-from dither.access.relation import Relation, needs_order, walk
-from dither.access.spelling import Spelling
+from dither.access.expr import Scope
+from dither.access.measure import Linear, Measure, Plan, RankCounts
+from dither.access.relation import Relation, Scan, needs_order, walk
+from dither.access.spelling import Spelling, cast
 from dither.access.statement import Origin, Statement, named
 from dither.errors import DitherError
 from dither.loss import Sensitivity
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference
 
 SECRET = 7
+NORMS = ("l0", "linf", "l1", "l2_squared")
 
 
 class Violation(AssertionError):
     """A promise of a plan that its data broke; `kind` is one of a-f of the list in the tests."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: str, detail: str, item: Case | None = None) -> None:
         super().__init__(f"({kind}) {detail}")
-        self.kind = kind
+        self.kind, self.detail, self.item = kind, detail, item
 
 
 class Bench(Protocol):
@@ -67,7 +69,9 @@ class DuckBench:
         return {name: exp.to_table(f"raw_{name}") for name in tables}
 
     def run(self, statement: exp.Expr) -> pa.Table:
-        return self.connection.execute(self.spelling.render(statement)).to_arrow_table()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a copy of a few rows costs less than binding twice
+            return self.connection.execute(self.spelling.render(statement)).to_arrow_table()
 
 
 @dataclass
@@ -77,104 +81,256 @@ class Tally:
     plans: int = 0
     neighbours: int = 0
     measures: int = 0
-    rows_reached: Counter[str] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.rows_reached = Counter()
+    statements: int = 0
+    rows_reached: Counter[str] = field(default_factory=Counter)
+    norms_reached: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def line(self, engine: str) -> str:
-        return f"{engine}: {self.plans} plans x {self.neighbours} neighbours, {self.measures} measures, 0 violations"
+        return (
+            f"{engine}: {self.plans} plans x {self.neighbours} neighbours, {self.measures} measures, "
+            f"{self.statements} statements, 0 violations"
+        )
 
 
-def statement_for(bench: Bench, item: Case, places: dict[str, exp.Expr], measure: Measure | None = None) -> Statement:
-    origins = {name: Origin(place, dict(item.data[name].kinds)) for name, place in places.items()}
-    ordered = needs_order(item.relation if measure is None else measure)
-    return Statement(item.ctx, origins, bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered)
+@dataclass(frozen=True)
+class Setting:
+    """A dataset with its neighbours, put on an engine: one table each, told apart by a trial column."""
+
+    bench: Bench
+    ctx: Context
+    data: dict[str, Raw]
+    units: list[str]
+    places: dict[str, exp.Expr]
+    references: list[Interpreter]
+    tally: Tally
+
+    def origins(self) -> dict[str, Origin]:
+        return {name: Origin(place, dict(self.data[name].kinds)) for name, place in self.places.items()}
+
+    def run(self, statement: exp.Expr, node: Any) -> pa.Table:
+        self.tally.statements += 1
+        try:
+            return self.bench.run(statement)
+        except Exception as error:
+            raise Violation("f", f"{node}: {str(error)[:600]}") from None
 
 
-def loaded(bench: Bench, item: Case, versions: Sequence[dict[str, Raw]]) -> dict[str, exp.Expr]:
-    return bench.load({name: arrow(item.data[name], [version[name] for version in versions]) for name in item.data})
+def settle(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, references: int = 2) -> Setting:
+    """The case's dataset and its neighbours on an engine."""
+    others = neighbours(rng, item, most)
+    versions = [item.data, *(version for _, version in others)]
+    tables = {name: arrow(item.data[name], [version[name] for version in versions]) for name in item.data}
+    plain = [Interpreter(item.ctx, version, SECRET) for version in versions[:references]]
+    return Setting(bench, item.ctx, item.data, [unit for unit, _ in others], bench.load(tables), plain, tally)
+
+
+def statement_for(setting: Setting, plan: Relation | Measure) -> Statement:
+    ordered = needs_order(plan)
+    origins = setting.origins()
+    return Statement(setting.ctx, origins, setting.bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered)
 
 
 def check(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, references: int = 2) -> None:
-    """All promises for the base dataset against each neighbour."""
-    others = neighbours(rng, item, most)
-    versions = [item.data, *(version for _, version in others)]
-    units = [unit for unit, _ in others]
-    places = loaded(bench, item, versions)
-    check_rows(item, bench, places, versions, units, references, tally)
-    if item.measure is not None:
-        check_measure(item, bench, places, versions, units, references)
-        tally.measures += 1
-    tally.plans += 1
-    tally.neighbours += len(units)
+    """All promises of one plan, for its dataset against each neighbour."""
+    check_alone(item, settle(item, bench, rng, most, tally, references))
 
 
-def check_rows(
-    item: Case,
-    bench: Bench,
-    places: dict[str, exp.Expr],
-    versions: Sequence[dict[str, Raw]],
-    units: Sequence[str],
-    references: int,
-    tally: Tally,
-) -> None:
+def check_alone(item: Case, setting: Setting) -> None:
+    """All promises of one plan; its rows and its measure in statements of their own, as an engine runs them."""
+    try:
+        judge_rows(item, setting, rows_alone(item, setting))
+        if item.measure is not None:
+            judge_measure(item, setting, *measure_alone(item.measure, setting))
+    except Violation as violation:
+        violation.item = item
+        raise
+    counted(item, setting)
+
+
+def counted(item: Case, setting: Setting) -> None:
+    setting.tally.plans += 1
+    setting.tally.neighbours += len(setting.units)
+    setting.tally.measures += item.measure is not None
+
+
+def rows_alone(item: Case, setting: Setting) -> pa.Table:
+    statement, node = statement_for(setting, item.relation), item.relation
+    columns = [named(f"c{index}") for index in range(len(node.domain(item.ctx)))]
+    return setting.run(statement.finish(exp.select(named("x"), *columns).from_(statement.table(node))), node)
+
+
+def measure_alone(measure: Measure, setting: Setting) -> tuple[Plan, pa.Table]:
+    plan = measure.plan(statement_for(setting, measure))
+    return plan, setting.run(plan.select, measure)
+
+
+# ---------------------------------------------------------------- several plans in one statement
+
+
+class Shared(Statement):
+    """The subqueries of several plans; only scans are shared between plans, each plan is as it would be alone."""
+
+    def finish(self, body: exp.Select) -> exp.Select:
+        return body
+
+    def next_plan(self) -> None:
+        self._names = {node: name for node, name in self._names.items() if isinstance(node, Scan)}
+
+    def together(self, branches: Sequence[Branch]) -> exp.Select:
+        width = {kind: max(branch.kinds.count(kind) for branch in branches) for kind in SLOTS}
+        sides = [branch.spread(number, width) for number, branch in enumerate(branches)]
+        body = exp.select(exp.Star()).from_(_united(sides).subquery("every"))
+        return super().finish(body)
+
+
+def _united(sides: Sequence[exp.Select]) -> exp.Query:
+    return sides[0] if len(sides) == 1 else exp.union(*sides, distinct=False, copy=False)
+
+
+SLOTS = ("bigint", "varchar", "boolean")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A named subquery, its columns and how each is held: one side of a union whose columns are slots by type."""
+
+    table: str
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def slots(self) -> list[str]:
+        return [f"{kind}{self.kinds[:index].count(kind)}" for index, kind in enumerate(self.kinds)]
+
+    def spread(self, number: int, width: dict[str, int]) -> exp.Select:
+        filled = dict(zip(self.slots(), self.columns, strict=True))
+        picked = [exp.alias_(exp.Literal.number(number), "q"), named("x")]
+        for kind in SLOTS:
+            for slot in (f"{kind}{index}" for index in range(width[kind])):
+                value = named(filled[slot]) if slot in filled else cast(exp.null(), kind)
+                picked.append(exp.alias_(value, slot))
+        return exp.select(*picked).from_(exp.Table(this=exp.to_identifier(self.table)))
+
+    def read(self, table: pa.Table) -> pa.Table:
+        return pa.table([table.column("x"), *map(table.column, self.slots())], names=["x", *self.columns])
+
+
+def key_kinds(ctx: Context, measure: Measure) -> list[str]:
+    """How an engine holds the keys of a measure."""
+    match measure:
+        case Linear(child=child):
+            return key_kinds(ctx, child)
+        case RankCounts():
+            return ["bigint"]
+        case _:
+            scope = Scope(measure.child.domain(ctx))
+            return [physical(key.value.domain(scope)) for key in measure.keys]
+
+
+def check_together(items: Sequence[Case], setting: Setting) -> None:
+    """All promises of plans on one dataset, in one statement for those that need an order and one for the others."""
+    for ordered in (False, True):
+        some = [item for item in items if needs_order(item.measure or item.relation) is ordered]
+        if some:
+            try:
+                _check_some(some, setting, ordered)
+            except Violation as violation:
+                if violation.item is None:
+                    violation.item = next((item for item in some if breaks(item, setting)), None)
+                raise
+
+
+def breaks(item: Case, setting: Setting) -> bool:
+    """Whether a statement of this plan alone fails."""
+    try:
+        rows_alone(item, setting)
+        if item.measure is not None:
+            measure_alone(item.measure, setting)
+    except Violation:
+        return True
+    return False
+
+
+def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
+    shared = Shared(
+        setting.ctx, setting.origins(), setting.bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered
+    )
+    branches: list[Branch] = []
+    plans: list[Plan | None] = []
+    for item in items:
+        shared.next_plan()
+        kinds = tuple(physical(domain) for domain in item.relation.domain(item.ctx).values())
+        branches.append(Branch(shared.table(item.relation), tuple(f"c{i}" for i in range(len(kinds))), kinds))
+        plans.append(None if item.measure is None else item.measure.plan(shared))
+        if plans[-1] is not None:
+            branches.append(_measure_branch(shared, item.measure, plans[-1]))
+    found = setting.run(shared.together(branches), [item.measure or item.relation for item in items])
+    parts = iter([branch.read(part) for branch, part in zip(branches, split(found, "q", len(branches)), strict=True)])
+    for item, plan in zip(items, plans, strict=True):
+        try:
+            judge_rows(item, setting, next(parts))
+            if plan is not None:
+                judge_measure(item, setting, plan, next(parts))
+        except Violation as violation:
+            violation.item = item
+            raise
+        counted(item, setting)
+
+
+def _measure_branch(shared: Shared, measure: Measure, plan: Plan) -> Branch:
+    keys = key_kinds(shared.ctx, measure)
+    names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.values))]
+    return Branch(shared.add(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.values))))
+
+
+def split(table: pa.Table, column: str, parts: int) -> list[pa.Table]:
+    """The rows of each number from 0 to parts - 1, in one pass."""
+    numbers = table.column(column).cast(pa.int64()).to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    ends_at = np.searchsorted(numbers[order], np.arange(parts + 1))
+    ordered = table.take(pa.array(order))
+    return [ordered.slice(ends_at[i], ends_at[i + 1] - ends_at[i]) for i in range(parts)]
+
+
+# ---------------------------------------------------------------- judging
+
+
+def judge_rows(item: Case, setting: Setting, table: pa.Table) -> None:
     ctx, node = item.ctx, item.relation
-    statement = statement_for(bench, item, places)
     domain = node.domain(ctx)
-    columns = [named(f"c{index}") for index in range(len(domain))]
-    table = run(bench, statement.finish(exp.select(named("x"), *columns).from_(statement.table(node))), node)
-    bags = [Counter[Any]() for _ in versions]
+    bags = [Counter[Any]() for _ in range(len(setting.units) + 1)]
     for trial, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
         bags[trial][tuple(values)] += 1
     for row in {row for bag in bags for row in bag}:
         for value, (name, d) in zip(row, domain.items(), strict=True):
             if not inside(value, d):
                 raise Violation("c", f"column {name} of {node} has a value outside {d}")
-    for number in range(min(references, len(versions))):
-        found = Interpreter(ctx, versions[number], SECRET).rows(node)
+    for number, reference in enumerate(setting.references):
+        found = reference.rows(node)
         wanted = Counter(tuple(held(row.cells[name], d) for name, d in domain.items()) for row in found)
         if wanted != bags[number]:
             raise Violation("e", f"{node}\n reference {wanted - bags[number]}\n engine {bags[number] - wanted}")
-    for bag, unit in zip(bags[1:], units, strict=True):
+    for bag, unit in zip(bags[1:], setting.units, strict=True):
         stated = node.influence(ctx, unit)
-        moved = Counter({row: abs(bags[0][row] - bag[row]) for row in {*bags[0], *bag}})
-        rows, distinct = sum(moved.values()), sum(count > 0 for count in moved.values())
+        moved = [abs(bags[0][row] - bag[row]) for row in {*bags[0], *bag}]
+        rows, distinct = sum(moved), sum(count > 0 for count in moved)
         if stated.rows is not None and rows > stated.rows:
             raise Violation("b", f"{unit} moved {rows} rows of {node}, stated {stated.rows}")
         if stated.distinct is not None and distinct > stated.distinct:
             raise Violation("b", f"{unit} moved {distinct} different rows of {node}, stated {stated.distinct}")
         if rows and rows == stated.rows:
-            tally.rows_reached[type(node).__name__] += 1
+            setting.tally.rows_reached[type(node).__name__] += 1
 
 
-def run(bench: Bench, statement: exp.Expr, node: Any) -> pa.Table:
-    try:
-        return bench.run(statement)
-    except Exception as error:
-        raise Violation("f", f"{node}: {str(error)[:600]}") from None
-
-
-def check_measure(
-    item: Case,
-    bench: Bench,
-    places: dict[str, exp.Expr],
-    versions: Sequence[dict[str, Raw]],
-    units: Sequence[str],
-    references: int,
-) -> None:
+def judge_measure(item: Case, setting: Setting, plan: Plan, table: pa.Table) -> None:
     measure, ctx = item.measure, item.ctx
-    plan = measure.plan(statement_for(bench, item, places, measure))
-    table = run(bench, plan.select, measure)
-    trials = table.column("x")
-    vectors = [laid_out(measure, plan, table.filter(pc.equal(trials, number))) for number in range(len(versions))]
+    vectors = [laid_out(measure, plan, part) for part in split(table, "x", len(setting.units) + 1)]
     if any(len(vector) != measure.size(ctx) for vector in vectors):
         raise Violation("c", f"{measure} has the wrong shape")
-    for number in range(min(references, len(versions))):
-        wanted = Interpreter(ctx, versions[number], SECRET).vector(measure)
+    for number, reference in enumerate(setting.references):
+        wanted = reference.vector(measure)
         if wanted != vectors[number].tolist():
             raise Violation("e", f"{measure}\n reference {wanted}\n engine {vectors[number].tolist()}")
-    for vector, unit in zip(vectors[1:], units, strict=True):
+    for vector, unit in zip(vectors[1:], setting.units, strict=True):
         try:
             stated = measure.sensitivity(ctx, unit)
         except DitherError:
@@ -182,6 +338,9 @@ def check_measure(
         moved = change(vectors[0], vector)
         if not covers(stated, moved):
             raise Violation("a", f"{unit} moved {measure} by {moved}, stated {stated}")
+        for norm in NORMS:
+            if getattr(moved, norm) and getattr(moved, norm) == getattr(stated, norm):
+                setting.tally.norms_reached[type(measure).__name__, norm] += 1
 
 
 def change(first: np.ndarray, second: np.ndarray) -> Sensitivity:
@@ -216,13 +375,21 @@ def inside(value: Any, domain: Domain) -> bool:
 
 
 def run_cases(rng: Random, bench: Bench, tally: Tally, most: int = 4, exact: bool = True) -> None:
-    """One random case with its neighbours."""
+    """One random plan with its neighbours, in statements of its own."""
     check(case(rng, exact), bench, rng, most, tally)
+
+
+def run_batch(rng: Random, bench: Bench, tally: Tally, size: int, *, alone: bool = False) -> None:
+    """Several random plans on one random dataset with its neighbours: in one or two statements, or each alone."""
+    items, most = cases(rng, size), rng.choice([2, 4])
+    setting = settle(items[0], bench, rng, most, tally)
+    if alone:
+        for item in items:
+            check_alone(item, setting)
+    else:
+        check_together(items, setting)
 
 
 def nodes(item: Case) -> set[str]:
     """The names of the operators in a case."""
     return {type(node).__name__ for node in walk(item.relation) if isinstance(node, Relation)}
-
-
-__all__ = ["Bench", "DuckBench", "Tally", "Violation", "change", "check", "covers", "floor", "nodes", "run_cases"]
