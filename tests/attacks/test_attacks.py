@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlglot import exp
 
 from attacks.sites import neighbours, target
 from conftest import Tier
@@ -23,6 +22,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger import chain
 from dither.serve import questions
 from dither.serve.frames import Message
+from dither.serve.jobs import Jobs
 from serve.house import PEOPLE, SALARY, Place, place
 
 BY_NAME = {attack.name: attack for attack in ATTACKS}
@@ -96,20 +96,48 @@ def weak(folder: Path, *names: str) -> dict[str, bool]:
         return {name: BY_NAME[name].run(sites).learned for name in names}
 
 
-def test_a_root_that_fails_on_a_record_is_an_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: where the argument is negative the engine is left to fail, as an unguarded cast does."""
+def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build takes the root of whatever a column holds, and casts whatever comes of it to an integer.
 
-    def failing(self: expr.Function, scope: expr.Scope) -> Any:
-        negative = expr.binary(exp.LT, self.child.sql(scope), expr.plain(0))
-        return expr.case([(negative, expr.cast(exp.Literal.string("x"), "bigint"))], expr.plain(0))
+    The question then fails where one person's record is, and only there.
+    """
 
-    monkeypatch.setattr(expr.Function, "sql", failing)
-    assert weak(tmp_path, "square root of a negative") == {"square root of a negative": True}
+    def unguarded(self: expr.Function, scope: expr.Scope) -> Any:
+        child, target = (expr.as_number(each.domain(scope), "SQRT") for each in (self.child, self))
+        return expr.snapped(self._call(expr.real(self.child.sql(scope), child.step)), target)
+
+    query = f"SELECT SUM(CLAMP(SQRT(CASE WHEN salary = {SALARY} THEN -16 ELSE 16 END), 0, 9)) FROM people"
+    with neighbours(tmp_path) as made:
+        guarded = [there.ask(query, "1/1000").status_code for there in made]
+        monkeypatch.setattr(expr.Function, "sql", unguarded)
+        monkeypatch.setattr(expr, "_held", lambda value, *_: value)
+        weakened = [there.ask(query, "1/1000", draw=1).status_code for there in made]
+        found = BY_NAME["square root in a CASE"].run([target(there) for there in made])
+    assert guarded == [200, 200] and weakened == [500, 200] and found.learned
 
 
 def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "hashed", lambda token: token)
     assert weak(tmp_path, "tokens in the ledger") == {"tokens in the ledger": True}
+
+
+@pytest.mark.parametrize(("name", "method"), [("somebody else's job", "find"), ("a job's name", "submit")])
+def test_jobs_that_are_anyones_are_found(
+    name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weakened builds: a job is looked up by its name alone, or is not tied to its question."""
+
+    def by_name(self: Jobs, account: str, wanted: str) -> Any:
+        owner = next((owner for owner, each in self._jobs if each == wanted), account)
+        return find(self, owner, wanted)
+
+    def any_question(self: Jobs, account: str, wanted: str, question: str, *rest: Any) -> Any:
+        return submit(self, account, wanted, "", *rest)
+
+    find, submit = Jobs.find, Jobs.submit
+    monkeypatch.setattr(Jobs, method, by_name if method == "find" else any_question)
+    with place(tmp_path) as there:
+        assert BY_NAME[name].run([target(there)]).learned
 
 
 def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

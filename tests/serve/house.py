@@ -196,6 +196,26 @@ def until(done: Callable[[], Any], seconds: float = 60.0) -> Any:
     raise AssertionError("it did not happen in time")
 
 
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What some work gives; an assertion that fails, and not a test that hangs, if it takes longer."""
+    outcome: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, work()))
+        except BaseException as problem:
+            outcome.append((False, problem))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"not done within {seconds} seconds"
+    done, value = outcome[0]
+    if not done:
+        raise value
+    return value
+
+
 @contextmanager
 def serving(
     description: Path, state: Path, *words: str, python: str = sys.executable, groups: tuple[int, ...] | None = None,
@@ -222,4 +242,4 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-__all__ = ["SALARY", "SEPARATE", "SHARED", "Place", "Schedule", "Town", "place", "serving", "town", "until"]
+__all__ = ["SALARY", "SEPARATE", "SHARED", "Place", "Schedule", "Town", "place", "serving", "town", "until", "within"]

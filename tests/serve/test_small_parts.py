@@ -17,7 +17,7 @@ from dither.serve.metrics import Metrics
 from dither.serve.remote import Heads
 from dither.serve.turns import Limits, Turns
 from dither.wire import Head
-from serve.house import until
+from serve.house import until, within
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
@@ -42,7 +42,7 @@ def test_a_message_that_never_ends_is_given_up() -> None:
     with left, right:
         left.sendall(b"\x00")
         with pytest.raises(Closed):
-            receive(right, 1 << 10, patience=0.05)
+            within(10, lambda: receive(right, 1 << 10, patience=0.05))
 
 
 def test_ends_of_the_chain_are_written_one_way() -> None:
@@ -68,34 +68,42 @@ def test_turns_go_round_the_accounts() -> None:
         with turns.turn("d", account):
             order.append(account)
 
-    with turns.turn("d", "first"):
-        threads = []
-        for place, account in enumerate(["greedy"] * 5 + ["modest"]):
-            threads.append(threading.Thread(target=ask, args=(account,)))
-            threads[-1].start()
-            until(lambda seen=place: turns.waiting("d") == seen + 1)
-    for thread in threads:
-        thread.join(10)
+    def asked() -> None:
+        with turns.turn("d", "first"):
+            for place, account in enumerate(["greedy"] * 5 + ["modest"]):
+                threading.Thread(target=ask, args=(account,), daemon=True).start()
+                until(lambda seen=place: turns.waiting("d") == seen + 1, 10)
+
+    within(60, asked)
+    until(lambda: len(order) == 6, 10)
     assert order[:2] == ["greedy", "modest"] and turns.waiting("d") == 0
 
 
 def test_turns_refuse_before_anything_else() -> None:
     turns = Turns(Limits(running=1, waiting=1, account=1))
-    with turns.turn("d", "a"):
-        with pytest.raises(Busy, match="this account"), turns.turn("d", "a"):
-            pass
-        turns._enter("d", "b")
-        with pytest.raises(Busy, match="wait for this dataset"), turns.turn("d", "c"):
-            pass
-        with turns.turn("another", "a"):
-            pass
+
+    def refused() -> None:
+        with turns.turn("d", "a"):
+            with pytest.raises(Busy, match="this account"), turns.turn("d", "a"):
+                pass
+            turns._enter("d", "b")
+            with pytest.raises(Busy, match="wait for this dataset"), turns.turn("d", "c"):
+                pass
+            with turns.turn("another", "a"):
+                pass
+
+    within(10, refused)
 
 
 def test_a_turn_is_given_back_by_a_failure() -> None:
     turns = Turns(Limits(running=1, waiting=1, account=1))
-    for _ in range(3):
+
+    def failing() -> None:
         with pytest.raises(KeyError), turns.turn("d", "a"):
             raise KeyError
+
+    for _ in range(3):
+        within(10, failing)
 
 
 def test_buckets_fill_with_time() -> None:
@@ -128,11 +136,13 @@ def test_metrics_know_routes_and_outcomes_only() -> None:
 def test_jobs_belong_to_their_account() -> None:
     jobs = Jobs(workers=1, each=1)
     hold = threading.Event()
-    job = jobs.submit("a", "one", 1_000_000, lambda: {"waited": hold.wait(10)})
-    assert jobs.submit("a", "one", 5, dict) is job
+    job = jobs.submit("a", "one", "q", 1_000_000, lambda: {"waited": hold.wait(10)})
+    assert jobs.submit("a", "one", "q", 5, dict) is job
+    with pytest.raises(InvalidParameter, match="another question"):
+        jobs.submit("a", "one", "r", 5, dict)
     assert job.data()["status"] == "waiting" and job.data()["progress"] == 0.0
     with pytest.raises(Busy):
-        jobs.submit("a", "two", 5, dict)
+        jobs.submit("a", "two", "q", 5, dict)
     with pytest.raises(NotFound):
         jobs.find("b", "one")
     hold.set()
@@ -140,6 +150,24 @@ def test_jobs_belong_to_their_account() -> None:
     jobs.delete("a", "one")
     with pytest.raises(NotFound):
         jobs.find("a", "one")
+    jobs.close()
+
+
+def test_a_job_that_failed_begins_anew() -> None:
+    """One that was refused because the kernel was busy can be asked again under its name."""
+    jobs, ends = Jobs(workers=1, each=1), iter([Busy("later"), None])
+
+    def work() -> dict[str, int]:
+        problem = next(ends)
+        if problem is not None:
+            raise problem
+        return {"done": 1}
+
+    first = jobs.submit("a", "one", "q", 1, work)
+    until(lambda: first.failed)
+    assert first.data()["error"]["code"] == "busy"
+    second = jobs.submit("a", "one", "q", 1, work)
+    assert until(lambda: second.data()["status"] == "done") and jobs.submit("a", "one", "q", 1, work) is second
     jobs.close()
 
 

@@ -280,7 +280,7 @@ class Gateway:
             raise InvalidParameter("a job needs a request_id of your choice; it is the job's name")
         price = self._price(asked, token)
         return self.jobs.submit(
-            _digest(token), asked.request_id, price["milliseconds"],
+            _digest(token), asked.request_id, _digest(repr(asked)), price["milliseconds"],
             lambda: documents.answer_data(self._asked(asked, token)),
         )  # fmt: skip
 
@@ -321,9 +321,9 @@ def _token(request: Request) -> str:
     return token if scheme.lower() == "bearer" and fits else ""
 
 
-def _digest(token: str) -> str:
-    """What the gateway keeps of a token."""
-    return hashlib.sha256(token.encode()).hexdigest()
+def _digest(text: str) -> str:
+    """What the gateway keeps of a token or a question."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _dataset(request: Request) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dither.errors import Busy, DitherError, NotFound
+from dither.errors import Busy, DitherError, InvalidParameter, NotFound
 
 KEPT_SECONDS = 3600.0
 
@@ -20,9 +20,15 @@ class Job:
     """A question under way; only the account that asked can see it."""
 
     name: str
+    question: str
     predicted: int
     future: Future[dict[str, Any]]
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without an answer."""
+        return self.future.done() and (self.future.cancelled() or self.future.exception() is not None)
 
     def data(self) -> dict[str, Any]:
         """Its state; while it lasts, the share of the predicted time that has passed, whatever the kernel is doing."""
@@ -46,16 +52,20 @@ class Jobs:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, str], Job] = OrderedDict()
 
-    def submit(self, account: str, name: str, predicted: int, work: Callable[[], dict[str, Any]]) -> Job:
-        """Begins a job, or finds the one of that name."""
+    def submit(self, account: str, name: str, question: str, predicted: int, work: Callable[[], dict[str, Any]]) -> Job:
+        """Begins a job, or finds the one of that name, which stands for one question; one that failed begins anew."""
         with self._lock:
             self._forget_old()
-            if (account, name) in self._jobs:
-                return self._jobs[account, name]
+            found = self._jobs.get((account, name))
+            if found is not None and found.question != question:
+                raise InvalidParameter("this request id stands for another question; use a new one")
+            if found is not None and not found.failed:
+                return found
+            self._jobs.pop((account, name), None)
             mine = sum(owner == account for owner, _ in self._jobs)
             if mine >= self._each or len(self._jobs) >= self._most:
                 raise Busy("too many jobs; collect or delete some; nothing was charged")
-            job = self._jobs[account, name] = Job(name, predicted, self._pool.submit(work))
+            job = self._jobs[account, name] = Job(name, question, predicted, self._pool.submit(work))
             return job
 
     def find(self, account: str, name: str) -> Job:

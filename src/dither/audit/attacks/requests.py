@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -180,17 +181,31 @@ def _secured(targets: Sequence[Target]) -> str:
 
 
 def _jobs(targets: Sequence[Target]) -> str:
-    """One account's job is not another's."""
-    target = targets[0]
-    if "other" not in target.tokens:
-        return ""
+    """One account's job is to another what a job that never was is: the same refusal, word for word, and no effect."""
+    target, mine, nobodys = targets[0], secrets.token_hex(8), secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
-            "epsilon": target.epsilon, "request_id": "mine"}  # fmt: skip
-    target.call("POST", "/v1/answer", body, prefer="respond-async")
+            "epsilon": target.epsilon, "request_id": mine}  # fmt: skip
+    if target.call("POST", "/v1/answer", body, prefer="respond-async").status != 202:
+        return ""
     for method in ("GET", "DELETE"):
-        if target.call(method, "/v1/jobs/mine", who="other").status < 400:
-            return "another account saw the job"
+        seen, unseen = (target.call(method, f"/v1/jobs/{name}", who="other") for name in (mine, nobodys))
+        if seen.status != 404 or (seen.status, seen.body) != (unseen.status, unseen.body):
+            return f"{method} told another account that the job is there"
+    if target.call("GET", f"/v1/jobs/{mine}").status != 200:
+        return "another account deleted the job"
+    target.call("DELETE", f"/v1/jobs/{mine}")
     return ""
+
+
+def _same_name(targets: Sequence[Target]) -> str:
+    """A job's name stands for one question: another one under it is refused, and not given the first one's answer."""
+    target, name = targets[0], secrets.token_hex(8)
+    body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
+            "epsilon": target.epsilon, "request_id": name}  # fmt: skip
+    other = {**body, "query": f"SELECT SUM({target.columns.number}) FROM {target.columns.table}"}
+    first, second = (target.call("POST", "/v1/answer", each, prefer="respond-async") for each in (body, other))
+    target.call("DELETE", f"/v1/jobs/{name}")
+    return "two questions shared a job" if first.status == 202 and second.status != 400 else ""
 
 
 def attacks() -> Iterator[Attack]:
@@ -207,4 +222,5 @@ def attacks() -> Iterator[Attack]:
     yield Attack("climbing", "accounts", "what another role may see", _climbing)
     yield Attack("tokens in the ledger", "accounts", "a token that still works", _ledger_tokens, ("auditor",))
     yield Attack("security headers", "accounts", "a token, by a page of somebody else's", _secured)
-    yield Attack("somebody else's job", "accounts", "another account's answer", _jobs)
+    yield Attack("somebody else's job", "accounts", "that another account has asked", _jobs, ("other",))
+    yield Attack("a job's name", "accounts", "one question's answer under another's name", _same_name)
