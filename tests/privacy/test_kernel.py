@@ -20,7 +20,7 @@ from dither.access.context import Context
 from dither.access.engines import Engine, open_engine
 from dither.access.expr import Column, Compare, Constant, Instant
 from dither.access.measure import Count, Key, Linear, Measure, PartitionCounts, Sum, contributions
-from dither.access.relation import Auto, BoundGroups, BoundRows, Scan, Where
+from dither.access.relation import Auto, BoundGroups, BoundRows, Sample, Scan, Where
 from dither.errors import (
     BudgetExceeded,
     DitherError,
@@ -34,6 +34,7 @@ from dither.errors import (
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
 from dither.privacy import appraisal as appraisal_module
 from dither.privacy import kernel as kernel_module
+from dither.privacy.accounting import subsampled, units15
 from dither.privacy.appraisal import losses_of
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
@@ -81,6 +82,7 @@ class Spy:
     reads: list[Measure] = field(default_factory=list)
     before: Callable[[], object] = lambda: None
     deadlines: list[float | None] = field(default_factory=list)
+    secrets: list[int] = field(default_factory=list)
     failure: str | None = None
 
     @property
@@ -90,6 +92,7 @@ class Spy:
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Any:
         self.reads.append(measure)
         self.deadlines.append(deadline)
+        self.secrets.append(secret)
         self.before()
         return self.inner.vector(measure, deadline, secret)
 
@@ -482,6 +485,47 @@ def test_what_is_charged_jointly_is_read_once(world: Any, opened: Any) -> None:
     total, single = room.kernel.answer(Request("shop", parts), "ann").parts
     assert room.spy.reads == [base]
     assert total.values[1] == single.values[0] and total.values[0] == sum(single.values) == 600
+
+
+def sampled(tag: str = "", rate: str = "1/4") -> Measure:
+    """People, of whom each takes part with a probability."""
+    return Count(Sample(Scan("users"), Fraction(rate), "user", tag))
+
+
+def asked(*measures: Measure, mechanism: Any = DiscreteLaplace(Fraction(1))) -> Request:
+    return Request("shop", tuple(Part(measure, mechanism) for measure in measures))
+
+
+def test_a_sample_of_whole_units_is_charged_its_discount_once_for_the_whole_request(world: Any, opened: Any) -> None:
+    room = opened(world())
+    acts = Count(BoundRows(Sample(Scan("actions"), Fraction(1, 4), "user"), "user", 1))
+    size = room.spent()[0]
+    room.kernel.answer(asked(sampled()), "ann")
+    one = units15(subsampled(Pure(1), "1/4").epsilon)
+    assert room.spent() == [size + one] and one < ONE // 2
+    room.kernel.answer(asked(sampled(), acts), "ann")
+    two = units15(subsampled(Pure(2), "1/4").epsilon)
+    assert room.spent() == [size + one + two] and two > 2 * one
+    room.kernel.answer(asked(sampled("a"), sampled("b")), "ann")
+    assert room.spent() == [size + one + two + 2 * ONE]
+    assert verify(room.place, losses_of).sound
+
+
+def test_a_zcdp_budget_gives_no_discount_for_a_sample(world: Any, opened: Any) -> None:
+    room = opened(world(budgets=(zcdp(10),)))
+    before = room.spent()[0]
+    room.kernel.answer(asked(sampled(), mechanism=DiscreteGaussian(Fraction(1))), "ann")
+    assert room.spent() == [before + ONE // 2]
+
+
+def test_a_charge_reads_with_one_secret_and_the_next_charge_with_another(world: Any, opened: Any) -> None:
+    """62 random bits: two charges share a secret with probability below 1e-18."""
+    room = opened(world())
+    room.spy.secrets.clear()
+    for tag in ("a", "b"):
+        room.kernel.answer(asked(sampled(tag), Count(BoundRows(Scan("actions"), "user", 1))), "ann")
+    first, second, third, fourth = room.spy.secrets
+    assert first == second != third == fourth
 
 
 @pytest.mark.tier("test")

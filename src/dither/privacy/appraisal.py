@@ -41,6 +41,7 @@ from dither.access.statement import Origin, Statement
 from dither.errors import InvalidPlan, Unsupported
 from dither.loss import Loss, Sensitivity
 from dither.privacy.accounting import compose, filter_of, joint_gaussian, joint_laplace, parallel
+from dither.privacy.amplification import amplified
 from dither.privacy.mechanisms import (
     DiscreteGaussian,
     DiscreteLaplace,
@@ -241,7 +242,8 @@ def _total(ctx: Context, budget: BudgetCap, find: Sequence[Step], options: Seque
     single = [steps[0] for steps in options if len(steps) == 1]
     losses = _together(ctx, budget, [*single, *find])
     losses += [parallel([_loss(ctx, budget, step) for step in steps]) for steps in options if len(steps) > 1]
-    return compose(losses)
+    every = [step.measure for steps in (find, *options) for step in steps]
+    return amplified(ctx, budget.unit, every, compose(losses))
 
 
 def _loss(ctx: Context, budget: BudgetCap, step: Step) -> Loss:

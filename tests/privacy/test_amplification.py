@@ -1,0 +1,184 @@
+"""Sampling whole units: when a request gets the discount, that it covers the exact law, and the traps around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import duckdb
+import mpmath
+import pytest
+
+from dither.access.context import Context, PublicFacts
+from dither.access.engines import open_engine
+from dither.access.expr import Column, Compare, Constant
+from dither.access.measure import Count, Key
+from dither.access.relation import BoundRows, Relation, Sample, Scan, Union, UnitJoin, Where
+from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.privacy.accounting import compose, subsampled
+from dither.privacy.amplification import amplified, sampling_rate
+from dither.schema import Column as Described
+from dither.schema import Dataset, Identifier, Number, Source
+from privacy.ledger_cases import dataset, monthly_units
+
+CTX = Context(dataset(units=monthly_units()), PublicFacts())
+USERS, ACTIONS = Scan("users"), Scan("actions")
+
+
+def some(child: Relation, unit: str | None = "user", rate: Any = "1/4", tag: str = "") -> Sample:
+    return Sample(child, Fraction(rate), unit, tag)
+
+
+def few(child: Relation) -> Relation:
+    return BoundRows(child, "user", 2)
+
+
+BOTH = UnitJoin(some(few(ACTIONS)), some(few(USERS)), "user")
+AFTER = some(UnitJoin(few(ACTIONS), few(USERS), "user"))
+YOUNG = Where(some(USERS), Compare("<", Column("age"), Constant(30)))
+
+GRANTED: dict[str, list[Relation]] = {
+    "a sampled table": [some(USERS)],
+    "bounded after the sample": [few(some(ACTIONS))],
+    "bounded before the sample": [some(few(ACTIONS))],
+    "a condition after the sample": [YOUNG],
+    "a join of two sampled tables": [BOTH],
+    "a sample of a join": [AFTER],
+    "two measures of one sample": [some(USERS), few(some(ACTIONS))],
+    "a sample of a sample": [some(some(USERS))],
+}
+DENIED: dict[str, list[Relation]] = {
+    "no sample": [USERS],
+    "rows, not units": [some(USERS, unit=None)],
+    "another unit": [few(some(ACTIONS, unit="month"))],
+    "a second measure without it": [some(USERS), few(ACTIONS)],
+    "one side of a join without it": [UnitJoin(some(few(ACTIONS)), few(USERS), "user")],
+    "one side of a union without it": [Union(some(USERS), USERS)],
+    "two coins": [some(USERS, tag="a"), some(USERS, tag="b")],
+    "two coins in a join": [UnitJoin(some(few(ACTIONS), tag="a"), some(few(USERS), tag="b"), "user")],
+    "two rates": [some(USERS), some(USERS, rate="1/2")],
+    "rows sampled by the same secret": [few(some(some(ACTIONS, unit=None)))],
+}
+
+
+@pytest.mark.parametrize("name", GRANTED)
+def test_a_request_that_hangs_on_one_coin_is_cheaper(name: str) -> None:
+    measures = [Count(child) for child in GRANTED[name]]
+    assert sampling_rate(CTX, "user", measures) == Fraction(1, 4)
+    assert amplified(CTX, "user", measures, Pure(1)) == subsampled(Pure(1), "1/4")
+    assert amplified(CTX, "user", measures, Approximate(1, "1/100")) == subsampled(Approximate(1, "1/100"), "1/4")
+
+
+@pytest.mark.parametrize("name", DENIED)
+def test_any_way_past_the_coin_and_there_is_no_discount(name: str) -> None:
+    measures = [Count(child) for child in DENIED[name]]
+    assert sampling_rate(CTX, "user", measures) is None
+    assert amplified(CTX, "user", measures, Pure(1)) == Pure(1)
+
+
+def test_the_coin_of_one_unit_is_no_discount_for_another() -> None:
+    measures = [Count(few(some(ACTIONS)))]
+    assert sampling_rate(CTX, "month", measures) is None
+    assert sampling_rate(CTX, "month", [Count(BoundRows(some(ACTIONS, "month"), "month", 2))]) == Fraction(1, 4)
+
+
+def test_a_unit_that_tables_spell_differently_has_several_coins() -> None:
+    actions = CTX.dataset.tables["actions"]
+    texts = {**actions.columns, "user_id": Described("user_id", Identifier("text"))}
+    tables = {**CTX.dataset.tables, "actions": replace(actions, columns=texts)}
+    mixed = Context(replace(CTX.dataset, tables=tables), PublicFacts())
+    assert sampling_rate(mixed, "user", [Count(some(USERS))]) is None
+
+
+@pytest.mark.parametrize("loss", [ZCDP("1/8"), Renyi(((2, 1),))], ids=lambda loss: loss.kind)
+def test_concentrated_losses_get_none(loss: Loss) -> None:
+    assert amplified(CTX, "user", [Count(some(USERS))], loss) == loss
+
+
+# --- The exact law ---
+
+
+def laplace(scale: Fraction, at: int, reach: int = 60) -> dict[int, Any]:
+    """The law of `at` and discrete Laplace noise, cut where the rest is below 1e-12 for the scales used here."""
+    p = mpmath.exp(-mpmath.mpf(scale.denominator) / scale.numerator)
+    return {k: (1 - p) / (1 + p) * p ** abs(k - at) for k in range(-reach, reach + 1)}
+
+
+def pairs(first: dict[int, Any], second: dict[int, Any]) -> dict[tuple[int, int], Any]:
+    return {(a, b): p * q for a, p in first.items() for b, q in second.items()}
+
+
+def beyond(left: dict[Any, Any], right: dict[Any, Any], epsilon: Any) -> Any:
+    """How much of the left law lies above e**epsilon times the right one."""
+    return sum(max(mpmath.mpf(0), p - mpmath.exp(epsilon) * right[x]) for x, p in left.items())
+
+
+@pytest.mark.parametrize("rate", ["1/10", "1/2"])
+def test_two_answers_of_one_coin_cost_the_discount_of_their_sum_and_no_less(rate: str) -> None:
+    """The trap: a discount for each answer, added up, does not cover the exact law."""
+    without, scale, q = laplace(Fraction(1), 0), Fraction(1), Fraction(rate)
+    kept = laplace(scale, 1)
+    absent, present = pairs(without, without), pairs(kept, kept)
+    mixed = {x: (1 - mpmath.mpf(q.numerator) / q.denominator) * absent[x]
+             + mpmath.mpf(q.numerator) / q.denominator * present[x] for x in absent}  # fmt: skip
+    measures = [Count(some(USERS, rate=rate)), Count(some(ACTIONS, rate=rate))]
+    claimed = amplified(CTX, "user", measures, compose([Pure(1), Pure(1)]))
+    each = compose([amplified(CTX, "user", [measure], Pure(1)) for measure in measures])
+    assert isinstance(claimed, Pure) and isinstance(each, Pure)
+    for left, right in ((mixed, absent), (absent, mixed)):
+        assert beyond(left, right, mpmath.mpf(claimed.epsilon.numerator) / claimed.epsilon.denominator) < 1e-12
+    assert beyond(mixed, absent, mpmath.mpf(each.epsilon.numerator) / each.epsilon.denominator) > 1e-3
+
+
+# --- The coin itself ---
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """1,000 people with an action each."""
+    place = tmp_path_factory.mktemp("world")
+    people = "range::bigint AS user_id, 30 AS age, 'DE' AS country, range AS number"
+    duckdb.sql(f"COPY (SELECT {people} FROM range(1000)) TO '{place}/users.parquet'")
+    acts = "range::bigint AS user_id, 'view' AS kind, make_timestamp(0::bigint) AS at, range AS number"
+    duckdb.sql(f"COPY (SELECT {acts} FROM range(1000)) TO '{place}/actions.parquet'")
+    made = dataset(10)
+    number = {"number": Described("number", Number(Fraction(0), Fraction(999)), Fraction(0))}
+    tables = {
+        name: replace(
+            table, columns={**table.columns, **number}, source=Source("parquet", {"path": f"{place}/{name}.parquet"})
+        )
+        for name, table in made.tables.items()
+    }
+    return replace(made, tables=tables)
+
+
+@pytest.fixture
+def kept(world: Dataset) -> Any:
+    """Whom a sample keeps, by table, tag and secret."""
+    engine = open_engine(world)
+
+    def keeping(table: str, secret: int, tag: str = "", rate: str = "1/4") -> frozenset[int]:
+        people = Key("number", Column("number"))
+        vector = engine.vector(Count(some(few(Scan(table)), rate=rate, tag=tag), (people,)), None, secret)
+        return frozenset(at for at, count in enumerate(vector.tolist()) if count)
+
+    yield keeping
+    engine.close()
+
+
+def test_one_coin_decides_for_a_unit_in_every_table(kept: Callable[..., frozenset[int]]) -> None:
+    for secret in (1, 2, 3):
+        assert kept("users", secret) == kept("actions", secret)
+    assert kept("users", 1) != kept("users", 1, tag="another")
+    assert kept("users", 1) <= kept("users", 1, rate="1/2")
+
+
+def test_coins_are_fresh_for_a_secret_and_fall_at_the_rate(kept: Callable[..., frozenset[int]]) -> None:
+    # Each count is binomial (1000, 1/4): beyond 250 +- 100 with probability below 2e-12; overlaps of two secrets are
+    # binomial (1000, 1/16): beyond 62.5 +- 60 with probability below 2e-11. Ten of each: below 3e-10.
+    samples = [kept("users", secret) for secret in range(10, 15)]
+    assert all(150 <= len(sample) <= 350 for sample in samples)
+    overlaps = [len(a & b) for at, a in enumerate(samples) for b in samples[:at]]
+    assert all(3 <= overlap <= 122 for overlap in overlaps)
