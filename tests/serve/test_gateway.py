@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,20 @@ import pytest
 import uvicorn
 
 from conftest import Tier, require
-from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotAllowed
+from dither.access.measure import Count
+from dither.access.relation import Scan
+from dither.errors import BudgetExceeded, Busy, InvalidParameter, InvalidPlan, NotAllowed
+from dither.loss import Pure
 from dither.serve import gateway as gateway_module
 from dither.serve.client import connect as connect_http
 from dither.serve.gateway import ARROW, Gateway, Settings, application
+from dither.serve.kernel_server import READERS
 from dither.serve.limits import Rate
 from dither.serve.openapi import CALLS as LISTED
 from dither.serve.openapi import document
 from dither.session import connect
+from dither.wire import Calibrate, Part, Request
+from dither.wire.codec import encode
 from serve.house import Place, place, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
@@ -117,6 +126,33 @@ def test_rate_limits_hold_for_accounts_and_strangers(tmp_path: Path) -> None:
         assert reply.status_code == 401
         assert there.get("/v1/datasets", "guess2").status_code == 429
         assert there.get("/v1/datasets").headers["retry-after"]
+
+
+def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
+    """So many questions about prices at once, and no more of one account: they take the kernel's time too."""
+    with place(tmp_path) as there:
+        body = {"dataset": "town", "query": COUNT, "epsilon": 1}
+        with ExitStack() as stack:
+            for number in range(READERS.running):
+                stack.enter_context(there.server.readers.turn("town", f"somebody {number}"))
+            mine = hashlib.sha256(there.tokens["ann"].encode()).hexdigest()
+            for _ in range(READERS.account):
+                there.server.readers._enter("town", mine)
+            reply = there.post("/v1/quote", body)
+            assert reply.status_code == 503 and "under way already" in reply.json()["error"]["message"]
+            assert there.get("/v1/history?dataset=town").status_code == 503
+            assert there.ask(COUNT, 1).status_code == 200  # answers have another line
+        for _ in range(READERS.account):
+            there.server.readers._leave("town", mine)
+        assert there.post("/v1/quote", body).status_code == 200
+
+
+def test_a_request_waits_in_the_line_of_its_own_dataset(there: Place) -> None:
+    """The message's name of the dataset decides the line, so the plan inside must be for that one."""
+    request = Request("elsewhere", (Part(Count(Scan("people")), Calibrate("discrete_laplace", Pure(Fraction(1)))),))
+    for call in ("answer", "quote"):
+        with pytest.raises(InvalidPlan, match="another dataset"):
+            there.remote.call(call, there.tokens["ann"], "town", encode(request))
 
 
 def test_bodies_are_limited(tmp_path: Path) -> None:

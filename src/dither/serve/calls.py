@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dither.access.context import PublicFacts
+from dither.errors import InvalidPlan
 from dither.schema import Dataset
 from dither.wire import Balance, Entry, Kernel, LedgerRow, Quote, Release, Request, Statement
 from dither.wire.codec import RESPONSE, decode, encode
@@ -41,14 +42,22 @@ class Rows:
     items: tuple[LedgerRow, ...]
 
 
+def asked(body: bytes, dataset: str) -> Request:
+    """The request that a body holds, if it is for the dataset in whose line it waited."""
+    request = decode(body, Request)
+    if request.dataset != dataset:
+        raise InvalidPlan("the request names another dataset than its message")
+    return request
+
+
 Call = Callable[[Kernel, str, str, bytes], Any]
 
 CALLS: dict[str, Call] = {
     "datasets": lambda kernel, token, dataset, body: Names(kernel.datasets(token)),
     "schema": lambda kernel, token, dataset, body: kernel.schema(dataset, token),
     "facts": lambda kernel, token, dataset, body: kernel.facts(dataset, token),
-    "quote": lambda kernel, token, dataset, body: kernel.quote(decode(body, Request), token),
-    "answer": lambda kernel, token, dataset, body: kernel.answer(decode(body, Request), token),
+    "quote": lambda kernel, token, dataset, body: kernel.quote(asked(body, dataset), token),
+    "answer": lambda kernel, token, dataset, body: kernel.answer(asked(body, dataset), token),
     "budget": lambda kernel, token, dataset, body: Balances(kernel.budget(dataset, token)),
     "history": lambda kernel, token, dataset, body: Entries(kernel.history(dataset, token)),
     "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger(dataset, token)),

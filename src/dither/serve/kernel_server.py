@@ -24,6 +24,8 @@ from dither.wire import Head, Kernel
 from dither.wire.codec import encode
 
 MOST_CONNECTIONS = 256
+LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
+READERS = Limits(running=2, waiting=64, account=4)  # the line of those who do not read data
 PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
 
 
@@ -116,7 +118,7 @@ class KernelServer(FramesServer):
     ) -> None:  # fmt: skip
         super().__init__(listener, lambda message, _: self.respond(message), most, patience)
         self._kernel, self._books = kernel, books
-        self.turns = Turns(limits)
+        self.turns, self.readers = Turns(limits), Turns(READERS)
 
     def respond(self, message: Message) -> Message:
         """The answer to one message: a result, or one of the errors that are safe to show."""
@@ -136,12 +138,13 @@ class KernelServer(FramesServer):
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
         if self._books is not None and "expect" in message.header:
             self._books.check_head(head_of(message.header["expect"]))
-        if name != "answer":
+        if name not in LINES:
             return encode(CALLS[name](self._kernel, token, dataset, message.body))
-        # Only those who may ask can take a place in the line.
+        # Only those who may ask can take a place in a line.
         if dataset not in self._kernel.datasets(token):
             raise NotAllowed("this account may not ask this dataset")
-        with self.turns.turn(dataset, hashlib.sha256(token.encode()).hexdigest()):
+        turns = self.turns if name == "answer" else self.readers
+        with turns.turn(dataset, hashlib.sha256(token.encode()).hexdigest()):
             return encode(CALLS[name](self._kernel, token, dataset, message.body))
 
     def _public(self, message: Message) -> dict[str, str]:
