@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from conftest import require
-from dither.audit.attacks import Target, run
+from dither.audit.attacks import ATTACKS
 from dither.privacy.upkeep import verify
 from dither.session import connect
 from serve.house import SEPARATE, Town, serving, town, until
@@ -182,14 +183,49 @@ def _fresh(there: Town) -> str | None:
 
 
 def test_the_attack_list_on_the_running_service(there: Town) -> None:
-    """As `dither audit service` runs it, on one target, over HTTP."""
-    tokens = {"analyst": there.tokens["ann"], "other": there.tokens["bob"], "auditor": there.tokens["aud"]}
-    from dither.audit.attacks import ATTACKS
+    """`dither audit service URL` as an auditor types it: every attack, over HTTP, and nothing is learned."""
+    tokens = {"DITHER_TOKEN": "ann", "DITHER_OTHER_TOKEN": "bob", "DITHER_AUDITOR_TOKEN": "aud"}
+    environment = {**os.environ, **{name: there.tokens[who] for name, who in tokens.items()}}
+    command = [sys.executable, "-m", "dither", "audit", "service", there.url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    findings = json.loads(done.stdout)
+    assert len(findings) == len(ATTACKS) and not any(finding["learned"] for finding in findings)
+    assert sum(finding["requests"] for finding in findings) > 600
 
-    chosen = [attack for attack in ATTACKS if attack.family in ("accounts", "spending")]
-    findings = run([Target.of(there.url, tokens)], chosen)
-    assert [finding for finding in findings if finding.learned] == []
-    assert len(findings) >= 26
+
+def test_the_attack_command_finds_a_weak_service(tmp_path: Path) -> None:
+    """A stranger's server that opens everything to everyone: the command says so and ends with an error."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        command = [sys.executable, "-m", "dither", "audit", "service", url, "--family", "accounts"]
+        environment = {**os.environ, "DITHER_TOKEN": "any"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode != 0 and "LEARNED by no token" in done.stdout and "learned something" in done.stderr
+
+
+class Careless(http.server.BaseHTTPRequestHandler):
+    """Answers everything with the same description of a dataset, whoever asks."""
+
+    def answer(self) -> None:
+        columns = {"age": "0 to 120 in steps of 1"}
+        data = {"datasets": [{"name": "d", "tables": {"people": {"private": True, "columns": columns}}}]}
+        body = json.dumps(data).encode()
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, *given: object) -> None:
+        """Quiet."""
 
 
 def test_it_stops_cleanly_and_the_ledger_holds(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def run(targets: Sequence[Target], attacks: Iterable[Attack] = ATTACKS) -> list[
 def service(
     url: Annotated[str, typer.Argument(help="the gateway's address")],
     dataset: Annotated[str | None, typer.Option(help="which dataset, if there are several")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="only attacks of this family; may be repeated")] = None,
     epsilon: Annotated[str, typer.Option(help="what each question of the attack may spend")] = "1/1000",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
@@ -34,7 +35,11 @@ def service(
     tokens = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
     if "analyst" not in tokens:
         raise InvalidParameter("put an analyst's token into the environment as DITHER_TOKEN")
-    findings = run([Target.of(url, tokens, dataset, epsilon)])
+    families = {attack.family for attack in ATTACKS}
+    if unknown := set(family or ()) - families:
+        raise InvalidParameter(f"no family {', '.join(sorted(unknown))}; there are: {', '.join(sorted(families))}")
+    chosen = [attack for attack in ATTACKS if not family or attack.family in family]
+    findings = run([Target.of(url, tokens, dataset, epsilon)], chosen)
     learned = [finding for finding in findings if finding.learned]
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
