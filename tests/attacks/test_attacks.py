@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlglot
 
 from attacks.sites import neighbours, target
 from conftest import Tier
@@ -18,9 +19,10 @@ from dither.audit.attacks import ATTACKS, Attack, Target, run
 from dither.audit.attacks.fuzz import Fuzzer
 from dither.audit.attacks.service import report
 from dither.errors import DitherError, InvalidPlan
-from dither.privacy.kernel import LocalKernel
+from dither.post import sql
+from dither.privacy.kernel import LocalKernel, _Drawing
 from dither.privacy.ledger import chain
-from dither.serve import questions
+from dither.serve import documents, questions
 from dither.serve.frames import Message
 from dither.serve.jobs import Jobs
 from serve.house import PEOPLE, SALARY, Place, place
@@ -114,6 +116,31 @@ def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pyt
         weakened = [there.ask(query, "1/1000", draw=1).status_code for there in made]
         found = BY_NAME["square root in a CASE"].run([target(there) for there in made])
     assert guarded == [200, 200] and weakened == [500, 200] and found.learned
+
+
+def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: GROUP BY as a database does it, with a row for the groups that are there."""
+    read, shown, exact = _Drawing._read, documents.answer_data, list[Any]()
+
+    def seen(self: _Drawing, name: str, measure: Any) -> Any:
+        exact.append(read(self, name, measure))
+        return exact[-1].copy()
+
+    def present(answer: Any) -> dict[str, Any]:
+        data = shown(answer)
+        return {**data, "rows": [row for row, count in zip(data["rows"], exact[-1], strict=True) if count]}
+
+    with neighbours(tmp_path) as made:
+        monkeypatch.setattr(_Drawing, "_read", seen)
+        monkeypatch.setattr(documents, "answer_data", present)
+        assert BY_NAME["a group that may be missing"].run([target(there) for there in made]).learned
+
+
+def test_a_parser_without_limits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: as deep as anyone likes, until Python's own stack gives up."""
+    with place(tmp_path) as there:
+        monkeypatch.setattr(sql, "parse", lambda text: sqlglot.parse_one(text, dialect="duckdb"))
+        assert BY_NAME["deep NOT"].run([target(there)]).learned
 
 
 def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

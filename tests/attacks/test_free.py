@@ -74,10 +74,10 @@ def test_a_build_that_charges_after_running_is_found(tmp_path: Path, monkeypatch
     def after(self: LocalKernel, request: Any, token: str) -> Any:
         _, house = self._asking(request.dataset, token)
         plain, appraisal = self._appraised(house, request)
-        with house.engine() as engine:
+        with house.engine() as slot:
             try:
                 for step in appraisal.steps:
-                    engine.vector(step.measure, None, 0)
+                    slot.engine.vector(step.measure, None, 0)
             except Exception:
                 raise EngineFailure from None
         return original(self, plain, token)

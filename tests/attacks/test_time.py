@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,15 +15,16 @@ import pytest
 
 from conftest import Tier, require
 from dither.access.engines import open_engine
-from dither.audit.times import timing
+from dither.audit.times import TimingResult, timing
 from dither.errors import DitherError
+from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
-from dither.privacy.pacing import Schedule
+from dither.privacy.pacing import Departure, Schedule
 from dither.schema import load
 from dither.serve.frames import Message
 from dither.serve.kernel_server import KernelServer
 from dither.session import Session
-from serve.house import town
+from serve.house import Place, place, town
 
 QUERY = "SELECT COUNT(*) FROM people WHERE salary = 91000"
 
@@ -246,6 +247,9 @@ def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
         right.close()
 
 
+# --- By the wall clock, as an analyst sees it ---
+
+
 class Slow:
     """An engine that one record makes slower, by the wall clock."""
 
@@ -260,39 +264,65 @@ class Slow:
         return getattr(self.inner, name)
 
 
-@contextmanager
-def wall(folder: Path, schedule: Schedule | None) -> Iterator[Any]:
-    """Two kernels by the wall clock; a record makes the second's plan 30 ms slower."""
-    made = []
-    for number, seconds in enumerate((0.0, 0.03)):
-        place = folder / str(number)
-        slow = partial(_slowed, seconds)
-        made.append(LocalKernel(load(town(place, 900)), place / "l.sqlite", schedule=schedule, engine=slow))
-    yield made
-    for each in made:
-        each.close()
-
-
 def _slowed(seconds: float, dataset: Any) -> Any:
     return Slow(open_engine(dataset), seconds)
 
 
-@pytest.mark.tier("deep")
-@pytest.mark.parametrize("padded", [True, False])
-def test_response_times_of_neighbours_by_the_wall_clock(padded: bool, tmp_path: Path) -> None:
-    """100 blocks of two, sign tests at alpha 1e-9. Power: with no padding, 30 ms against a few is seen in every block,
-    and missed with probability below 1e-9; with padding, whatever is left is below what these tests can see."""
-    schedule = Schedule(floor=700, row=0, cell=0, most_misses=1000) if padded else None
+@contextmanager
+def wall(folder: Path, schedule: Schedule | None) -> Iterator[tuple[Place, Place]]:
+    """Two services, kernel, socket and gateway; a record makes the second's plan 30 ms slower."""
+    with ExitStack() as stack:
+        sides = [
+            stack.enter_context(
+                place(folder / str(number), epsilon=900, schedule=schedule, engine=partial(_slowed, seconds))
+            )
+            for number, seconds in enumerate((0.0, 0.03))
+        ]
+        yield sides[0], sides[1]
+
+
+def compared(folder: Path, schedule: Schedule | None, runs: int) -> tuple[TimingResult, int]:
+    """Response times on both sides, in blocks of two whose order a coin decides; and how many answers were late."""
     count = iter(range(10**6))
-    with wall(tmp_path, schedule) as kernels:
-        sessions = [Session.over(kernel, "ann") for kernel in kernels]
 
-        def ask(session: Session) -> None:
-            session.sql(QUERY, epsilon="1/1000", draw=next(count))
+    def ask(there: Place) -> None:
+        assert there.ask(QUERY, "1/1000", draw=next(count)).status_code == 200
 
-        result = timing(ask, sessions[0], sessions[1], runs=100, alpha=1e-9, warmup=3)
-        late = sum(len(kernel.books.misses("town")[0]) for kernel in kernels)
-    print(result, f"{late} late")
-    # A late answer doubles the prediction of one side: outside the guarantee, capped, and a fault of a busy machine.
-    require(late == 0, f"{late} answers were late: this machine is too busy to compare times on it")
-    assert result.refuted is not padded, result
+    with wall(folder, schedule) as sides:
+        result = timing(ask, *sides, runs=runs, alpha=1e-9, warmup=3)
+        return result, sum(len(there.kernel.books.misses("town")[0]) for there in sides)
+
+
+def on_time(folder: Path, runs: int) -> TimingResult:
+    """A comparison in which nothing was late; a late answer is outside the guarantee, and a fault of a busy machine."""
+    for attempt in range(3):
+        result, late = compared(folder / str(attempt), Schedule(floor=500, row=0, cell=0, most_misses=1000), runs)
+        print(result, f"{late} late")
+        if not late:
+            return result
+    require(False, "answers were late in each of three attempts: this machine is too busy to compare times on it")
+    raise AssertionError
+
+
+@pytest.mark.tier("deep")
+def test_response_times_of_neighbours_are_alike(tmp_path: Path) -> None:
+    """150 blocks of two, sign tests at alpha 1e-9 (the false alarm). The power is stated and checked: with 90% a shift
+    of 5 ms, a sixth of what the record costs the engine, would have been found."""
+    result = on_time(tmp_path, 150)
+    assert not result.refuted, result
+    assert result.detectable_shift < 0.005, result
+
+
+@pytest.mark.tier("deep")
+def test_response_times_without_padding_tell_neighbours_apart(tmp_path: Path) -> None:
+    """The weakened build: no schedule. 30 ms against a few are seen in every block."""
+    result, _ = compared(tmp_path, None, 100)
+    assert result.refuted, result
+
+
+@pytest.mark.tier("deep")
+def test_a_pause_after_the_work_is_no_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: the wait begins when the work has ended. What is left of it shows through the same jitter."""
+    monkeypatch.setattr(kernel_module, "departure", lambda instants, ready: Departure(ready + 200, False))
+    result, _ = compared(tmp_path, Schedule(floor=500, row=0, cell=0, most_misses=1000), 100)
+    assert result.refuted, result
