@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -16,7 +18,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from dither.access.context import Context
+from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
 from dither.access.expr import Column, Compare, Constant, Instant
 from dither.access.measure import Count, Key, Linear, Measure, PartitionCounts, Sum, contributions
@@ -116,8 +118,12 @@ class Room:
     """A kernel, the engine behind it and the place of its ledger."""
 
     kernel: LocalKernel
-    spy: Spy
+    spies: list[Spy]
     place: Path
+
+    @property
+    def spy(self) -> Spy:
+        return self.spies[0]
 
     def rows(self, kind: str) -> list[Any]:
         return [json.loads(row.body) for row in self.kernel.books.rows() if row.kind == kind]
@@ -140,7 +146,7 @@ def opened(tmp_path: Path) -> Any:
 
         where = place or tmp_path / "ledger.sqlite"
         made = LocalKernel(described, where, engine=watched, **options)
-        rooms.append(Room(made, spies[0], where))
+        rooms.append(Room(made, spies, where))
         spies[0].reads.clear()
         return rooms[-1]
 
@@ -811,6 +817,71 @@ def test_the_engine_is_cut_off_at_the_last_instant(world: Any, opened: Any) -> N
     assert clock.ticks - start == 8 * promised
 
 
+def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened: Any) -> None:
+    """Eight ask at once, on four engines, and every answer is late: three leave, the others find the dataset locked."""
+    room = opened(world(1000), schedule=Schedule(floor=1, row=0, cell=0), slots=4)
+    for spy in room.spies:
+        spy.before = lambda: time.sleep(0.02)
+    found: list[str] = []
+
+    def ask(number: int) -> None:
+        try:
+            room.kernel.answer(counting(draw=number), "ann")
+            found.append("late")
+        except (EngineFailure, NotAllowed) as problem:
+            found.append(problem.code)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(room.kernel.books.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
+    room.kernel.unlock("shop")
+    assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
+
+
+def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(world: Any, opened: Any) -> None:
+    clock = HeldClock()
+    room = opened(world(100), clock=clock, schedule=Schedule(floor=200, most_misses=9))
+
+    def breaks() -> None:
+        raise EngineFailure
+
+    room.spy.before = breaks
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    assert len(room.spies) == 1, "opening another is no part of the failed answer's time"
+    assert room.kernel.answer(counting(), "ann").parts
+    assert len(room.spies) == 2
+
+    def cut_off() -> None:
+        clock.ticks += 10**7
+        raise EngineFailure
+
+    room.spies[1].before = cut_off
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(draw=1), "ann")
+    room.spies[1].before = lambda: None
+    assert room.kernel.answer(counting(draw=1), "ann").parts
+    assert len(room.spies) == 2
+
+
+def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened: Any, monkeypatch: Any) -> None:
+    """Multiplicities of public tables are part of the sensitivity that was charged."""
+    room = opened(world(100))
+    room.spy.before = lambda: (_ for _ in ()).throw(EngineFailure)
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    other = PublicFacts({}, {("users", "age"): 2})
+    monkeypatch.setattr(Spy, "ctx", property(lambda spy: replace(spy.inner.ctx, facts=other)))
+    with pytest.raises(EngineFailure):
+        room.kernel.answer(counting(), "ann")
+    assert room.spies[-1].reads == []
+    monkeypatch.undo()
+    assert room.kernel.answer(counting(), "ann").parts
+
+
 @pytest.mark.tier("test")
 def test_a_recorded_answer_leaves_at_once_and_a_refusal_too(world: Any, opened: Any) -> None:
     clock = HeldClock()
@@ -899,11 +970,11 @@ def test_a_kernel_behind_a_seen_head_refuses(world: Any, opened: Any) -> None:
 
 def test_a_quote_works_with_the_engine_taken_away(world: Any, opened: Any) -> None:
     room = opened(world())
-    room.kernel._houses["shop"].engines.get()
+    taken = room.kernel._houses["shop"].engines.get()
     quote = room.kernel.quote(counting(), "ann")
     assert quote.losses[0].loss == Pure(1) and quote.affordable and not quote.free
     assert not room.kernel.quote(counting(11), "ann").affordable
-    room.kernel._houses["shop"].engines.put(room.spy)
+    room.kernel._houses["shop"].engines.put(taken)
 
 
 # --- The verifier recomputes losses from plans ---

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
@@ -27,7 +28,7 @@ from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.ledger import KERNEL, Account, Claim, Ledger, Receipt, Recorded
 from dither.privacy.ledger.rules import public
 from dither.privacy.mechanisms import Mechanism, Vector
-from dither.privacy.pacing import Clock, Schedule, SystemClock, Work, departure
+from dither.privacy.pacing import LOCKED, Clock, Gate, Schedule, SystemClock, Work, departure
 from dither.privacy.private_log import PrivateLog
 from dither.privacy.sizing import size_parts
 from dither.privacy.tails import rung
@@ -53,18 +54,28 @@ def code_version() -> str:
         return "unknown"
 
 
+@dataclass
+class Slot:
+    """A place for one engine; one that failed is replaced by the next request that gets the place."""
+
+    engine: Engine
+    failed: bool = False
+
+
 @dataclass(frozen=True)
 class House:
     """A registered dataset: its context, its engines (each serves one request at a time) and its noisy sizes."""
 
     context: Context
     version: str
-    engines: queue.Queue[Engine]
+    engines: queue.Queue[Slot]
     rows: Mapping[str, int]
     slots: int
 
+    gate: Gate = field(default_factory=Gate)
+
     @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self) -> Iterator[Slot]:
         """An engine that is free; kept until the answer leaves, so that waiting depends on the schedule alone."""
         taken = self.engines.get()
         try:
@@ -78,7 +89,7 @@ class _Task:
     """A charged request, and the engine that will answer it."""
 
     house: House
-    engine: Engine
+    slot: Slot
     request: Request
     appraisal: Appraisal
     outcome: Receipt | Recorded
@@ -117,8 +128,8 @@ class LocalKernel:
         outcome = self._charge(self._claim(house, request, appraisal, account.name))
         if isinstance(outcome, Recorded) and outcome.paid:
             return self._recorded(outcome, cached=True)
-        with house.engine() as engine:
-            return self._paced(_Task(house, engine, request, appraisal, outcome))
+        with house.gate.passing(lambda: self._misses_left(request.dataset)), house.engine() as slot:
+            return self._paced(_Task(house, slot, request, appraisal, outcome))
 
     def _charge(self, claim: Claim) -> Receipt | Recorded:
         """The durable charge; a refusal reads nothing and is noted apart."""
@@ -142,6 +153,7 @@ class LocalKernel:
             drawn: Release | EngineFailure = self._guarded(task, lambda: self._drawn(task, instants[-1]))
         except EngineFailure as problem:
             drawn = problem
+            task.slot.failed &= self._clock.milliseconds() < instants[-1]  # being cut off breaks no engine
         leaving = departure(instants, self._clock.milliseconds())
         self._clock.wait_until(leaving.instant)
         if leaving.missed or isinstance(drawn, EngineFailure):
@@ -161,7 +173,8 @@ class LocalKernel:
         try:
             return work()
         except Exception as problem:
-            detail = getattr(task.engine, "failure", None) or str(problem)
+            detail = getattr(task.slot.engine, "failure", None) or str(problem)
+            task.slot.failed |= isinstance(problem, EngineFailure)
             name = task.request.dataset
             self.log.note(event="failure", dataset=name, error=type(problem).__name__, detail=detail[:2000])
             raise EngineFailure from None
@@ -171,7 +184,8 @@ class LocalKernel:
         outcome, request, appraisal = task.outcome, task.request, task.appraisal
         if isinstance(outcome, Recorded):
             return self._recorded(outcome, cached=False)
-        drawing = _Drawing(outcome, task.engine, self._bits, self._bits.integer(62), lambda: self._left(deadline))
+        left, secret = partial(self._left, deadline), self._bits.integer(62)
+        drawing = _Drawing(outcome, self._working(task), self._bits, secret, left)
         find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(appraisal.find))
         bound = _bounds(request, find)
         steps = answered(task.house.context, request, bound) if find else appraisal.steps
@@ -198,6 +212,17 @@ class LocalKernel:
         release = encode(replace(drawn, head=self.books.head)).decode()
         recorded = self.books.record(task.outcome, release)
         return self._recorded(Recorded(task.outcome.sequence, recorded, paid=False), cached=False)
+
+    def _working(self, task: _Task) -> Engine:
+        """The task's engine, opened again if it has failed: the public tables must be those that were registered."""
+        if task.slot.failed:
+            with suppress(Exception):
+                task.slot.engine.close()
+            task.slot.engine = self._open(task.house.context.dataset)
+            if task.slot.engine.ctx.facts != task.house.context.facts:
+                raise EngineFailure
+            task.slot.failed = False
+        return task.slot.engine
 
     def _left(self, deadline: int | None) -> float | None:
         """Seconds until the engine is cut off."""
@@ -246,7 +271,7 @@ class LocalKernel:
         if request.expect_head is not None:
             self.books.check_head(request.expect_head)
         if self.locked(request.dataset):
-            raise NotAllowed("the dataset is locked after late answers, until its curator acts")
+            raise NotAllowed(LOCKED)
 
     def _claim(self, house: House, request: Request, appraisal: Appraisal, account: str) -> Claim:
         question = replace(request, request_id="", expect_head=None)
@@ -349,11 +374,10 @@ class LocalKernel:
 
     def register(self, dataset: Dataset) -> None:
         """Opens a dataset: writes its description down, and measures its size privately before anything else."""
-        engines: queue.Queue[Engine] = queue.Queue()
-        for _ in range(self._slots):
-            engines.put(self._open(dataset))
-        first = engines.get()
-        engines.put(first)
+        engines: queue.Queue[Slot] = queue.Queue()
+        first = self._open(dataset)
+        for engine in (first, *(self._open(dataset) for _ in range(self._slots - 1))):
+            engines.put(Slot(engine))
         self.books.register(dataset, first.ctx.facts)
         bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, self._slots)
         self._houses[dataset.name] = replace(bare, rows=self._sized(bare))
@@ -368,8 +392,8 @@ class LocalKernel:
             outcome = self.books.charge(self._claim(house, request, appraisal, KERNEL))
         except BudgetExceeded:
             return self._size_before(request, tables)
-        with house.engine() as engine:
-            return _rows(tables, self._now(_Task(house, engine, request, appraisal, outcome)))
+        with house.engine() as slot:
+            return _rows(tables, self._now(_Task(house, slot, request, appraisal, outcome)))
 
     def _size_before(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
         """The size of an earlier version of the data: a new one needs budget that is not left."""
@@ -387,7 +411,11 @@ class LocalKernel:
 
     def locked(self, dataset: str) -> bool:
         """Whether late answers have closed a dataset."""
-        return self._schedule is not None and self.books.misses(dataset)[1] >= self._schedule.most_misses
+        return self._misses_left(dataset) <= 0
+
+    def _misses_left(self, dataset: str) -> int:
+        """How many more answers may be late before the dataset locks; without a schedule none ever is."""
+        return self._slots if self._schedule is None else self._schedule.most_misses - self.books.misses(dataset)[1]
 
     def unlock(self, dataset: str) -> None:
         """Lets a dataset that was locked by late answers answer again."""
@@ -396,8 +424,8 @@ class LocalKernel:
     def corrections(self, dataset: str) -> Mapping[str, int]:
         """How many values had to be corrected in answers so far; for the curator only."""
         house, totals = self._house(dataset), dict[str, int]()
-        with house.engine() as engine:
-            for name, count in engine.corrections().items():
+        with house.engine() as slot:
+            for name, count in slot.engine.corrections().items():
                 totals[name] = totals.get(name, 0) + count
         return totals
 
@@ -405,7 +433,7 @@ class LocalKernel:
         """Lets go of the data and the ledger."""
         for house in self._houses.values():
             for _ in range(house.slots):
-                house.engines.get().close()
+                house.engines.get().engine.close()
         self._houses.clear()
         self.books.close()
 

@@ -7,15 +7,19 @@ longer, and at a cap lock the dataset.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import comb
 from typing import Protocol
 
-from dither.errors import InvalidParameter
+from dither.errors import InvalidParameter, NotAllowed
 
 MOST_MISSES = 3
+LOCKED = "the dataset is locked after late answers, until its curator acts"
 DOUBLINGS = 4
 
 
@@ -98,6 +102,28 @@ class Schedule:
         most = min(charges, self.most_misses)
         ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
         return (ways - 1).bit_length()
+
+
+class Gate:
+    """Lets so few answers be under way at once that, were all of them late, the cap on misses would still hold."""
+
+    def __init__(self) -> None:
+        self._changed, self._under_way = threading.Condition(), 0
+
+    @contextmanager
+    def passing(self, allowed: Callable[[], int]) -> Iterator[None]:
+        """Waits for a turn, and ends it when the answer has left; refuses where no more may be late (`allowed`)."""
+        with self._changed:
+            self._changed.wait_for(lambda: not 0 < allowed() <= self._under_way)
+            if allowed() <= 0:
+                raise NotAllowed(LOCKED)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True)
