@@ -108,10 +108,12 @@ class LocalKernel:
         clock: Clock | None = None,
         slots: int = 1,
         engine: Callable[[Dataset], Engine] = open_engine,
+        sign_in: Callable[[str], str | None] = lambda token: None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._schedule, self._trusted, self._slots, self._open = schedule, trusted, slots, engine
         self._bits: Bits = SystemBits()
+        self._sign_in = sign_in
         self._houses: dict[str, House] = {}
         self.books = Ledger(ledger, self._clock)
         self.log = PrivateLog()
@@ -242,7 +244,8 @@ class LocalKernel:
 
     def _account(self, token: str) -> Account:
         if not self._trusted:
-            return self.books.authenticate(token)
+            name = self._sign_in(token)  # who somebody is by a token that is not the ledger's
+            return self.books.authenticate(token) if name is None else self.books.account(name)
         if not token or token == KERNEL:
             raise NotAllowed("an account needs a name, and not the kernel's own")
         return Account(token, "analyst")
@@ -296,6 +299,10 @@ class LocalKernel:
         return sum(note.body == work.time_class for note in self.books.misses(dataset)[0])
 
     # --- What may be known ---
+
+    def whose(self, token: str) -> str:
+        """The account that a token belongs to."""
+        return self._account(token).name
 
     def datasets(self, token: str) -> tuple[str, ...]:
         """The datasets that the account may ask or see."""

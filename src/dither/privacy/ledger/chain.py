@@ -453,12 +453,27 @@ class Ledger:
         mine = hashed(token)
         with self._reading() as book:
             name = book.get(key("token", mine))
+        account, kept = self._standing(name)
+        if account is None or not hmac.compare_digest(kept, mine):
+            raise NotAllowed("the token is not valid")
+        return account
+
+    def account(self, name: str) -> Account:
+        """An account whose owner has shown who they are by other means; refused where a token of it would be."""
+        account, _ = self._standing(name)
+        if account is None:
+            raise NotAllowed("the token is not valid")
+        return account
+
+    def _standing(self, name: str | None) -> tuple[Account | None, str]:
+        """An account that is neither expired nor revoked, and the hash of its token."""
+        with self._reading() as book:
             at = book.get(key("account", name)) if name is not None else None
             body = book.body(int(at)) if at is not None else {"token": None, "expires": None}
         expired = body["expires"] is not None and max(self._now(), self._time) >= body["expires"]
-        if expired or not hmac.compare_digest(body["token"] or "", mine):
-            raise NotAllowed("the token is not valid")
-        return Account(str(body["name"]), str(body["role"]))
+        if expired or body["token"] is None:
+            return None, ""
+        return Account(str(body["name"]), str(body["role"])), str(body["token"])
 
     def mark_restored(self, source: Head) -> None:
         """Closes a ledger that was restored from a copy, until the gap is marked."""
