@@ -13,7 +13,7 @@ from dither.access.context import Context
 from dither.access.relation import fill
 from dither.errors import InvalidParameter, NotFound
 from dither.loss import Loss, Pure, Rational, rational
-from dither.post import asking
+from dither.post import asking, kinds
 from dither.post.answers import Answer, assemble
 from dither.post.asking import Spend, spend
 from dither.post.batches import Whole, joined, split_answers
@@ -27,6 +27,7 @@ from dither.schema import Dataset
 from dither.wire import Balance, Entry, Kernel, Quote, Statement
 
 CONFIDENCE = 0.95
+MOST_CONFIDENT = 0.9999
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ class Session:
         With `delta`, keys that the schema does not list are first selected privately, for half of the loss.
         """
         if delta is not None:
-            return self._selected(query, spend(epsilon, rho), rational(delta, "delta"), bound, confidence, unit, draw)
+            return self._selected(
+                query, spend(epsilon, rho), rational(delta, "delta"), bound, _level(confidence), unit, draw
+            )
         asked = self._asked(query, epsilon, rho, within, bound, confidence, unit, join_rows)
         return self._answer([asked.plan], asked.spend, asked.confidence, request_id, draw)[0]
 
@@ -163,7 +166,7 @@ class Session:
     ) -> list[Answer]:
         """Several questions in one charge of the total; counts over one table share their joint cost."""
         budget, plans = self._batch(queries, epsilon, rho, bound, unit)
-        return self._answer(plans, budget, confidence, request_id, draw)
+        return self._answer(plans, budget, _level(confidence), request_id, draw)
 
     def quote_batch(
         self,
@@ -183,7 +186,7 @@ class Session:
         columns = tuple(
             column
             for place, plan in enumerate(plans)
-            for column in expected(self.context, plan, whole.parts_of(place, parts), confidence, rows)
+            for column in expected(self.context, plan, whole.parts_of(place, parts), _level(confidence), rows)
         )
         return self._priced(whole, plans[0].unit, budget, columns, plans[0].notes)
 
@@ -205,13 +208,16 @@ class Session:
             Planner(self.context, Bound(rows=threshold), budget.gaussian).plan(light(question, threshold)),
             Planner(self.context, how, budget.gaussian).plan(heavy(question, threshold)),
         ]
-        one, two = self._answer(plans, budget, confidence, "", 0)
+        one, two = self._answer(plans, budget, _level(confidence), "", 0)
         return one, two
 
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _read(self, query: str, unit: str | None, bound: Bound, join_rows: int | None) -> Question:
-        return read(query, self.dataset, unit or default_unit(self.dataset), row_limit=bound.rows, join_limit=join_rows)
+        name = unit or default_unit(self.dataset)
+        question = read(query, self.dataset, name, row_limit=bound.rows, join_limit=join_rows)
+        kinds.check(question, self.context)
+        return question
 
     def _selected(
         self,
@@ -256,9 +262,7 @@ class Session:
         given = {"epsilon": epsilon, "rho": rho, "within": within}
         chosen = {name: value if value is not None else options.get(name) for name, value in given.items()}
         how = bound_of(_bound_option(options) if bound is None else bound)
-        level = float(rational(options.get("confidence", confidence), "confidence"))
-        if not 0 < level < 1:
-            raise InvalidParameter("confidence must lie between 0 and 1, such as 0.95")
+        level = _level(options.get("confidence", confidence))
         if chosen["within"] is not None:
             return self._solved(question, how, level, chosen)
         budget = spend(chosen["epsilon"], chosen["rho"])
@@ -350,10 +354,21 @@ def _filled(plan: Plan, limits: Mapping[str, int]) -> Plan:
     return fill(plan, limits) if limits else plan
 
 
+def _level(confidence: Rational) -> float:
+    level = float(rational(confidence, "confidence"))
+    if not 0 < level <= MOST_CONFIDENT:
+        raise InvalidParameter(f"confidence must lie between 0 and {MOST_CONFIDENT}, such as 0.95, got {level}")
+    return level
+
+
 def _bound_option(options: Mapping[str, str]) -> object:
-    if "groups" in options:
-        return {"groups": int(options["groups"]), "rows": int(options.get("rows_per_group", "1"))}
-    return options.get("bound")
+    if "groups" not in options:
+        return options.get("bound")
+    named = {"groups": options["groups"], "rows": options.get("rows_per_group", "1")}
+    for name, value in named.items():
+        if not value.isdigit():
+            raise InvalidParameter(f"OPTIONS({name} = ...) takes a whole number, got {value[:40]!r}")
+    return {name: int(value) for name, value in named.items()}
 
 
 def default_unit(dataset: Dataset) -> str:

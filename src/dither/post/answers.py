@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from importlib import import_module
@@ -21,8 +22,10 @@ from dither.loss import Loss
 from dither.loss import to_json as loss_to_json
 from dither.post.bounds import Found
 from dither.post.intervals import Estimate, Source, estimate
+from dither.post.kinds import Kind, kind, of_domain
 from dither.post.plan import Plan, axes
-from dither.post.recipe import Key, Values, cells_of, evaluate
+from dither.post.questions import Ordering
+from dither.post.recipe import Key, Values, cells_of, evaluate, missing
 from dither.schema import Domain, Moment, Scalar
 from dither.wire import Release
 
@@ -206,7 +209,10 @@ def assemble(
     rows = list(product(*(values for _, values in found)))
     domains = _key_domains(plan, context)
     raw = [_key_values([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
-    estimates = [estimate(output.node, columns, raw, confidence) for output in plan.outputs]
+    kinds = [of_domain(domain) for domain in domains]
+    estimates = [
+        _as_kind(estimate(output.node, columns, raw, confidence), kind(output.node, kinds)) for output in plan.outputs
+    ]
     size = len(rows)
     chosen = _chosen(plan, columns, raw, size)
     shown = [_key_text([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
@@ -223,11 +229,22 @@ def assemble(
     )
 
 
+def _as_kind(found: Estimate, wanted: Kind) -> Estimate:
+    """Truth values as such; they are computed as 1, 0 and unknown."""
+    if wanted != "truth value":
+        return found
+    values = [None if value != value else bool(value) for value in np.atleast_1d(found.value)]
+    return replace(found, value=np.array(values, dtype=object).reshape(np.shape(found.value)))
+
+
 def _notes(plan: Plan, bounds: dict[str, Found]) -> tuple[str, ...]:
     notes = list(plan.notes)
     for tag, found in bounds.items():
         share = f"{found.inflation:.1%}" if found.kept else "unknown"
-        notes.append(f"bound on {tag} found privately: {found.bound}; clipping removed about {share} of what it kept")
+        notes.append(
+            f"bound on {tag} found privately: {found.bound}; clipping removed about {share} of what it kept; "
+            f"fewer than about {found.unseen:.0f} units far heavier than all others would not show: not allowed for"
+        )
     return tuple(notes)
 
 
@@ -243,14 +260,19 @@ def _chosen(plan: Plan, columns: Sequence[Source], keys: list[Values], size: int
     cells = [column.estimate for column in columns]
     kept = np.ones(size, bool)
     if plan.having is not None:
-        kept = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)).astype(bool)
+        kept = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
     rows = [row for row in range(size) if kept[row]]
     for term in reversed(plan.order):
-        values = np.broadcast_to(evaluate(term.node, cells, keys), (size,))
-        numeric = values.dtype.kind in "fiub"
-        rows.sort(key=lambda row, v=values, n=numeric: v[row] if n else str(v[row]), reverse=term.descending)  # type: ignore[misc]
+        rows = _ordered(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
     first = plan.question.offset
     return rows[first:] if plan.question.limit is None else rows[first : first + plan.question.limit]
+
+
+def _ordered(rows: list[int], values: Values, term: Ordering) -> list[int]:
+    absent = missing(values)
+    known = sorted((row for row in rows if not absent[row]), key=lambda row: values[row], reverse=term.descending)
+    unknown = [row for row in rows if absent[row]]
+    return unknown + known if term.nulls_first else known + unknown
 
 
 def _key_domains(plan: Plan, context: Context) -> list[Domain]:
@@ -259,9 +281,9 @@ def _key_domains(plan: Plan, context: Context) -> list[Domain]:
 
 
 def _key_values(values: list[Scalar], domain: Domain) -> Values:
-    """Keys for computing: numbers as floats, all else as objects."""
-    if all(isinstance(value, int | Fraction) and not isinstance(value, bool) for value in values):
-        return np.array([float(value) for value in values])  # type: ignore[arg-type]
+    """Keys for computing: numbers, moments and truth values as floats, texts as objects."""
+    if of_domain(domain) != "text":
+        return np.array([math.nan if value is None else float(value) for value in values])
     return np.array(values, dtype=object)
 
 

@@ -224,27 +224,33 @@ def _edge(guess: Floats, size: Floats, law: Law, under_law: Law, confidence: flo
 def _simulated(node: Node, sources: Sequence[Source], keys: Sequence[Values], confidence: float) -> Estimate:
     value = evaluate(node, [source.estimate for source in sources], keys)
     used = sorted(cells_of(node))
-    noise = dict(zip(used, _points([sources[index].law for index in used]), strict=True))
+    count = _enough(confidence)
+    noise = dict(zip(used, _points([sources[index].law for index in used], count), strict=True))
     size = max(np.size(sources[index].values) for index in used)
-    rows = max(1, SLAB // POINTS)
+    rows = max(1, SLAB // count)
     slabs = [slice(start, start + rows) for start in range(0, size, rows)]
     ends = [_slab(node, sources, keys, noise, slab, confidence) for slab in slabs]
     std, low, high = (np.concatenate([end[part] for end in ends]) for part in range(3))
     return Estimate(value, std, low, high)
 
 
-def _points(laws: Sequence[Law]) -> list[Floats]:
+def _enough(confidence: float) -> int:
+    """How many points an interval needs: some tens of them beyond each of its ends."""
+    return max(POINTS, 1 << math.ceil(math.log2(64 / (1 - confidence))))
+
+
+def _points(laws: Sequence[Law], count: int) -> list[Floats]:
     """Noise at low-discrepancy points: an interval then needs thousands of them, not a million."""
-    return [law.at(levels) for law, levels in zip(laws, _levels(len(laws)), strict=True)]
+    return [law.at(levels) for law, levels in zip(laws, _levels(len(laws), count), strict=True)]
 
 
 @lru_cache(maxsize=16)
-def _levels(dimension: int) -> tuple[Floats, ...]:
+def _levels(dimension: int, count: int) -> tuple[Floats, ...]:
     """Kronecker points: multiples of powers of 1 / g, where g^(d+1) = g + 1, modulo 1."""
     base = 2.0
     for _ in range(60):
         base = (1 + base) ** (1 / (dimension + 1))
-    steps = np.arange(1, POINTS + 1)
+    steps = np.arange(1, count + 1)
     return tuple(np.clip((0.5 + steps * base**-power) % 1.0, 1e-9, 1 - 1e-9) for power in range(1, dimension + 1))
 
 
@@ -281,7 +287,7 @@ def _cut(values: Values, slab: slice) -> Values:
 
 
 def _spread(drawn: Floats, confidence: float) -> tuple[Floats, Floats, Floats]:
-    tail = (1 - confidence - SIMULATED_EXTRA) / 2
+    tail = max((1 - confidence - SIMULATED_EXTRA) / 2, (1 - confidence) / 4)
     known = ~np.isnan(drawn)
     filled = np.where(known, drawn, -math.inf), np.where(known, drawn, math.inf)
     low = np.quantile(filled[0], tail, axis=1, method="lower")

@@ -37,10 +37,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Ordering:
-    """One ORDER BY term, applied to the noisy answer."""
+    """One ORDER BY term, applied to the noisy answer; NULLs come last unless they are asked for first."""
 
     node: Node
     descending: bool
+    nulls_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,14 +89,16 @@ class Ratio:
 
 
 def evaluate(node: Node, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
-    """The node's value for every group; undefined results are NaN (numbers) or None (others)."""
+    """The node's value for every group; what is undefined or unknown is NaN (numbers, truth as 1 or 0) or None."""
     match node:
         case Cell(index):
             return cells[index]
         case Key(index):
             return keys[index]
+        case Constant(str() as value):
+            return np.asarray(value, dtype=object)
         case Constant(value):
-            return np.asarray(math.nan if value is None else value)
+            return np.asarray(math.nan if value is None else float(value))
         case Mean():
             return _mean(node, cells, keys)
         case Within(inner, low, high):
@@ -133,37 +136,70 @@ def _covariance(product: Values, first: Values, second: Values, size: Values, lo
 
 
 def _case(*arguments: Values) -> Values:
-    result: Values = arguments[-1] if len(arguments) % 2 else np.asarray(math.nan)
-    for position in range(len(arguments) // 2 * 2 - 2, -1, -2):
-        result = np.where(arguments[position].astype(bool), arguments[position + 1], result)
-    return result
+    arguments = (*arguments, np.asarray(math.nan)) if len(arguments) % 2 == 0 else arguments
+    results = _aligned(*arguments[1::2], arguments[-1])
+    chosen = results[-1]
+    for condition, result in zip(arguments[-3::-2], results[-2::-1], strict=True):
+        chosen = np.where(condition == 1, result, chosen)
+    return chosen
 
 
 def _coalesce(*arguments: Values) -> Values:
-    result = arguments[-1]
-    for value in arguments[-2::-1]:
-        result = np.where(_missing(value), result, value)
+    *others, result = _aligned(*arguments)
+    for value in reversed(others):
+        result = np.where(missing(value), result, value)
     return result
 
 
-def _missing(value: Values) -> Values:
-    value = np.asarray(value)
-    if value.dtype.kind == "f":
+def _aligned(*arguments: Values) -> list[Values]:
+    """Texts and NULLs as objects, numbers as they are: NaN beside a text would become the text 'nan'."""
+    if all(value.dtype.kind == "f" for value in arguments):
+        return list(arguments)
+    return [np.where(missing(value), np.asarray(None, dtype=object), value.astype(object)) for value in arguments]
+
+
+def missing(value: Values) -> Values:
+    """Where a value is NULL or undefined."""
+    if value.dtype.kind != "O":
         return np.isnan(value)
-    if value.dtype.kind == "O":
-        return np.array([item is None for item in value.ravel()]).reshape(value.shape)
-    return np.zeros(value.shape, bool)
+    return np.array([item is None or item != item for item in value.ravel()]).reshape(value.shape)
 
 
 def _nullif(value: Values, other: Values) -> Values:
-    return np.where(value == other, math.nan, value)
+    one, none = _aligned(value, np.asarray(math.nan))
+    return np.where(_equal(value, other) == 1, none, one)
 
 
 def _isin(value: Values, *options: Values) -> Values:
-    found = np.zeros(np.shape(value), bool)
-    for option in options:
-        found = found | (value == option)
+    found = _equal(value, options[0])
+    for option in options[1:]:
+        found = _or(found, _equal(value, option))
     return found
+
+
+def _compared(operation: Callable[[Any, Any], Any]) -> Callable[[Values, Values], Values]:
+    """A comparison that is unknown where a side is."""
+
+    def compare(one: Values, two: Values) -> Values:
+        one, two = np.broadcast_arrays(one, two)
+        known = ~(missing(one) | missing(two))
+        result = np.full(one.shape, math.nan)
+        result[known] = operation(one[known], two[known])
+        return result
+
+    return compare
+
+
+_equal = _compared(operator.eq)
+
+
+def _and(one: Values, two: Values) -> Values:
+    """False where a side is false, else unknown where a side is: the lesser of the two, NaN between them."""
+    return np.where((one == 0) | (two == 0), 0.0, one * two)
+
+
+def _or(one: Values, two: Values) -> Values:
+    return np.asarray(1 - _and(1 - one, 1 - two))
 
 
 def _least(*arguments: Values) -> Values:
@@ -198,17 +234,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "case": _case,
     "coalesce": _coalesce,
     "nullif": _nullif,
-    "isnull": _missing,
+    "isnull": lambda value: missing(value).astype(float),
     "isin": _isin,
-    "eq": lambda one, two: one == two,
-    "ne": lambda one, two: one != two,
-    "lt": lambda one, two: one < two,
-    "le": lambda one, two: one <= two,
-    "gt": lambda one, two: one > two,
-    "ge": lambda one, two: one >= two,
-    "and": lambda one, two: one.astype(bool) & two.astype(bool),
-    "or": lambda one, two: one.astype(bool) | two.astype(bool),
-    "not": lambda value: ~value.astype(bool),
+    "eq": _equal,
+    "ne": _compared(operator.ne),
+    "lt": _compared(operator.lt),
+    "le": _compared(operator.le),
+    "gt": _compared(operator.gt),
+    "ge": _compared(operator.ge),
+    "and": _and,
+    "or": _or,
+    "not": lambda value: 1 - value,
 }
 RISING = frozenset({"round", "floor", "ceil", "sqrt", "exp", "ln", "log10", "sign"})
 

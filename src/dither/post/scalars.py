@@ -243,14 +243,15 @@ class Translator:
         raise Unsupported(f"{shown(node)}: IS takes NULL, TRUE or FALSE")
 
     def like(self, node: exp.Like) -> expr.Expr:
-        """LIKE 'x', 'x%', '%x' and '%x%'."""
+        """LIKE and NOT LIKE with 'x', 'x%', '%x' and '%x%'."""
         pattern = literal(node.expression) if is_literal(node.expression) else None
         if not isinstance(pattern, str):
             raise Unsupported("LIKE takes a literal pattern such as 'prefix%'")
         text = pattern.strip("%")
         if "%" in text or "_" in text or len(pattern) - len(text) > 2:
             raise Unsupported("LIKE is offered as 'text', 'prefix%', '%suffix' and '%part%' only, without _")
-        return _matched(self(node.this), text, pattern.startswith("%"), pattern.endswith("%"))
+        found = _matched(self(node.this), text, pattern.startswith("%"), pattern.endswith("%"))
+        return expr.Not(found) if node.args.get("negate") else found
 
     def starts_with(self, node: exp.Expr, how: Any) -> expr.Expr:
         """STARTS_WITH, ENDS_WITH and CONTAINS."""

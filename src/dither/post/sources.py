@@ -209,7 +209,8 @@ def table(dataset: Dataset, unit: Unit, name: str) -> Source:
         raise NotFound(f"no table {name!r}; there are: {', '.join(sorted(dataset.tables))}")
     declared = dataset.tables[found[name.lower()]]
     covered = declared.private and declared.name in unit.keys
-    key = unit.keys.get(declared.name) if covered else None
+    # Under a window unit the key column names a person, and the unit is that person in one window: not the same.
+    key = unit.keys.get(declared.name) if covered and unit.kind == "user" else None
     fields = tuple(
         Field(declared.name, column, column, key=column == key, unique=column == declared.unique)
         for column in declared.columns

@@ -16,7 +16,7 @@ from dither.access import expr
 from dither.access.relation import Aggregate as Grouped
 from dither.access.relation import GroupBy, Relation
 from dither.errors import InvalidQuery, NotFound, Unsupported
-from dither.post import recipe
+from dither.post import grammar, recipe
 from dither.post.questions import Aggregate, Kind, Ordering, Output, Question
 from dither.post.scalars import Translator, conjuncts, is_literal, literal, shown
 from dither.post.sources import Field, Joiner, Source, equality, filtered, member, projected, table, union
@@ -396,13 +396,13 @@ class _Top:
 
     def ordering(self, term: exp.Expr, outputs: tuple[Output, ...]) -> Ordering:
         """One ORDER BY term, by position, alias or expression."""
-        inner, descending = (term.this, bool(term.args.get("desc"))) if isinstance(term, exp.Ordered) else (term, False)
+        inner, descending, first = term.this, bool(term.args.get("desc")), bool(term.args.get("nulls_first"))
         if is_literal(inner):
             position = literal(inner)
             if not isinstance(position, Fraction) or not 1 <= position <= len(outputs) or position.denominator != 1:
                 raise InvalidQuery(f"ORDER BY {shown(inner)}: positions go from 1 to {len(outputs)}")
-            return Ordering(outputs[int(position) - 1].node, descending)
-        return Ordering(self.node(inner), descending)
+            return Ordering(outputs[int(position) - 1].node, descending, first)
+        return Ordering(self.node(inner), descending, first)
 
 
 @dataclass(frozen=True)
@@ -551,6 +551,10 @@ def _refusal(node: exp.Expr) -> Unsupported:
 
 
 def _arguments(node: exp.Expr) -> list[exp.Expr]:
+    if isinstance(node, exp.Log) and node.args.get("expression") is not None:
+        raise Unsupported("LOG with a base is not offered; write LN(x) / LN(base)")
+    if isinstance(node, exp.Floor | exp.Ceil) and node.args.get("decimals") is not None:
+        raise Unsupported(f"{shown(node)}: only ROUND takes digits")
     extra = [node.args.get(name) for name in ("expression", "decimals")]
     return [part for part in (node.this, *extra, *node.expressions) if isinstance(part, exp.Expr)]
 
@@ -732,7 +736,10 @@ def read(
     declared = dataset.units[name]
     _check_unit_column(options, declared)
     joiner = Joiner(declared, _whole(options, "bound", row_limit), _whole(options, "join_rows", join_limit))
-    return Reader(dataset, declared, joiner).question(parse(plain), text, options)
+    parsed = parse(plain)
+    question = Reader(dataset, declared, joiner).question(parsed, text, options)
+    grammar.check(parsed)
+    return question
 
 
 def _whole(options: Mapping[str, str], name: str, given: int | None) -> int | None:
