@@ -16,6 +16,7 @@ from rich.table import Table as Grid
 
 from dither.audit.attacks.service import service
 from dither.audit.blackbox import privacy
+from dither.audit.canonical import certify
 from dither.audit.exactly import exact
 from dither.audit.fitting import fit
 from dither.audit.report import PrivacyResult
@@ -152,6 +153,7 @@ def zoo(
     return _finish(result, report, as_json)
 
 
+app.command()(certify)
 app.command()(service)
 
 

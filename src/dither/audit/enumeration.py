@@ -8,25 +8,31 @@ is left. Code that reads randomness elsewhere takes different turns on a replay,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
-from dither.audit.lazily import ELSEWHERE, Branches, Lazy, LazyWords, Table, Uniform, known
+from dither.audit.lazily import ELSEWHERE, Branches, Lazy, LazyWords, Uniform, known
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.privacy.bits import word_bytes
-from dither.privacy.noise import lattice
 
 UNIT = 1 << 256
 FLOAT_BITS = 53
 Run = Callable[["Tape"], Any]
 Path = tuple[Any, Any] | None  # the decisions before, and one more
+AGAIN = "starts over"
+
+
+class Undecided(Exception):
+    """Raised inside a run that is not worth following: its mass stays undecided."""
+
+
+class Rejected(Exception):
+    """Raised inside a run that starts over, as a rejection sampler does: the outcome `AGAIN`."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,12 @@ class ExactLaw:
         """Rigorous bounds of the probability of an outcome."""
         mass = self.masses.get(outcome, 0)
         return Fraction(mass, UNIT), Fraction(mass + self.left, UNIT)
+
+    def accepted(self) -> ExactLaw:
+        """The law of the first try that is not rejected: each mass over 1 - r, r at least the chance of rejection."""
+        kept = UNIT - self.masses.get(AGAIN, 0)
+        masses = {outcome: mass * UNIT // kept for outcome, mass in self.masses.items() if outcome != AGAIN}
+        return ExactLaw(masses, self.runs)
 
     def moved(self, by: Callable[[Any], Hashable]) -> ExactLaw:
         """The law of a function of the outcome."""
@@ -115,7 +127,7 @@ def _unrolled(path: Path) -> list[Any]:
     return listed
 
 
-def law(run: Run, residual: float = 1e-15, most_runs: int = 1_000_000) -> ExactLaw:
+def enumerated(run: Run, residual: float, most_runs: int) -> ExactLaw:
     """The law of `run(tape)`, until the mass that is not decided is at most `residual` or the runs are used up."""
     if not 0 <= residual < 1 or most_runs < 1:
         raise InvalidParameter("the residual must be in [0, 1) and there must be at least one run")
@@ -129,13 +141,15 @@ def law(run: Run, residual: float = 1e-15, most_runs: int = 1_000_000) -> ExactL
         order += 1
         heappush(waiting, (-mass, order, path))
 
-    with enumerable(), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         while waiting and settled < enough and runs < most_runs:
             negative, _, path = heappop(waiting)
             tape = Tape(path, -negative, note)
-            outcome = _outcome(run, tape)
-            masses[outcome] = masses.get(outcome, 0) + tape.mass
-            settled, runs = settled + tape.mass, runs + 1
+            runs += 1
+            with suppress(Undecided):
+                outcome = _outcome(run, tape)
+                masses[outcome] = masses.get(outcome, 0) + tape.mass
+                settled += tape.mass
     return ExactLaw(masses, runs)
 
 
@@ -143,6 +157,8 @@ def _outcome(run: Run, tape: Tape) -> Hashable:
     """What the run gives back; an error of arithmetic is seen by whoever asked, so it is an outcome too."""
     try:
         return key(run(tape))
+    except Rejected:
+        return AGAIN
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, DitherError):
             raise
@@ -157,71 +173,3 @@ def key(outcome: Any) -> Hashable:
     if isinstance(decided, list | tuple):
         return tuple(key(each) for each in decided)
     return decided  # type: ignore[no-any-return]
-
-
-# ---- Dither's own samplers -------------------------------------------------------------------------------------------
-
-_lock = RLock()
-
-
-@dataclass
-class _Memory:
-    """Laws of samplers that were enumerated before, and how deep the replacement stands."""
-
-    laws: dict[Any, ExactLaw] = field(default_factory=dict)
-    depth: int = 0
-
-
-_memory = _Memory()
-SAMPLER_RESIDUAL = 1e-24
-
-
-@contextmanager
-def enumerable() -> Any:
-    """While code is enumerated, Dither's table-driven samplers stand by their own enumerated laws.
-
-    A sampler's one attempt is enumerated at full width, once for each law; the rejection around it is summed as the
-    geometric series that it is. Padding, which draws numbers only to spend time, is left out.
-    """
-    with _lock:
-        original, padding = lattice.Sampler.draw, lattice.Sampler._pad
-
-        def draw(self: lattice.Sampler, size: int, bits: Any) -> Any:
-            if not isinstance(bits, Tape):
-                return original(self, size, bits)
-            found = sampler_law(self)
-            return np.array([bits.draw(found) for _ in range(size)], np.int64)
-
-        if _memory.depth == 0:
-            lattice.Sampler.draw = draw  # type: ignore[method-assign]
-            lattice.Sampler._pad = lambda self, slow, size: slow  # type: ignore[method-assign]
-        _memory.depth += 1
-        try:
-            yield
-        finally:
-            _memory.depth -= 1
-            if _memory.depth == 0:
-                lattice.Sampler.draw = original  # type: ignore[method-assign]
-                lattice.Sampler._pad = padding  # type: ignore[method-assign]
-
-
-def sampler_law(sampler: lattice.Sampler) -> ExactLaw:
-    """The law of one draw of a table-driven sampler."""
-    place = (type(sampler), sampler.law, sampler.widths)
-    if place not in _memory.laws:
-        tried = copy(sampler)
-        tried._guide = sampler._guide.view(Table)
-        _memory.laws[place] = _accepted(law(lambda tape: _attempt(tried, tape), SAMPLER_RESIDUAL))
-    return _memory.laws[place]
-
-
-def _attempt(sampler: lattice.Sampler, tape: Tape) -> int | None:
-    values = np.zeros(1, np.int64)
-    return None if len(sampler.attempt(values, tape)) else int(values[0])
-
-
-def _accepted(attempt: ExactLaw) -> ExactLaw:
-    """The law of the first attempt that is not rejected: each mass over 1 - r, r at least the chance of a rejection."""
-    kept = UNIT - attempt.masses.get(None, 0)
-    masses = {outcome: mass * UNIT // kept for outcome, mass in attempt.masses.items() if outcome is not None}
-    return ExactLaw(masses, attempt.runs)

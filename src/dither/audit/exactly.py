@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from dither.audit.claims import ORDERS
-from dither.audit.enumeration import UNIT, ExactLaw, Tape, law
+from dither.audit.enumeration import UNIT, ExactLaw, Tape
 from dither.audit.neighbours import Pair
+from dither.audit.standing import law
 from dither.errors import InvalidParameter
-from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational, to_json
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational, to_json
 from dither.privacy.directed import exp_down, exp_up, log_down
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, Staircase
 
@@ -30,6 +31,7 @@ INVARIANT = (DiscreteLaplace, DiscreteGaussian, Staircase)
 FINEST = Fraction(1, 1 << 40)
 LARGEST_EPSILON = Fraction(512)
 WITHIN = 1e-6
+ASIDE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -90,22 +92,36 @@ class ExactResult:
         outcome, _ = self._worst(place)
         return outcome, self.law_a.interval(outcome), self.law_b.interval(outcome)
 
-    def renyi_upper(self) -> list[tuple[float, float]]:
-        """(order, divergence) of the decided part, in double precision: for claims with this delta set aside."""
-        curves = [_renyi(first, second) for first, second in self._directions()]
-        return [(float(order), max(values)) for order, *values in zip(ORDERS, *curves, strict=True)]
+    def renyi_upper(self, orders: Any = ORDERS) -> list[tuple[float, float]]:
+        """(order, divergence) between the executions that are decided and lead to outputs of both inputs."""
+        curves = [_renyi(first, second, orders) for first, second in self._directions()]
+        return [(float(order), max(values)) for order, *values in zip(orders, *curves, strict=True)]
 
-    def certifies(self, claim: Loss, within: float = WITHIN) -> bool:
-        """Whether the claim, `within` added to its strength and the slack to its delta, is proved here."""
-        match claim:
-            case Pure() | Approximate():
-                return self._fits(claim.epsilon + Fraction(within), delta_of(claim))
-            case ZCDP():
-                return all(value <= (float(claim.rho) + within) * order for order, value in self.renyi_upper())
-            case Renyi():
-                limits = np.array([[float(order), float(value)] for order, value in claim.curve])
-                curves = [_renyi(one, two, limits[:, 0]) for one, two in self._directions()]
-                return bool(np.all(np.max(curves, axis=0) <= limits[:, 1] + within))
+    def rho_upper(self) -> float:
+        """The least rho that is certified with `aside` added to its delta, in double precision."""
+        return max(value / order for order, value in self.renyi_upper())
+
+    @property
+    def aside(self) -> Fraction:
+        """The larger of the two masses that are undecided or lead to an output of one input alone."""
+        shared = [each for each in self.law_a.masses if each in self.law_b.masses]
+        least = min(sum(law.masses[each] for each in shared) for law in (self.law_a, self.law_b))
+        return Fraction(UNIT - least, UNIT)
+
+    def certifies(self, claim: Loss, within: float = WITHIN, aside: float = ASIDE) -> bool:
+        """Whether the claim is proved here, with `within` added to its strength, and to its delta the slack or `aside`.
+
+        Claims of Renyi kind hold for the executions that lead to outputs of both inputs; the others' mass is set aside
+        and must be within the claim's delta.
+        """
+        if isinstance(claim, Pure | Approximate):
+            return self._fits(claim.epsilon + Fraction(within), delta_of(claim))
+        if self.aside > claim.delta + Fraction(aside):
+            return False
+        if isinstance(claim, ZCDP):
+            return self.rho_upper() <= float(claim.rho) + within
+        limits = {float(order): float(value) + within for order, value in claim.curve}
+        return all(value <= limits[order] for order, value in self.renyi_upper(tuple(limits)))
 
     def refutes(self, claim: Loss) -> bool:
         """Whether the claim is surely false between these two inputs (claims of pure and approximate kind)."""
@@ -216,12 +232,12 @@ def _surely_above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction
     return max(Fraction(0), Fraction(sure, grow.denominator * UNIT) - grow * Fraction(second.left, UNIT))
 
 
-def _renyi(first: ExactLaw, second: ExactLaw, orders: Any = ORDERS) -> list[float]:
-    """Divergences between the parts that are decided on both inputs, each scaled to 1."""
-    shared = [each for each in first.masses if second.masses.get(each, 0)]
+def _renyi(first: ExactLaw, second: ExactLaw, orders: Any) -> list[float]:
+    """Divergences between the outputs that both inputs have, each law scaled to 1."""
+    shared = [each for each in first.masses if second.masses.get(each, 0) and first.masses[each]]
     if not shared:
         return [inf] * len(orders)
-    p = np.array([float(Fraction(first.masses[each], UNIT - first.left)) for each in shared])
-    q = np.array([float(Fraction(second.masses[each], UNIT - second.left)) for each in shared])
+    p, q = (np.array([float(Fraction(law.masses[each], UNIT)) for each in shared]) for law in (first, second))
+    p, q = p / p.sum(), q / q.sum()
     logs = [order * np.log(p) + (1 - order) * np.log(q) for order in orders]
     return [float(np.logaddexp.reduce(each) / (order - 1)) for each, order in zip(logs, orders, strict=True)]

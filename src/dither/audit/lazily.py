@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,6 +116,10 @@ class Lazy:
     def decide(self) -> Any:
         """The number itself: every value that it can have is enumerated."""
         return self.uniform.narrow(self.at)
+
+    def item(self) -> Lazy:
+        """As numpy's method, which takes a number out of an array: still undecided."""
+        return self
 
     def _then(self, step: Step) -> Lazy:
         return Lazy(self.uniform, self.shift, self.offset, (*self.steps, step))
@@ -419,27 +424,25 @@ def _cells(value: Any) -> Any:
 class Table(np.ndarray[Any, Any]):
     """A table that lazy words can look up: np.take never asks its indices how they want to be taken."""
 
+    @cached_property
+    def runs(self) -> Any:
+        """The number of the run of equal entries that each entry stands in."""
+        plain_table = np.asarray(self)
+        return np.concatenate([[0], np.cumsum(plain_table[1:] != plain_table[:-1])])
+
     def take(self, indices: Any, *rest: Any, **options: Any) -> Any:
-        """Entries of the table."""
-        if isinstance(indices, LazyWords):
-            return looked_up(np.asarray(self), indices)
-        return np.asarray(self).take(indices, *rest, **options)
+        """Entries of the table, each word decided only as far as the entry."""
+        plain_table = np.asarray(self)
+        if not isinstance(indices, LazyWords):
+            return plain_table.take(indices, *rest, **options)
+        entries = [plain_table[self._place(word)] for word in indices.cells.ravel()]
+        return np.array(entries, self.dtype).reshape(indices.cells.shape)
 
-
-def looked_up(table: Any, words: LazyWords) -> Any:
-    """Entries of a table, each word decided only as far as the entry."""
-    entries = [_entry(table, word) for word in words.cells.ravel()]
-    return np.array(entries, table.dtype).reshape(words.cells.shape)
-
-
-def _entry(table: Any, word: Any) -> Any:
-    if not isinstance(word, Lazy) or word.steps or word.shift or word.offset:
-        return table[plain(word)]
-    inside = table[word.uniform.low : word.uniform.high + 1]
-    marks = np.concatenate([[0], np.cumsum(inside[1:] != inside[:-1])])
-    start = word.uniform.low
-    word.uniform.narrow(lambda raw: int(marks[raw - start]))
-    return table[word.uniform.low]
+    def _place(self, word: Any) -> int:
+        if not isinstance(word, Lazy) or word.steps or word.shift or word.offset:
+            return int(plain(word))
+        word.uniform.narrow(lambda raw: int(self.runs[raw]))
+        return word.uniform.low
 
 
 def sorted_places(table: Any, words: LazyWords, side: Any = "left") -> Any:

@@ -170,7 +170,7 @@ class Sampler:
         kept: NDArray[np.bool_] = excess < 0
         for i in np.flatnonzero((np.abs(excess) < self.widths.margin + 2.0**-fine) | (drop > LARGEST_DROP)):
             exact = self.law.exponent(int(first[i] + low[i])) - self.law.exponent(int(first[i]))
-            kept[i] = refine(partial(exp_enclosure, exact), bits, self.widths.more, int(prefixes[i]), fine)
+            kept[i] = refine(partial(exp_enclosure, exact), bits, self.widths.more, prefixes[i].item(), fine)
         return kept
 
     def _drop(self, first: Vector, low: Vector) -> NDArray[np.float64]:

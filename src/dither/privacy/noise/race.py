@@ -86,18 +86,16 @@ def noisy_max(scores: Vector, rate: Fraction, bits: Bits, widths: Widths = FULL)
     behind = gaps * float(rate * (1 << widths.ticks))
     doubt = (known + behind) * ROUNDING
     rivals = np.flatnonzero(known + 1 - behind + doubt >= (known - behind - doubt).max())
-    return _duel({int(i): (-rate * int(gaps[i]), int(known[i])) for i in rivals}, bits, widths)
+    contenders = {int(i): (-rate * int(gaps[i]), int(known[i])) for i in rivals}
+    return _duel(contenders, widths.ticks, bits, widths.more)
 
 
-def _duel(rivals: dict[int, tuple[Fraction, int]], bits: Bits, widths: Widths) -> int:
-    """The place of the largest sum of a rational and an exponential variable, of which the first digits are known."""
-    precision = widths.ticks
-    while True:
-        unit = 1 << precision
-        best = max(shift * unit + known for shift, known in rivals.values())
-        rivals = {i: (shift, known) for i, (shift, known) in rivals.items() if shift * unit + known + 1 > best}
-        if len(rivals) == 1:
-            return next(iter(rivals))
-        for i, (shift, known) in rivals.items():
-            rivals[i] = shift, extend(known, precision, bits, widths.more)[0]
-        precision += widths.more
+def _duel(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Bits, more: int) -> int:
+    """The place of the largest sum of a rational and an exponential variable, of which `precision` digits are known."""
+    unit = 1 << precision
+    best = max(shift * unit + known for shift, known in rivals.values())
+    left = {i: (shift, known) for i, (shift, known) in rivals.items() if shift * unit + known + 1 > best}
+    if len(left) == 1:
+        return next(iter(left))
+    longer = {i: (shift, extend(known, precision, bits, more)[0]) for i, (shift, known) in left.items()}
+    return _duel(longer, precision + more, bits, more)

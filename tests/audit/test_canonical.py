@@ -1,0 +1,172 @@
+"""Every mechanism of Dither, certified by enumerating its own code; and faults in that code, which must be seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dither.audit import standing
+from dither.audit.canonical import CASES, Case, certificate
+from dither.audit.cli import app
+from dither.audit.enumeration import UNIT, ExactLaw
+from dither.audit.exactly import exact
+from dither.audit.standing import law, sampler_law
+from dither.errors import NotFound
+from dither.loss import ZCDP, Approximate, Pure, Sensitivity
+from dither.privacy.mechanisms import BY_NAME, ExponentialMechanism, NoisyMax, selection
+from dither.privacy.noise import lattice, race
+
+F = Fraction
+
+
+def cases() -> Iterator[Any]:
+    for number, case in enumerate(CASES):
+        slow = len(case.a) == 2 and (case.short or case.mechanism == NoisyMax(F(3)))
+        tiers = ["deep"] if case.large else ["test"] if slow else []
+        yield pytest.param(case, id=f"{number} {case.mechanism.name}", marks=[pytest.mark.tier(tier) for tier in tiers])
+
+
+@pytest.mark.parametrize("case", cases())
+def test_mechanisms_are_certified_on_canonical_pairs(case: Case) -> None:
+    made, found = certificate(case)
+    print(made)
+    claim = case.claim
+    assert made.certified and made.residual <= 1e-15
+    if isinstance(claim, Pure):
+        assert not found.refutes(claim) and made.at_most <= float(claim.epsilon) + 1e-6
+        if not case.short:
+            assert made.at_least is not None and made.at_least >= float(claim.epsilon) - 1e-6
+            assert not found.certifies(Pure(claim.epsilon - F(1, 1000))) and found.refutes(
+                Pure(claim.epsilon - F(1, 1000))
+            )
+    elif isinstance(claim, Approximate):
+        assert not found.refutes(claim)
+    elif not case.short and not claim.delta:
+        assert not found.certifies(ZCDP(claim.rho * F(99, 100)), within=1e-6)
+
+
+def test_every_mechanism_has_a_pair() -> None:
+    assert {case.mechanism.name for case in CASES} == set(BY_NAME)
+
+
+def test_the_pairs_that_cost_their_delta() -> None:
+    """A group of one unit against none: the delta that is lost is the one that is claimed, to six digits."""
+    for case in CASES:
+        claim = case.claim
+        if isinstance(claim, Approximate) and case.a == (0,):
+            _, found = certificate(case)
+            assert float(found.delta_lower(claim.epsilon)) == pytest.approx(float(claim.delta), rel=1e-6)
+
+
+def probability(law: ExactLaw, outcome: Any) -> float:
+    return float(F(law.masses[outcome], UNIT))
+
+
+@pytest.mark.parametrize(("scores", "rate"), [([0, 1], F(1)), ([0, 2], F(1, 3))])
+def test_noisy_max_is_permute_and_flip(scores: list[int], rate: Fraction) -> None:
+    found = law(lambda tape: selection.noisy_max(np.array(scores), rate, tape), 1e-15)
+    lead = float(rate) * (scores[1] - scores[0])
+    assert found.residual <= 1e-15
+    assert probability(found, 0) == pytest.approx(math.exp(-lead) / 2, abs=1e-14)
+
+
+@pytest.mark.parametrize("widths", [{"ticks": 0, "more": 1}, {"ticks": 2, "more": 2}, {"ticks": 3, "more": 4}], ids=str)
+@pytest.mark.tier("test")
+def test_the_law_does_not_depend_on_the_widths(widths: dict[str, int], fresh: None, monkeypatch: Any) -> None:
+    """What the narrow widths of the enumeration rest on, besides the proof."""
+    monkeypatch.setattr(standing, "NARROW", standing.replace(standing.FULL, **widths))
+    monkeypatch.setattr(standing, "FURTHEST", 36)
+    found = law(lambda tape: selection.noisy_max(np.array([0, 1]), F(1, 3), tape), 1e-9)
+    assert probability(found, 0) == pytest.approx(math.exp(-1 / 3) / 2, abs=2e-9) and found.residual < 2e-9
+
+
+def test_three_candidates_follow_the_exponential_law() -> None:
+    found = exact(ExponentialMechanism(F(3)), ([0, 1, 2], [1, 0, 2]))
+    weights = [math.exp(score / 3) for score in (0, 1, 2)]
+    for place in range(3):
+        assert probability(found.law_a, (place,)) == pytest.approx(weights[place] / sum(weights), abs=1e-14)
+
+
+# ---- faults in the code that is enumerated -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """No law that was enumerated from other code."""
+    kept, standing._memory.laws = standing._memory.laws, {}
+    yield
+    standing._memory.laws = kept
+
+
+def loser() -> float:
+    found = law(lambda tape: selection.noisy_max(np.array([0, 0]), F(1), tape), 1e-6)
+    return probability(found, 0)
+
+
+def test_ties_that_go_to_the_first_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_of_a_tie(rivals: Any, precision: int, bits: Any, more: int) -> int:
+        best = max(shift * (1 << precision) + known for shift, known in rivals.values())
+        return next(i for i, (shift, known) in rivals.items() if shift * (1 << precision) + known + 1 > best)
+
+    monkeypatch.setattr(standing, "FURTHEST", 24)
+    assert loser() == pytest.approx(0.5, abs=1e-5)
+    standing._memory.laws.clear()
+    monkeypatch.setattr(race, "_duel", first_of_a_tie)
+    assert abs(loser() - 0.5) > 0.05
+
+
+def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform further digits: production would lean by 2^-37, which no sample shows."""
+    monkeypatch.setattr(race, "refine", lambda *given: True)
+    found = law(lambda tape: int(race.bernoulli_exp_each(F(1, 3), np.array([1]), tape, standing.NARROW)[0]), 1e-12)
+    assert abs(probability(found, 1) - math.exp(-1 / 3)) > 1e-3
+
+
+def test_a_choice_that_gives_up_is_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(misses: Any, rate: Fraction, bits: Any) -> int:
+        proposed = selection.uniform_below(len(misses), selection.PROPOSALS * len(misses), bits)
+        kept = np.flatnonzero(selection.bernoulli_exp_each(rate, misses[proposed], bits))
+        return int(proposed[kept[0]] if len(kept) else proposed[0])
+
+    monkeypatch.setattr(selection, "draw", gives_up)
+    found = exact(ExponentialMechanism(F(1)), ([0, 17], [1, 16]))
+    assert abs(probability(found.law_a, (0,)) - math.exp(-17)) > 0.1
+
+
+def test_noise_of_half_the_scale_is_refuted(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = selection.noisy_max
+    monkeypatch.setattr(
+        selection, "noisy_max", lambda scores, rate, bits, widths=None: whole(scores, 2 * rate, bits, widths)
+    )
+    claim = NoisyMax(F(1)).loss(Sensitivity.of(l0=2, linf=1))
+    found = exact(NoisyMax(F(1)), ([0, 5], [1, 4]), residual=1e-12)
+    assert found.refutes(claim) and found.epsilon_lower() == pytest.approx(4, abs=1e-4)
+
+
+# ---- wide samplers, as they run in production ----------------------------------------------------------------------
+
+
+@pytest.mark.tier("test")
+def test_a_wide_gaussian_at_full_width() -> None:
+    found = sampler_law(lattice.sampler(2, F(4096)))
+    total = sum(math.exp(-(k**2) / 8192) for k in range(-1000, 1001))
+    worst = max(abs(probability(found, k) / (math.exp(-(k**2) / 8192) / total) - 1) for k in range(-400, 401))
+    assert found.residual < 2e-24 and worst < 1e-13
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_certificates() -> None:
+    done = CliRunner().invoke(app, ["certify", "exponential", "--json"])
+    assert done.exit_code == 0 and [each["certified"] for each in json.loads(done.stdout)] == [True]
+    shown = CliRunner().invoke(app, ["certify", "public_threshold"])
+    assert shown.exit_code == 0 and "yes" in shown.stdout
+    assert isinstance(CliRunner().invoke(app, ["certify", "nothing"]).exception, NotFound)
