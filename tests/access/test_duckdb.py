@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from access.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
@@ -18,7 +19,7 @@ from dither.access import relation as r
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import DuckDBEngine
 from dither.errors import EngineFailure, InvalidSchema
-from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
+from dither.schema import Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
 ROWS = {
     "users": [(1, 30.0, "FR"), (2, 40.0, "DE"), (3, 99.0, "XX")],
@@ -66,6 +67,30 @@ def test_nan_in_parquet_is_seen_though_its_statistics_leave_it_out(tmp_path: Pat
     world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}), "id")
     assert world.vector(m.Sum(r.Scan("t"), x.Column("v"))).tolist() == [3]
     assert world.corrections() == {"values": 1}
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_moments_too_far_for_the_reader_are_refused_when_opening(
+    tmp_path: Path, zone: str | None, statistics: bool
+) -> None:
+    """Milliseconds reach a thousand times further than microseconds: the reader would fail for every question."""
+    columns = {"u": Column("u", Identifier("integer")), "t": Column("t", Moment(0, 10**15))}
+    source = Source("parquet", {"path": str(tmp_path / "*.parquet")})
+    data = Dataset(
+        "d", "d", "1", {"t": Table("t", True, columns, source)}, {"user": Unit("user", "user", {"t": "u"})}, ()
+    )
+
+    def stored(name: str, moments: list[int | None]) -> None:
+        found = {"u": pa.array(range(len(moments))), "t": pa.array(moments, pa.timestamp("ms", zone))}
+        pq.write_table(pa.table(found), tmp_path / name, write_statistics=statistics)
+
+    stored("0.parquet", [0, 5, None, 10**12])
+    count = m.Count(r.Where(r.BoundRows(r.Scan("t"), "user", 1), x.Compare(">", x.Column("t"), x.Instant(1))))
+    assert DuckDBEngine(data, threads=1).vector(count).tolist() == [2]
+    stored("1.parquet", [0, 9 * 10**15, 9 * 10**15 + 999 * 10**12])
+    with pytest.raises(InvalidSchema, match="the column t of table t holds timestamps too far away"):
+        DuckDBEngine(data, threads=1)
 
 
 def test_nothing_outside_the_sources_can_be_read_or_written(tmp_path: Path) -> None:

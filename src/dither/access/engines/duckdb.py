@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
+from typing import TextIO
 
 import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
+from dither.access.engines.quotes import first_unclosed
 from dither.access.spelling import RawKind, Spelling, Sql, select
 from dither.access.statement import Origin
 from dither.errors import InvalidSchema
@@ -62,6 +64,21 @@ def _csv(table: str, path: str, delimiter: str) -> Sql:
     return exp.Anonymous(this="read_csv", expressions=[exp.Literal.string(path), *named_options])
 
 
+def _check_quotes(table: str, path: str, delimiter: str) -> None:
+    """Refuses files in which a quote is left open, while nothing has been asked yet: it would swallow records."""
+    for each in sorted(glob(path)):
+        try:
+            with _opened(each, errors="replace") as file:
+                line = first_unclosed(file, delimiter)
+        except (OSError, EOFError):
+            raise InvalidSchema(f"the source of table {table} cannot be read") from None
+        if line is not None:
+            raise InvalidSchema(
+                f"a quote in line {line} of {Path(each).name}, a file of table {table}, is left open or misplaced, so"
+                " that the records after it would be lost: close it, and double every quote inside a quoted field"
+            )
+
+
 def _option(name: Sql, value: Sql) -> Sql:
     return exp.PropertyEQ(this=name, expression=value)
 
@@ -78,9 +95,14 @@ def _header(table: str, path: str, delimiter: str) -> list[str]:
 
 
 def _first_line(path: str, delimiter: str) -> list[str]:
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+    with _opened(path) as file:
         return next(csv.reader(file, delimiter=delimiter), [])
+
+
+def _opened(path: str, errors: str = "strict") -> TextIO:
+    if path.endswith(".gz"):
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig", errors=errors)
+    return open(path, newline="", encoding="utf-8-sig", errors=errors)
 
 
 class DuckDBEngine(SqlEngine):
@@ -136,9 +158,35 @@ class DuckDBEngine(SqlEngine):
             described = self._connection.execute(
                 "DESCRIBE " + self.spelling.render(select(exp.Star()).from_(source.copy(), copy=False))
             ).fetchall()
+            coarse = self._coarse_moments(table) if table.source.kind == "parquet" else []
         except duckdb.Error:
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
+        for name in coarse:
+            self._check_moments(table, name, source)
         return Origin(source, kinds_of(table, {str(row[0]): kind_of(str(row[1])) for row in described}))
+
+    def _coarse_moments(self, table: Table) -> list[str]:
+        """The declared columns whose files count time in units that reach further than microseconds do."""
+        schema = exp.Anonymous(this="parquet_schema", expressions=[exp.Literal.string(table.source.options["path"])])
+        columns = ("name", "type", "converted_type", "logical_type")
+        found = self._connection.execute(
+            self.spelling.render(select(*map(exp.column, columns)).from_(schema, copy=False))
+        ).fetchall()
+        marks = ("INT96", "TIMESTAMP_MILLIS", "MilliSeconds")
+        coarse = {name for name, *kinds in found if any(mark in str(kind) for kind in kinds for mark in marks)}
+        return [name for name in table.columns if name in coarse]
+
+    def _check_moments(self, table: Table, name: str, source: Sql) -> None:
+        """Reads a column once: the reader fails where a moment does not fit, and would do so for every question."""
+        moments = exp.Anonymous(this="epoch_us", expressions=[exp.column(name, quoted=True)])
+        every = select(exp.Anonymous(this="bit_xor", expressions=[moments])).from_(source.copy(), copy=False)
+        try:
+            self._connection.execute(self.spelling.render(every)).fetchall()
+        except duckdb.Error:
+            raise InvalidSchema(
+                f"the column {name} of table {table.name} holds timestamps too far away to be read; store it in"
+                " microseconds, or replace those values"
+            ) from None
 
     def _source(self, table: Table, options: Mapping[str, str]) -> Sql:
         path = exp.Literal.string(options["path"])
@@ -146,7 +194,10 @@ class DuckDBEngine(SqlEngine):
             case "parquet":
                 return exp.Anonymous(this="read_parquet", expressions=[path])
             case "csv":
-                return _csv(table.name, options["path"], options.get("delimiter", ","))
+                delimiter = options.get("delimiter", ",")
+                found = _csv(table.name, options["path"], delimiter)
+                _check_quotes(table.name, options["path"], delimiter)
+                return found
             case _:
                 name = f"source_{table.name}"
                 attached = exp.Attach(
