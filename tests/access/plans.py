@@ -17,7 +17,7 @@ from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.context import Context, PublicFacts
-from dither.access.domains import cardinality
+from dither.access.domains import cardinality, listed
 from dither.errors import DitherError
 from dither.schema import (
     Boolean,
@@ -588,9 +588,11 @@ class Planner:
                 public = self.ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
                 if cardinality(domain, public) > 60:
                     continue
+                declared = listed(domain, 60, public)
             except DitherError:
                 continue
-            result.append(m.Key(f"k{index}", value))
+            some = tuple(self.rng.sample(declared, self.rng.randint(1, len(declared)))) if declared else None
+            result.append(m.Key(f"k{index}", value, some if self.rng.random() < 0.2 else None))
         return tuple(result)
 
 
