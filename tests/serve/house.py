@@ -140,7 +140,8 @@ def place(
     tokens = {name: kernel.books.add_account(name, "analyst", days=1) for name in ("ann", "amy", "bob", "eve")}
     tokens |= {"aud": kernel.books.add_account("aud", "auditor"), "cur": kernel.books.add_account("cur", "curator")}
     door = str(folder / "k.sock")
-    server = KernelServer(kernel, unix_listener(door), books=kernel.books, limits=limits or Limits(running=1))
+    lines = limits or Limits(running=1)
+    server = KernelServer(kernel, unix_listener(door), books=kernel.books, limits=lines, whose=kernel.whose)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     remote = RemoteKernel(door, Heads(folder / "head"))

@@ -135,7 +135,7 @@ def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
         with ExitStack() as stack:
             for number in range(READERS.running):
                 stack.enter_context(there.server.readers.turn("town", f"somebody {number}"))
-            mine = hashlib.sha256(there.tokens["ann"].encode()).hexdigest()
+            mine = hashlib.sha256(b"ann").hexdigest()
             for _ in range(READERS.account):
                 there.server.readers._enter("town", mine)
             reply = there.post("/v1/quote", body)

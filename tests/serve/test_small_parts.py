@@ -119,10 +119,12 @@ def test_buckets_fill_with_time() -> None:
 def test_known_names_are_few() -> None:
     known = Known(most=2)
     for name in "abc":
-        known.add(name)
-    assert "a" not in known and "c" in known
-    known.discard("c")
-    assert "c" not in known
+        known.add(name, name.upper())
+    assert known.get("a") is None and known.get("b") == "B"
+    known.add("d", "D")
+    assert known.get("c") is None and known.get("b") == "B"  # asked for later than the other
+    known.discard("b")
+    assert known.get("b") is None
 
 
 def test_metrics_know_routes_and_outcomes_only() -> None:

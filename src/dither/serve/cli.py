@@ -59,6 +59,9 @@ Key = Annotated[Path | None, typer.Option(envvar="DITHER_KEY", help="a file: the
 Authority = Annotated[Path | None, typer.Option(envvar="DITHER_AUTHORITY", help="a file: who signs the other side's")]
 Rate = Annotated[float, typer.Option(envvar="DITHER_RATE", min=0.01, help="requests of one account a second")]
 Burst = Annotated[int, typer.Option(envvar="DITHER_BURST", min=1, help="requests of one account at once")]
+Oidc = Annotated[
+    Path | None, typer.Option(envvar="DITHER_OIDC", help="a YAML file: whose ID tokens stand for which accounts")
+]
 Desk = Annotated[Path, typer.Option("--socket", envvar="DITHER_ADMIN_SOCKET", help="the kernel's admin socket")]
 Name = Annotated[str, typer.Argument(help="the account", show_default=False)]
 Dataset = Annotated[str, typer.Argument(help="the dataset", show_default=False)]
@@ -103,6 +106,7 @@ def kernel(
     account_questions: Each = 8,
     floor: Floor = 500,
     misses: Misses = 3,
+    oidc: Oidc = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +121,7 @@ def kernel(
         tls = Tls(host, port, *_files(certificate, key, authority))
     settings = KernelSettings(
         tuple(descriptions), state, _no_secret(ledger), socket, None, tls, group,
-        Schedule(floor=floor, most_misses=misses), Limits(slots, waiting, account_questions), slots,
+        Schedule(floor=floor, most_misses=misses), Limits(slots, waiting, account_questions), slots, oidc,
     )  # fmt: skip
     _ready("kernel", str(settings.socket_path), as_json)
     run_kernel(settings)
@@ -173,6 +177,7 @@ def serve(
     misses: Misses = 3,
     rate: Rate = 20,
     burst: Burst = 60,
+    oidc: Oidc = None,
     gateway_user: Annotated[
         str | None, typer.Option(envvar="DITHER_GATEWAY_USER", help="run the gateway as this user; needs root")
     ] = None,
@@ -194,6 +199,7 @@ def serve(
     me = [sys.executable, "-m", "dither"]
     kernel_words = [*me, "kernel", *(str(path.absolute()) for path in descriptions), "--state", str(state)]
     kernel_words += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    kernel_words += ["--oidc", str(oidc.absolute())] if oidc else []
     kernel_words += ["--group", str(group_of(gateway_user))] if gateway_user else []
     gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
     gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst)]

@@ -42,7 +42,8 @@ PAGES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascr
          "/page.css": ("page.css", "text/css")}  # fmt: skip
 ARROW = "application/vnd.apache.arrow.stream"
 WIRE = "application/vnd.dither+json"
-LONGEST_TOKEN = 200
+LONGEST_TOKEN = 8192
+LONGEST_NAME = 200
 CONTEXT_SECONDS = 5.0
 ACCOUNT, STRANGER = Rate(20, 60), Rate(20, 200)
 STATUS = {
@@ -178,15 +179,19 @@ class Gateway:
         token = _token(request)
         if not token:
             raise Refusal(401, "not_allowed", "send a token: Authorization: Bearer ...", {"www-authenticate": "Bearer"})
-        name = _digest(token)
+        account = self._known.get(_digest(token))
         host = request.client.host if request.client else "?"
-        stranger = name not in self._known
-        wait = self._strangers.take(host) if stranger else self._accounts.take(name)
+        wait = self._strangers.take(host) if account is None else self._accounts.take(account)
         if wait:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
-        if stranger:
-            await self._run(token, self.kernel.datasets, token)
+        if account is None:
+            reply = await run_in_threadpool(self.kernel.exchange, "datasets", token)
+            self._known.add(_digest(token), reply.who)
         return token
+
+    def _who(self, token: str) -> str:
+        """A name for the account that a token belongs to, however many tokens it has."""
+        return self._known.get(_digest(token)) or _digest(token)
 
     async def _body(self, request: Request) -> bytes:
         """The body, if it is small enough and comes in time."""
@@ -201,12 +206,6 @@ class Gateway:
                 return b"".join(pieces)
         except TimeoutError:
             raise Refusal(408, "invalid_parameter", "the body took too long to arrive") from None
-
-    async def _run(self, token: str, work: Callable[..., Any], *given: Any) -> Any:
-        """Work in a thread; whoever gets an answer is no stranger."""
-        done = await run_in_threadpool(work, *given)
-        self._known.add(_digest(token))
-        return done
 
     def _session(self, dataset: str, token: str) -> Session:
         """A session; what is public about a dataset is asked for again after a few seconds."""
@@ -235,18 +234,18 @@ class Gateway:
             names = self.kernel.datasets(token)
             return [documents.dataset_data(self._session(name, token).dataset) for name in names]
 
-        return JSONResponse({"datasets": await self._run(token, found)})
+        return JSONResponse({"datasets": await run_in_threadpool(found)})
 
     def _about(self, read: Read) -> Handler:
         async def handler(request: Request, token: str) -> Response:
-            data = await self._run(token, read, self.kernel, _dataset(request), token)
+            data = await run_in_threadpool(read, self.kernel, _dataset(request), token)
             return JSONResponse(data if isinstance(data, dict) else {"items": data})
 
         return handler
 
     async def _quote(self, request: Request, token: str) -> Response:
         asked = questions.read_one(await self._body(request))
-        return JSONResponse(await self._run(token, self._price, asked, token))
+        return JSONResponse(await run_in_threadpool(self._price, asked, token))
 
     def _price(self, asked: Asked, token: str) -> dict[str, Any]:
         price = self._session(asked.dataset, token).quote(asked.queries[0], rows=asked.rows, **asked.options)
@@ -259,14 +258,14 @@ class Gateway:
         def explained() -> list[str]:
             return list(self._session(asked.dataset, token).explain(asked.queries[0], **chosen).lines)
 
-        return JSONResponse({"lines": await self._run(token, explained)})
+        return JSONResponse({"lines": await run_in_threadpool(explained)})
 
     async def _answer(self, request: Request, token: str) -> Response:
         asked = questions.read_one(await self._body(request))
         if "respond-async" in request.headers.get("prefer", ""):
-            job = await self._run(token, self._submitted, asked, token)
+            job = await run_in_threadpool(self._submitted, asked, token)
             return JSONResponse(job.data(), 202, {"location": f"/v1/jobs/{job.name}"})
-        answer = await self._run(token, self._asked, asked, token)
+        answer = await run_in_threadpool(self._asked, asked, token)
         if ARROW in request.headers.get("accept", ""):
             return Response(documents.answer_arrow(answer), media_type=ARROW)
         return JSONResponse(documents.answer_data(answer))
@@ -280,7 +279,7 @@ class Gateway:
             raise InvalidParameter("a job needs a request_id of your choice; it is the job's name")
         price = self._price(asked, token)
         return self.jobs.submit(
-            _digest(token), asked.request_id, _digest(repr(asked)), price["milliseconds"],
+            self._who(token), asked.request_id, _digest(repr(asked)), price["milliseconds"],
             lambda: documents.answer_data(self._asked(asked, token)),
         )  # fmt: skip
 
@@ -292,15 +291,15 @@ class Gateway:
             answers = session.batch(asked.queries, request_id=asked.request_id, draw=asked.draw, **asked.options)
             return [documents.answer_data(answer) for answer in answers]
 
-        return JSONResponse({"answers": await self._run(token, answered)})
+        return JSONResponse({"answers": await run_in_threadpool(answered)})
 
     async def _job(self, request: Request, token: str) -> Response:
-        await self._run(token, self.kernel.datasets, token)
-        return JSONResponse(self.jobs.find(_digest(token), request.path_params["job"]).data())
+        await run_in_threadpool(self.kernel.datasets, token)
+        return JSONResponse(self.jobs.find(self._who(token), request.path_params["job"]).data())
 
     async def _delete_job(self, request: Request, token: str) -> Response:
-        await self._run(token, self.kernel.datasets, token)
-        self.jobs.delete(_digest(token), request.path_params["job"])
+        await run_in_threadpool(self.kernel.datasets, token)
+        self.jobs.delete(self._who(token), request.path_params["job"])
         return JSONResponse({"status": "forgotten"})
 
     async def _pass(self, request: Request, token: str) -> Response:
@@ -308,9 +307,9 @@ class Gateway:
         call, dataset = request.path_params["call"], request.query_params.get("dataset", "")
         if call not in CALLS:
             raise NotFound(f"no such call; there are: {', '.join(CALLS)}")
-        if len(dataset) > LONGEST_TOKEN:
+        if len(dataset) > LONGEST_NAME:
             raise InvalidParameter("dataset must be a short text")
-        reply = await self._run(token, self.kernel.exchange, call, token, dataset, await self._body(request))
+        reply = await run_in_threadpool(self.kernel.exchange, call, token, dataset, await self._body(request))
         return Response(reply.body, media_type=WIRE, headers={"x-dither-waiting": str(reply.waiting)})
 
 
@@ -328,7 +327,7 @@ def _digest(text: str) -> str:
 
 def _dataset(request: Request) -> str:
     name = request.query_params.get("dataset", "")
-    if not 1 <= len(name) <= LONGEST_TOKEN:
+    if not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidParameter("name the dataset: ?dataset=...")
     return name
 

@@ -8,7 +8,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from dither.schema import load
 from dither.serve.admin import Desk, admin_server, remembered
 from dither.serve.kernel_server import FramesServer, KernelServer, tls_listener, unix_listener
 from dither.serve.logs import PUBLIC, open_logs
+from dither.serve.oidc import read_issuer
 from dither.serve.turns import Limits
 from dither.serve.watch import end_with_parent
 
@@ -49,6 +52,7 @@ class KernelSettings:
     schedule: Schedule = field(default_factory=Schedule)
     limits: Limits = field(default_factory=Limits)
     slots: int = 2
+    oidc: Path | None = None
 
     @property
     def socket_path(self) -> Path:
@@ -78,11 +82,12 @@ class KernelProcess:
         paths = dict.fromkeys([*map(str, settings.descriptions), *remembered(again)])
         self.kernel = LocalKernel(
             [load(Path(path)) for path in paths], settings.ledger_place, trusted=False, schedule=settings.schedule,
-            slots=settings.slots,
+            slots=settings.slots, sign_in=_sign_in(settings.oidc),
         )  # fmt: skip
         limits = Limits(settings.slots, settings.limits.waiting, settings.limits.account)
         self._servers: list[FramesServer] = [
-            KernelServer(self.kernel, listener, books=self.kernel.books, limits=limits) for listener in _doors(settings)
+            KernelServer(self.kernel, listener, books=self.kernel.books, limits=limits, whose=self.kernel.whose)
+            for listener in _doors(settings)
         ]
         desk = Desk(self.kernel, again)
         self._servers.append(admin_server(desk, unix_listener(settings.admin_path, mode=0o600)))
@@ -104,6 +109,11 @@ class KernelProcess:
         """Hangs up."""
         for server in self._servers:
             server.close()
+
+
+def _sign_in(path: Path | None) -> Callable[[str], str | None]:
+    """How accounts sign in beside their tokens."""
+    return (lambda token: None) if path is None else read_issuer(path, lambda: datetime.now(UTC)).account
 
 
 def _doors(settings: KernelSettings) -> list[socket.socket]:

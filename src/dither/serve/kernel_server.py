@@ -114,10 +114,10 @@ class KernelServer(FramesServer):
 
     def __init__(
         self, kernel: Kernel, listener: socket.socket, *, books: Books | None = None, limits: Limits | None = None,
-        most: int = MOST_CONNECTIONS, patience: float = PATIENCE,
+        most: int = MOST_CONNECTIONS, patience: float = PATIENCE, whose: Callable[[str], str] = str,
     ) -> None:  # fmt: skip
         super().__init__(listener, lambda message, _: self.respond(message), most, patience)
-        self._kernel, self._books = kernel, books
+        self._kernel, self._books, self._whose = kernel, books, whose
         self.turns, self.readers = Turns(limits), Turns(READERS)
 
     def respond(self, message: Message) -> Message:
@@ -132,7 +132,8 @@ class KernelServer(FramesServer):
         except Exception:
             logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
             return failure(DitherError("the kernel could not do this; its log has the detail"))
-        return Message({"ok": "yes", **self._public(message)}, body)
+        who = {"who": self._who(message.header.get("token", ""))} if name == "datasets" else {}
+        return Message({"ok": "yes", **who, **self._public(message)}, body)
 
     def _done(self, name: str, message: Message) -> bytes:
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
@@ -144,8 +145,12 @@ class KernelServer(FramesServer):
         if dataset not in self._kernel.datasets(token):
             raise NotAllowed("this account may not ask this dataset")
         turns = self.turns if name == "answer" else self.readers
-        with turns.turn(dataset, hashlib.sha256(token.encode()).hexdigest()):
+        with turns.turn(dataset, self._who(token)):
             return encode(CALLS[name](self._kernel, token, dataset, message.body))
+
+    def _who(self, token: str) -> str:
+        """What tells accounts apart, of whom one may have several tokens, without their names."""
+        return hashlib.sha256(self._whose(token).encode()).hexdigest()
 
     def _public(self, message: Message) -> dict[str, str]:
         """What travels with every answer: the end of the chain, and how many wait for the dataset."""

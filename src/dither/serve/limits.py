@@ -39,24 +39,28 @@ class Buckets:
 
 
 class Known:
-    """The last so many names."""
+    """The last so many tokens (as hashes), and the account of each."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most, self._lock = most, threading.Lock()
-        self._names: OrderedDict[str, None] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()
 
-    def add(self, name: str) -> None:
-        """Remembers a name."""
+    def add(self, name: str, account: str) -> None:
+        """Remembers a token."""
         with self._lock:
-            self._names[name] = None
+            self._names[name] = account
             self._names.move_to_end(name)
             if len(self._names) > self._most:
                 self._names.popitem(last=False)
 
     def discard(self, name: str) -> None:
-        """Forgets a name."""
+        """Forgets a token."""
         with self._lock:
             self._names.pop(name, None)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+    def get(self, name: str) -> str | None:
+        """The account of a token; it is the last to be forgotten now."""
+        with self._lock:
+            if name in self._names:
+                self._names.move_to_end(name)
+            return self._names.get(name)

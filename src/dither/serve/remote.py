@@ -45,11 +45,12 @@ class Mutual:
 
 @dataclass(frozen=True)
 class Reply:
-    """The body of an answer, with what is public beside it: the end of the ledger's chain, and how many wait."""
+    """The body of an answer, with what stands beside it: the ledger's end, how many wait, and a name for who asks."""
 
     body: bytes
     head: Head | None
     waiting: int
+    who: str = ""
 
 
 class Heads:
@@ -99,7 +100,7 @@ class RemoteKernel(Calling):
             self.heads.saw(head)
         if error is not None:
             raise raised(error, answer.header.get("message", ""))
-        return Reply(answer.body, head, int(answer.header.get("waiting", "0")))
+        return Reply(answer.body, head, int(answer.header.get("waiting", "0")), answer.header.get("who", ""))
 
     def _talk(self, message: Message) -> Message:
         connection = self._take()
