@@ -335,7 +335,7 @@ class Session:
         answers = []
         for place, plan in enumerate(plans):
             own, bounds = whole.plan_of(place, plan), found[place]
-            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds)
+            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, confidence)
             limits = {tag: bound.bound for tag, bound in bounds.items()}
             answers.append(assemble(_filled(own, limits), self.context, columns, confidence, [release], bounds))
         return answers

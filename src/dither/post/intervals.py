@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy import special
 
 from dither.post.laws import SETTLED, Floats, Law, half_width, pair_half_width
 from dither.post.recipe import (
@@ -58,6 +59,7 @@ class Banded:
     values: Floats
     low: Floats
     high: Floats
+    confidence: float = 0.95
 
     @property
     def estimate(self) -> Floats:
@@ -65,10 +67,14 @@ class Banded:
         return self.values
 
     @property
+    def std(self) -> Floats:
+        """The standard deviation of normal noise that would have such a band."""
+        return np.asarray((self.high - self.low) / (2 * special.ndtri((1 + self.confidence) / 2)))
+
+    @property
     def law(self) -> Law:
         """Normal noise of about the band's width, for what is computed further."""
-        width = float(np.mean(self.high - self.low)) / 3.92
-        return Law("gaussian", 1000.0, width / 1000.0)
+        return Law("gaussian", 1000.0, float(np.mean(self.std)) / 1000.0)
 
 
 Source = Measured | Banded
@@ -143,7 +149,7 @@ def _band(form: Affine, sources: Sequence[Source]) -> Estimate:
         raise TypeError("a band needs a chosen column")
     ends = form.constant + weight * source.low, form.constant + weight * source.high
     low, high = np.minimum(*ends), np.maximum(*ends)
-    return Estimate(form.constant + weight * source.values, (high - low) / 3.92, low, high)
+    return Estimate(form.constant + weight * source.values, np.asarray(abs(weight) * source.std), low, high)
 
 
 def _separate(form: Ratio) -> bool:

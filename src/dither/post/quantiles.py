@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
+from scipy import special
 
 from dither.access.domains import ends
 from dither.errors import Unsupported
@@ -16,8 +18,7 @@ from dither.schema import Number
 
 WHOLE = 512
 COARSE = 256
-# Between the normal law's 1.96 standard deviations and the Laplace law's 2.12: sums of few terms are near the latter.
-FEW_TERMS, MANY_TERMS = 2.12, 1.98
+FEW = 10
 
 Wanted = Fraction | Literal["min", "max"]
 
@@ -43,24 +44,37 @@ def bins(domain: object) -> Bins:
     return Bins(scaled[0], scaled[1], tuple(place * domain.step for place in starts[1:]))
 
 
-def quantile(counts: Floats, law: Law, grid: Bins, wanted: Wanted) -> Banded:
+def quantile(counts: Floats, law: Law, grid: Bins, wanted: Wanted, confidence: float) -> Banded:
     """For each row of noisy counts, the value at a level, and the bins that the noise leaves possible."""
     if wanted == "min":
-        return _lowest(counts, law, grid)
+        return _lowest(counts, law, grid, confidence)
     if wanted == "max":
         turned = Bins(-grid.high[::-1], -grid.low[::-1], ())
-        found = _lowest(counts[:, ::-1], law, turned)
-        return Banded(-found.values, -found.high, -found.low)
-    return _level(counts, law, grid, float(wanted))
+        found = _lowest(counts[:, ::-1], law, turned, confidence)
+        return Banded(-found.values, -found.high, -found.low, confidence)
+    return _level(counts, law, grid, float(wanted), confidence)
 
 
-def _level(counts: Floats, law: Law, grid: Bins, level: float) -> Banded:
+def reach(terms: np.ndarray, law: Law, confidence: float) -> Floats:
+    """How many standard deviations a sum of so many noises stays within, `confidence` often.
+
+    Normal for Gaussian noise. Laplace noise has heavier tails: its own for few terms, and for many the normal's with
+    the first term of Cornish and Fisher for a kurtosis of 3 / terms.
+    """
+    normal = float(special.ndtri((1 + confidence) / 2))
+    if law.kind == "gaussian":
+        return np.full(terms.shape, 1.01 * normal)
+    many = normal + max(0.0, normal**3 - 3 * normal) / (8 * np.maximum(terms, FEW))
+    return np.where(terms < FEW, max(normal, -math.log1p(-confidence) / math.sqrt(2)), np.maximum(many, 1.01 * normal))
+
+
+def _level(counts: Floats, law: Law, grid: Bins, level: float, confidence: float) -> Banded:
     size = counts.shape[1]
     through = np.cumsum(counts, axis=1)
     excess = through - level * through[:, -1:]
     below = np.arange(1, size + 1)
     terms = (1 - level) ** 2 * below + level**2 * (size - below)
-    width = law.std * np.sqrt(terms) * np.where(np.minimum(below, size - below) + 1 < 10, FEW_TERMS, MANY_TERMS)
+    width = law.std * np.sqrt(terms) * reach(np.minimum(below, size - below) + 1, law, confidence)
     tiny = 1e-9 * (1 + np.abs(through[:, -1:]))
     possible = excess + width >= -tiny
     before = np.concatenate([np.zeros((len(counts), 1)), excess[:, :-1]], axis=1)
@@ -71,7 +85,7 @@ def _level(counts: Floats, law: Law, grid: Bins, level: float) -> Banded:
     falling = size - 1 - np.argmax((excess < -tiny)[:, ::-1], axis=1) + 1
     falling = np.where((excess < -tiny).any(axis=1), np.minimum(falling, size - 1), 0)
     value = (_within(counts, excess, grid, rising) + _within(counts, excess, grid, falling)) / 2
-    return Banded(np.clip(value, grid.low[low], grid.high[high]), grid.low[low], grid.high[high])
+    return Banded(np.clip(value, grid.low[low], grid.high[high]), grid.low[low], grid.high[high], confidence)
 
 
 def _within(counts: Floats, excess: Floats, grid: Bins, place: np.ndarray) -> Floats:
@@ -91,17 +105,17 @@ def _hull(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, last
 
 
-def _lowest(counts: Floats, law: Law, grid: Bins) -> Banded:
+def _lowest(counts: Floats, law: Law, grid: Bins, confidence: float) -> Banded:
     """The smallest value: one person can be it, so below the first bin that is surely reached nothing is excluded."""
     size = counts.shape[1]
     through = np.cumsum(counts, axis=1)
     terms = np.arange(1, size + 1)
-    width = law.std * np.sqrt(terms) * np.where(terms < 10, FEW_TERMS, MANY_TERMS)
+    width = law.std * np.sqrt(terms) * reach(terms, law, confidence)
     low = _first(through + width >= 1 - 1e-9)
     high = _first(through - width >= 1 - 1e-9)
-    value = _first(through - 0.7 * width >= 0.5)
+    value = _first(through - 1.4 * law.std * np.sqrt(terms) >= 0.5)
     place = np.clip(value, low, high)
-    return Banded(grid.low[place], grid.low[low], grid.high[high])
+    return Banded(grid.low[place], grid.low[low], grid.high[high], confidence)
 
 
 def _first(reached: np.ndarray) -> np.ndarray:
