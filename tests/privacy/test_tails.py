@@ -54,6 +54,23 @@ def test_what_is_removed_is_what_lies_above() -> None:
     counts = np.zeros(len(POINTS) + 1)
     counts[7] = 10_000
     shape = tail(POINTS, counts, 0.0)
-    assert shape.removed(128, shape.above) == 0
-    assert shape.removed(1, shape.above) + shape.kept(1) == pytest.approx(shape.kept(1 << 19))
+    assert shape.removed(128) == shape.removed_high(128) == shape.squares(128) == 0
+    assert shape.removed(1) + shape.kept(1) == pytest.approx(shape.kept(1 << 19))
     assert shape.kept(1 << 19) == pytest.approx(960_000)
+    # At most: all of them at the upper end of their bin, 127 above a bound of 1.
+    assert shape.removed_high(1) == 1_270_000
+    assert shape.removed_high(100) == 280_000
+
+
+def test_beyond_what_is_seen_counts_fall_and_end() -> None:
+    """Counts that halve are continued; a sudden fall goes on; and without noise nothing is added."""
+    halving = np.array([0.0, *(10_000 >> power for power in range(7)), *[0.0] * (len(POINTS) - 7)])
+    fallen = np.where(np.arange(len(POINTS) + 1) < 5, 10_000.0, 0.0)
+    for counts, least, most in ((halving, 20, 200), (fallen, 0, 40)):
+        shape = tail(POINTS, counts, 7.0)
+        beyond = int(np.flatnonzero(counts)[-1])
+        assert least <= shape.above_high[beyond] <= most
+        assert shape.above_high[-1] == 0
+        assert (shape.above_high >= shape.above).all()
+        exact = tail(POINTS, counts, 0.0)
+        assert (exact.above == exact.above_high).all() and exact.above[beyond] == 0

@@ -13,6 +13,8 @@ from dither.access.domains import EPOCH, number_of_periods, truncate, with_null
 from dither.errors import InvalidPlan, Unsupported
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
+RANKS = "ranks"
+
 
 @dataclass(frozen=True)
 class PublicFacts:
@@ -66,6 +68,10 @@ class Context:
         """The listed values of a public column, if they are at hand."""
         return self.facts.values.get(f"{table}.{column}")
 
+    def ranked(self, table: str) -> bool:
+        """Whether the table's rows are known to have stored ranks: bounding them then costs no sort."""
+        return self.table(table).source.options.get(RANKS) == "stored"
+
     def enforced(self, table: Table) -> bool:
         """Whether reading this table keeps one row per value of its unique key.
 
@@ -98,6 +104,15 @@ class Context:
         spans = [self.columns(table)[column] for table, column in unit.times.items()]
         moments = [domain for domain in spans if isinstance(domain, Moment)]
         return number_of_periods(min(m.lo for m in moments), max(m.hi for m in moments), unit.every)
+
+
+def with_ranks(dataset: Dataset) -> Dataset:
+    """The description of records whose ranks are stored: a kernel says so to those who plan questions."""
+    tables = {
+        name: replace(table, source=replace(table.source, options={RANKS: "stored"}))
+        for name, table in dataset.tables.items()
+    }
+    return replace(dataset, tables=tables)
 
 
 def _may_be_null(column: Column) -> bool:

@@ -106,7 +106,7 @@ def searches(plan: Plan, budget: Spend, context: Context) -> tuple[AutoBound, ..
 def _searched(plan: Plan, search: Search, budget: Spend, loss: Loss, context: Context) -> AutoBound:
     shares = [piece.share for piece in plan.pieces if search.tag in {auto.tag for auto in autos(piece.measure)}]
     noise = budget.noise((1 - finding_share(plan)) * max(shares, default=Fraction(1)))
-    rule = Tradeoff(search.points, rational(f"{noise:.6g}"), search.cells)
+    rule = Tradeoff(search.points, rational(f"{noise:.6g}"), search.cells, search.row)
     finder = Calibrate(kind(context, search.measure, plan.unit, loss), loss)
     return AutoBound(search.measure, finder, search.grid, search.tag, rule)
 
@@ -136,7 +136,7 @@ def mechanism_of(part: Part, sensitivity: Sensitivity) -> Mechanism:
 
 def find(search: Search, released: ReleasedPart, bound: int) -> Found:
     """A bound that was found, with what it keeps and removes."""
-    return found(bound, search.points, np.array(released.values, float), released.mechanism.std())
+    return found(bound, search.points, np.array(released.values, float), released.mechanism.std(), search.row)
 
 
 def guess(search: Search) -> int:
@@ -156,31 +156,38 @@ def request(
     return Request(dataset, tuple(parts), tuple(bounds) or None, unit=unit, request_id=request_id, draw=draw)
 
 
-def sources(plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found]) -> list[Source]:
+def sources(
+    plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found], confidence: float
+) -> list[Source]:
     """The columns that the recipe reads, from what was released."""
-    return [_source(source, plan, released, bounds) for source in plan.sources]
+    return [_source(source, released, bounds, confidence) for source in plan.sources]
 
 
 def _source(
-    source: Reading | Ranking, plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found]
+    source: Reading | Ranking, released: Sequence[ReleasedPart], bounds: Mapping[str, Found], confidence: float
 ) -> Source:
     part = released[source.piece]
     if isinstance(source, Ranking):
         counts = np.array(part.values, float).reshape(-1, len(source.bins.low))
-        return quantile(counts, law(part.mechanism, part.steps[0]), source.bins, source.wanted)
+        return quantile(counts, law(part.mechanism, part.steps[0]), source.bins, source.wanted, confidence)
     step = part.steps[source.value] / source.factor
-    values = np.array(part.values, float).reshape(-1, len(part.steps))[:, source.value] * float(step)
-    noise = law(part.mechanism, step)
+    table = np.array(part.values, float).reshape(-1, len(part.steps))
+    values, noise = table[:, source.value] * float(step), law(part.mechanism, step)
     bound = bounds.get(source.clipped or "")
-    return Measured(values, noise) if bound is None else _clipped(source, values, noise, bound)
+    if bound is None:
+        return Measured(values, noise)
+    return clipped(values, noise, np.abs(table).sum(axis=1), bound, source.signed, float(source.worth or step))
 
 
-def _clipped(source: Reading, values: Floats, noise: Law, bound: Found) -> Measured:
-    """What clipping removed: the same share everywhere is the estimate; twice the cautious share is allowed for."""
-    most = 2 * bound.inflation_high * (np.abs(values) + 2 * noise.std)
-    missing = np.clip(bound.inflation * values, -most, most)
-    least = -most if source.signed else np.zeros_like(most)
-    return Measured(values, noise, missing if source.signed else np.maximum(missing, 0.0), least, most)
+def clipped(values: Floats, noise: Law, mass: Floats, bound: Found, signed: bool, worth: float) -> Measured:
+    """What clipping removed: the same share everywhere is the estimate; `worth` is what a unit of mass stands for.
+
+    Which cells lost how much is not known: see `Found.most`. Of signed sums, either sign may be missing.
+    """
+    blur = 2 * noise.std / worth
+    most = worth * bound.most((mass + blur) / (mass.sum() + blur))
+    least = -most if signed else np.zeros_like(most)
+    return Measured(values, noise, np.clip(bound.inflation * values, least, most), least, most)
 
 
 def banded(source: Source) -> bool:

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from dither.errors import InvalidParameter
 from dither.post.laws import Floats
-from dither.privacy.tails import tail
+from dither.privacy.tails import SURE, tail
 
-FIND_SHARE = Fraction(1, 10)
+FIND_SHARE = Fraction(1, 5)
+How = Literal["auto", "clip", "rows"]
+HOWS: dict[object, How] = {"auto": "auto", "clip": "clip", "rows": "rows"}
 OCTAVES = 26
 LARGEST = 1 << 31
+UNEVEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -21,13 +26,13 @@ class Bound:
     """How one unit is bounded: `auto`, at most `rows` rows' worth, or `rows` in each of at most `groups` groups.
 
     `how`: its sums are scaled down to the bound (clip), or so many of its rows are kept (rows: cheaper where the
-    curator has prepared the data, since ranks are then stored).
+    curator has prepared the data, since ranks are then stored); by default the planner chooses.
     """
 
     auto: bool = False
     rows: int | None = None
     groups: int | None = None
-    how: Literal["clip", "rows"] = "clip"
+    how: How = "auto"
 
 
 def bound_of(given: object) -> Bound:
@@ -49,16 +54,17 @@ def bound_of(given: object) -> Bound:
 
 
 def _described(given: dict[str, object]) -> Bound:
-    rows, groups, how = given.pop("rows", "auto"), given.pop("groups", None), given.pop("how", "clip")
-    if rows == "auto" and groups is None and not given and how in ("clip", "rows"):
-        return Bound(auto=True, how="rows" if how == "rows" else "clip")
-    if given or how not in ("clip", "rows") or not isinstance(rows, int) or rows < 1:
+    rows, groups, named = given.pop("rows", "auto"), given.pop("groups", None), given.pop("how", "auto")
+    how = HOWS.get(named) if isinstance(named, str) else None
+    if rows == "auto" and groups is None and not given and how is not None:
+        return Bound(auto=True, how=how)
+    if given or how is None or type(rows) is not int or rows < 1:
         raise InvalidParameter(
-            "a bound is {'rows': T or 'auto'}, {'groups': G, 'rows': R}, and 'how': 'clip' or 'rows'"
+            "a bound is {'rows': T or 'auto'}, {'groups': G, 'rows': R}, and 'how': 'clip', 'rows' or 'auto'"
         )
-    if groups is not None and (not isinstance(groups, int) or groups < 1):
+    if groups is not None and (type(groups) is not int or groups < 1):
         raise InvalidParameter("groups of a bound must be a positive whole number")
-    return Bound(rows=rows, groups=groups, how="rows" if how == "rows" else "clip")
+    return Bound(rows=rows, groups=groups, how=how)
 
 
 def edges(mass: int) -> tuple[int, ...]:
@@ -69,22 +75,30 @@ def edges(mass: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Found:
-    """A bound, and the estimated mass that it keeps and removes (with a cautious upper end)."""
+    """A bound, the mass that it keeps and removes, about and at most, and the sum of squares of what units lose.
+
+    So many units (`unseen`) could be far heavier than all others without showing through the noise.
+    """
 
     bound: int
     kept: float
     removed: float
     removed_high: float
+    squares: float
+    unseen: float
 
     @property
     def inflation(self) -> float:
         """What was removed, relative to what was kept."""
         return self.removed / self.kept if self.kept > 0 else 0.0
 
-    @property
-    def inflation_high(self) -> float:
-        """The same with caution."""
-        return self.removed_high / self.kept if self.kept > 0 else 0.0
+    def most(self, share: Floats) -> Floats:
+        """The most that may be missing from cells with these shares of what was kept.
+
+        Heavy units may be twice as common in a cell as elsewhere, and the few heaviest fall where they fall: so many
+        standard deviations of a sum over units of which each lies in the cell with a chance of `share`.
+        """
+        return np.minimum(self.removed_high, UNEVEN * (self.removed_high * share + np.sqrt(self.squares * share)))
 
 
 def ladder(points: tuple[int, ...], most: int) -> tuple[int, ...]:
@@ -94,8 +108,9 @@ def ladder(points: tuple[int, ...], most: int) -> tuple[int, ...]:
     return tuple(sorted(rungs))
 
 
-def found(bound: int, points: tuple[int, ...], noisy: Floats, std: float) -> Found:
+def found(bound: int, points: tuple[int, ...], noisy: Floats, std: float, row: int = 1) -> Found:
     """A bound with what it keeps and removes, from the noisy counts by which it was found."""
-    shape = tail(points, noisy, std)
-    removed = shape.removed(bound, shape.above)
-    return Found(bound, shape.kept(bound), removed, max(shape.removed(bound, shape.above_high), removed))
+    shape = tail(points, noisy, std, row)
+    removed = shape.removed(bound)
+    most = max(shape.removed_high(bound), removed)
+    return Found(bound, shape.kept(bound), removed, most, shape.squares(bound), SURE * std)

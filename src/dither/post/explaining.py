@@ -10,9 +10,10 @@ import numpy as np
 from dither.access.context import Context
 from dither.access.relation import fill
 from dither.errors import Unbounded
-from dither.post.asking import law, mechanism_of
+from dither.post.asking import finding_share, law, mechanism_of
+from dither.post.bounds import FIND_SHARE
 from dither.post.intervals import Banded, Measured, Source, estimate
-from dither.post.plan import LARGEST_ROWS, MASS, ROWS, Plan, Ranking, Reading
+from dither.post.plan import MOST, Plan, Ranking, Reading
 from dither.post.recipe import Apply, Cell, Constant, Key, Mean, Node, Within, affine, cells_of, peel
 from dither.wire import Part
 
@@ -82,12 +83,13 @@ def explanation(context: Context, plan: Plan) -> Explanation:
     lines = [f"unit of privacy: {plan.unit}"]
     when = " (at the largest bound)" if plan.searches else ""
     for search in plan.searches:
-        lines.append(f"first, a private histogram finds the bound on {search.tag} (1/10 of the loss)")
-    for place, piece in enumerate(plan.pieces):
-        measure = fill(piece.measure, {MASS: 1 << 20, ROWS: LARGEST_ROWS})
         lines.append(
-            f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {piece.share} of the loss"
+            f"first, in the same charge, a private histogram finds the bound on {search.tag} among {len(search.grid)} "
+            f"from {search.grid[0]} to {search.grid[-1]} ({FIND_SHARE / len(plan.searches)} of the loss)"
         )
+    for place, piece in enumerate(plan.pieces):
+        measure, share = fill(piece.measure, MOST), piece.share * (1 - finding_share(plan))
+        lines.append(f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {share} of the loss")
         lines.append(f"  sensitivity in steps{when}: {_norms(context, plan, measure)}")
     lines += [f"column {output.name} = {describe(output.node)}" for output in plan.outputs]
     if plan.having is not None:

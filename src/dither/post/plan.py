@@ -15,7 +15,19 @@ from dither.access.measure import Clipped, Count, Key, Measure, PartitionCounts,
 from dither.access.relation import (
     Aggregate as Grouped,
 )
-from dither.access.relation import Auto, BoundGroups, BoundRows, Distinct, GroupBy, Project, Relation, Where, fill
+from dither.access.relation import (
+    Auto,
+    BoundGroups,
+    BoundRows,
+    Distinct,
+    GroupBy,
+    Project,
+    PublicJoin,
+    Relation,
+    Scan,
+    Where,
+    fill,
+)
 from dither.errors import Unbounded, Unsupported
 from dither.post import recipe
 from dither.post.bounds import OCTAVES, Bound, edges, ladder
@@ -46,13 +58,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reading:
-    """A source of the recipe: one value of a piece, whose quantity is divided by `factor`."""
+    """A source of the recipe: one value of a piece, whose quantity is divided by `factor`.
+
+    `clipped` is the bound that limits it, and `worth` the quantity that a unit of that bound's mass stands for, where
+    it is not the step.
+    """
 
     piece: int
     value: int
     factor: int
     signed: bool
     clipped: str | None
+    worth: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,7 @@ class Planner:
             question, question.unit, keys, pieces, tuple(made.sources),
             tuple(Output(output.name, change(output.node)) for output in question.outputs),
             change(question.having) if question.having is not None else None,
-            tuple(Ordering(change(term.node), term.descending) for term in question.order),
+            tuple(replace(term, node=change(term.node)) for term in question.order),
             tuple(searches), self.notes(question),
         )  # fmt: skip
 
@@ -285,21 +302,39 @@ class Planner:
         if not wanted:
             return
         averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
-        clipped = self.bound.groups is None and self.bound.how == "clip" and self.unbounded(question, question.relation)
+        open_ended = self.bound.groups is None and self.unbounded(question, question.relation)
+        clipped = open_ended and not self.keeps_rows(question, wanted)
         terms = Terms(scope, [], averaged, CLIPPED_FINEST if clipped else FINEST)
         first = len(made.sources)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
                 made.nodes[index] = _moved(terms.node(aggregate), first)
         factors = weights(terms.found)
-        measure, factors, tag = self.vector(question, keys, terms.found, factors, made)
+        measure, factors, tag = self.vector(question, keys, terms.found, factors, made, clipped)
         for place, (term, factor) in enumerate(zip(terms.found, factors, strict=True)):
             signed = term.role != "count" and _negative(term, scope)
-            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag))
+            worth = term.most * term.step if tag == ROWS else None
+            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag, worth))
         made.pieces.append((measure, Fraction(len(wanted))))
 
+    def keeps_rows(self, question: Question, wanted: list[Aggregate]) -> bool:
+        """Whether so many rows of each unit are kept, and not all of them scaled down.
+
+        Both keep min(rows, bound) of a unit's rows in a count, so the cheaper is taken: rows, where their ranks are
+        stored. In sums a row may weigh little, and a bound on rows would pay for the heaviest.
+        """
+        if self.bound.how != "auto":
+            return self.bound.how == "rows"
+        return wanted == [Aggregate("count")] and _ranked(question.relation, self.context)
+
     def vector(
-        self, question: Question, keys: tuple[Key, ...], terms: list[Term], factors: list[int], made: _Made
+        self,
+        question: Question,
+        keys: tuple[Key, ...],
+        terms: list[Term],
+        factors: list[int],
+        made: _Made,
+        clipped: bool,
     ) -> tuple[Measure, list[int], str | None]:
         """The measure of the terms, its factors, and the tag of the bound that clips it."""
         relation = question.relation
@@ -307,7 +342,7 @@ class Planner:
             return _plain(relation, terms, factors, keys), factors, None
         if self.bound.groups is not None:
             return _plain(self.by_groups(question, relation, keys), terms, factors, keys), factors, None
-        if self.bound.how == "rows":
+        if not clipped:
             return _plain(self.bounded(question, relation, keys, made), terms, factors, keys), factors, ROWS
         fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
         factors = [factor * fine for factor in factors]
@@ -399,6 +434,19 @@ def _huge(question: Question, scope: Scope) -> bool:
     """Whether a value that is added up or ranked has no useful limit: a per-unit count or sum that nothing bounds."""
     domains = [value.domain(scope) for aggregate in question.aggregates for value in aggregate.values]
     return any(max(map(abs, ends(domain))) >= HUGE for domain in domains if isinstance(domain, Number))
+
+
+def _ranked(relation: Relation, context: Context) -> bool:
+    """Whether rows are those of a table with stored ranks, each once."""
+    match relation:
+        case Scan(table=table):
+            return context.ranked(table)
+        case Project(child=child):
+            return _ranked(child, context)
+        case PublicJoin(child=child):
+            return relation.ranked_here(context) and _ranked(child, context)
+        case _:
+            return False
 
 
 def _provisional(relation: Relation) -> Relation:

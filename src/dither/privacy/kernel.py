@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
-from dither.access.context import Context, PublicFacts
+from dither.access.context import Context, PublicFacts, with_ranks
 from dither.access.engines import Engine, open_engine
 from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, NotAllowed, NotFound
@@ -71,6 +71,7 @@ class House:
     engines: queue.Queue[Slot]
     rows: Mapping[str, int]
     slots: int
+    prepared: bool = False
 
     gate: Gate = field(default_factory=Gate)
 
@@ -310,9 +311,11 @@ class LocalKernel:
         return tuple(name for name in sorted(self._houses) if self._may_see(name, account))
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset, without where its records are."""
+        """What is public about a dataset, without where its records are; with whether they were prepared."""
         self._seeing(dataset, token)
-        return public(self._house(dataset).context.dataset)
+        house = self._house(dataset)
+        described = public(house.context.dataset)
+        return with_ranks(described) if house.prepared else described
 
     def facts(self, dataset: str, token: str) -> PublicFacts:
         """What was counted in the dataset's public tables."""
@@ -386,7 +389,8 @@ class LocalKernel:
         for engine in (first, *(self._open(dataset) for _ in range(self._slots - 1))):
             engines.put(Slot(engine))
         self.books.register(dataset, first.ctx.facts)
-        bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, self._slots)
+        prepared = bool(getattr(first, "prepared", False))
+        bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, self._slots, prepared)
         self._houses[dataset.name] = replace(bare, rows=self._sized(bare))
 
     def _sized(self, house: House) -> dict[str, int]:

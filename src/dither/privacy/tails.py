@@ -20,10 +20,12 @@ from dither.wire.model import AutoBound, Tradeoff
 
 Floats = NDArray[np.float64]
 
-SURE = 4.5
+# In standard deviations: by chance alone, one of 26 bins of Laplace noise passes SURE in one of 400 searches.
+SURE, LIKELY, WIDER = 6.0, 2.5, 2.5
 FASTEST, SLOWEST = 0.1, 0.45
-FEWEST = 4.0
+FEWEST, FEWEST_HIGH = 4.0, 0.5
 RESIDUAL = 0.35
+TYPICAL = 16
 
 
 @dataclass(frozen=True)
@@ -34,58 +36,83 @@ class Tail:
     above: Floats
     above_high: Floats
 
-    def removed(self, bound: float, above: Floats) -> float:
-        """The sum of (mass - bound) over the units above the bound."""
-        points = np.concatenate([[bound], self.edges[self.edges > bound]])
-        if len(points) < 2:
-            return 0.0
-        counts = np.concatenate([[self._at(bound, above)], above[self.edges > bound]])
+    def removed(self, bound: float) -> float:
+        """The sum of (mass - bound) over the units above the bound, about."""
+        points, counts = self._from(bound, self.above)
         return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
 
-    def _at(self, bound: float, above: Floats) -> float:
-        return float(np.interp(np.log(bound), np.log(self.edges), above))
+    def removed_high(self, bound: float) -> float:
+        """The most that it may be: every unit at the upper end of its bin."""
+        points, _ = self._from(bound, self.above_high)
+        later = self.above_high[self.edges > bound]
+        first = self.above_high[max(0, int(np.searchsorted(self.edges, bound, side="right")) - 1)]
+        return float((np.diff(points) * np.concatenate([[first], later])[:-1]).sum())
+
+    def squares(self, bound: float) -> float:
+        """The sum of (mass - bound)^2 over the units above the bound, about: how unevenly what is removed may fall."""
+        points, counts = self._from(bound, self.above)
+        return float((np.diff((points - bound) ** 2) * (counts[1:] + counts[:-1]) / 2).sum())
+
+    def _from(self, bound: float, above: Floats) -> tuple[Floats, Floats]:
+        later = self.edges > bound
+        at = float(np.interp(np.log(bound), np.log(self.edges), above))
+        return np.concatenate([[bound], self.edges[later]]), np.concatenate([[at], above[later]])
 
     def kept(self, bound: float) -> float:
-        """The sum of min(mass, bound) over all units."""
-        points = np.concatenate([[0.0], self.edges[self.edges < bound], [bound]])
-        counts = np.concatenate([[self.above[0]], self.above[self.edges < bound], [self._at(bound, self.above)]])
+        """The sum of min(mass, bound) over all units, about."""
+        lower = self.edges < bound
+        at = float(np.interp(np.log(bound), np.log(self.edges), self.above))
+        points = np.concatenate([[0.0], self.edges[lower], [bound]])
+        counts = np.concatenate([[self.above[0]], self.above[lower], [at]])
         return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
 
 
-def tail(points: tuple[int, ...], noisy: Floats, std: float) -> Tail:
-    """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next."""
+def tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> Tail:
+    """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next.
+
+    Beyond the last bin that can be told from noise, counts are taken to fall at least by half from one power of two to
+    the next, and at least as fast as they did before. Where nothing can be seen, units are taken to have `TYPICAL` rows
+    or fewer.
+    """
+    edges = np.asarray(points, float)
     last = _last(noisy, std)
-    ratio = _ratio(noisy, last, std)
-    held = _continued(noisy, last, ratio, std, FEWEST)
-    wide = _continued(noisy, last, min(1.3 * ratio, 0.5), 3 * std, 0.5)
-    wide[last] += 2 * std * math.sqrt(last + 1)
-    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, np.maximum(wide, held)))
-    return Tail(np.asarray(points, float), above, above_high)
+    if last is None:
+        last = int(np.searchsorted(edges, TYPICAL * row, side="right"))
+        noisy = np.where(np.arange(len(noisy)) < last, 0.0, noisy)
+    ratio = _ratio(noisy, last)
+    held = _continued(noisy, last, ratio, 0.5 * std, FEWEST)
+    lifted = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
+    wide = np.maximum(_continued(lifted, last, min(1.3 * ratio, 0.5), WIDER * std, FEWEST_HIGH), held)
+    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, wide))
+    return Tail(edges, above, above_high)
 
 
 def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
-    """The counts as seen up to the last sure bin, then falling by `ratio` to `fewest`, near what was seen."""
+    """The counts as seen up to the last sure bin, then falling by `ratio` or faster down to `fewest`."""
     counts = noisy.copy()
-    if slack > 0:
-        for place in range(last + 1, len(counts)):
-            expected = min(max(counts[place - 1], 0.0) * ratio, max(noisy[place] + slack, 0.0))
-            counts[place] = expected if expected >= fewest else 0.0
+    for place in range(last + 1, len(counts)):
+        before = max(counts[place - 1], 0.0)
+        expected = min(before * ratio, max(noisy[place] + slack, 0.0))
+        counts[place] = expected if expected >= fewest else 0.0
+        ratio = min(ratio, 1.5 * counts[place] / before) if before > 0 else 0.0
     return counts
 
 
-def _last(noisy: Floats, std: float) -> int:
-    """The last bin, going up from the fullest, that noise does not explain; a gap of two bins ends the search."""
-    last = place = int(np.argmax(noisy))
-    while place < len(noisy) and (noisy[place : place + 2] > 2 * std + 0.5).any():
-        last = place if noisy[place] > SURE * std + 0.5 else last
-        place += 1
+def _last(noisy: Floats, std: float) -> int | None:
+    """The last bin that noise does not explain, in whichever place; then on as long as the next is likely."""
+    sure = np.flatnonzero(noisy > SURE * std + 0.5)
+    if not len(sure):
+        return None
+    last = int(sure[-1])
+    while last + 1 < len(noisy) and noisy[last + 1] > LIKELY * std + 0.5:
+        last += 1
     return last
 
 
-def _ratio(noisy: Floats, last: int, std: float) -> float:
+def _ratio(noisy: Floats, last: int) -> float:
     """How fast counts fall from one power of two to the next, near the last bin that is sure."""
-    if last < 2 or std <= 0:
-        return 0.5
+    if last < 2:
+        return SLOWEST
     before, after = noisy[last - 2] + noisy[last - 1], noisy[last - 1] + noisy[last]
     return float(np.clip(after / before, FASTEST, SLOWEST)) if before > 0 else SLOWEST
 
@@ -96,7 +123,7 @@ def cost(shape: Tail, bound: float, rule: Tradeoff) -> float:
     Groups are unequal: with more of them, the middling one is further below the average.
     """
     share = rule.cells * (1 + math.log2(rule.cells))
-    return math.hypot(float(rule.noise) * bound, RESIDUAL * shape.removed(bound, shape.above) / share)
+    return math.hypot(float(rule.noise) * bound, RESIDUAL * shape.removed(bound) / share)
 
 
 def rung(search: AutoBound, values: Sequence[int], mechanism: Mechanism) -> int:
@@ -105,5 +132,5 @@ def rung(search: AutoBound, values: Sequence[int], mechanism: Mechanism) -> int:
     if rule is None:
         place = values[0] if values else 0
         return grid[min(max(place, 0), len(grid) - 1)]
-    shape = tail(rule.points, np.array(values, float), mechanism.std())
+    shape = tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
     return min(grid, key=lambda bound: cost(shape, bound, rule))

@@ -47,17 +47,19 @@ class Tradeoff:
     """Reads a bound off noisy counts of units by contribution: where noise and clipping are smallest together.
 
     The counts are of units below `points[0]`, from each point to the next, and above the last; `noise` is the standard
-    deviation that a bound of 1 brings to a cell, and `cells` how many cells share what clipping removes.
+    deviation that a bound of 1 brings to a cell, `cells` how many cells share what clipping removes, and `row` the mass
+    of one row.
     """
 
     points: tuple[int, ...]
     noise: Fraction
     cells: int
+    row: int = 1
 
     def __post_init__(self) -> None:
         _check_ladder(self.points, "points")
-        if self.noise < 0 or self.cells < 1:
-            raise InvalidPlan("a rule needs noise of at least 0 and at least 1 cell")
+        if self.noise < 0 or min(self.cells, self.row) < 1:
+            raise InvalidPlan("a rule needs noise of at least 0, at least 1 cell and a row of at least 1")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""The planner: which bound it takes by itself, from public facts alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dither
+from dither.access.context import Context, with_ranks
+from dither.access.engines.prepare import prepare
+from dither.access.measure import Clipped, Count, Measure
+from dither.access.relation import BoundRows
+from dither.post.bounds import Bound, bound_of
+from dither.post.plan import Plan, Planner
+from dither.post.sql import read
+from dither.session import Session
+from post.small_world import build
+
+COUNTED = "SELECT action, COUNT(*) FROM actions GROUP BY action"
+
+
+def planned(context: Context, query: str, bound: object = "auto") -> Plan:
+    return Planner(context, bound_of(bound)).plan(read(query, context.dataset, "user"))
+
+
+def measure(context: Context, query: str, bound: object = "auto") -> Measure:
+    (piece,) = planned(context, query, bound).pieces
+    return piece.measure
+
+
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        (COUNTED, True),
+        ("SELECT COUNT(*) FROM actions", True),
+        ("SELECT topic, COUNT(*) FROM actions LEFT JOIN urls USING (url_id) GROUP BY topic", True),
+        ("SELECT COUNT(*) FROM actions WHERE seconds > 3", False),
+        ("SELECT COUNT(*) FILTER (WHERE seconds > 3) FROM actions", False),
+        ("SELECT country, COUNT(*) FROM actions JOIN users USING (user_id) GROUP BY country", False),
+        ("SELECT SUM(price) FROM actions", False),
+        ("SELECT AVG(price), COUNT(*) FROM actions", False),
+    ],
+)
+def test_rows_are_kept_where_ranks_are_stored_and_scaled_elsewhere(query: str, kept: bool, blind: Session) -> None:
+    ranked = Context(with_ranks(blind.dataset), blind.context.facts)
+    for bound in ("auto", 20):
+        assert isinstance(measure(blind.context, query, bound), Clipped)
+        found = measure(ranked, query, bound)
+        assert isinstance(found, Count) and isinstance(found.child, BoundRows) if kept else isinstance(found, Clipped)
+    assert isinstance(measure(ranked, query, {"how": "clip"}), Clipped)
+    assert not isinstance(measure(blind.context, query, {"how": "rows"}), Clipped)
+
+
+def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
+    """The description that is handed out says so, and nothing else about where records are."""
+    path = build(tmp_path)
+    for ready in (False, True):
+        if ready:
+            prepare(dither.load(path))
+        session = dither.connect(path, account="team-a", ledger=tmp_path / f"{ready}.ledger")
+        try:
+            options = [dict(table.source.options) for table in session.dataset.tables.values()]
+            assert options == [{"ranks": "stored"} if ready else {}] * 3
+            answer = session.sql(COUNTED, epsilon=1)
+            assert list(answer.bounds) == (["rows"] if ready else ["mass"])
+        finally:
+            session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_a_bound_says_how_by_itself() -> None:
+    assert bound_of("auto") == Bound(auto=True, how="auto")
+    assert bound_of({"rows": 5, "how": "auto"}) == Bound(rows=5)
