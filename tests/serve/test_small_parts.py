@@ -12,7 +12,7 @@ from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
 from dither.serve import questions
 from dither.serve.frames import LENGTH, Closed, Message, head_of, head_text, receive, send
 from dither.serve.jobs import Jobs
-from dither.serve.limits import Buckets, Known, Rate
+from dither.serve.limits import Buckets, Known, Rate, UnderWay
 from dither.serve.metrics import Metrics
 from dither.serve.remote import Heads
 from dither.serve.turns import Limits, Turns
@@ -114,6 +114,18 @@ def test_buckets_fill_with_time() -> None:
     assert buckets.take("a") == 0 and buckets.take("a") > 0 and buckets.take("b") == 0
     buckets.take("c")
     assert buckets.take("a") == 0  # forgotten, since only two are kept
+
+
+def test_one_account_has_so_many_requests_under_way() -> None:
+    under_way = UnderWay(2)
+    with under_way.one_more("a"), under_way.one_more("a"):
+        with pytest.raises(Busy, match="under way already"), under_way.one_more("a"):
+            pass
+        with under_way.one_more("b"):
+            pass
+    with pytest.raises(KeyError), under_way.one_more("a"):
+        raise KeyError
+    assert not under_way._counts
 
 
 def test_known_names_are_few() -> None:

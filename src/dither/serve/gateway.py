@@ -30,7 +30,7 @@ from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, No
 from dither.serve import documents, questions
 from dither.serve.calls import CALLS
 from dither.serve.jobs import Jobs
-from dither.serve.limits import Buckets, Known, Rate
+from dither.serve.limits import Buckets, Known, Rate, UnderWay
 from dither.serve.metrics import Metrics
 from dither.serve.openapi import document
 from dither.serve.questions import Asked
@@ -69,6 +69,7 @@ class Settings:
     body: int = 1 << 22
     patience: float = 30.0
     threads: int = 96
+    each: int = 12
     account: Rate = ACCOUNT
     stranger: Rate = STRANGER
 
@@ -113,7 +114,7 @@ class Gateway:
         self.kernel, self.settings = kernel, settings or Settings()
         self.metrics, self.jobs = Metrics(), Jobs()
         self._accounts, self._strangers = Buckets(self.settings.account), Buckets(self.settings.stranger)
-        self._known = Known()
+        self._known, self._under_way = Known(), UnderWay(self.settings.each)
         self._contexts: dict[str, tuple[float, Context]] = {}
         self._lock = threading.Lock()
 
@@ -156,7 +157,11 @@ class Gateway:
 
     async def _tried(self, request: Request, handler: Handler, token: bool) -> Response:
         try:
-            return await handler(request, await self._bearer(request) if token else "")
+            if not token:
+                return await handler(request, "")
+            bearer = await self._bearer(request)
+            with self._under_way.one_more(self._who(bearer)):
+                return await handler(request, bearer)
         except EngineFailure as problem:
             response = failed(problem)
             response.headers["x-charged"] = "yes"

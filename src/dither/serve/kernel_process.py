@@ -18,10 +18,10 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.admin import Desk, admin_server, remembered
-from dither.serve.kernel_server import FramesServer, KernelServer, tls_listener, unix_listener
+from dither.serve.kernel_server import READERS, FramesServer, KernelServer, Lines, tls_listener, unix_listener
 from dither.serve.logs import PUBLIC, open_logs
 from dither.serve.oidc import read_issuer
-from dither.serve.turns import Limits
+from dither.serve.turns import Limits, Turns
 from dither.serve.watch import end_with_parent
 
 GRACE = 5.0
@@ -85,8 +85,9 @@ class KernelProcess:
             slots=settings.slots, sign_in=_sign_in(settings.oidc),
         )  # fmt: skip
         limits = Limits(settings.slots, settings.limits.waiting, settings.limits.account)
+        lines = Lines(Turns(limits), Turns(READERS))
         self._servers: list[FramesServer] = [
-            KernelServer(self.kernel, listener, books=self.kernel.books, limits=limits, whose=self.kernel.whose)
+            KernelServer(self.kernel, listener, books=self.kernel.books, lines=lines, whose=self.kernel.whose)
             for listener in _doors(settings)
         ]
         desk = Desk(self.kernel, again)

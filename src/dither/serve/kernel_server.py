@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -109,16 +110,26 @@ class FramesServer:
             self._places.release()
 
 
+@dataclass(frozen=True)
+class Lines:
+    """Where callers wait, whichever door they came through: to be answered, and to be told something."""
+
+    asking: Turns
+    reading: Turns
+
+
 class KernelServer(FramesServer):
     """A kernel's calls over a socket. With `books`, every answer carries the end of the ledger's chain."""
 
     def __init__(
         self, kernel: Kernel, listener: socket.socket, *, books: Books | None = None, limits: Limits | None = None,
         most: int = MOST_CONNECTIONS, patience: float = PATIENCE, whose: Callable[[str], str] = str,
+        lines: Lines | None = None,
     ) -> None:  # fmt: skip
         super().__init__(listener, lambda message, _: self.respond(message), most, patience)
         self._kernel, self._books, self._whose = kernel, books, whose
-        self.turns, self.readers = Turns(limits), Turns(READERS)
+        shared = lines or Lines(Turns(limits), Turns(READERS))
+        self.turns, self.readers = shared.asking, shared.reading
 
     def respond(self, message: Message) -> Message:
         """The answer to one message: a result, or one of the errors that are safe to show."""
@@ -127,13 +138,16 @@ class KernelServer(FramesServer):
             return failure(InvalidPlan(f"no such call; there are: {', '.join(CALLS)}"))
         try:
             body = self._done(name, message)
-        except DitherError as problem:
+        except Busy as problem:
             return failure(problem, self._public(message))
+        except DitherError as problem:
+            return failure(problem, self._end())
         except Exception:
             logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
             return failure(DitherError("the kernel could not do this; its log has the detail"))
-        who = {"who": self._who(message.header.get("token", ""))} if name == "datasets" else {}
-        return Message({"ok": "yes", **who, **self._public(message)}, body)
+        if name == "datasets":
+            return Message({"ok": "yes", "who": self._who(message.header.get("token", "")), **self._end()}, body)
+        return Message({"ok": "yes", **self._public(message)}, body)
 
     def _done(self, name: str, message: Message) -> bytes:
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
@@ -153,9 +167,12 @@ class KernelServer(FramesServer):
         return hashlib.sha256(self._whose(token).encode()).hexdigest()
 
     def _public(self, message: Message) -> dict[str, str]:
-        """What travels with every answer: the end of the chain, and how many wait for the dataset."""
-        waiting = {"waiting": str(self.turns.waiting(message.header.get("dataset", "")))}
-        return waiting if self._books is None else {"head": head_text(self._books.head), **waiting}
+        """What travels with an answer about a dataset: the end of the chain, and how many wait for that dataset."""
+        return {"waiting": str(self.turns.waiting(message.header.get("dataset", ""))), **self._end()}
+
+    def _end(self) -> dict[str, str]:
+        """The end of the chain."""
+        return {} if self._books is None else {"head": head_text(self._books.head)}
 
 
 def failure(problem: DitherError, public: dict[str, str] | None = None) -> Message:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from dither.errors import Busy
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,29 @@ class Buckets:
             if len(self._levels) > self._most:
                 self._levels.popitem(last=False)
             return wait
+
+
+class UnderWay:
+    """How many requests of each account are being worked on: one account cannot keep every thread busy."""
+
+    def __init__(self, each: int) -> None:
+        self._each, self._lock = each, threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, name: str) -> Iterator[None]:
+        """Counts one more while it lasts; refuses it where there are too many."""
+        with self._lock:
+            if self._counts[name] >= self._each:
+                raise Busy(f"this account has {self._each} requests under way already; nothing was charged")
+            self._counts[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts[name] -= 1
+                if not self._counts[name]:
+                    del self._counts[name]
 
 
 class Known:
