@@ -311,7 +311,7 @@ def on_time(folder: Path, runs: int) -> TimingResult:
 @pytest.mark.tier("deep")
 def test_response_times_of_neighbours_are_alike(tmp_path: Path) -> None:
     """100 blocks of two, sign tests at alpha 1e-9 (the false alarm). The power is printed and checked: a shift of half
-    of what the record costs the engine would have been found with 90%; on a quiet machine, one of a few milliseconds."""
+    of what the record costs the engine would have been found with 90%; on a quiet machine, of a few ms."""
     result = on_time(tmp_path, 100)
     assert not result.refuted, result
     assert result.detectable_shift < SLOWER / 2, result
