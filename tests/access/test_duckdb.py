@@ -212,4 +212,12 @@ def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
     assert r.windows_touched(world.ctx, m.Count(scan), "month") == whole
     assert r.windows_touched(world.ctx, m.Count(later), "month") == (june, whole[1])
     assert r.windows_touched(world.ctx, m.Count(r.Union(scan, later)), "month") == whole
+    february, march = (x.Instant(YEAR_2020 + days * DAY) for days in (31, 60))
+    before = r.Where(scan, x.And((x.Compare(">=", x.Column("t"), february), x.Compare("<", x.Column("t"), march))))
+    after = r.Where(scan, x.And((x.Compare("<", february, x.Column("t")), x.Compare(">", march, x.Column("t")))))
+    inside = (february.microseconds, march.microseconds - 1)
+    assert r.windows_touched(world.ctx, m.Count(before), "month") == inside
+    assert r.windows_touched(world.ctx, m.Count(after), "month") == (inside[0] + 1, inside[1])
+    at_the_end = r.Where(scan, x.Compare("<=", x.Column("t"), march))
+    assert r.windows_touched(world.ctx, m.Count(at_the_end), "month") == (whole[0], march.microseconds)
     assert r.windows_touched(world.ctx, m.Count(r.Scan("users")), "month") is None

@@ -383,7 +383,8 @@ def _compared(domain: Domain, op: str, bound: Domain) -> Domain:
         case Number(step=step), Number():
             return _cut(domain, op, floor(bound.lo / step), ceil(bound.lo / step))
         case Moment(), Moment():
-            return _cut(domain, op, bound.lo, bound.lo)
+            # Whole microseconds: what lies before an instant ends one earlier, in the window before it.
+            return _cut(domain, op, bound.lo - (op == "<"), bound.lo + (op == ">"))
         case Category(values=values), Category(values=(wanted,)) if op == "=":
             return replace(domain, values=tuple(v for v in values if v == wanted) or values)
         case Category(values=values), Category(values=(wanted,)) if op == "<>":
@@ -393,7 +394,7 @@ def _compared(domain: Domain, op: str, bound: Domain) -> Domain:
 
 
 def _cut(domain: Number | Moment, op: str, below: int, above: int) -> Domain:
-    """The part of a domain on one side of a bound; the bound itself stays, also for < and >."""
+    """The part of a domain on one side of a bound, which is included."""
     lo, hi = span(domain)
     match op:
         case "<" | "<=":
