@@ -60,6 +60,11 @@ class Sensitivity:
     l1: Fraction
     l2_squared: Fraction
 
+    def __post_init__(self) -> None:
+        for name in ("l0", "linf", "l1", "l2_squared"):
+            if not getattr(self, name) >= 0:
+                raise InvalidParameter(f"a sensitivity must not be negative; {name} is {getattr(self, name)}")
+
     @classmethod
     def of(cls, *, l0: Rational, linf: Rational) -> Sensitivity:
         """At most `l0` cells, each by at most `linf`."""

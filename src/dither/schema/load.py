@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 from dither.schema import scalars
 from dither.schema.entries import Entries, distinct, listed, mapping, named, sequence
 from dither.schema.model import (
+    ONE_KIND,
     BudgetCap,
     Category,
     Dataset,
-    Domain,
     Group,
     Identifier,
     Moment,
@@ -21,6 +21,7 @@ from dither.schema.model import (
     Reference,
     Table,
     Unit,
+    key_kind,
 )
 from dither.schema.shapes import FORMAT_VERSION
 from dither.schema.tables import tables_of
@@ -90,27 +91,14 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
             node.place.refuse(f"{entries.label('tables')} must name at least one table")
         return Unit(name, "row", dict.fromkeys(covered))
     keys = _columns_by_table(entries, "keys", tables, Identifier | Number | Category | Reference)
-    if len({_key_kind(tables[table].columns[column].domain) for table, column in keys.items()}) > 1:
-        entries.need("keys").place.refuse(
-            f"{entries.label('keys')} must be of one kind: all texts, or all integers with the same step"
-        )
+    if len({key_kind(tables[table].columns[column].domain) for table, column in keys.items()}) > 1:
+        entries.need("keys").place.refuse(f"{entries.label('keys')} must be {ONE_KIND}")
     if entries.variant == "user":
         return Unit(name, "user", keys)
     times = _columns_by_table(entries, "times", tables, Moment)
     if set(times) != set(keys):
         entries.need("times").place.refuse(f"{entries.label('times')} must name the tables of keys: {listed(keys)}")
     return Unit(name, "window", keys, times, cast(Any, entries.pick("every", "month")))
-
-
-def _key_kind(domain: Domain) -> tuple[str, Fraction]:
-    """What two tables must share for equal keys to be the same unit."""
-    match domain:
-        case Number(step=step):
-            return "integer", step
-        case Identifier(kind=kind) | Reference(kind=kind):
-            return kind, Fraction(1)
-        case _:
-            return "text", Fraction(1)
 
 
 def _private_table(node: Node, place: Node, tables: dict[str, Table], what: str) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from dither.errors import InvalidSchema
+
 Precision = Literal["day", "hour", "minute", "second", "millisecond", "microsecond"]
 Every = Literal["day", "week", "month", "quarter", "year"]
 
@@ -150,3 +152,41 @@ class Dataset:
     timezone: str = "UTC"
     size_epsilon: Fraction = Fraction(1, 100)
     description: str = ""
+
+    def __post_init__(self) -> None:
+        for unit in self.units.values():
+            _check_unit(unit, self.tables)
+
+
+def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:
+    """A unit's keys name one kind of thing in all its tables, and its windows are told by moments."""
+    what = f"unit {unit.name}"
+    keys = [_domain(tables, table, key, what) for table, key in unit.keys.items() if unit.kind != "row"]
+    if any(isinstance(domain, Boolean | Moment) for domain in keys):
+        raise InvalidSchema(f"the keys of {what} must be identifiers, integers or categories")
+    if len({key_kind(domain) for domain in keys}) > 1:
+        raise InvalidSchema(f"the keys of {what} must be {ONE_KIND}")
+    if unit.kind == "window":
+        times = [_domain(tables, table, time, what) for table, time in unit.times.items()]
+        if set(unit.times) != set(unit.keys) or unit.every is None or not all(isinstance(t, Moment) for t in times):
+            raise InvalidSchema(f"{what} needs a period, and a date or timestamp in each of its tables")
+
+
+def _domain(tables: Mapping[str, Table], table: str, column: str | None, what: str) -> Domain:
+    if table not in tables or column is None or column not in tables[table].columns:
+        raise InvalidSchema(f"{what} names a column that does not exist, in table {table}")
+    return tables[table].columns[column].domain
+
+
+ONE_KIND = "of one kind: all texts, or all integers with the same step"
+
+
+def key_kind(domain: Domain) -> tuple[str, Fraction]:
+    """What two tables must share for equal keys to be the same unit."""
+    match domain:
+        case Number(step=step):
+            return "integer", step
+        case Identifier(kind=kind) | Reference(kind=kind):
+            return kind, Fraction(1)
+        case _:
+            return "text", Fraction(1)
