@@ -14,11 +14,12 @@ import pytest
 
 from access.trials import change, covers
 from access.worlds import DAY, YEAR_2020
+from dither.access import domains
 from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.context import Context
-from dither.access.domains import cardinality, number
+from dither.access.domains import Lattice, cardinality, index_of, listed, number
 from dither.access.engines.duckdb import DuckDBEngine
 from dither.access.spelling import whole
 from dither.errors import DitherError, InvalidPlan, Unsupported
@@ -230,3 +231,44 @@ def test_timestamps_beyond_microseconds_are_read(tmp_path: Path, kind: str) -> N
     source = DuckDBEngine(Dataset("d", "d", "1", {"t": table}, {"user": USER}, ()), threads=1)
     assert sum(source.vector(m.Count(ONE_ROW, (m.Key("h", x.DatePart("hour", X)),)))) == 3
     source.inspect()
+
+
+LATTICES = {
+    "numbers": number(-3, 5000, Fraction(1, 2)),
+    "with NULL": number(0, 4096, nullable=True),
+    "seconds": Moment(YEAR_2020, YEAR_2020 + DAY // 10, "second"),
+    "NULL and seconds": Moment(YEAR_2020 + 1, YEAR_2020 + DAY // 10, "second", nullable=True),
+}
+
+
+@pytest.mark.parametrize("domain", LATTICES.values(), ids=LATTICES.keys())
+def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = listed(domain, 1 << 20)
+    assert isinstance(lazy, Lattice)
+    monkeypatch.setattr(domains, "FEW", 1 << 20)
+    eager = listed(domain, 1 << 20)
+    assert isinstance(eager, tuple)
+    assert tuple(lazy) == eager and lazy[-3:] == eager[-3:] and lazy[-1] == eager[-1] and len(lazy) == len(eager)
+    assert tuple(lazy.held) == tuple(index_of(value, domain) for value in eager)
+
+
+def test_a_plan_with_many_keys_is_appraised_without_listing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small message once took the kernel minutes, before any charge."""
+
+    def made(self: Lattice, place: int) -> None:
+        raise AssertionError("a key was made before the charge")
+
+    found = engine(tmp_path / "e", number(0, 1 << 25), [(1, 5)])
+    monkeypatch.setattr(Lattice, "__getitem__", made)
+    measure = m.Count(ONE_ROW, (m.Key("x", X),))
+    assert measure.size(found.ctx) == (1 << 25) + 1
+    assert measure.sensitivity(found.ctx, "user").l1 == 1
+    check_spelling(found.ctx, measure)
+
+
+def test_many_keys_are_laid_out(tmp_path: Path) -> None:
+    found = engine(tmp_path / "e", number(0, 9999), [(1, 5), (2, 9999), (3, 5)])
+    vector = found.vector(m.Count(ONE_ROW, (m.Key("x", X),)))
+    assert (len(vector), int(vector[5]), int(vector[9999]), int(vector.sum())) == (10_000, 2, 1, 3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor, gcd
-from typing import Literal
+from typing import Literal, overload
 
 from dither.errors import InvalidPlan, Unsupported
 from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, Number, Precision, Reference, Scalar
@@ -16,6 +16,7 @@ from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, 
 Period = Literal["second", "minute", "hour"] | Every
 
 LARGEST = 1 << 62
+FEW = 1 << 12
 MOST_STEP = 10**36
 DAY = 86_400_000_000
 LENGTHS: dict[str, int] = {
@@ -221,14 +222,57 @@ def number_of_periods(lo: int, hi: int, every: Period) -> int:
     return sum(1 for _ in starts(lo, hi, every))
 
 
-def listed(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -> tuple[Scalar, ...]:
+@dataclass(frozen=True)
+class Lattice(Sequence[Scalar]):
+    """Evenly spaced values in order, NULL last, made one by one: a plan with a million keys is checked in no time."""
+
+    indices: range
+    step: Fraction
+    nullable: bool
+
+    def __len__(self) -> int:
+        return len(self.indices) + self.nullable
+
+    @overload
+    def __getitem__(self, place: int) -> Scalar: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Scalar]: ...
+    def __getitem__(self, place: int | slice) -> Scalar | Sequence[Scalar]:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(*place.indices(len(self))))
+        if self.nullable and place in (len(self.indices), -1):
+            return None
+        return tidy(self.indices[place + (self.nullable and place < 0)] * self.step)
+
+    @property
+    def held(self) -> Lattice:
+        """The same values as an engine holds them: by their index."""
+        return replace(self, step=Fraction(1))
+
+
+def _lattice(domain: Domain) -> Lattice | None:
+    match domain:
+        case Number(step=step):
+            lo, hi = ends(domain)
+            return Lattice(range(lo, hi + 1), step, domain.nullable)
+        case Periods(lo=first, hi=last, every=every) if every in LENGTHS:
+            return Lattice(range(truncate(first, every), last + 1, LENGTHS[every]), Fraction(1), domain.nullable)
+        case Moment(lo=first, hi=last, precision=precision) if precision in LENGTHS:
+            every = _period(precision)
+            return Lattice(range(truncate(first, every), last + 1, LENGTHS[every]), Fraction(1), domain.nullable)
+        case _:
+            return None
+
+
+def listed(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -> Sequence[Scalar]:
     """Every value of a domain in its fixed order, NULL last; refused above `limit`."""
     many = cardinality(domain, public)
     if many > limit:
         raise Unsupported(
             f"a key with {many} declared values is too large (at most {limit}); group by something coarser"
         )
-    return (*_values(domain, public), *((None,) if domain.nullable else ()))
+    spaced = _lattice(domain) if many > FEW else None
+    return spaced if spaced is not None else (*_values(domain, public), *((None,) if domain.nullable else ()))
 
 
 def cardinality(domain: Domain, public: Sequence[Scalar] | None = None) -> int:

@@ -29,14 +29,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product as cartesian
 from math import floor, isqrt, prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp
 
 from dither.access.context import Context
-from dither.access.domains import ends, index_of, listed, span
+from dither.access.domains import Lattice, ends, index_of, listed, span
 from dither.access.expr import (
     Arithmetic,
     Bucket,
@@ -108,7 +108,7 @@ class Axis:
     """The declared keys of one grouping expression, in their fixed order."""
 
     name: str
-    values: tuple[Scalar, ...]
+    values: Sequence[Scalar]
 
 
 class Measure(ABC):
@@ -155,7 +155,7 @@ class Plan:
     """A statement that returns columns k0.. (held keys), v0.. (integers) and b (corrections), and the keys' order."""
 
     select: exp.Select
-    keys: tuple[tuple[int | str | bool | None, ...], ...]
+    keys: tuple[Sequence[Any], ...]
     values: int
 
 
@@ -266,13 +266,14 @@ def axis_of(ctx: Context, key: Key, columns: Mapping[str, Domain]) -> Axis:
     return Axis(key.name, listed(domain, MOST_CELLS, public))
 
 
-def held_keys(
-    ctx: Context, keys: tuple[Key, ...], axes: tuple[Axis, ...], scope: Scope
-) -> tuple[tuple[int | str | bool | None, ...], ...]:
+def held_keys(ctx: Context, keys: tuple[Key, ...], axes: tuple[Axis, ...], scope: Scope) -> tuple[Sequence[Any], ...]:
     """Each axis in the form in which the engine holds its values; what is off the lattice can never occur."""
     domains = [key.value.domain(scope) for key in keys]
-    found = []
+    found: list[Sequence[Any]] = []
     for axis, domain in zip(axes, domains, strict=True):
+        if isinstance(axis.values, Lattice):
+            found.append(axis.values.held)
+            continue
         held = tuple(index_of(value, domain) for value in axis.values)
         if any(h is None and value is not None for h, value in zip(held, axis.values, strict=True)):
             raise InvalidPlan(f"a listed value of the key {axis.name[:40]!r} is not on its lattice")
@@ -286,7 +287,7 @@ def keyed(
     statement: Statement,
     child: Relation,
     keys: tuple[Key, ...],
-    held: tuple[tuple[int | str | bool | None, ...], ...],
+    held: tuple[Sequence[Any], ...],
     values: tuple[Expr, ...],
     hidden: Sequence[str],
 ) -> str:

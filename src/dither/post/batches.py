@@ -191,7 +191,7 @@ def _merged(context: Context, plans: Sequence[Plan], places: tuple[int, ...]) ->
     return Group(places, plan, Fraction(max(1, norm)))
 
 
-Axes = dict[str, tuple[Key, tuple[Scalar, ...]]]
+Axes = dict[str, tuple[Key, Sequence[Scalar]]]
 
 
 def _partition(columns: Mapping[str, Domain], conditions: Sequence[Expr]) -> Axes:

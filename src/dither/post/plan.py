@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -533,7 +533,7 @@ def _retagged(node: Any, suffix: str) -> Any:
             return made
 
 
-def axes(context: Context, plan: Plan) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+def axes(context: Context, plan: Plan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
     """The declared keys of the answer."""
     measure = plan.pieces[0].measure
     found = measure.axes(context)[: len(plan.keys)]
