@@ -272,7 +272,7 @@ class Ledger:
         try:
             asked = dict.fromkeys(name for ticket in tickets for name in ticket.wants(draft.book))
             new = [name for name in asked if name not in self._changes] if presuming else []
-            draft.book.fetch([*asked], absent=new)
+            draft.book.fetch(asked, absent=new)
             for ticket in tickets:
                 ticket.run(draft)
         except _Overtaken:
@@ -295,7 +295,7 @@ class Ledger:
             self._base, self._changes = self.head.sequence, {}
 
     def _book(self) -> Book:
-        return Book(self._state, self._store.row, self._memory)
+        return Book(self._state, self._store.row, self._memory, self._hot)
 
     def _state(self, names: list[str]) -> dict[str, str]:
         """State after the last row that was seen."""

@@ -226,22 +226,25 @@ class Book:
         read: Callable[[list[str]], dict[str, str]],
         row: Callable[[int], Row | None],
         memory: Memory | None = None,
+        known: Mapping[str, str | None] | None = None,
     ) -> None:
-        self._read, self._row, self._memory = read, row, memory or Memory()
+        self._read, self._row, self._memory, self._known = read, row, memory or Memory(), known or {}
         self._seen: dict[str, str | None] = {}
         self._bodies: dict[int, Any] = {}
         self.updates: dict[str, str] = {}
 
     def get(self, name: str) -> str | None:
         """A piece of state as it is after the rows so far."""
-        if name not in self.updates and name not in self._seen:
-            self.fetch([name])
-        return self.updates.get(name, self._seen.get(name))
+        for held in (self.updates, self._known, self._seen):
+            if name in held:
+                return held[name]
+        self.fetch([name])
+        return self._seen[name]
 
-    def fetch(self, names: list[str], absent: Iterable[str] = ()) -> None:
-        """Reads several pieces of state at once, but for those that are known to be absent."""
+    def fetch(self, names: Iterable[str], absent: Iterable[str] = ()) -> None:
+        """Reads several pieces of state at once, but for those that are known, or known to be absent."""
         self._seen.update(dict.fromkeys(absent))
-        wanted = list(dict.fromkeys(name for name in names if name not in self._seen))
+        wanted = [name for name in dict.fromkeys(names) if name not in self._seen and name not in self._known]
         found = self._read(wanted) if wanted else {}
         self._seen.update({name: found.get(name) for name in wanted})
 

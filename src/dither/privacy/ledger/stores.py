@@ -43,11 +43,13 @@ POSTGRES_GUARDS = (
 )
 SNAPSHOT_AT = "SELECT '', value FROM meta WHERE name = 'state'"
 REPLACING = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
-APPEND = """
-INSERT INTO rows SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])
+ENDING = """
 WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
-AND NOT EXISTS (SELECT FROM state WHERE key = ANY(%b::text[]))
+AND NOT EXISTS (SELECT FROM state WHERE key = ANY(string_to_array(%s, E'\\n')))
 """
+ARRAYS = "unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])"
+APPEND_ONE = f"INSERT INTO rows SELECT %s::bigint, %s, %s, %s, %s {ENDING}"
+APPEND_ALL = f"INSERT INTO rows SELECT * FROM {ARRAYS} {ENDING}"  # noqa: S608 constants
 
 
 class Row(NamedTuple):
@@ -310,6 +312,8 @@ class PostgresStore(Store):
             self._connection = self._driver.connect(self._address, autocommit=True, connect_timeout=10)
             self._connection.execute("SET synchronous_commit = on")
             self._connection.execute("SET default_transaction_isolation = 'read committed'")
+            # A plan that was made when a table was small would go on reading the whole of it.
+            self._connection.execute("SET enable_seqscan = off")
             if self._connection.execute("SHOW fsync").fetchone() != ("on",):
                 raise LedgerError("the database must run with fsync on: a charge has to survive a crash")
 
@@ -335,11 +339,11 @@ class PostgresStore(Store):
 
     def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, if the ledger still ends at `head`; one statement, so all or nothing."""
-        columns = map(list, zip(*rows, strict=True))
+        query, values = (APPEND_ONE, rows[0]) if len(rows) == 1 else (APPEND_ALL, map(list, zip(*rows, strict=True)))
         ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
         with self._errors():
             try:
-                done = self._connected().execute(APPEND, (*columns, *ends, list(absent)))
+                done = self._connected().execute(query, (*values, *ends, "\n".join(absent)))
             except self._driver.errors.UniqueViolation:
                 return False
         return bool(done.rowcount == len(rows))
