@@ -123,3 +123,14 @@ def test_a_long_fraction_is_rounded_up_to_fit(value: Fraction, divisor: int) -> 
 
 def test_a_sensitivity_from_cells_and_size() -> None:
     assert Sensitivity.of(l0=3, linf=2) == Sensitivity(*map(Fraction, (3, 2, 6, 12)))
+
+
+@pytest.mark.parametrize("norm", ["l0", "linf", "l1", "l2_squared"])
+def test_a_negative_sensitivity_is_refused(norm: str) -> None:
+    """It would cost less than nothing."""
+    norms = dict.fromkeys(("l0", "linf", "l1", "l2_squared"), Fraction(1))
+    assert Sensitivity(**{**norms, norm: Fraction(0)})
+    with pytest.raises(InvalidParameter, match=norm):
+        Sensitivity(**{**norms, norm: Fraction(-1, 10**9)})
+    with pytest.raises(InvalidParameter):
+        Sensitivity.of(l0=-1, linf=1)

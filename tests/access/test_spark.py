@@ -227,4 +227,8 @@ def test_a_missing_source_is_named(spark: Any, tmp_path: Path, duck: Any) -> Non
     data = on_spark(tmp_path)
     users = Table("users", True, data.tables["users"].columns, Source("spark", {"path": str(tmp_path / "none")}), "id")
     with pytest.raises(InvalidSchema, match="the source of table users cannot be read"):
-        SparkEngine(Dataset("web", "web", "1", {"users": users}, {"user": data.units["user"]}, ()), "1", spark)
+        SparkEngine(
+            Dataset("web", "web", "1", {"users": users}, {"user": worlds.Unit("user", "user", {"users": "id"})}, ()),
+            "1",
+            spark,
+        )
