@@ -10,6 +10,7 @@ from typing import Any
 from dither.access.context import PublicFacts
 from dither.errors import InvalidPlan
 from dither.schema import Dataset
+from dither.serve.columns import FORM, large, pack, unpack
 from dither.wire import Balance, Entry, Kernel, LedgerRow, Quote, Release, Request, Statement
 from dither.wire.codec import RESPONSE, decode, encode
 
@@ -70,9 +71,16 @@ RESULTS: dict[str, type] = {
 }  # fmt: skip
 
 
-def result(call: str, body: bytes) -> Any:
+def written(value: Any, packed: bool) -> tuple[bytes, str]:
+    """A call's answer as bytes, and their form: JSON, or for large vectors of whoever takes them so, columns."""
+    if packed and isinstance(value, Release) and large(value):
+        return pack(value), FORM
+    return encode(value), ""
+
+
+def result(call: str, body: bytes, form: str = "") -> Any:
     """What a call's answer stands for."""
-    return decode(body, RESULTS[call], RESPONSE)
+    return unpack(body) if form == FORM and call == "answer" else decode(body, RESULTS[call], RESPONSE)
 
 
 class Calling(ABC):

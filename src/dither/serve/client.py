@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 
 from dither.errors import Busy, DitherError, InvalidParameter
 from dither.serve.calls import Calling, result
+from dither.serve.columns import FORM
 from dither.serve.errors import raised
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRIES = 3
+WIRE = "application/vnd.dither+json"
+PACKED = "application/vnd.dither+arrow"
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,19 @@ class HttpKernel(Calling):
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
         """One call and its result, or the error that the kernel or the gateway gave."""
         path = f"{self.prefix}/v1/kernel/{name}?dataset={quoted(dataset, safe='')}"
-        status, data = self._exchange(path, token, body)
+        status, data, kind = self._exchange(path, token, body)
         if status != 200:
             raise _problem(data)
-        return result(name, data)
+        return result(name, data, FORM if kind == PACKED else "")
 
-    def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/vnd.dither+json"}
+    def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes, str]:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": WIRE, "Accept": f"{PACKED}, {WIRE}"}
         for _ in range(TRIES):
             connection = self._connection()
             try:
                 connection.request("POST", path, body, headers)
                 response = connection.getresponse()
-                return response.status, response.read()
+                return response.status, response.read(), response.headers.get_content_type()
             except ssl.SSLCertVerificationError:
                 raise InvalidParameter("the gateway's certificate is not one that this machine trusts") from None
             except (OSError, http.client.HTTPException):

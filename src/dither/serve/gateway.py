@@ -29,6 +29,8 @@ from dither.access.context import Context
 from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
 from dither.serve import documents, questions
 from dither.serve.calls import CALLS
+from dither.serve.client import PACKED, WIRE
+from dither.serve.columns import FORM
 from dither.serve.jobs import Jobs
 from dither.serve.limits import Buckets, Known, Rate, UnderWay
 from dither.serve.metrics import Metrics
@@ -41,7 +43,6 @@ WEB = Path(__file__).parent / "web"
 PAGES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
          "/page.css": ("page.css", "text/css")}  # fmt: skip
 ARROW = "application/vnd.apache.arrow.stream"
-WIRE = "application/vnd.dither+json"
 LONGEST_TOKEN = 8192
 LONGEST_NAME = 200
 CONTEXT_SECONDS = 5.0
@@ -314,8 +315,10 @@ class Gateway:
             raise NotFound(f"no such call; there are: {', '.join(CALLS)}")
         if len(dataset) > LONGEST_NAME:
             raise InvalidParameter("dataset must be a short text")
-        reply = await run_in_threadpool(self.kernel.exchange, call, token, dataset, await self._body(request))
-        return Response(reply.body, media_type=WIRE, headers={"x-dither-waiting": str(reply.waiting)})
+        accept = FORM if PACKED in request.headers.get("accept", "") else ""
+        reply = await run_in_threadpool(self.kernel.exchange, call, token, dataset, await self._body(request), accept)
+        kind = PACKED if reply.form == FORM else WIRE
+        return Response(reply.body, media_type=kind, headers={"x-dither-waiting": str(reply.waiting)})
 
 
 def _token(request: Request) -> str:

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, NotAllowed
-from dither.serve.calls import CALLS
+from dither.serve.calls import CALLS, written
+from dither.serve.columns import FORM
 from dither.serve.frames import MOST_REQUEST, Closed, Message, head_of, head_text, receive, send
 from dither.serve.logs import PRIVATE
 from dither.serve.turns import Limits, Turns
 from dither.wire import Head, Kernel
-from dither.wire.codec import encode
 
 MOST_CONNECTIONS = 256
 LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
@@ -137,7 +137,7 @@ class KernelServer(FramesServer):
         if name not in CALLS:
             return failure(InvalidPlan(f"no such call; there are: {', '.join(CALLS)}"))
         try:
-            body = self._done(name, message)
+            body, form = written(self._done(name, message), message.header.get("accept") == FORM)
         except Busy as problem:
             return failure(problem, self._public(message))
         except DitherError as problem:
@@ -147,20 +147,20 @@ class KernelServer(FramesServer):
             return failure(DitherError("the kernel could not do this; its log has the detail"))
         if name == "datasets":
             return Message({"ok": "yes", "who": self._who(message.header.get("token", "")), **self._end()}, body)
-        return Message({"ok": "yes", **self._public(message)}, body)
+        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public(message)}, body)
 
-    def _done(self, name: str, message: Message) -> bytes:
+    def _done(self, name: str, message: Message) -> Any:
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
         if self._books is not None and "expect" in message.header:
             self._books.check_head(head_of(message.header["expect"]))
         if name not in LINES:
-            return encode(CALLS[name](self._kernel, token, dataset, message.body))
+            return CALLS[name](self._kernel, token, dataset, message.body)
         # Only those who may ask can take a place in a line.
         if dataset not in self._kernel.datasets(token):
             raise NotAllowed("this account may not ask this dataset")
         turns = self.turns if name == "answer" else self.readers
         with turns.turn(dataset, self._who(token)):
-            return encode(CALLS[name](self._kernel, token, dataset, message.body))
+            return CALLS[name](self._kernel, token, dataset, message.body)
 
     def _who(self, token: str) -> str:
         """What tells accounts apart, of whom one may have several tokens, without their names."""

@@ -87,6 +87,7 @@ class Operation:
     path: dict[str, Any] = field(default_factory=dict)
     token: bool = True
     more: dict[str, Any] = field(default_factory=dict)
+    job: bool = False
 
     def data(self) -> dict[str, Any]:
         """As OpenAPI writes it."""
@@ -95,7 +96,7 @@ class Operation:
             made["requestBody"] = {"required": True, "content": _content(self.body)}
         done = {"description": "done", "content": {**_content(self.result, self.kind), **self.more}}
         made["responses"] = {"200": done}
-        if self.more:
+        if self.job:
             made["responses"]["202"] = {"description": "under way, as a job", "content": _content(OBJECT)}
         if self.token:
             made["security"] = [{"token": []}]
@@ -112,7 +113,9 @@ class Operation:
 
 JOB = {"job": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}}
 CALL = {"call": {"type": "string", "enum": list(CALLS)}}
-ARROW = {"application/vnd.apache.arrow.stream": {"schema": {"type": "string", "format": "binary"}}}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+ARROW = {"application/vnd.apache.arrow.stream": BINARY}
+PACKED = {"application/vnd.dither+arrow": BINARY}
 OPERATIONS = {
     "/health": {"get": Operation("health", "Whether the gateway runs and reaches its kernel", token=False)},
     "/metrics": {"get": Operation("metrics", "Counters for Prometheus", TEXT, "text/plain", token=False)},
@@ -125,7 +128,7 @@ OPERATIONS = {
     "/v1/quote": {"post": Operation("quote", "Cost and expected error; free", body=QUESTION)},
     "/v1/explain": {"post": Operation("explain", "How a question is understood; free", body=QUESTION)},
     "/v1/answer": {
-        "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW)
+        "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW, job=True)
     },
     "/v1/batch": {"post": Operation("batch", "Several questions in one charge", body=BATCH)},
     "/v1/jobs/{job}": {
@@ -135,7 +138,7 @@ OPERATIONS = {
     "/v1/kernel/{call}": {
         "post": Operation(
             "call", "A typed call, as the wire spells it", kind="application/vnd.dither+json", body=OBJECT,
-            dataset=False, path=CALL,
+            dataset=False, path=CALL, more=PACKED,
         )
     },
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 from dither.errors import Busy, LedgerError
 from dither.serve.calls import Calling, result
+from dither.serve.columns import FORM
 from dither.serve.errors import raised
 from dither.serve.frames import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
 from dither.wire import Head
@@ -51,6 +52,7 @@ class Reply:
     head: Head | None
     waiting: int
     who: str = ""
+    form: str = ""
 
 
 class Heads:
@@ -88,11 +90,12 @@ class RemoteKernel(Calling):
 
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
         """One call and its result, or the error that the kernel gave."""
-        return result(name, self.exchange(name, token, dataset, body).body)
+        reply = self.exchange(name, token, dataset, body)
+        return result(name, reply.body, reply.form)
 
-    def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Reply:
+    def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"", accept: str = FORM) -> Reply:
         """One call and its result as bytes; the kernel must not lie behind the end that was seen last."""
-        header = {"call": name, "token": token, "dataset": dataset}
+        header = {"call": name, "token": token, "dataset": dataset, "accept": accept}
         expected = self.heads.last
         answer = self._talk(Message(header if expected is None else {**header, "expect": head_text(expected)}, body))
         head, error = head_of(answer.header["head"]) if "head" in answer.header else None, answer.header.get("error")
@@ -100,7 +103,8 @@ class RemoteKernel(Calling):
             self.heads.saw(head)
         if error is not None:
             raise raised(error, answer.header.get("message", ""))
-        return Reply(answer.body, head, int(answer.header.get("waiting", "0")), answer.header.get("who", ""))
+        about = answer.header
+        return Reply(answer.body, head, int(about.get("waiting", "0")), about.get("who", ""), about.get("form", ""))
 
     def _talk(self, message: Message) -> Message:
         connection = self._take()

@@ -1,0 +1,65 @@
+"""Large answers between processes: the release as the wire's JSON, and its noisy integers as Arrow beside it.
+
+A body is a 4-byte big-endian length and the JSON of the release without its values, then one Arrow stream whose only
+column is of 64-bit integers and which has one batch for each part, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from dither.errors import InvalidPlan
+from dither.serve.frames import LENGTH
+from dither.wire import Release
+from dither.wire.codec import RESPONSE, decode, encode
+
+FORM = "arrow"
+LARGE = 1_000  # values from which on JSON is the slower way
+SCHEMA = pa.schema([pa.field("values", pa.int64(), nullable=False)])
+
+
+def large(release: Release) -> bool:
+    """Whether an answer is worth packing."""
+    return sum(len(part.values) for part in release.parts) >= LARGE
+
+
+def pack(release: Release) -> bytes:
+    """An answer as bytes."""
+    text = encode(replace(release, parts=tuple(replace(part, values=()) for part in release.parts)))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for part in release.parts:
+            writer.write_batch(pa.record_batch([pa.array(part.values, pa.int64())], schema=SCHEMA))
+    return b"".join((LENGTH.pack(len(text)), text, memoryview(sink.getvalue())))
+
+
+def unpack(body: bytes) -> Release:
+    """The answer that bytes stand for; anything else is refused."""
+    start = LENGTH.size
+    end = start + LENGTH.unpack(body[:start])[0] if len(body) >= start else len(body) + 1
+    if end > len(body):
+        raise InvalidPlan("the answer ends too early")
+    release = decode(body[start:end], Release, RESPONSE)
+    columns = list(_columns(body[end:], len(release.parts)))
+    if len(columns) != len(release.parts) or any(part.values for part in release.parts):
+        raise InvalidPlan("the answer's parts and its columns do not fit together")
+    parts = zip(release.parts, columns, strict=True)
+    return replace(release, parts=tuple(replace(part, values=values) for part, values in parts))
+
+
+def _columns(data: bytes, most: int) -> Iterator[tuple[int, ...]]:
+    """The integers of each batch, of which there are at most so many, and no more than the bytes can hold."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            if not reader.schema.equals(SCHEMA, check_metadata=True):
+                raise InvalidPlan("the answer's column must be of 64-bit integers")
+            for number, batch in enumerate(reader):
+                batch.validate(full=True)
+                if number >= most or 8 * batch.num_rows > len(data) or batch.column(0).null_count:
+                    raise InvalidPlan("the answer's columns do not fit its size")
+                yield tuple(batch.column(0).to_pylist())
+    except (pa.ArrowException, OSError, ValueError):
+        raise InvalidPlan("the answer's columns are not an Arrow stream") from None

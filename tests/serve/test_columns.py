@@ -1,0 +1,132 @@
+"""Large answers as Arrow over the kernel's socket: the same release, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dither.access.expr import Column
+from dither.access.measure import Count, Key
+from dither.access.relation import Scan
+from dither.errors import DitherError, InvalidPlan
+from dither.loss import Pure
+from dither.serve.columns import FORM, LARGE, SCHEMA, large, pack, unpack
+from dither.serve.frames import LENGTH, Message
+from dither.wire import Calibrate, Part, Release, Request
+from dither.wire.codec import RESPONSE, decode, encode
+from serve.house import Place, place
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(tmp_path_factory.mktemp("columns"), epsilon=100) as made:
+        yield made
+
+
+def request(draw: int = 0) -> bytes:
+    """A count by each of 2,001 salaries, and one of everybody."""
+    loss = Calibrate("discrete_laplace", Pure(Fraction(1, 10)))
+    by_salary = Part(Count(Scan("people"), (Key("salary", Column("salary")),)), loss)
+    return encode(Request("town", (by_salary, Part(Count(Scan("people")), loss)), draw=draw))
+
+
+def asked(there: Place, draw: int = 0, **header: str) -> Message:
+    given = {"call": "answer", "token": there.tokens["ann"], "dataset": "town", **header}
+    return there.server.respond(Message(given, request(draw)))
+
+
+@pytest.fixture(scope="module")
+def release(there: Place) -> Release:
+    return decode(asked(there).body, Release, RESPONSE)
+
+
+def test_both_forms_say_the_same(there: Place, release: Release) -> None:
+    packed = asked(there, accept=FORM)
+    assert packed.header["form"] == FORM and "form" not in asked(there).header
+    assert replace(unpack(packed.body), head=release.head, cached=False) == release
+    assert large(release) and len(release.parts[0].values) > LARGE
+    assert len(packed.body) < 20_000 + 8 * len(release.parts[0].values)
+
+
+def test_small_answers_stay_json(there: Place, release: Release) -> None:
+    assert not large(replace(release, parts=release.parts[1:]))
+    assert there.ask("SELECT COUNT(*) FROM people", 1).status_code == 200
+
+
+def test_a_session_over_the_socket_gets_them_so(there: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: list[str] = []
+    respond = there.server.respond
+
+    def listening(message: Message) -> Message:
+        reply = respond(message)
+        forms.append(reply.header.get("form", ""))
+        return reply
+
+    monkeypatch.setattr(there.server, "respond", listening)
+    found = there.remote.call("answer", there.tokens["ann"], "town", request(3))
+    assert forms == [FORM] and found.parts[0].values == unpack(asked(there, 3, accept=FORM).body).parts[0].values
+
+
+def test_over_http_for_whoever_takes_it(there: Place) -> None:
+    path = "/v1/kernel/answer?dataset=town"
+    headers = there.headers("ann", accept="application/vnd.dither+arrow")
+    packed = there.http.post(path, content=request(), headers=headers)
+    plain = there.http.post(path, content=request(), headers=there.headers("ann"))
+    assert packed.headers["content-type"] == "application/vnd.dither+arrow"
+    assert plain.headers["content-type"] == "application/vnd.dither+json"
+    assert unpack(packed.content).parts == decode(plain.content, Release, RESPONSE).parts
+
+
+def streamed(*columns: list[Any], schema: pa.Schema = SCHEMA) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for values in columns:
+            writer.write_batch(pa.record_batch([pa.array(values, schema.field(0).type)], schema=schema))
+    return bytes(sink.getvalue())
+
+
+def bare(release: Release) -> bytes:
+    text = encode(replace(release, parts=tuple(replace(part, values=()) for part in release.parts)))
+    return LENGTH.pack(len(text)) + text
+
+
+def test_ends_of_the_range_travel(release: Release) -> None:
+    ends = replace(release, parts=tuple(replace(part, values=(-(2**63), 2**63 - 1)) for part in release.parts))
+    assert unpack(pack(ends)) == ends
+    nothing = replace(release, parts=tuple(replace(part, values=()) for part in release.parts))
+    assert unpack(pack(nothing)) == nothing
+
+
+@pytest.mark.parametrize("how", ["nothing", "short", "no stream", "one column", "three columns", "doubles", "texts",
+                                 "nulls", "a name", "values twice", "cut off", "a length beyond", "JSON"])  # fmt: skip
+def test_anything_else_is_refused(release: Release, how: str) -> None:
+    head, real = bare(release), pa.schema([("values", pa.float64())])
+    nullable = pa.schema([("values", pa.int64())])
+    made = {
+        "nothing": b"", "short": b"\x00\x00", "no stream": head, "one column": head + streamed([1]),
+        "three columns": head + streamed([1], [2], [3]), "doubles": head + streamed([1.5], [2.5], schema=real),
+        "texts": head + streamed(["1"], ["2"], schema=pa.schema([("values", pa.string())])),
+        "nulls": head + streamed([1, None], [2], schema=nullable),
+        "a name": head + streamed([1], [2], schema=pa.schema([pa.field("other", pa.int64(), nullable=False)])),
+        "values twice": LENGTH.pack(len(encode(release))) + encode(release) + streamed([1], [2]),
+        "cut off": pack(release)[:-200], "a length beyond": LENGTH.pack(2**32 - 1) + head[4:],
+        "JSON": encode(release),
+    }[how]  # fmt: skip
+    with pytest.raises(InvalidPlan):
+        unpack(made)
+
+
+def test_damaged_bytes_never_give_another_error(release: Release, tmp_path: Path) -> None:
+    """Each of many single flipped bytes is refused, or gives a release of the same shape."""
+    data = pack(release)
+    for place_of in range(0, len(data), max(1, len(data) // 400)):
+        damaged = data[:place_of] + bytes([data[place_of] ^ 0x55]) + data[place_of + 1 :]
+        with suppress(DitherError):
+            assert len(unpack(damaged).parts) == 2
