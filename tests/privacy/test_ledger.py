@@ -688,6 +688,27 @@ def test_a_kept_ledger_of_format_1_migrates_and_keeps_its_budget(tmp_path: Path)
         ledger.charge(claim("new", "1/2"))
 
 
+def test_a_kept_ledger_of_format_2_still_holds_row_by_row(tmp_path: Path) -> None:
+    """Made by the first version of format 2: rows of every kind but restores, notes, and a snapshot behind the rows.
+
+    Format 1 had rows alone; 2 added the snapshot of the state and the notes. Bodies of rows are the same in both.
+    """
+    place = tmp_path / "kept.sqlite"
+    shutil.copy(FIXTURES / "ledger_format2.sqlite", place)
+    verdict = verify(place)
+    assert verdict.sound and verdict.rows == 9
+    ledger = Ledger(place)
+    assert {row.kind for row in ledger.rows()} == {"dataset", "account", "charge", "answer", "act", "gap"}
+    assert open_store(place).state_at() < ledger.head.sequence
+    assert spent(ledger, "ann", "group") == [(ONE // 4 + ONE // 8 + ONE // 16, 0)]
+    assert ledger.charge(claim("q", "1/4", request_id="r")) == Recorded(3, "the answer", paid=True)
+    assert (len(ledger.refusals("shop")), ledger.misses("shop")[1]) == (1, 1)
+    with pytest.raises(BudgetExceeded, match="group red"):
+        ledger.charge(claim("more", "5/8"))
+    paid(ledger, claim("the rest", "9/16"))
+    assert verify(place).sound
+
+
 def test_a_newer_format_is_refused(place: str) -> None:
     Ledger(place).close()
     open_store(place)._run("UPDATE meta SET value = '99'")  # type: ignore[attr-defined]
