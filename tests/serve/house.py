@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.admin import ask_desk
 from dither.serve.gateway import Settings, application
+from dither.serve.kernel_process import descriptions
 from dither.serve.kernel_server import KernelServer, unix_listener
 from dither.serve.limits import Rate
 from dither.serve.remote import Heads, RemoteKernel
@@ -141,7 +143,8 @@ def place(
     tokens |= {"aud": kernel.books.add_account("aud", "auditor"), "cur": kernel.books.add_account("cur", "curator")}
     door = str(folder / "k.sock")
     lines = limits or Limits(running=1)
-    server = KernelServer(kernel, unix_listener(door), books=kernel.books, limits=lines, whose=kernel.whose)
+    server = KernelServer(kernel, unix_listener(door), books=kernel.books, limits=lines, whose=kernel.whose,
+                          described=partial(descriptions, kernel))  # fmt: skip
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     remote = RemoteKernel(door, Heads(folder / "head"))

@@ -19,6 +19,7 @@ from dither.access.measure import Count
 from dither.access.relation import Scan
 from dither.errors import BudgetExceeded, Busy, InvalidParameter, InvalidPlan, NotAllowed
 from dither.loss import Pure
+from dither.schema import load
 from dither.serve import gateway as gateway_module
 from dither.serve.client import connect as connect_http
 from dither.serve.gateway import ARROW, Gateway, Settings, application
@@ -153,6 +154,22 @@ def test_a_request_waits_in_the_line_of_its_own_dataset(there: Place) -> None:
     for call in ("answer", "quote"):
         with pytest.raises(InvalidPlan, match="another dataset"):
             there.remote.call(call, there.tokens["ann"], "town", encode(request))
+
+
+def test_a_description_that_changed_is_read_at_once(tmp_path: Path) -> None:
+    """Categories in another order: the next answer, a moment later, has them under their new labels."""
+    with place(tmp_path, epsilon=1000) as there:
+        query = "SELECT city, SUM(CASE WHEN city = 'north' THEN 1 ELSE 0 END) AS n FROM people GROUP BY city"
+
+        def north() -> str:
+            rows = there.ask(query, 100).json()["rows"]
+            return str(max(rows, key=lambda row: row["n"])["city"])
+
+        assert north() == "north"
+        path = tmp_path / "data" / "town.yml"
+        path.write_text(path.read_text().replace("[north, south, east]", "[east, south, north]").replace('"1"', '"2"'))
+        there.kernel.register(load(path))
+        assert north() == "north"
 
 
 def test_bodies_are_limited(tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
     assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
 
 
+@pytest.mark.parametrize("damage", ["", "17", "\x00" * 80])
+def test_a_damaged_memory_of_the_end_says_what_to_do(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "head").write_text(damage)
+    with pytest.raises(InvalidParameter, match="remove the file"):
+        Heads(tmp_path / "head")
+
+
 def test_turns_go_round_the_accounts() -> None:
     """One account's ten questions do not keep another's from being next."""
     turns, order = Turns(Limits(running=1, waiting=50, account=20)), list[str]()

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dither.access.context import Context
 from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
 from dither.serve import documents, questions
-from dither.serve.calls import CALLS
+from dither.serve.calls import CALLS, result
 from dither.serve.client import PACKED, WIRE
 from dither.serve.columns import FORM
 from dither.serve.jobs import Jobs
@@ -108,6 +108,15 @@ READS: dict[str, Read] = {
 }
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is public about a dataset, as it was at a moment, and the descriptions that the kernel had then."""
+
+    at: float
+    described: str
+    context: Context
+
+
 class Gateway:
     """The routes, over one kernel."""
 
@@ -116,7 +125,7 @@ class Gateway:
         self.metrics, self.jobs = Metrics(), Jobs()
         self._accounts, self._strangers = Buckets(self.settings.account), Buckets(self.settings.stranger)
         self._known, self._under_way = Known(), UnderWay(self.settings.each)
-        self._contexts: dict[str, tuple[float, Context]] = {}
+        self._contexts: dict[str, Seen] = {}
         self._lock = threading.Lock()
 
     def routes(self) -> list[Route]:
@@ -192,7 +201,7 @@ class Gateway:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
         if account is None:
             reply = await run_in_threadpool(self.kernel.exchange, "datasets", token)
-            self._known.add(_digest(token), reply.who)
+            self._known.add(_digest(token), reply.about.get("who") or _digest(token))
         return token
 
     def _who(self, token: str) -> str:
@@ -214,15 +223,18 @@ class Gateway:
             raise Refusal(408, "invalid_parameter", "the body took too long to arrive") from None
 
     def _session(self, dataset: str, token: str) -> Session:
-        """A session; what is public about a dataset is asked for again after a few seconds."""
-        if dataset not in self.kernel.datasets(token):
+        """A session; what is public about a dataset is asked for again after a few seconds, and when it changed."""
+        reply = self.kernel.exchange("datasets", token)
+        if dataset not in result("datasets", reply.body).items:
             raise NotFound("this account has no such dataset")
-        at, context = self._contexts.get(dataset, (0.0, None))
-        if context is None or time.monotonic() - at > CONTEXT_SECONDS:
+        described = reply.about.get("described", "")
+        known = self._contexts.get(dataset)
+        if known is None or known.described != described or time.monotonic() - known.at > CONTEXT_SECONDS:
             context = Context(self.kernel.schema(dataset, token), self.kernel.facts(dataset, token))
+            known = Seen(time.monotonic(), described, context)
             with self._lock:
-                self._contexts[dataset] = (time.monotonic(), context)
-        return Session(self.kernel, dataset, token, context)
+                self._contexts[dataset] = known
+        return Session(self.kernel, dataset, token, known.context)
 
     # --- Routes ---
 
@@ -317,7 +329,7 @@ class Gateway:
             raise InvalidParameter("dataset must be a short text")
         accept = FORM if PACKED in request.headers.get("accept", "") else ""
         reply = await run_in_threadpool(self.kernel.exchange, call, token, dataset, await self._body(request), accept)
-        kind = PACKED if reply.form == FORM else WIRE
+        kind = PACKED if reply.about.get("form") == FORM else WIRE
         return Response(reply.body, media_type=kind, headers={"x-dither-waiting": str(reply.waiting)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ class KernelProcess:
         settings.state.mkdir(parents=True, exist_ok=True)
         private = settings.state / "private"
         private.mkdir(mode=0o700, exist_ok=True)
+        private.chmod(0o700)  # also where it was there before
         self._logs = open_logs(private / "logs")
         again = private / "datasets.json"
         paths = dict.fromkeys([*map(str, settings.descriptions), *remembered(again)])
@@ -87,7 +90,14 @@ class KernelProcess:
         limits = Limits(settings.slots, settings.limits.waiting, settings.limits.account)
         lines = Lines(Turns(limits), Turns(READERS))
         self._servers: list[FramesServer] = [
-            KernelServer(self.kernel, listener, books=self.kernel.books, lines=lines, whose=self.kernel.whose)
+            KernelServer(
+                self.kernel,
+                listener,
+                books=self.kernel.books,
+                lines=lines,
+                whose=self.kernel.whose,
+                described=partial(descriptions, self.kernel),
+            )
             for listener in _doors(settings)
         ]
         desk = Desk(self.kernel, again)
@@ -110,6 +120,13 @@ class KernelProcess:
         """Hangs up."""
         for server in self._servers:
             server.close()
+
+
+def descriptions(kernel: LocalKernel) -> str:
+    """What changes when a dataset is registered or described anew."""
+    return hashlib.sha256(
+        "".join(kernel.books.describe(name).version for name in kernel.registered).encode()
+    ).hexdigest()
 
 
 def _sign_in(path: Path | None) -> Callable[[str], str | None]:

@@ -124,10 +124,10 @@ class KernelServer(FramesServer):
     def __init__(
         self, kernel: Kernel, listener: socket.socket, *, books: Books | None = None, limits: Limits | None = None,
         most: int = MOST_CONNECTIONS, patience: float = PATIENCE, whose: Callable[[str], str] = str,
-        lines: Lines | None = None,
+        lines: Lines | None = None, described: Callable[[], str] = str,
     ) -> None:  # fmt: skip
         super().__init__(listener, lambda message, _: self.respond(message), most, patience)
-        self._kernel, self._books, self._whose = kernel, books, whose
+        self._kernel, self._books, self._whose, self._described = kernel, books, whose, described
         shared = lines or Lines(Turns(limits), Turns(READERS))
         self.turns, self.readers = shared.asking, shared.reading
 
@@ -146,7 +146,8 @@ class KernelServer(FramesServer):
             logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
             return failure(DitherError("the kernel could not do this; its log has the detail"))
         if name == "datasets":
-            return Message({"ok": "yes", "who": self._who(message.header.get("token", "")), **self._end()}, body)
+            about = {"who": self._who(message.header.get("token", "")), "described": self._described()}
+            return Message({"ok": "yes", **about, **self._end()}, body)
         return Message({"ok": "yes", **({"form": form} if form else {}), **self._public(message)}, body)
 
     def _done(self, name: str, message: Message) -> Any:

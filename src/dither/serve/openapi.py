@@ -128,7 +128,8 @@ OPERATIONS = {
     "/v1/quote": {"post": Operation("quote", "Cost and expected error; free", body=QUESTION)},
     "/v1/explain": {"post": Operation("explain", "How a question is understood; free", body=QUESTION)},
     "/v1/answer": {
-        "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW, job=True)
+        "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW,
+                          job=True)
     },
     "/v1/batch": {"post": Operation("batch", "Several questions in one charge", body=BATCH)},
     "/v1/jobs/{job}": {

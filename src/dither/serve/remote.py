@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dither.errors import Busy, LedgerError
+from dither.errors import Busy, InvalidParameter, InvalidPlan, LedgerError
 from dither.serve.calls import Calling, result
 from dither.serve.columns import FORM
 from dither.serve.errors import raised
@@ -46,13 +48,12 @@ class Mutual:
 
 @dataclass(frozen=True)
 class Reply:
-    """The body of an answer, with what stands beside it: the ledger's end, how many wait, and a name for who asks."""
+    """The body of an answer, with what stands beside it: the ledger's end, how many wait, and what else was said."""
 
     body: bytes
     head: Head | None
     waiting: int
-    who: str = ""
-    form: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 class Heads:
@@ -60,7 +61,7 @@ class Heads:
 
     def __init__(self, place: Path | None = None) -> None:
         self._place, self._lock = place, threading.Lock()
-        self._last = head_of(place.read_text().strip()) if place is not None and place.exists() else None
+        self._last = _remembered(place) if place is not None and place.exists() else None
 
     @property
     def last(self) -> Head | None:
@@ -75,8 +76,21 @@ class Heads:
             self._last = head
             if self._place is not None:
                 draft = self._place.with_suffix(".new")
-                draft.write_text(head_text(head))
+                with draft.open("w") as file:
+                    file.write(head_text(head))
+                    file.flush()
+                    os.fsync(file.fileno())
                 draft.replace(self._place)
+
+
+def _remembered(place: Path) -> Head:
+    try:
+        return head_of(place.read_text().strip())
+    except (InvalidPlan, ValueError):
+        raise InvalidParameter(
+            f"{place} is damaged: it remembers the end of the ledger that was seen last. Compare the ledger's end "
+            "(`dither curator status`) with what you know of it, and remove the file to begin anew"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ class RemoteKernel(Calling):
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
         """One call and its result, or the error that the kernel gave."""
         reply = self.exchange(name, token, dataset, body)
-        return result(name, reply.body, reply.form)
+        return result(name, reply.body, reply.about.get("form", ""))
 
     def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"", accept: str = FORM) -> Reply:
         """One call and its result as bytes; the kernel must not lie behind the end that was seen last."""
@@ -104,7 +118,7 @@ class RemoteKernel(Calling):
         if error is not None:
             raise raised(error, answer.header.get("message", ""))
         about = answer.header
-        return Reply(answer.body, head, int(about.get("waiting", "0")), about.get("who", ""), about.get("form", ""))
+        return Reply(answer.body, head, int(about.get("waiting", "0")), about)
 
     def _talk(self, message: Message) -> Message:
         connection = self._take()
