@@ -660,6 +660,20 @@ def test_a_gap_of_unknown_size_spends_everything(place: str) -> None:
     assert verify(place).sound
 
 
+def test_a_gap_changes_nobodys_later_share(place: str) -> None:
+    """What the kernel asks for itself is paid by the groups and not by their analysts, before a gap and after it."""
+    ledger = Ledger(place)
+    groups = tuple(Group(name, (account,), analyst_caps=(pure(1),)) for name, account in (("a", "ann"), ("b", "bob")))
+    ledger.register(dataset(1, policy="separate", groups=groups))
+    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    paid(ledger, claim("size", "1/8", KERNEL))
+    assert spent(ledger, "ann", "group") == [(3 * ONE // 8, 0)]
+    assert spent(ledger, "ann", "analyst") == [(ONE // 4, 0)]
+    ledger.close()
+    assert spent(Ledger(place), "ann", "analyst") == [(ONE // 4, 0)]
+    assert verify(place).sound
+
+
 @pytest.mark.tier("test")
 def test_a_copy_of_a_copy_is_the_same_chain(place: str, tmp_path: Path) -> None:
     busy_ledger(place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from operator import gt
@@ -55,15 +55,7 @@ class Pool:
     budget: BudgetCap
     window: str
     limit: tuple[int, ...] | None
-    key: str = ""
-
-    @classmethod
-    def of(cls, population: Population, number: int, level: Level, name: str, account: str, window: str) -> Pool:
-        """The total of a population's budget at a level, and where it is kept."""
-        budget = population.budgets[number]
-        order = None if budget.order is None else str(budget.order)
-        where = key("spent", population.name, level, name, budget.unit, budget.kind, order, window)
-        return cls(level, name, budget, window, population.limit(number, level, name, account), where)
+    key: str
 
 
 def same_budget(cap: BudgetCap) -> tuple[object, ...]:
@@ -89,8 +81,7 @@ class Population:
 
     name: str
     datasets: tuple[Dataset, ...]
-    _limits: dict[tuple[object, ...], tuple[int, ...] | None] = field(default_factory=dict, compare=False, repr=False)
-    _pools: dict[tuple[object, ...], list[Pool]] = field(default_factory=dict, compare=False, repr=False)
+    _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict, compare=False, repr=False)
     _costs: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -129,32 +120,34 @@ class Population:
 
     def pools(
         self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
-    ) -> list[Pool]:
+    ) -> tuple[Pool, ...]:
         """Every total that a charge counts against: the population's own only where something fresh is drawn."""
-        which = (*groups, "", account, fresh)
-        if not windows and which in self._pools:
-            return self._pools[which]
+        which = (*groups, "", account, fresh, *((unit, *names) for unit, names in windows.items()))
+        if which not in self._pools:
+            if len(self._pools) > REMEMBERED:
+                self._pools.clear()
+            self._pools[which] = tuple(self._made(groups, account, windows, fresh))
+        return self._pools[which]
+
+    def _made(
+        self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
+    ) -> Iterator[Pool]:
         names: list[tuple[Level, str]] = [("dataset", "")] if fresh else []
         names += [("group", group) for group in groups]
         names += [("analyst", account)] if account != KERNEL else []
-        made = [
-            Pool.of(self, number, level, name, account, window)
-            for number, budget in enumerate(self.budgets)
-            for level, name in names
-            for window in windows.get(budget.unit, ("",))
-        ]
-        if not windows:
-            self._pools[which] = made
-        return made
+        for budget in self.budgets:
+            for level, name in names:
+                limit = self._tightest(budget, level, name, account)
+                for window in windows.get(budget.unit, ("",)):
+                    yield Pool(level, name, budget, window, limit, self.place(budget, level, name, window))
 
-    def limit(self, number: int, level: str, name: str, account: str) -> tuple[int, ...] | None:
-        """The tightest cap on the total of a budget among the population's datasets, or None; worked out once."""
-        which = (number, level, name, account)
-        if which not in self._limits:
-            self._limits[which] = self._tightest(self.budgets[number], level, name, account)
-        return self._limits[which]
+    def place(self, budget: BudgetCap, level: Level, name: str, window: str) -> str:
+        """Where the total of a budget at a level is kept."""
+        order = None if budget.order is None else str(budget.order)
+        return key("spent", self.name, level, name, budget.unit, budget.kind, order, window)
 
     def _tightest(self, budget: BudgetCap, level: str, name: str, account: str) -> tuple[int, ...] | None:
+        """The tightest cap on a total among the population's datasets, or None."""
         caps = [cap for dataset in self.datasets for cap in self._caps(dataset, level, name, account)]
         found = [limit_of(cap) for cap in caps if same_budget(cap) == same_budget(budget)]
         return tuple(min(limits) for limits in zip(*found, strict=True)) if found else None
@@ -332,9 +325,8 @@ class Book:
 
     def _has_spent(self, population: Population) -> bool:
         """Whether anything was charged to a population, or marked as spent by a gap."""
-        numbers = range(len(population.budgets))
-        pools = [Pool.of(population, n, "dataset", "", "", window) for n in numbers for window in ("", EVERY)]
-        return any(self.charges(each.name) for each in population.datasets) or any(self.get(p.key) for p in pools)
+        places = [population.place(cap, "dataset", "", window) for cap in population.budgets for window in ("", EVERY)]
+        return any(self.charges(each.name) for each in population.datasets) or any(map(self.get, places))
 
     def _account(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         if body["role"] not in ROLES or body["name"] == KERNEL:
@@ -401,20 +393,16 @@ class Book:
         if root is not None and any(body[name] != self.body(root)[name] for name in ("losses", "windows")):
             raise LedgerError("a recorded answer costs the same whoever pays for it")
 
-    def _spend(self, population: Population, body: Mapping[str, Any], pools: list[Pool]) -> dict[str, str]:
+    def _spend(self, population: Population, body: Mapping[str, Any], pools: Sequence[Pool]) -> dict[str, str]:
         """The new totals; raises if one of them would pass its limit."""
         costs = population.costs(json.dumps(body["losses"]))
         if body["costs"] != [list(cost) for cost in costs]:
             raise LedgerError("the charge's costs do not follow from its losses")
         by_budget = dict(zip(map(same_budget, population.budgets), costs, strict=True))
-        return self.add(population, pools, lambda pool: by_budget[same_budget(pool.budget)])
-
-    def add(self, population: Population, pools: list[Pool], cost: Callable[[Pool], tuple[int, ...]]) -> dict[str, str]:
-        """Totals with a cost added to each; raises if one of them would pass its limit."""
-        self.fetch([pool.key for pool in pools])
+        self.fetch(pool.key for pool in pools)
         updates = {}
         for pool in pools:
-            spent, more = self.spent(population, pool), cost(pool)
+            spent, more = self.spent(population, pool), by_budget[same_budget(pool.budget)]
             if pool.limit is not None and any(map(gt, plus(spent, more), pool.limit)):
                 raise exceeded(pool, spent, more)
             updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
@@ -425,8 +413,7 @@ class Book:
         held = self._held(pool.key, pool)
         if not pool.window:
             return held
-        number = [same_budget(cap) for cap in population.budgets].index(same_budget(pool.budget))
-        return plus(held, self._held(Pool.of(population, number, pool.level, pool.name, "", EVERY).key, pool))
+        return plus(held, self._held(population.place(pool.budget, pool.level, pool.name, EVERY), pool))
 
     def _held(self, name: str, pool: Pool) -> tuple[int, ...]:
         held = self.get(name)
@@ -463,16 +450,15 @@ class Book:
                 updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
         return updates
 
-    def _gap_pools(self, population: Population) -> list[Pool]:
+    def _gap_pools(self, population: Population) -> Iterator[Pool]:
         """The totals of everyone who could have spent."""
         units = population.datasets[0].units
         windows = {cap.unit: (EVERY,) for cap in population.budgets if units[cap.unit].kind == "window"}
         groups = sorted({group.name for dataset in population.datasets for group in dataset.groups})
         analysts = sorted({name for each in population.datasets for group in each.groups for name in group.analysts})
-        pools = population.pools(groups, KERNEL, windows, fresh=True)
+        yield from population.pools(groups, KERNEL, windows, fresh=True)
         for analyst in analysts:
-            pools += population.pools((), analyst, windows, fresh=False)
-        return pools
+            yield from population.pools((), analyst, windows, fresh=False)
 
 
 def plus(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
