@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "dither"
 TRUSTED = {
     "bits + noise": (450, ("privacy/bits.py", "privacy/noise*")),
     "mechanisms": (700, ("privacy/mechanisms*",)),
-    "loss + accounting": (600, ("loss.py", "privacy/accounting*", "privacy/directed.py")),
+    "loss + accounting": (600, ("loss.py", "privacy/accounting*", "privacy/amplification*", "privacy/directed.py")),
     "ledger + pacing + kernel": (
         700,
         ("privacy/ledger*", "privacy/pacing*", "privacy/kernel*", "privacy/appraisal*", "privacy/sizing*"),
@@ -117,7 +117,10 @@ def test_code_lines_count_code_only() -> None:
 
 
 def test_the_trusted_rooms_fit_in_an_afternoon() -> None:
-    """The guide of lines per room: passing it is a warning, three times as much a failure."""
+    """The guide of lines per room: passing it is a warning, half as much again a failure.
+
+    The room of the door is further off: rules of budgets, stores and the appraisal of plans are most of it.
+    """
     sizes = {room: (room_lines(patterns), guide) for room, (guide, patterns) in TRUSTED.items()}
     sizes |= {
         f"engine {path.stem}": (code_lines(path.read_text()), 300)
@@ -128,5 +131,6 @@ def test_the_trusted_rooms_fit_in_an_afternoon() -> None:
         print(f"{room}: {lines} lines, guide {guide}")
         if lines > guide:
             warnings.warn(f"{room} has {lines} lines of code; the guide is {guide}", stacklevel=1)
-    over = {room: size for room, size in sizes.items() if size[0] > 3 * size[1]}
+    most = {"ledger + pacing + kernel": 2.75}
+    over = {room: size for room, size in sizes.items() if size[0] > most.get(room, 1.5) * size[1]}
     assert over == {}
