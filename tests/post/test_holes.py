@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from dither.access.context import Context, with_facts
 from dither.access.engines import open_engine
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.post import grammar, sql
@@ -228,3 +229,57 @@ def test_a_person_is_not_a_person_in_a_month(query: str, world: World) -> None:
         assert len(str(refusal)) > 30
         return
     assert found == [tuple(_plain(value) for value in row) for row in world.plain.execute(query).fetchall()]
+
+
+WIDE = """
+version: 1
+name: wide
+population: wide
+data_version: "1"
+tables:
+  acts:
+    private: true
+    source: {kind: parquet, path: acts.parquet}
+    columns:
+      uid: {type: identifier, kind: integer}
+      amount: {type: integer, min: 0, max: 100000000}
+units:
+  user: {kind: user, keys: {acts: uid}}
+budgets:
+  - {unit: user, kind: pure, epsilon: 1000}
+"""
+
+
+def test_rounding_is_said_and_allowed_for(tmp_path: Path) -> None:
+    """Small values of a wide range were once rounded to nothing, in an interval that did not hold the truth."""
+    where = tmp_path / "acts.parquet"
+    duckdb.sql(f"COPY (SELECT range % 500 AS uid, 5 + (range * 7) % 20 AS amount FROM range(5000)) TO '{where}'")
+    (tmp_path / "dataset.yml").write_text(WIDE)
+    dataset = load(tmp_path / "dataset.yml")
+    engine = open_engine(dataset)
+    kernel = BareKernel(Context(with_facts(dataset, False, {"acts": 5_000})), engine.vector)
+    session = Session.over(kernel, "analyst")
+    answer = session.sql("SELECT SUM(amount) AS x FROM acts", epsilon=EXACT, bound=100)
+    (row,) = answer.to_dicts()
+    assert abs(row["x"] - 72_500) > 10_000
+    assert row["x_low"] <= 72_500 <= row["x_high"]
+    assert any("rounded to multiples of" in note for note in answer.notes)
+    assert any("100 rows' worth counts" in note for note in answer.notes)
+    exact = session.sql("SELECT SUM(CLAMP(amount, 0, 100)) AS x FROM acts", epsilon=EXACT, bound=100)
+    assert exact.value() == pytest.approx(72_500, abs=1)
+    assert not any("rounded" in note for note in exact.notes)
+    engine.close()
+
+
+def test_values_of_any_size_are_not_added_up(world: World) -> None:
+    with pytest.raises(Unsupported, match="CLAMP"):
+        world.rows("SELECT AVG(n) FROM (SELECT kind, uid, COUNT(*) AS n FROM acts GROUP BY kind, uid) q", unit="month")
+
+
+@pytest.mark.parametrize("value", ["COUNT(*)", "COUNT(DISTINCT kind)"])
+@pytest.mark.parametrize("bound", [100, None])
+def test_per_person_counts_with_any_bound(value: str, bound: int | None, world: World) -> None:
+    query = f"SELECT AVG(n) AS x FROM (SELECT uid, {value} AS n FROM acts GROUP BY uid) q"
+    (row,) = world.session.sql(query, epsilon=EXACT, bound=bound).to_dicts()
+    ((wanted,),) = world.plain.execute(query).fetchall()
+    assert row["x"] == pytest.approx(wanted, abs=0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
 from typing import Literal
@@ -17,18 +17,23 @@ from dither.schema import Number
 
 Role = Literal["count", "sum", "centred", "product"]
 FINEST = 1 << 24
-CLIPPED_FINEST = 1 << 14
+CLIPPED_FINEST = 1 << 18
+WIDEST = 1 << 30
 ONE, ZERO = expr.Constant(Fraction(1)), expr.Constant(Fraction(0))
 
 
 @dataclass(frozen=True)
 class Term:
-    """A sum over rows: its value lies within +-`most` steps; `role` says how much of the loss it deserves."""
+    """A sum over rows: its value lies within +-`most` steps; `role` says how much of the loss it deserves.
+
+    Each row's value was rounded by at most `rounding`.
+    """
 
     value: Expr
     step: Fraction
     most: int
     role: Role
+    rounding: Fraction = Fraction(0)
 
 
 @dataclass
@@ -39,6 +44,7 @@ class Terms:
     found: list[Term] = field(default_factory=list)
     averaged: frozenset[tuple[Expr, Expr | None]] = frozenset()
     finest: int = FINEST
+    notes: list[str] = field(default_factory=list)
 
     def cell(self, value: Expr, role: Role) -> Cell:
         """The cell of the sum of a value."""
@@ -54,9 +60,21 @@ class Terms:
         low, high = ends(domain)
         most = max(abs(low), abs(high))
         if most > self.finest:
-            step = domain.step * -(-most // self.finest)
-            return self._term(expr.Rounded("round", value, step), role)
+            return self._rounded(value, domain, most, role)
         return Term(value, domain.step, max(most, 1), role)
+
+    def _rounded(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
+        """The term on a coarser lattice; squares and products lose nothing that noise would leave."""
+        step = domain.step * -(-most // self.finest)
+        if role != "product":
+            if most >= WIDEST:
+                raise Unsupported(
+                    f"these values may lie anywhere from {domain.lo} to {domain.hi}, too wide to add up; "
+                    "CLAMP(x, low, high) them to what you expect"
+                )
+            note = f"values from {domain.lo} to {domain.hi} are rounded to multiples of {step} before they are added up"
+            self.notes.append(f"{note}; CLAMP(x, low, high) them for a finer sum")
+        return replace(self._term(expr.Rounded("round", value, step), role), rounding=step / 2)
 
     def number(self, value: Expr) -> Number:
         """The declared range of a value that is averaged or added up."""

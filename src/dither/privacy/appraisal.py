@@ -97,6 +97,9 @@ class Appraisal:
 
 def appraise(ctx: Context, request: Request) -> Appraisal:
     """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded."""
+    used = {auto.tag for part in request.parts for auto in autos(part.measure)}
+    if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
+        raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
     find = tuple(_searched(ctx, request, search) for search in request.searches)
     options = [_fillings(request.searches, part) for part in request.parts]
     if (many := sum(map(len, options))) > MOST_FILLINGS:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 256
 MOST_BOUNDS = 256
 MOST_SEARCHES = 128
+LARGEST = 1 << 62
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -58,8 +59,8 @@ class Tradeoff:
 
     def __post_init__(self) -> None:
         _check_ladder(self.points, "points")
-        if self.noise < 0 or min(self.cells, self.row) < 1:
-            raise InvalidPlan("a rule needs noise of at least 0, at least 1 cell and a row of at least 1")
+        if not 0 <= self.noise <= LARGEST or not 1 <= min(self.cells, self.row) <= max(self.cells, self.row) <= LARGEST:
+            raise InvalidPlan("a rule needs noise from 0, and cells and rows from 1, to 2^62")
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ class AutoBound:
 
 
 def _check_ladder(points: tuple[int, ...], name: str) -> None:
-    if not 1 <= len(points) <= MOST_BOUNDS or list(points) != sorted(set(points)) or points[0] < 1:
-        raise InvalidPlan(f"{name} must hold 1 to {MOST_BOUNDS} increasing positive bounds")
+    """What is computed with these after the charge must not fail, whatever was released."""
+    rising = 1 <= len(points) <= MOST_BOUNDS and list(points) == sorted(set(points))
+    if not rising or points[0] < 1 or points[-1] > LARGEST:
+        raise InvalidPlan(f"{name} must hold 1 to {MOST_BOUNDS} increasing bounds, from 1 to 2^62")
 
 
 @dataclass(frozen=True)
