@@ -283,3 +283,30 @@ def test_per_person_counts_with_any_bound(value: str, bound: int | None, world: 
     (row,) = world.session.sql(query, epsilon=EXACT, bound=bound).to_dicts()
     ((wanted,),) = world.plain.execute(query).fetchall()
     assert row["x"] == pytest.approx(wanted, abs=0.01)
+
+
+def doubled(levels: int) -> str:
+    """A query whose plan is twice as large with every name."""
+    names = ["t0 AS (SELECT age FROM users)"]
+    names += [f"t{n} AS (SELECT * FROM t{n - 1} UNION ALL SELECT * FROM t{n - 1})" for n in range(1, levels + 1)]
+    return f"WITH {', '.join(names)} SELECT COUNT(*) FROM t{levels}"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (doubled(12), "written out"),
+        (doubled(60), "written out"),
+        (doubled(600), "WITH names at most"),
+        ("SELECT " + ", ".join(f"SUM(age + {n})" for n in range(1500)) + " FROM users", "at most 256 columns"),
+    ],
+    ids=["doubled 12", "doubled 60", "doubled 600", "columns"],
+)
+def test_small_texts_with_large_plans_are_refused(query: str, reason: str, world: World) -> None:
+    """1.4 kB once kept a gateway busy for minutes: no walk over the plan may be exponential in the text."""
+    with pytest.raises(Unsupported, match=reason):
+        world.session.explain(query)
+
+
+def test_names_may_be_used_twice(world: World) -> None:
+    assert world.rows(doubled(3)) == [(2400.0,)]

@@ -1,6 +1,9 @@
-"""Which parts of a parsed query are read: whatever else the parser found is refused, never dropped."""
+"""Which parts of a parsed query are read, and how large it may be: the rest is refused, never dropped."""
 
 from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import Any
 
 from sqlglot import exp
 
@@ -56,6 +59,9 @@ READ: dict[type[exp.Expr], str] = {
     exp.With: "expressions",
 }
 USUAL = "this expression"
+MOST_COLUMNS = 256
+MOST_NAMED = 64
+MOST_NODES = 5_000
 ADVICE: dict[tuple[type[exp.Expr], str], str] = {
     (exp.Between, "symmetric"): "write the lower end first, without SYMMETRIC",
     (exp.DataType, "expressions"): "precision and scale are not read; write ROUND(x, digits)",
@@ -81,3 +87,32 @@ def check(query: exp.Expr) -> None:
                     (type(node), name), f"its {name.strip('_').replace('_', ' ')} is not read; leave it out"
                 )
                 raise Unsupported(f"{shown(node)}: {advice}")
+
+
+def check_size(query: exp.Expr) -> None:
+    """Refuses a query with more columns or named subqueries than a person writes, before it is understood."""
+    for select in query.find_all(exp.Select):
+        if len(select.expressions) > MOST_COLUMNS:
+            raise Unsupported(
+                f"a SELECT has at most {MOST_COLUMNS} columns, got {len(select.expressions)}; ask a batch"
+            )
+    named = sum(1 for _ in query.find_all(exp.CTE))
+    if named > MOST_NAMED:
+        raise Unsupported(f"WITH names at most {MOST_NAMED} subqueries, got {named}; ask in several questions")
+
+
+def check_plan(plan: object) -> None:
+    """Refuses a plan that is too large once every name is written out: a name used twice counts twice."""
+    if (nodes := _nodes(plan, {})) > MOST_NODES:
+        raise Unsupported(f"written out, the query has {nodes:.2g} parts (at most {MOST_NODES}); use names less often")
+
+
+def _nodes(part: Any, known: dict[int, int]) -> int:
+    """The size of the tree that a graph with shared parts stands for, reading each part once."""
+    if isinstance(part, tuple | list):
+        return sum(_nodes(each, known) for each in part)
+    if not is_dataclass(part):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = 1 + sum(_nodes(each, known) for each in vars(part).values())
+    return known[id(part)]

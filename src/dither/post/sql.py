@@ -737,8 +737,10 @@ def read(
     _check_unit_column(options, declared)
     joiner = Joiner(declared, _whole(options, "bound", row_limit), _whole(options, "join_rows", join_limit))
     parsed = parse(plain)
+    grammar.check_size(parsed)
     question = Reader(dataset, declared, joiner).question(parsed, text, options)
     grammar.check(parsed)
+    grammar.check_plan((question.relation, question.keys, question.aggregates))
     return question
 
 
