@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from dither.serve.frames import Message
 from dither.serve.jobs import Jobs
 from serve.house import PEOPLE, SALARY, Place, place
 
+ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {attack.name: attack for attack in ATTACKS}
 HEAVY = {"groups by values of the data", "a long list", "many commas", "a deep sum", "many columns"}
 
@@ -60,6 +63,27 @@ def test_nothing_is_learned(attack: Attack, targets: list[Target]) -> None:
 def test_the_list_is_long_and_every_attack_says_what_must_not_be_learned() -> None:
     assert len(ATTACKS) >= 170 and len({attack.name for attack in ATTACKS}) == len(ATTACKS)
     assert all(len(attack.secret) > 10 for attack in ATTACKS)
+
+
+def documented(heading: str) -> list[list[str]]:
+    """The rows of a table of docs/security.md."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    lines = text[text.index(heading) :].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(lambda each: each, lines)]
+
+
+def test_the_page_on_security_counts_the_attacks() -> None:
+    families = Counter(attack.family for attack in ATTACKS)
+    assert {family: int(count) for family, count, _ in documented("| family | attacks |")} == families
+    assert f"That is {len(ATTACKS)} attacks" in (ROOT / "docs" / "security.md").read_text()
+
+
+def test_the_page_on_security_names_weakened_builds_that_are_there() -> None:
+    """Every row's test exists, and every family of attacks has at least one."""
+    rows = documented("| weakened build | found by |")
+    tests = "".join(path.read_text() for room in ("attacks", "serve") for path in (ROOT / "tests" / room).glob("*.py"))
+    assert [name for _, _, name in rows if f"def {name.strip('`')}(" not in tests] == []
+    assert {attack.family for attack in ATTACKS} <= {by for _, by, _ in rows}
 
 
 def test_the_report_counts_families(targets: list[Target]) -> None:

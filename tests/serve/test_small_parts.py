@@ -81,7 +81,7 @@ def test_turns_go_round_the_accounts() -> None:
                 threading.Thread(target=ask, args=(account,), daemon=True).start()
                 until(lambda seen=place: turns.waiting("d") == seen + 1, 10)
 
-    within(60, asked)
+    within(20, asked)
     until(lambda: len(order) == 6, 10)
     assert order[:2] == ["greedy", "modest"] and turns.waiting("d") == 0
 
