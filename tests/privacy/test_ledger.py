@@ -24,7 +24,7 @@ import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import ZCDP, Approximate, Pure
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain
+from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, writing
 from dither.privacy.ledger.rules import canonical, key
 from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
@@ -264,7 +264,7 @@ def test_a_second_answer_row_breaks_the_rules(tmp_path: Path) -> None:
 
 def test_a_snapshot_and_the_rows_after_it_are_the_whole_state(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots every third row, by two ledgers in turn, with restarts in between: nothing is lost or counted twice."""
-    monkeypatch.setattr(chain, "SNAPSHOT_ROWS", 3)
+    monkeypatch.setattr(writing, "SNAPSHOT_ROWS", 3)
     Ledger(place).register(dataset(1))
     first, second = Ledger(place), Ledger(place)
     for number in range(20):
@@ -281,7 +281,7 @@ def together(ledger: Ledger, *claims: Any) -> list[Any]:
     """Charges that are decided and written in one step, as those of clients who wait together."""
     tickets: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger, "_submit", lambda decide, wants: tickets.append(chain._Ticket(decide, wants)))
+        patch.setattr(ledger, "_submit", lambda decide, wants: tickets.append(writing.Ticket(decide, wants)))
         for each in claims:
             ledger.charge(each)
     ledger._serve(tickets)
@@ -292,7 +292,7 @@ def test_a_question_that_only_the_snapshot_knows_is_not_taken_for_new(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Questions are presumed new and the write makes sure of it: alone, beside fresh ones, or where none is written."""
-    monkeypatch.setattr(chain, "SNAPSHOT_ROWS", 1)
+    monkeypatch.setattr(writing, "SNAPSHOT_ROWS", 1)
     first = Ledger(place)
     first.register(dataset(1))
     known = paid(first, claim("q", "9/10", request_id="r"))
