@@ -19,7 +19,7 @@ from dither.privacy.appraisal import appraise
 from dither.privacy.ledger import Ledger
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.schema import Dataset, Unit
-from dither.wire import AutoBound, Calibrate, Part, Request
+from dither.wire import AutoBound, Calibrate, Part, Request, Tradeoff
 from privacy.ledger_cases import claim, dataset, pure, teams, zcdp
 
 # --- Private records that no budget covers ---
@@ -134,3 +134,29 @@ def test_bounds_times_parts_are_capped() -> None:
     parts = tuple(Part(counted, half) for _ in range(17))
     with pytest.raises(InvalidPlan, match="times the parts"):
         appraise(Context(dataset()), Request("shop", parts, (bound,)))
+
+
+LADDER = (1, 2)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda find: AutoBound(find, NOISE, (10**50,), "x", Tradeoff(LADDER, Fraction(1), 1)),
+        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff((1, 10**59), Fraction(1), 1)),
+        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff(LADDER, Fraction(10**60), 1)),
+        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff(LADDER, Fraction(1), 10**40)),
+    ],
+    ids=["grid", "points", "noise", "cells"],
+)
+def test_no_rule_fails_after_the_charge(made: Any) -> None:
+    """Numbers that no float holds once made the rule fail when all was paid: a miss for a part in 10^11 of a budget."""
+    with pytest.raises(InvalidPlan, match=r"2\^62"):
+        made(Count(Scan("users")))
+
+
+def test_a_bound_that_no_part_uses_is_refused() -> None:
+    search = AutoBound(Count(Scan("users")), Calibrate("discrete_laplace", Pure(1)), LADDER, "x")
+    request = Request("shop", (Part(Count(Scan("users")), NOISE),), bound=(search,))
+    with pytest.raises(InvalidPlan, match="no part uses the bound 'x'"):
+        appraise(Context(dataset()), request)
