@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from dither import cli
 from dither.cli import describe
+from dither.cli.options import composed
 from dither.errors import BudgetExceeded, EngineFailure, InvalidQuery
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,3 +122,19 @@ def test_completion_completes() -> None:
         [sys.executable, "-m", "dither"], capture_output=True, text=True, check=False, env=environment
     )
     assert result.stdout.split() == ["check"]
+
+
+def test_commands_are_composed_of_what_builds_their_parameters() -> None:
+    """Arguments first, then options of its own, then those that say where to ask; each reaches its builder."""
+    seen: list[object] = []
+
+    def opened(place: str, who: str = "me") -> tuple[str, str]:
+        return place, who
+
+    def command(session: tuple[str, str], text: str, loud: bool = False) -> None:
+        seen.append((session, text, loud))
+
+    made = composed(command, session=opened)
+    assert list(inspect.signature(made).parameters) == ["place", "text", "loud", "who"]
+    made(place="here", text="x", loud=True, who="you")
+    assert seen == [(("here", "you"), "x", True)]

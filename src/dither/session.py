@@ -7,27 +7,28 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
+
+import numpy as np
 
 from dither.access.context import Context
+from dither.access.expr import Scope
 from dither.access.relation import fill
-from dither.errors import InvalidParameter, NotFound
-from dither.loss import Loss, Pure, Rational, rational
+from dither.errors import BudgetExceeded, InvalidParameter, NotFound
+from dither.loss import ZCDP, Approximate, Loss, Pure, rational
 from dither.post import asking, kinds
 from dither.post.answers import Answer, assemble
-from dither.post.asking import Spend, spend
+from dither.post.asking import TYPICAL_ROWS, Spend, spend
 from dither.post.batches import Whole, joined, split_answers
 from dither.post.bounds import Bound, bound_of
 from dither.post.explaining import Expected, Explanation, expected, explanation
-from dither.post.plan import Plan, Planner
+from dither.post.options import Chosen, Options, level, settled
+from dither.post.plan import Plan, Planner, first_value
 from dither.post.questions import Question
 from dither.post.sql import read
 from dither.post.subpopulations import heavy, light
 from dither.schema import Dataset
-from dither.wire import Balance, Entry, Kernel, Quote, Statement
-
-CONFIDENCE = 0.95
-MOST_CONFIDENT = 0.9999
+from dither.wire import Balance, Entry, Kernel, Part, Quote, Statement
 
 
 @dataclass(frozen=True)
@@ -102,273 +103,218 @@ class Session:
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    def sql(
-        self,
-        query: str,
-        *,
-        epsilon: Rational | None = None,
-        rho: Rational | None = None,
-        within: float | None = None,
-        bound: object = None,
-        confidence: float = CONFIDENCE,
-        unit: str | None = None,
-        join_rows: int | None = None,
-        delta: Rational | None = None,
-        request_id: str = "",
-        draw: int = 0,
-    ) -> Answer:
-        """Asks, pays exactly `epsilon` (or `rho`), and gives estimates with intervals.
+    def sql(self, query: str, *, request_id: str = "", draw: int = 0, **options: Unpack[Options]) -> Answer:
+        """Asks, pays exactly `epsilon` (or `rho`, or what `within` needs), and gives estimates with intervals."""
+        chosen = settled(options)
+        if chosen.delta is not None:
+            return self._selected(query, chosen, request_id, draw)
+        (answer,) = self._answer(self._asked([query], chosen), request_id, draw)
+        return answer
 
-        With `delta`, keys that the schema does not list are first selected privately, for half of the loss.
-        """
-        if delta is not None:
-            return self._selected(
-                query, spend(epsilon, rho), rational(delta, "delta"), bound, _level(confidence), unit, draw
-            )
-        asked = self._asked(query, epsilon, rho, within, bound, confidence, unit, join_rows)
-        return self._answer([asked.plan], asked.spend, asked.confidence, request_id, draw)[0]
+    def quote(self, query: str, **options: Unpack[Options]) -> Price:
+        """Cost and expected error of a question, from public facts; nothing is read and nothing spent."""
+        chosen = settled(options)
+        return self._price(self._asked([query], chosen)) if chosen.delta is None else self._selection(query, chosen)
 
-    def quote(
-        self,
-        query: str,
-        *,
-        epsilon: Rational | None = None,
-        rho: Rational | None = None,
-        within: float | None = None,
-        bound: object = None,
-        confidence: float = CONFIDENCE,
-        unit: str | None = None,
-        join_rows: int | None = None,
-        rows: float | None = None,
-    ) -> Price:
-        """Cost and expected error of a question, from public facts; `rows` is a guess at the size of a group."""
-        asked = self._asked(query, epsilon, rho, within, bound, confidence, unit, join_rows)
-        return self._price(asked, rows)
-
-    def explain(
-        self, query: str, *, bound: object = None, unit: str | None = None, join_rows: int | None = None
-    ) -> Explanation:
+    def explain(self, query: str, **options: Unpack[Options]) -> Explanation:
         """How a query is understood: measures, bounds, recipe, sensitivity; free."""
-        asked = self._asked(query, 1, None, None, bound, CONFIDENCE, unit, join_rows)
-        return explanation(self.context, asked.plan)
+        chosen = replace(settled(options), epsilon=1, rho=None, within=None)
+        return explanation(self.context, self._asked([query], chosen).plans[0])
 
     def batch(
-        self,
-        queries: Sequence[str],
-        *,
-        epsilon: Rational | None = None,
-        rho: Rational | None = None,
-        bound: object = None,
-        confidence: float = CONFIDENCE,
-        unit: str | None = None,
-        request_id: str = "",
-        draw: int = 0,
+        self, queries: Sequence[str], *, request_id: str = "", draw: int = 0, **options: Unpack[Options]
     ) -> list[Answer]:
         """Several questions in one charge of the total; counts over one table share their joint cost."""
-        budget, plans = self._batch(queries, epsilon, rho, bound, unit)
-        return self._answer(plans, budget, _level(confidence), request_id, draw)
+        return self._answer(self._asked(queries, settled(options, "delta")), request_id, draw)
 
-    def quote_batch(
-        self,
-        queries: Sequence[str],
-        *,
-        epsilon: Rational | None = None,
-        rho: Rational | None = None,
-        bound: object = None,
-        confidence: float = CONFIDENCE,
-        unit: str | None = None,
-        rows: float | None = None,
-    ) -> Price:
+    def quote_batch(self, queries: Sequence[str], **options: Unpack[Options]) -> Price:
         """What a batch would cost and how far off each of its columns would be."""
-        budget, plans = self._batch(queries, epsilon, rho, bound, unit)
-        whole = joined(self.context, plans, budget)
-        parts = asking.filled(whole.answer_parts(budget, self.context), whole.guesses())
-        columns = tuple(
-            column
-            for place, plan in enumerate(plans)
-            for column in expected(self.context, plan, whole.parts_of(place, parts), _level(confidence), rows)
-        )
-        return self._priced(whole, plans[0].unit, budget, columns, plans[0].notes)
+        return self._price(self._asked(queries, settled(options, "delta")))
 
-    def split(
-        self,
-        query: str,
-        threshold: int,
-        *,
-        epsilon: Rational | None = None,
-        rho: Rational | None = None,
-        bound: object = None,
-        confidence: float = CONFIDENCE,
-        unit: str | None = None,
-    ) -> tuple[Answer, Answer]:
+    def split(self, query: str, threshold: int, **options: Unpack[Options]) -> tuple[Answer, Answer]:
         """The same question of light units (at most `threshold` rows) and of heavy ones, each bounded."""
-        budget, how = spend(epsilon, rho), bound_of(bound)
-        question = self._read(query, unit, how, None)
-        plans = [
+        chosen = settled(options, "delta", "within")
+        budget, how = spend(chosen.epsilon, chosen.rho), bound_of(chosen.bound)
+        question = self._read(query, chosen)
+        plans = (
             Planner(self.context, Bound(rows=threshold), budget.gaussian).plan(light(question, threshold)),
             Planner(self.context, how, budget.gaussian).plan(heavy(question, threshold)),
-        ]
-        one, two = self._answer(plans, budget, _level(confidence), "", 0)
+        )
+        one, two = self._answer(_Asked(plans, budget, level(chosen.confidence), chosen.rows), "", 0)
         return one, two
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _read(self, query: str, unit: str | None, bound: Bound, join_rows: int | None) -> Question:
-        name = unit or default_unit(self.dataset)
-        question = read(query, self.dataset, name, row_limit=bound.rows, join_limit=join_rows)
+    def _read(self, query: str, chosen: Chosen) -> Question:
+        name, bound = chosen.unit or default_unit(self.dataset), bound_of(chosen.bound)
+        question = read(query, self.dataset, name, row_limit=bound.rows, join_limit=chosen.join_rows)
         kinds.check(question, self.context)
         return question
 
-    def _selected(
-        self,
-        query: str,
-        budget: Spend,
-        delta: Fraction,
-        bound: object,
-        confidence: float,
-        unit: str | None,
-        draw: int,
-    ) -> Answer:
-        """Keys that enough units have, then the question over those."""
-        how, half = bound_of(bound), Fraction(1, 2)
-        question = self._read(query, unit, how, None)
-        planner = Planner(self.context, how, budget.gaussian)
-        part = asking.selection_part(planner.undeclared(question), budget, half, delta)
-        first = self.kernel.answer(asking.request(self.name, question.unit, [part], draw=draw), self.token)
-        keys = first.parts[0].keys or ()
-        listed = {
-            name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(question.keys)
-        }
-        plan = planner.plan(question, listed) if keys else None
-        if plan is None:
-            raise NotFound("no key had enough units behind it to be named; spend more, or group by something coarser")
-        (answer,) = self._answer([plan], Spend(budget.share(half)), confidence, "", draw)
-        note = f"{len(keys)} keys were selected privately, with delta {delta}; rarer ones are left out"
-        return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
-
-    def _asked(
-        self,
-        query: str,
-        epsilon: Rational | None,
-        rho: Rational | None,
-        within: float | None,
-        bound: object,
-        confidence: float,
-        unit: str | None,
-        join_rows: int | None,
-    ) -> _Asked:
-        question = self._read(query, unit, bound_of(bound), join_rows)
-        options = dict(question.options)
-        given = {"epsilon": epsilon, "rho": rho, "within": within}
-        chosen = {name: value if value is not None else options.get(name) for name, value in given.items()}
-        how = bound_of(_bound_option(options) if bound is None else bound)
-        level = _level(options.get("confidence", confidence))
-        if chosen["within"] is not None:
-            return self._solved(question, how, level, chosen)
-        budget = spend(chosen["epsilon"], chosen["rho"])
-        return _Asked(Planner(self.context, how, budget.gaussian).plan(question), budget, level)
-
-    def _solved(self, question: Question, bound: Bound, confidence: float, chosen: dict[str, Any]) -> _Asked:
-        """The least epsilon, up to a thousandth of itself, at which every column is within the width asked for."""
-        if chosen["epsilon"] is not None or chosen["rho"] is not None:
-            raise InvalidParameter("give within= or a loss, not both: within= solves for epsilon")
-        wanted = float(rational(chosen["within"], "within"))
-        plan = Planner(self.context, bound, False).plan(question)
-        low, high = Fraction(1, 10**6), Fraction(1000)
-        if self._widest(plan, high, confidence) > wanted:
-            raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted}")
-        while high > low * Fraction(1001, 1000):
-            middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
-            low, high = (low, middle) if self._widest(plan, middle, confidence) <= wanted else (middle, high)
-        return _Asked(plan, Spend(Pure(rational(f"{float(high):.6g}"))), confidence)
-
-    def _widest(self, plan: Plan, epsilon: Fraction, confidence: float) -> float:
-        budget = Spend(Pure(epsilon))
-        guesses = {search.tag: asking.guess(search) for search in plan.searches}
-        parts = asking.filled(asking.answer_parts(plan, budget, self.context), guesses)
-        columns = expected(self.context, plan, parts, confidence, None)
-        if any(column.needs_rows for column in columns):
-            raise InvalidParameter(
-                "within= needs columns whose noise is known in advance (COUNT, SUM and sums of them); "
-                "for averages and ratios, give epsilon= or quote(..., rows=...)"
-            )
-        return max((column.half_width for column in columns), default=0.0)
-
-    def _price(self, asked: _Asked, rows: float | None) -> Price:
-        whole = joined(self.context, [asked.plan], asked.spend)
-        parts = asking.filled(whole.answer_parts(asked.spend, self.context), whole.guesses())
-        columns = expected(self.context, asked.plan, parts, asked.confidence, rows)
-        return self._priced(whole, asked.plan.unit, asked.spend, columns, asked.plan.notes)
-
-    def _priced(
-        self, whole: Whole, unit: str, budget: Spend, columns: tuple[Expected, ...], notes: tuple[str, ...]
-    ) -> Price:
-        parts, searches = whole.answer_parts(budget, self.context), whole.searches(budget, self.context)
-        quoted: Quote = self.kernel.quote(asking.request(self.name, unit, parts, searches), self.token)
-        found = whole.guesses()
-        unsure = tuple(
-            f"the bound on {tag} is found when asked; shown as if it were {value}" for tag, value in found.items()
-        )
-        return Price(
-            budget.loss, columns, found, quoted.affordable, quoted.free, quoted.time_class, quoted.milliseconds,
-            (*notes, *unsure),
-        )  # fmt: skip
-
-    def _batch(
-        self, queries: Sequence[str], epsilon: Rational | None, rho: Rational | None, bound: object, unit: str | None
-    ) -> tuple[Spend, list[Plan]]:
+    def _asked(self, queries: Sequence[str], chosen: Chosen) -> _Asked:
+        """Questions with all their options settled: those in the text of a single one count like arguments."""
         if not queries:
             raise InvalidParameter("a batch needs at least one query")
-        budget, how = spend(epsilon, rho), bound_of(bound)
-        planner = Planner(self.context, how, budget.gaussian)
-        return budget, [planner.plan(self._read(query, unit, how, None)) for query in queries]
+        questions = [self._read(query, chosen) for query in queries]
+        if len(questions) > 1 and any(question.options for question in questions):
+            raise InvalidParameter("the questions of a batch share one loss: give its options as arguments")
+        chosen, how = (
+            chosen.told(questions[0].options),
+            level(questions[0].options.get("confidence", chosen.confidence)),
+        )
+        if chosen.within is not None:
+            return self._solved(questions, chosen, how)
+        budget = spend(chosen.epsilon, chosen.rho)
+        planner = Planner(self.context, bound_of(chosen.bound), budget.gaussian)
+        return _Asked(tuple(map(planner.plan, questions)), budget, how, chosen.rows)
 
-    def _answer(
-        self, plans: Sequence[Plan], budget: Spend, confidence: float, request_id: str, draw: int
-    ) -> list[Answer]:
+    def _solved(self, questions: Sequence[Question], chosen: Chosen, confidence: float) -> _Asked:
+        """The least epsilon, up to a thousandth of itself, at which every column is within the width asked for."""
+        if chosen.epsilon is not None or chosen.rho is not None:
+            raise InvalidParameter("give within= or a loss, not both: within= solves for epsilon")
+        wanted = float(rational(chosen.within, "within"))  # type: ignore[arg-type]
+        plans = tuple(map(Planner(self.context, bound_of(chosen.bound), False).plan, questions))
+
+        def asked(epsilon: Fraction) -> _Asked:
+            return _Asked(plans, Spend(Pure(epsilon)), confidence, chosen.rows, wanted)
+
+        low, high = Fraction(1, 10**6), Fraction(1000)
+        if self._widest(asked(high)) > wanted:
+            raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
+        while high > low * Fraction(1001, 1000):
+            middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
+            low, high = (low, middle) if self._widest(asked(middle)) <= wanted else (middle, high)
+        return asked(rational(f"{float(high):.6g}"))
+
+    def _widest(self, asked: _Asked) -> float:
+        whole = joined(self.context, asked.plans, asked.spend)
+        return max((column.half_width for column in self._expected(whole, asked)), default=0.0)
+
+    def _expected(self, whole: Whole, asked: _Asked) -> tuple[Expected, ...]:
+        """How far off each column would be, at bounds that are guessed where they are still to be found."""
+        parts = asking.filled(whole.answer_parts(asked.spend, self.context), whole.guesses())
+        return tuple(
+            column
+            for place, plan in enumerate(asked.plans)
+            for column in expected(self.context, plan, whole.parts_of(place, parts), asked.confidence, asked.rows)
+        )
+
+    def _price(self, asked: _Asked, more: Sequence[Part] = (), loss: Loss | None = None) -> Price:
+        whole = joined(self.context, asked.plans, asked.spend)
+        parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
+        request = asking.request(self.name, asked.plans[0].unit, [*more, *parts], searches)
+        quoted: Quote = self.kernel.quote(request, self.token)
+        columns = self._expected(whole, asked)
+        return Price(
+            loss or asked.spend.loss, columns, whole.guesses(), quoted.affordable, quoted.free, quoted.time_class,
+            quoted.milliseconds, (*asked.plans[0].notes, *assumed(whole, columns)),
+        )  # fmt: skip
+
+    def _answer(self, asked: _Asked, request_id: str, draw: int) -> list[Answer]:
         """Asks for everything at once, bounds that are to be found included: one charge."""
-        whole = joined(self.context, plans, budget)
-        parts, searches = whole.answer_parts(budget, self.context), whole.searches(budget, self.context)
-        request = asking.request(self.name, plans[0].unit, parts, searches, request_id, draw)
+        whole = joined(self.context, asked.plans, asked.spend)
+        parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
+        request = asking.request(self.name, asked.plans[0].unit, parts, searches, request_id, draw)
         release = self.kernel.answer(request, self.token)
         found = whole.found(release)
         answers = []
-        for place, plan in enumerate(plans):
+        for place, plan in enumerate(asked.plans):
             own, bounds = whole.plan_of(place, plan), found[place]
-            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, confidence)
+            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, asked.confidence)
             limits = {tag: bound.bound for tag, bound in bounds.items()}
-            answers.append(assemble(_filled(own, limits), self.context, columns, confidence, [release], bounds))
-        return answers
+            answers.append(assemble(_filled(own, limits), self.context, columns, asked.confidence, [release], bounds))
+        return [asked.judged(answer, self._expected(whole, asked)) for answer in answers] if asked.within else answers
+
+    # --- keys that the schema does not list --------------------------------------------------------------------------
+
+    def _selecting(self, query: str, chosen: Chosen) -> _Selecting:
+        """How keys are selected, for half of the loss: the other half answers."""
+        if chosen.within is not None:
+            raise InvalidParameter("within= does not go with delta=: give epsilon= or rho=")
+        question, budget = self._read(query, chosen), spend(chosen.epsilon, chosen.rho)
+        planner = Planner(self.context, bound_of(chosen.bound), budget.gaussian)
+        delta, half = rational(chosen.delta or 0, "delta"), Fraction(1, 2)
+        part = asking.selection_part(planner.undeclared(question), budget, half, delta)
+        return _Selecting(question, planner, part, Spend(budget.share(half)), delta)
+
+    def _selection(self, query: str, chosen: Chosen) -> Price:
+        """What selecting keys and answering would cost together; how many there will be does not matter to it."""
+        how = self._selecting(query, chosen)
+        scope = Scope(how.question.relation.domain(self.context))
+        listed = {name: (first_value(key.domain(scope), self.context),) for name, key in how.question.keys}
+        asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
+        loss = spend(chosen.epsilon, chosen.rho).loss
+        total = Approximate(loss.epsilon, how.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, how.delta)
+        return self._price(asked, [how.part], total)
+
+    def _selected(self, query: str, chosen: Chosen, request_id: str, draw: int) -> Answer:
+        """Keys that enough units have, then the question over those; refused if not both can be paid."""
+        price = self._selection(query, chosen)
+        if not (price.affordable or price.free):
+            raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
+        how = self._selecting(query, chosen)
+        suffix = f"{request_id}:keys" if request_id else ""
+        request = asking.request(self.name, how.question.unit, [how.part], (), suffix, draw)
+        first = self.kernel.answer(request, self.token)
+        keys = first.parts[0].keys or ()
+        if not keys:
+            raise NotFound("no key had enough units behind it to be named; spend more, or group by something coarser")
+        listed = {
+            name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(how.question.keys)
+        }
+        asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
+        (answer,) = self._answer(asked, request_id, draw)
+        note = f"{len(keys)} keys were selected privately, with delta {how.delta}; rarer ones are left out"
+        return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question with all its options settled."""
+    """Questions with all their options settled; `within` is the width for which the loss was solved."""
 
-    plan: Plan
+    plans: tuple[Plan, ...]
     spend: Spend
     confidence: float
+    rows: float | None
+    within: float | None = None
+
+    def judged(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
+        """An answer with a note where it is wider than was asked for, and on what the loss was solved."""
+        widths = [np.max(c.estimate.high - c.estimate.low, initial=0.0) / 2 for c in answer.columns if not c.key]
+        sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+        notes = [f"within= was solved as if each group had {size:,} rows" for size in sizes]
+        if answer.bounds:
+            notes.append(f"within= was solved as if one unit had {TYPICAL_ROWS} rows, before bounds were found")
+        if self.within is not None and max(widths, default=0.0) > self.within:
+            notes.append(f"some intervals are wider than {self.within:g}: the data were not as assumed")
+        return replace(answer, notes=(*answer.notes, *notes))
+
+
+@dataclass(frozen=True)
+class _Selecting:
+    """A question whose keys are selected first."""
+
+    question: Question
+    planner: Planner
+    part: Part
+    spend: Spend
+    delta: Fraction
+
+
+def assumed(whole: Whole, columns: Sequence[Expected]) -> tuple[str, ...]:
+    """What a quote rests on where the data decide."""
+    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+    return (
+        *(
+            f"the bound on {tag} is found when asked; shown as if it were {bound}"
+            for tag, bound in whole.guesses().items()
+        ),
+        *(f"averages and ratios are shown as if each group had {size:,} rows" for size in sizes),
+    )
 
 
 def _filled(plan: Plan, limits: Mapping[str, int]) -> Plan:
     return fill(plan, limits) if limits else plan
-
-
-def _level(confidence: Rational) -> float:
-    level = float(rational(confidence, "confidence"))
-    if not 0 < level <= MOST_CONFIDENT:
-        raise InvalidParameter(f"confidence must lie between 0 and {MOST_CONFIDENT}, such as 0.95, got {level}")
-    return level
-
-
-def _bound_option(options: Mapping[str, str]) -> object:
-    if "groups" not in options:
-        return options.get("bound")
-    named = {"groups": options["groups"], "rows": options.get("rows_per_group", "1")}
-    for name, value in named.items():
-        if not value.isdigit():
-            raise InvalidParameter(f"OPTIONS({name} = ...) takes a whole number, got {value[:40]!r}")
-    return {name: int(value) for name, value in named.items()}
 
 
 def default_unit(dataset: Dataset) -> str:

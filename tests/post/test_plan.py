@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dither
-from dither.access.context import Context, with_ranks
+from dither.access.context import Context, with_facts
 from dither.access.engines.prepare import prepare
 from dither.access.measure import Clipped, Count, Measure
 from dither.access.relation import BoundRows
@@ -43,7 +43,7 @@ def measure(context: Context, query: str, bound: object = "auto") -> Measure:
     ],
 )
 def test_rows_are_kept_where_ranks_are_stored_and_scaled_elsewhere(query: str, kept: bool, blind: Session) -> None:
-    ranked = Context(with_ranks(blind.dataset), blind.context.facts)
+    ranked = Context(with_facts(blind.dataset, True, {}), blind.context.facts)
     for bound in ("auto", 20):
         assert isinstance(measure(blind.context, query, bound), Clipped)
         found = measure(ranked, query, bound)
@@ -61,7 +61,10 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
         session = dither.connect(path, account="team-a", ledger=tmp_path / f"{ready}.ledger")
         try:
             options = [dict(table.source.options) for table in session.dataset.tables.values()]
+            sizes = [option.pop("rows", None) for option in options]
             assert options == [{"ranks": "stored"} if ready else {}] * 3
+            assert sizes[2] is None and all(size is not None and size.isdigit() for size in sizes[:2])
+            assert [session.context.rows(table) is None for table in ("users", "urls")] == [False, True]
             answer = session.sql(COUNTED, epsilon=1)
             assert list(answer.bounds) == (["rows"] if ready else ["mass"])
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 from pathlib import Path
 
@@ -129,9 +130,98 @@ def test_within_solves_for_epsilon(within: float, blind: Session) -> None:
     assert cheaper["n"].half_width > within * (1 if within > 10 else 0.9) - 1
 
 
-def test_within_refuses_what_depends_on_data(blind: Session) -> None:
-    with pytest.raises(InvalidParameter, match="known in advance"):
-        blind.sql("SELECT AVG(age) FROM users", within=1)
+WITHIN = [
+    ("SELECT AVG(age) FROM users", 1),
+    ("SELECT country, AVG(salary), COUNT(*) FROM users GROUP BY country", 20_000),
+    ("SELECT SUM(salary) / COUNT(*) AS r FROM users", 5_000),
+    ("SELECT VARIANCE(age), STDDEV(age) FROM users", 60),
+    ("SELECT LN(COUNT(*)) FROM users", 0.1),
+    ("SELECT MEDIAN(age) FROM users", 3),
+    ("SELECT CORR(age, salary) FROM users", 0.2),
+    ("SELECT COUNT(*) * 1.0 / COUNT(DISTINCT user_id) FROM actions", 2),
+    ("SELECT AVG(price) FROM actions", 5),
+]
+
+
+@pytest.mark.parametrize(("query", "within"), WITHIN)
+def test_within_solves_for_ratios_too(query: str, within: float, blind: Session) -> None:
+    """The least epsilon for groups of the size that is assumed, and the quote says which."""
+    price = blind.quote(query, within=within, rows=400)
+    assert isinstance(price.loss, Pure)
+    assert max(column.half_width for column in price.expected) <= within * 1.001
+    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), rows=400)
+    assert max(column.half_width for column in cheaper.expected) > within * 0.99
+    dearer = blind.quote(query, within=within, rows=100)
+    assert dearer.loss.epsilon > price.loss.epsilon  # type: ignore[union-attr]
+    assert any("400 rows" in note for note in price.notes)
+
+
+def test_within_holds_where_the_data_are_as_assumed(session: Session) -> None:
+    """400 people in 6 countries: a ratio's real interval is as wide as was asked for, or little wider."""
+    answer = session.sql("SELECT AVG(age) AS a FROM users", within=1, rows=400)
+    found = answer["a"].estimate
+    assert float(found.high[0] - found.low[0]) / 2 <= 1.3
+    assert any("as if each group had 400 rows" in note for note in answer.notes)
+    wrong = session.sql("SELECT AVG(age) AS a FROM users", within=1, rows=40_000)
+    assert any("wider than 1" in note for note in wrong.notes)
+
+
+def test_a_batch_is_solved_too(blind: Session) -> None:
+    price = blind.quote_batch([*TEN_RANGES, "SELECT AVG(age) FROM users"], within=10, rows=400)
+    assert 9 < max(column.half_width for column in price.expected) <= 10
+
+
+def test_sizes_come_from_the_kernel_where_it_knows_them(tmp_path: Path) -> None:
+    """The noisy size of registration, in equal parts: about 400 people in 6 countries."""
+    session = dither.connect(build(tmp_path), account="team-a")
+    try:
+        price = session.quote("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
+        assert price["a"].rows != 1000 and price["a"].needs_rows
+        assert price["a"].rows == max(1.0, (session.context.rows("users") or 0) / 6)
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_what_nothing_is_known_about_has_no_warning(blind: Session) -> None:
+    """Both ends of a logarithm's interval may be infinite: then the error is, and numpy says nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epsilon in (1, 10**9):
+            price = blind.quote("SELECT LN(SUM(CASE WHEN vip THEN -1 ELSE 1 END)) AS x FROM users", epsilon=epsilon)
+            assert price["x"].half_width > 0
+
+
+def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
+    """The whole of the loss and its delta; refused as a whole, so that no half is spent in vain."""
+    path = build(tmp_path)
+    path.write_text(path.read_text().replace("kind: pure, epsilon: 1000", "kind: zcdp, rho: 3, delta: 0.001"))
+    session = dither.connect(path, account="team-a")
+    query = "SELECT age, gender, COUNT(*) AS n FROM users GROUP BY age, gender"
+    try:
+        price = session.quote(query, rho=2, delta="1/10000", bound=1)
+        assert price.loss == ZCDP(2, "1/10000") and price.affordable
+        assert price["n"].half_width > 0
+        spent = session.budget[0].spent
+        dear = session.quote(query, rho=4, delta="1/10000", bound=1)
+        assert not dear.affordable
+        with pytest.raises(BudgetExceeded, match="nothing was spent"):
+            session.sql(query, rho=4, delta="1/10000", bound=1)
+        assert session.budget[0].spent == spent
+        with pytest.raises(InvalidParameter, match="within"):
+            session.quote(query, within=4, delta="1/10000")
+        session.sql(query, rho=2, delta="1/10000", bound=1)
+        assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_options_that_do_not_exist_are_refused_by_name(blind: Session) -> None:
+    with pytest.raises(TypeError, match="no option epsilno here; there are: epsilon, rho"):
+        blind.quote("SELECT COUNT(*) FROM users", epsilno=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="no option delta"):
+        blind.batch(["SELECT COUNT(*) FROM users"], epsilon=1, delta="1/9")
+    with pytest.raises(InvalidParameter, match="as arguments"):
+        blind.quote_batch(["SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon=1) COUNT(*) FROM users"] * 2, epsilon=1)
 
 
 TEN_RANGES = [f"SELECT COUNT(*) FROM users WHERE age >= {low} AND age < {low + 5}" for low in range(18, 68, 5)]

@@ -13,7 +13,7 @@ from dither.access.domains import EPOCH, number_of_periods, truncate, with_null
 from dither.errors import InvalidPlan, Unsupported
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
-RANKS = "ranks"
+RANKS, ROWS = "ranks", "rows"
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Context:
         """Whether the table's rows are known to have stored ranks: bounding them then costs no sort."""
         return self.table(table).source.options.get(RANKS) == "stored"
 
+    def rows(self, table: str) -> int | None:
+        """The noisy number of a private table's rows, if a kernel has said it."""
+        said = self.table(table).source.options.get(ROWS)
+        return int(said) if said is not None else None
+
     def enforced(self, table: Table) -> bool:
         """Whether reading this table keeps one row per value of its unique key.
 
@@ -106,10 +111,14 @@ class Context:
         return number_of_periods(min(m.lo for m in moments), max(m.hi for m in moments), unit.every)
 
 
-def with_ranks(dataset: Dataset) -> Dataset:
-    """The description of records whose ranks are stored: a kernel says so to those who plan questions."""
+def with_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -> Dataset:
+    """The description with what a kernel says to those who plan questions: stored ranks, and noisy sizes of tables."""
+    ranks = {RANKS: "stored"} if ranked else {}
     tables = {
-        name: replace(table, source=replace(table.source, options={RANKS: "stored"}))
+        name: replace(
+            table,
+            source=replace(table.source, options=ranks | ({ROWS: str(rows[name])} if name in rows else {})),
+        )
         for name, table in dataset.tables.items()
     }
     return replace(dataset, tables=tables)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dither.cli import show
-from dither.cli.options import CONSOLE, AsJson
-from dither.errors import InvalidParameter
-from dither.session import Session, connect
+from dither.cli.options import CONSOLE, AsJson, composed, print_json
+from dither.cli.sessions import open_session
+from dither.post.options import CONFIDENCE, Options
+from dither.serve import documents
+from dither.session import Session
 
 app = typer.Typer(add_completion=False)
 
-Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
 Query = Annotated[str, typer.Argument(help="the question in SQL", show_default=False)]
-Account = Annotated[str, typer.Option(help="who asks, in this process")]
-Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="who asks, of a gateway")]
-Name = Annotated[str | None, typer.Option("--dataset", help="which dataset, if there are several")]
-LedgerFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ledger", envvar="DITHER_LEDGER", help="the ledger, in this process; beside the description unless given"
-    ),
-]
 Epsilon = Annotated[str | None, typer.Option(help="what to spend: 0.5 or 1/2")]
 Rho = Annotated[str | None, typer.Option(help="what to spend, in zCDP")]
 Within = Annotated[str | None, typer.Option(help="solve for the epsilon that brings every column this close")]
@@ -33,54 +23,33 @@ Bound = Annotated[str | None, typer.Option(help="rows that one unit may add: a n
 UnitName = Annotated[
     str | None, typer.Option("--unit", help="the unit of privacy; that of the first budget unless given")
 ]
-Confidence = Annotated[float, typer.Option(help="of the intervals")]
+Confidence = Annotated[str, typer.Option(help="of the intervals")]
+Delta = Annotated[str | None, typer.Option(help="select keys that are not declared privately, with this delta")]
+Rows = Annotated[float | None, typer.Option(help="a guess at the size of a group, for errors that depend on it")]
 
 
-def open_session(target: str, account: str, token: str | None, dataset: str | None, ledger: Path | None) -> Session:
-    """A session of a description in this process, or of a gateway."""
-    if target.startswith(("http://", "https://")):
-        return connect(target, token=token, dataset=dataset)
-    return connect(target, account=account, dataset=dataset, ledger=ledger)
-
-
-def _bound(text: str | None) -> object:
-    return int(text) if text is not None and text.isdigit() else text
-
-
-def _within(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise InvalidParameter("within must be a number such as 50") from None
-
-
-def _print(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
-
-
-@app.command()
-def ask(
-    target: Target,
-    query: Query,
+def options_of(
     epsilon: Epsilon = None,
     rho: Rho = None,
     within: Within = None,
     bound: Bound = None,
     unit: UnitName = None,
-    confidence: Confidence = 0.95,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
-) -> None:
+    confidence: Confidence = str(CONFIDENCE),
+    delta: Delta = None,
+    rows: Rows = None,
+) -> Options:
+    """How a question is asked."""
+    return {
+        "epsilon": epsilon, "rho": rho, "within": within, "bound": bound, "unit": unit, "confidence": confidence,
+        "delta": delta, "rows": rows,
+    }  # fmt: skip
+
+
+def ask(session: Session, query: Query, options: Options, as_json: AsJson = False) -> None:
     """Ask a question in SQL; pays what it says, and prints estimates with intervals."""
-    session = open_session(target, account, token, dataset, ledger)
-    answer = session.sql(
-        query, epsilon=epsilon, rho=rho, within=_within(within), bound=_bound(bound), unit=unit, confidence=confidence
-    )
+    answer = session.sql(query, **options)
     if as_json:
-        _print(show.answer_data(answer))
+        print_json(documents.answer_data(answer))
         return
     CONSOLE.print(show.answer_grid(answer))
     CONSOLE.print(f"{show.cost_text(answer)} ({answer.confidence:.0%} intervals)")
@@ -88,29 +57,11 @@ def ask(
         CONSOLE.print(f"note: {note}")
 
 
-@app.command()
-def quote(
-    target: Target,
-    query: Query,
-    epsilon: Epsilon = None,
-    rho: Rho = None,
-    within: Within = None,
-    bound: Bound = None,
-    unit: UnitName = None,
-    confidence: Confidence = 0.95,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
-) -> None:
+def quote(session: Session, query: Query, options: Options, as_json: AsJson = False) -> None:
     """Cost and expected error of a question, from public facts alone; free."""
-    session = open_session(target, account, token, dataset, ledger)
-    price = session.quote(
-        query, epsilon=epsilon, rho=rho, within=_within(within), bound=_bound(bound), unit=unit, confidence=confidence
-    )
+    price = session.quote(query, **options)
     if as_json:
-        _print(show.price_data(price))
+        print_json(documents.price_data(price))
         return
     CONSOLE.print(show.price_grid(price))
     state = "free: it was asked before" if price.free else "affordable" if price.affordable else "beyond the budget"
@@ -119,55 +70,35 @@ def quote(
         CONSOLE.print(f"note: {note}")
 
 
-@app.command()
 def explain(
-    target: Target,
-    query: Query,
-    bound: Bound = None,
-    unit: UnitName = None,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
+    session: Session, query: Query, bound: Bound = None, unit: UnitName = None, as_json: AsJson = False
 ) -> None:
     """How a question is understood: measures, bounds, sensitivity; free."""
-    found = open_session(target, account, token, dataset, ledger).explain(query, bound=_bound(bound), unit=unit)
+    found = session.explain(query, bound=bound, unit=unit)
     if as_json:
-        _print(found.__dict__)
+        print_json(found.__dict__)
     else:
         CONSOLE.print(str(found))
 
 
-@app.command()
-def budget(
-    target: Target,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
-) -> None:
+def budget(session: Session, as_json: AsJson = False) -> None:
     """What is spent and what is left."""
-    balances = open_session(target, account, token, dataset, ledger).budget
     if as_json:
-        _print(show.budget_data(balances))
+        print_json(documents.budget_data(session.budget))
     else:
-        CONSOLE.print(show.budget_grid(balances))
+        CONSOLE.print(show.budget_grid(session.budget))
 
 
-@app.command()
-def history(
-    target: Target,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
-) -> None:
+def history(session: Session, as_json: AsJson = False) -> None:
     """Earlier charges that the account may see."""
-    entries = open_session(target, account, token, dataset, ledger).history
     if as_json:
-        _print(show.history_data(entries))
+        print_json(documents.history_data(session.history))
     else:
-        CONSOLE.print(show.history_grid(entries))
+        CONSOLE.print(show.history_grid(session.history))
+
+
+for question in (ask, quote):
+    app.command()(composed(question, session=open_session, options=options_of))
+app.command()(composed(explain, session=open_session))
+for look in (budget, history):
+    app.command()(composed(look, session=open_session))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -10,3 +14,42 @@ from rich.console import Console
 CONSOLE = Console(highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+
+
+def composed(command: Callable[..., None], **builders: Callable[..., Any]) -> Callable[..., None]:
+    """A command in which each parameter that has a builder is made by it, out of the builder's own parameters."""
+    owners = {part.name: name for name, build in builders.items() for part in _parameters(build)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        built = {
+            name: build(**{part: given.pop(part) for part, owner in owners.items() if owner == name})
+            for name, build in builders.items()
+        }
+        command(**built, **given)
+
+    parts = [
+        part
+        for own in _parameters(command)
+        for part in (_parameters(builders[own.name]) if own.name in builders else [own])
+    ]
+    # Arguments, which have no default, come first, and options that say where to ask last.
+    parts.sort(key=lambda part: part.default is not Parameter.empty and 1 + (owners.get(part.name) == "session"))
+    run.__signature__ = signature(command).replace(parameters=parts)  # type: ignore[attr-defined]
+    run.__annotations__ = {part.name: part.annotation for part in parts}
+    del run.__wrapped__
+    return run
+
+
+def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function with their annotations worked out, each given by name."""
+    hints = get_type_hints(function, include_extras=True)
+    return [
+        part.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, part in signature(function).parameters.items()
+    ]
+
+
+def print_json(data: Any) -> None:
+    """Plain data, for programs."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))

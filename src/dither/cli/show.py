@@ -1,4 +1,4 @@
-"""Answers, prices and budgets as tables for people and as plain data for programs."""
+"""Answers, prices and budgets as tables for people; `dither.serve.documents` has them as plain data for programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any, assert_never
 from rich.table import Table as Grid
 
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.loss import to_json as loss_to_json
 from dither.post.answers import Answer
+from dither.serve.documents import decimal
 from dither.session import Price
 from dither.wire import Balance, Entry
 
-UNIT = Decimal(10) ** -15
 BAR = 20
 
 
@@ -42,18 +41,6 @@ def estimate_text(estimate: Any, row: int) -> str:
     half = (float(high) - float(low)) / 2
     digits = min(6, max(0, 1 - floor(log10(half)))) if 0 < half < inf else 0
     return f"{float(value):,.{digits}f} ± {half:,.{digits}f}"
-
-
-def answer_data(answer: Answer) -> dict[str, Any]:
-    """An answer with everything that was done to get it."""
-    return {
-        "rows": answer.to_dicts(),
-        "confidence": answer.confidence,
-        "loss": [loss_to_json(loss) for loss in answer.loss],
-        "bounds": {tag: found.bound for tag, found in answer.bounds.items()},
-        "notes": list(answer.notes),
-        "noisy": answer.noisy,
-    }
 
 
 def cost_text(answer: Answer) -> str:
@@ -101,25 +88,11 @@ def price_grid(price: Price) -> Grid:
     grid = Grid("column", "expected ±")
     for column in price.expected:
         grid.add_row(
-            column.name, "depends on the size of the group" if column.needs_rows else f"{column.half_width:,.3g}"
+            column.name,
+            f"{column.half_width:,.3g}"
+            + (f" in a group of {column.rows:,.0f} rows" if column.rows is not None else ""),
         )
     return grid
-
-
-def price_data(price: Price) -> dict[str, Any]:
-    """A price as plain data."""
-    return {
-        "loss": loss_to_json(price.loss),
-        "expected": [
-            {"column": column.name, "half_width": column.half_width, "needs_rows": column.needs_rows}
-            for column in price.expected
-        ],
-        "bound": dict(price.bound),
-        "affordable": price.affordable,
-        "free": price.free,
-        "milliseconds": price.milliseconds,
-        "notes": list(price.notes),
-    }
 
 
 def budget_grid(balances: Iterable[Balance]) -> Grid:
@@ -133,37 +106,6 @@ def budget_grid(balances: Iterable[Balance]) -> Grid:
     return grid
 
 
-def budget_data(balances: Iterable[Balance]) -> list[dict[str, Any]]:
-    """Budgets as plain data; numbers as exact decimal text."""
-    return [
-        {
-            "level": balance.level,
-            "name": balance.name,
-            "unit": balance.cap.unit,
-            "kind": balance.cap.kind,
-            "window": balance.window,
-            "limit": dict(zip(balance.components, map(decimal, balance.limit), strict=True)),
-            "spent": dict(zip(balance.components, map(decimal, balance.spent), strict=True)),
-        }
-        for balance in balances
-    ]
-
-
-def history_data(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Charges as plain data."""
-    return [
-        {
-            "sequence": entry.sequence,
-            "time": entry.time,
-            "account": entry.account,
-            "digest": entry.digest,
-            "losses": {part.unit: loss_to_json(part.loss) for part in entry.losses},
-            "answered": entry.answered,
-        }
-        for entry in entries
-    ]
-
-
 def history_grid(entries: Iterable[Entry]) -> Grid:
     """Charges, one a line."""
     grid = Grid("#", "time", "account", "question", "loss", "answered")
@@ -172,12 +114,6 @@ def history_grid(entries: Iterable[Entry]) -> Grid:
         row = (str(entry.sequence), entry.time, entry.account, entry.digest[:12], losses)
         grid.add_row(*row, "yes" if entry.answered else "no")
     return grid
-
-
-def decimal(units: int) -> str:
-    """Multiples of 1e-15 as a decimal, exactly."""
-    text = f"{Decimal(units) * UNIT:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def bar(spent: int, limit: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 import typer
 from rich.table import Table as Grid
 
-from dither.cli.ask import Account, LedgerFile, Name, Target, Token, open_session
-from dither.cli.options import CONSOLE, AsJson
-from dither.cli.show import budget_data, loss_text
+from dither.cli.options import CONSOLE, AsJson, composed, print_json
+from dither.cli.sessions import open_session
+from dither.cli.show import loss_text
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.privacy.accounting import epsilon_at, group_table, meaning, privacy_curve
 from dither.schema import BudgetCap
+from dither.serve import documents
+from dither.session import Session
 from dither.wire import Statement
 
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
@@ -73,19 +74,8 @@ def percent(rate: Fraction) -> str:
 def statement_data(statement: Statement) -> dict[str, Any]:
     """The statement as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
-    return {
-        "dataset": statement.dataset,
-        "population": statement.population,
-        "policy": statement.policy,
-        "units": list(statement.units),
-        "guarantees": [meaning_data(cap) for cap in caps],
-        "assumptions": list(statement.assumptions),
-        "not_promised": list(NOT_PROMISED),
-        "residual_bits_of_time": statement.residual_bits,
-        "balances": budget_data(statement.balances),
-        "ledger_head": {"sequence": statement.head.sequence, "hash": statement.head.hash},
-        "code": statement.code,
-    }
+    meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
+    return documents.statement_data(statement) | meanings
 
 
 def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
@@ -109,19 +99,14 @@ def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield from (f"- {text}" for text in data["not_promised"])
 
 
-@app.command()
-def statement(
-    target: Target,
-    account: Account = "analyst",
-    token: Token = None,
-    dataset: Name = None,
-    ledger: LedgerFile = None,
-    as_json: AsJson = False,
-) -> None:
+def statement(session: Session, as_json: AsJson = False) -> None:
     """What the guarantee of a dataset is, what it means in numbers, what it rests on, and what it does not promise."""
-    data = statement_data(open_session(target, account, token, dataset, ledger).statement)
+    data = statement_data(session.statement)
     if as_json:
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
         return
     for part in lines(data):
         CONSOLE.print(part)
+
+
+app.command()(composed(statement, session=open_session))

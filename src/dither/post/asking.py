@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -174,9 +174,13 @@ def _source(
     table = np.array(part.values, float).reshape(-1, len(part.steps))
     values, noise = table[:, source.value] * float(step), law(part.mechanism, step)
     bound = bounds.get(source.clipped or "")
-    if bound is None:
-        return Measured(values, noise)
-    return clipped(values, noise, np.abs(table).sum(axis=1), bound, source.signed, float(source.worth or step))
+    whole = np.abs(table).sum(axis=1)
+    found = (
+        Measured(values, noise)
+        if bound is None
+        else clipped(values, noise, whole, bound, source.signed, float(source.worth or step))
+    )
+    return replace(found, least=found.least - source.slack, most=found.most + source.slack) if source.slack else found
 
 
 def clipped(values: Floats, noise: Law, mass: Floats, bound: Found, signed: bool, worth: float) -> Measured:

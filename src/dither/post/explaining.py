@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from dither.access.context import Context
-from dither.access.relation import fill
+from dither.access.relation import Scan, fill, walk
 from dither.errors import Unbounded
 from dither.post.asking import finding_share, law, mechanism_of
 from dither.post.bounds import FIND_SHARE
@@ -18,6 +19,7 @@ from dither.post.recipe import Apply, Cell, Constant, Key, Mean, Node, Within, a
 from dither.wire import Part
 
 TYPICAL_ROWS = 1000.0
+STRAIGHT = frozenset({"round", "floor", "ceil"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def expected(
     context: Context, plan: Plan, parts: Sequence[Part], confidence: float, rows: float | None
 ) -> tuple[Expected, ...]:
     """The expected error of each computed column."""
-    size = TYPICAL_ROWS if rows is None else float(rows)
+    size = group_size(context, plan, parts) if rows is None else float(rows)
     columns = [_imagined(context, plan, parts, source, size) for source in plan.sources]
     made = []
     for output in plan.outputs:
@@ -46,11 +48,20 @@ def expected(
             continue
         keys = [np.zeros(1)] * len(plan.keys)
         found = estimate(output.node, columns, keys, confidence)
-        _, core = peel(output.node)
-        depends = affine(core) is None
-        width = float(np.max(found.high - found.low)) / 2
+        depends = _depends(output.node, plan)
+        with np.errstate(invalid="ignore"):
+            # Both ends may be infinite: then nothing is known about the column.
+            width = float(np.max(np.nan_to_num(found.high - found.low, nan=np.inf, posinf=np.inf))) / 2
         made.append(Expected(output.name, float(np.max(found.std_error)), width, depends, size if depends else None))
     return tuple(made)
+
+
+def group_size(context: Context, plan: Plan, parts: Sequence[Part]) -> float:
+    """How many rows a group may have: the noisy size of the largest table, in equal parts, or a thousand."""
+    tables = {node.table for node in walk(plan.question.relation) if isinstance(node, Scan)}
+    sizes = [size for table in sorted(tables) if (size := context.rows(table)) is not None]
+    groups = prod(len(axis.values) for axis in parts[0].measure.axes(context)[: len(plan.keys)])
+    return max(1.0, max(sizes) / groups) if sizes else TYPICAL_ROWS
 
 
 def _imagined(context: Context, plan: Plan, parts: Sequence[Part], source: Reading | Ranking, rows: float) -> Source:
@@ -65,7 +76,14 @@ def _imagined(context: Context, plan: Plan, parts: Sequence[Part], source: Readi
         middle = np.array([(low[0] + high[-1]) / 2])
         return Banded(middle, middle - width / 2, middle + width / 2)
     step = steps[source.value] / source.factor
-    return Measured(np.array([0.0 if source.signed else rows]), law(mechanism, step))
+    return Measured(np.array([rows * float(source.typical)]), law(mechanism, step))
+
+
+def _depends(node: Node, plan: Plan) -> bool:
+    """Whether the error of a column depends on the data: it does not for sums of measured columns, rounded or not."""
+    outer, core = peel(node)
+    ranked = any(isinstance(plan.sources[index], Ranking) for index in cells_of(node))
+    return ranked or affine(core) is None or any(function.name not in STRAIGHT for function in outer)
 
 
 @dataclass(frozen=True)

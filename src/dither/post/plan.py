@@ -27,6 +27,7 @@ from dither.access.relation import (
     Scan,
     Where,
     fill,
+    walk,
 )
 from dither.errors import Unbounded, Unsupported
 from dither.post import recipe
@@ -34,7 +35,7 @@ from dither.post.bounds import OCTAVES, Bound, edges, ladder
 from dither.post.quantiles import Bins, Wanted, bins
 from dither.post.questions import Aggregate, Ordering, Output, Question
 from dither.post.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
-from dither.schema import Identifier, Number, Reference, Scalar
+from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
 MASS, ROWS = "mass", "rows"
 FEW_CELLS = 64
@@ -61,7 +62,8 @@ class Reading:
     """A source of the recipe: one value of a piece, whose quantity is divided by `factor`.
 
     `clipped` is the bound that limits it, and `worth` the quantity that a unit of that bound's mass stands for, where
-    it is not the step.
+    it is not the step. Rounding every row may have moved it by `slack`. `typical` is what a row adds, about, where
+    values are spread evenly over their range.
     """
 
     piece: int
@@ -70,6 +72,8 @@ class Reading:
     signed: bool
     clipped: str | None
     worth: Fraction | None = None
+    slack: float = 0.0
+    typical: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class Planner:
             scope = Scope(_provisional(relation).domain(self.context))
         self.check(question, scope, listed is not None)
         keys = tuple(Key(name, value, None if listed is None else listed[name]) for name, value in question.keys)
-        made = _Made([], [], {}, [])
+        made = _Made([], [], {}, [], [])
         self.sums(question, scope, keys, made)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind == "units":
@@ -167,12 +171,17 @@ class Planner:
             tuple(Output(output.name, change(output.node)) for output in question.outputs),
             change(question.having) if question.having is not None else None,
             tuple(replace(term, node=change(term.node)) for term in question.order),
-            tuple(searches), self.notes(question),
+            tuple(searches), (*self.notes(question), *made.notes),
         )  # fmt: skip
 
     def notes(self, question: Question) -> tuple[str, ...]:
         """What a reader should know about how the question was understood."""
-        return (f"unit of privacy: {question.unit}",)
+        unit = f"unit of privacy: {question.unit}"
+        if self.bound.auto or _provisional(question.relation).influence(self.context, question.unit).rows is not None:
+            return (unit,)
+        where = "" if self.bound.groups is None else f" in each of at most {self.bound.groups} groups"
+        kept = f"of each {question.unit}, {self.bound.rows} rows' worth{where} counts"
+        return (unit, f"{kept}; what is beyond is missing from the estimates, and their intervals do not allow for it")
 
     def check(self, question: Question, scope: Scope, listed: bool) -> None:
         """Every expression has a domain, and every key can be listed; errors say which does not."""
@@ -191,7 +200,7 @@ class Planner:
     def check_size(self, question: Question) -> None:
         """Refuses answers with more declared keys than anyone reads."""
         keys = tuple(Key(name, value) for name, value in question.keys)
-        scope = Scope(question.relation.domain(self.context))
+        scope = Scope(_provisional(question.relation).domain(self.context))
         many = 1
         for key in keys:
             domain = key.value.domain(scope)
@@ -222,7 +231,7 @@ class Planner:
 
     def open(self, node: GroupBy, unit: str) -> bool:
         """Whether per-unit counts or sums could be of any size."""
-        counting = any(aggregate.kind in ("count", "sum") for aggregate in node.aggregates)
+        counting = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
         return counting and node.child.influence(self.context, unit).rows is None
 
     def below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
@@ -309,13 +318,21 @@ class Planner:
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
                 made.nodes[index] = _moved(terms.node(aggregate), first)
+        made.notes += terms.notes
         factors = weights(terms.found)
         measure, factors, tag = self.vector(question, keys, terms.found, factors, made, clipped)
         for place, (term, factor) in enumerate(zip(terms.found, factors, strict=True)):
             signed = term.role != "count" and _negative(term, scope)
             worth = term.most * term.step if tag == ROWS else None
-            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag, worth))
+            slack = float(term.rounding) * self.rows(question)
+            typical = _typical(term, signed)
+            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag, worth, slack, typical))
         made.pieces.append((measure, Fraction(len(wanted))))
+
+    def rows(self, question: Question) -> float:
+        """The noisy size of the largest table that is read; 0 where none is known."""
+        tables = {node.table for node in walk(question.relation) if isinstance(node, Scan)}
+        return float(max((self.context.rows(table) or 0 for table in tables), default=0))
 
     def keeps_rows(self, question: Question, wanted: list[Aggregate]) -> bool:
         """Whether so many rows of each unit are kept, and not all of them scaled down.
@@ -422,6 +439,7 @@ class _Made:
     sources: list[Reading | Ranking]
     nodes: dict[int, recipe.Node]
     searches: list[Search]
+    notes: list[str]
 
     def add(self, index: int, measure: Measure) -> None:
         """A piece of its own with one value."""
@@ -485,6 +503,25 @@ def _negative(term: Term, scope: Scope) -> bool:
     return isinstance(domain, Number) and ends(domain)[0] < 0
 
 
+def _typical(term: Term, signed: bool) -> Fraction:
+    """What a row adds to a term, about: a square has a third of its most, other sums half of it or nothing."""
+    if term.role == "count":
+        return Fraction(1)
+    if term.role == "product":
+        return term.most * term.step / 3 if _square(term.value) else Fraction(0)
+    return Fraction(0) if signed else term.most * term.step / 2
+
+
+def _square(value: Expr) -> bool:
+    match value:
+        case expr.Arithmetic("*", left, right):
+            return left == right
+        case expr.Rounded(child=inner) | expr.Case(branches=((_, inner),)):
+            return _square(inner)
+        case _:
+            return False
+
+
 def _filtered(relation: Relation, condition: Expr | None) -> Relation:
     return relation if condition is None else Where(relation, condition)
 
@@ -510,6 +547,25 @@ def _substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], reci
                 return node
 
     return change
+
+
+def first_value(domain: Domain, context: Context) -> Scalar:
+    """Some value of a domain, to stand for a key that is not known yet."""
+    match domain:
+        case Number(lo=lo) | Moment(lo=lo):
+            return lo
+        case Category(values=values):
+            return values[0]
+        case Boolean():
+            return False
+        case Reference(table=table, column=column) if public := context.public_values(table, column):
+            return public[0]
+        case Reference(kind="text"):
+            return ""
+        case Reference():
+            return 0
+        case Identifier():
+            raise Unsupported("an identifier cannot be a key of an answer")
 
 
 def retagged(plan: Plan, suffix: str) -> Plan:

@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
-from dither.access.context import Context, PublicFacts, with_ranks
+from dither.access.context import Context, PublicFacts, with_facts
 from dither.access.engines import Engine, open_engine
 from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, NotAllowed, NotFound
@@ -311,11 +311,10 @@ class LocalKernel:
         return tuple(name for name in sorted(self._houses) if self._may_see(name, account))
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset, without where its records are; with whether they were prepared."""
+        """What is public about a dataset, without where its records are: also noisy sizes, and if ranks are stored."""
         self._seeing(dataset, token)
         house = self._house(dataset)
-        described = public(house.context.dataset)
-        return with_ranks(described) if house.prepared else described
+        return with_facts(public(house.context.dataset), house.prepared, house.rows)
 
     def facts(self, dataset: str, token: str) -> PublicFacts:
         """What was counted in the dataset's public tables."""

@@ -20,6 +20,7 @@ from rich.console import Console
 
 import dither
 from dither.cli import show
+from dither.serve import documents
 
 HERE = Path(__file__).resolve().parent
 PEOPLE, LINKS = 20_000, 1_000
@@ -83,7 +84,7 @@ def ask(session: dither.Session, number: int, question: Question, console: Conso
     console.print(f"  {show.cost_text(answer)}")
     for note in answer.notes:
         console.print(f"  note: {note}")
-    return {"query": question.sql, **show.answer_data(answer)}
+    return {"query": question.sql, **documents.answer_data(answer)}
 
 
 def demonstrate(directory: Path, *, quiet: bool = False) -> list[dict[str, Any]]:
