@@ -42,6 +42,11 @@ def test_only_its_owner_can_open_the_socket(desk: tuple[LocalKernel, Path]) -> N
     assert stat.S_IMODE(desk[1].stat().st_mode) == 0o600
 
 
+def test_only_its_owner_can_read_the_ledger(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
+    files = [tmp_path / f"l.sqlite{more}" for more in ("", "-wal", "-shm")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
+
+
 def test_an_account_is_made_shown_once_and_revoked(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     kernel, path = desk
     token = ask_desk(path, "account", name="ann", role="analyst", days="3")["token"]

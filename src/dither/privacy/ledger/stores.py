@@ -13,7 +13,7 @@ import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,6 +230,9 @@ class SqliteStore(Store):
         if not create and not path.exists():
             raise LedgerError(f"there is no ledger at {path.name}")
         self._path = path
+        if not path.exists():
+            with suppress(OSError):  # the driver says what is wrong; answers and hashes are their owner's alone
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         self._open()
         if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
             self._lay_out()
