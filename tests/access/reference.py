@@ -26,7 +26,8 @@ from dither.schema import Boolean, Category, Column, Identifier, Moment, Number,
 
 EPOCH = datetime(1970, 1, 1)
 DAY = 86_400_000_000
-PRIME = 2**31 - 1
+PRIME = 2**31 - 69
+FOLD = 2**40 - 87
 LENGTH = {
     "microsecond": 1,
     "millisecond": 10**3,
@@ -417,56 +418,52 @@ def date_part(part: str, value: int) -> int:
 # ---------------------------------------------------------------- the pseudo-random order
 
 
-def pieces(value: Any, domain: Any) -> list[int]:
+def pieces(value: Any, domain: Any) -> list[tuple[int, int]]:
+    """A value as integers, each with the bits that it may have."""
     if isinstance(domain, Number):
         value = held(value, domain)
     if isinstance(domain, Number | Moment):
         lo, hi = ends(domain) if isinstance(domain, Number) else (domain.lo, domain.hi)
-        if hi - lo < PRIME:
-            return [0 if value is None else value + 1 - lo]
+        bits = max(abs(lo), abs(hi + 1)).bit_length()
+        if bits < 40:
+            return [(hi + 1 if value is None else value, bits)]
     if isinstance(domain, Boolean):
-        return [{None: 0, False: 1, True: 2}[value]]
+        return [({None: 0, False: 1, True: 2}[value], 2)]
     if isinstance(domain, Category) and len(domain.values) <= 32:
-        return [0 if value is None else domain.values.index(value) + 1]
+        return [(0 if value is None else domain.values.index(value) + 1, len(domain.values).bit_length())]
     if isinstance(domain, Category) or getattr(domain, "kind", "") == "text":
-        return [0 if value is None else int(md5(value.encode()).hexdigest()[:8], 16) + 1]
-    if value is None:
-        return [0, 0]
-    return [
-        int(math.fmod(value, PRIME)) + PRIME
-        if abs(value) < 2**53
-        else value - PRIME * toward_zero(Fraction(value, PRIME)) + PRIME,
-        toward_zero(Fraction(value, PRIME)) + 2**33,
-    ]
+        return [(-1 if value is None else int(md5(value.encode()).hexdigest()[:8], 16), 32)]
+    return [(FOLD if value is None else remainder(value, FOLD), 40)]
+
+
+def remainder(value: int, divisor: int) -> int:
+    """With the sign of the value."""
+    return value - divisor * toward_zero(Fraction(value, divisor))
 
 
 @cache
-def coefficient(seed: str, index: int) -> int:
-    return 1 + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:4]) % 2**25
+def coefficient(seed: int, index: int, bits: int) -> int:
+    return 2 ** (bits - 1) + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:8]) % 2 ** (bits - 1)
 
 
-def scramble(parts: Iterable[int], seed: int) -> int:
-    parts, result = list(parts), []
-    for half in ("high", "low"):
-        s = f"{seed}:{half}"
-        state = coefficient(s, -1)
-        for index, part in enumerate(parts):
-            if index and index % 7 == 0:
-                state = state % PRIME * coefficient(s, -2)
-            state += part * coefficient(s, index)
-        result.append(state % PRIME)
-    return result[0] * 2**31 + result[1]
+def scramble(parts: Iterable[tuple[int, int]], seed: int) -> int:
+    parts = list(parts)
+    room = 62 - (len(parts) + 1).bit_length()
+    result = coefficient(seed, -1, room)
+    return result + sum(part * coefficient(seed, i, room - bits) for i, (part, bits) in enumerate(parts))
 
 
 def spread(order: int) -> int:
-    return pow(order // 2**31, 5, PRIME) * 2**31 + order % 2**31
+    residue = remainder(order, PRIME)
+    cube = remainder(remainder(residue * residue, PRIME) * residue, PRIME)
+    return cube * 2**31 + order % 2**31
 
 
 def remix(orders: Iterable[int], seed: int) -> int:
-    return scramble([piece for order in orders for piece in (order % 2**31, order % PRIME)], seed)
+    return scramble([(piece, 31) for order in orders for piece in (order % 2**31, remainder(order, PRIME))], seed)
 
 
-def order_of(cells: Mapping[str, Any], domain: Mapping[str, Any], extra: Iterable[tuple[Any, Any]] = ()) -> list[int]:
+def order_of(cells: Mapping[str, Any], domain: Mapping[str, Any], extra: Iterable[tuple[Any, Any]] = ()) -> list[Any]:
     parts = [piece for name, d in domain.items() for piece in pieces(cells[name], d)]
     return parts + [piece for value, d in extra for piece in pieces(value, d)]
 

@@ -14,6 +14,7 @@ from dither.access.context import offsets, on_wall_clock, zoned
 from dither.access.domains import LENGTHS, ends, physical, span, truncate
 from dither.access.expr import constant, divided
 from dither.access.spelling import (
+    FEW_VALUES,
     RawKind,
     Spelling,
     Sql,
@@ -44,7 +45,7 @@ def clean(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling
         case Boolean():
             return _otherwise(column, raw, _boolean(raw, kind, spelling))
         case Category():
-            return _category(column, column.domain, raw, kind)
+            return _category(column, column.domain, raw, kind, spelling)
         case Reference(kind="integer") | Identifier(kind="integer"):
             return _otherwise(column, raw, _integer(raw, kind, spelling))
         case Reference() | Identifier():
@@ -61,6 +62,27 @@ def clean_key(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spel
     return case([(_valid(domain, raw, kind, spelling), exact)])
 
 
+def clean_packed(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
+    """As `clean`, for one of few texts that is held packed."""
+    if not isinstance(column.domain, Category):
+        return clean(column, raw, kind, zone, spelling)
+    value, values, spare = _text(raw, kind), column.domain.values, _spare_text(column, column.domain)
+    if any(unicodedata.normalize("NFD", declared) != declared for declared in values):
+        return spelling.packed(clean(column, raw, kind, zone, spelling), values)
+    found = spelling.packed(value, values)
+    if spare is None:
+        return found
+    filled = exp.Coalesce(this=found, expressions=[spelling.packed(text(spare), values)])
+    return case([(_present(raw), filled)]) if column.domain.nullable else filled
+
+
+def _spare_text(column: Column, domain: Category) -> str | None:
+    """The text that stands in for an invalid one; None where NULL does."""
+    if isinstance(column.default, str):
+        return column.default
+    return None if domain.nullable else domain.values[0]
+
+
 def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     """Whether a number within its bounds was on the lattice before it was put there."""
     up, down = domain.step.denominator, domain.step.numerator
@@ -72,24 +94,24 @@ def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spel
     return both([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=own(after)), double(1 << 53))])
 
 
-def corrected(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: Spelling) -> Sql:
-    """Whether `clean` had to correct the record: a value outside the bounds, an invalid one, or a forbidden NULL."""
-    missing = exp.false() if column.domain.nullable else _is_null(raw)
-    return exp.or_(missing, both([_present(raw), exp.not_(_valid(column.domain, raw, kind, spelling))]))
+def sound(column: Column, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
+    """True where `clean` need not correct the record: a value inside its bounds, or an allowed NULL."""
+    valid = _valid(column.domain, raw, kind, spelling)
+    return exp.or_(_is_null(raw), valid) if column.domain.nullable else valid
 
 
 def _valid(domain: Domain, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     match domain:
         case Number():
             value = raw if kind in ("integer", "decimal") else _double(raw, kind, spelling)
-            return _known(both([binary(exp.GTE, value, _bound(domain.lo)), binary(exp.LTE, value, _bound(domain.hi))]))
+            return both([binary(exp.GTE, value, _bound(domain.lo)), binary(exp.LTE, value, _bound(domain.hi))])
         case Moment():
             value = _microseconds(raw, kind, spelling)
-            return _known(both([binary(exp.GTE, value, whole(domain.lo)), binary(exp.LTE, value, whole(domain.hi))]))
+            return both([binary(exp.GTE, value, whole(domain.lo)), binary(exp.LTE, value, whole(domain.hi))])
         case Boolean():
             return _present(_boolean(raw, kind, spelling))
         case Category(values=values):
-            return exp.In(this=_text(raw, kind), expressions=[text(v) for v in _spelled(values)])
+            return _among(_text(raw, kind), _spelled(values), spelling)
         case Reference(kind="integer") | Identifier(kind="integer"):
             return _present(_integer(raw, kind, spelling))
         case _:
@@ -126,10 +148,6 @@ def _is_null(value: Sql) -> Sql:
 
 def _present(value: Sql) -> Sql:
     return exp.not_(_is_null(value))
-
-
-def _known(condition: Sql) -> Sql:
-    return exp.Coalesce(this=exp.paren(condition), expressions=[exp.false()])
 
 
 def _bound(value: Fraction) -> Sql:
@@ -174,10 +192,9 @@ def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, spelling: S
         inside = within(_snapped(value, domain), lo, hi)
         missing = (_is_null(raw), _missing(column))
     least, most = _bound(lo * domain.step), _bound(hi * domain.step)
-    branches = [missing, (binary(exp.LTE, value, least), whole(lo)), (binary(exp.GTE, value, most), whole(hi))]
-    if kind != "integer":
-        branches.insert(1, (_is_null(value), fallback(column)))
-    return case(branches, inside)
+    common = both([binary(exp.GT, value, least), binary(exp.LT, value, most)])
+    invalid = [(_is_null(value), fallback(column))] if kind != "integer" else []
+    return case([(common, inside), missing, *invalid, (binary(exp.LTE, value, least), whole(lo))], whole(hi))
 
 
 def _scaled(value: Sql, domain: Number, spelling: Spelling) -> Sql:
@@ -218,14 +235,17 @@ def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, 
     local = _local(value, domain, zone) if zoned(domain, zone) else value
     length = LENGTHS[domain.precision]
     inside = local if length == 1 else times(divided(local, length, span(here)[0], spelling), length)
+    # On one clock the start of a period lies between the starts of the bounds' periods.
+    held = within(inside, *span(here)) if zoned(domain, zone) else inside
     spare = replace(column, default=_local_end(_spare_moment(column, domain), domain, zone), domain=here)
+    common = both([binary(exp.GT, value, whole(domain.lo)), binary(exp.LT, value, whole(domain.hi))])
     branches = [
+        (common, held),
         (_is_null(raw), _missing(spare)),
         (_is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
         (binary(exp.LTE, value, whole(domain.lo)), whole(_local_end(domain.lo, domain, zone))),
-        (binary(exp.GTE, value, whole(domain.hi)), whole(_local_end(domain.hi, domain, zone))),
     ]
-    return case(branches, within(inside, *span(here)))
+    return case(branches, whole(_local_end(domain.hi, domain, zone)))
 
 
 def _local(value: Sql, domain: Moment, zone: str) -> Sql:
@@ -282,10 +302,15 @@ def _spelled(values: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(form for v in values for form in (v, unicodedata.normalize("NFD", v))))
 
 
-def _category(column: Column, domain: Category, raw: Sql, kind: RawKind) -> Sql:
+def _among(value: Sql, values: Sequence[str], spelling: Spelling) -> Sql:
+    if 0 < len(values) <= FEW_VALUES:
+        return spelling.among(value, values)
+    return exp.In(this=own(value), expressions=[text(v) for v in values])
+
+
+def _category(column: Column, domain: Category, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     value = _text(raw, kind)
-    known = exp.In(this=value, expressions=[text(v) for v in domain.values])
-    branches: list[tuple[Sql, Sql]] = [(known, value)] if domain.values else []
+    branches: list[tuple[Sql, Sql]] = [(_among(value, domain.values, spelling), value)] if domain.values else []
     for declared in domain.values:
         if (other := unicodedata.normalize("NFD", declared)) not in domain.values:
             branches.append((binary(exp.EQ, value, text(other)), text(declared)))

@@ -293,7 +293,7 @@ def keyed(
 ) -> str:
     """A subquery of keys k0.., values v0.., hidden columns and corrections; rows with unlisted keys left out."""
     scope = statement.scope(child)
-    picked = [aliased(key.value.sql(scope), f"k{index}") for index, key in enumerate(keys)]
+    picked = [aliased(_grouped_by(statement, child, key, scope), f"k{index}") for index, key in enumerate(keys)]
     picked += [aliased(value.sql(scope), f"v{index}") for index, value in enumerate(values)]
     hidden = [*hidden, *statement.trials()]
     body = select(*picked, *(named(column) for column in hidden), named("b")).from_(statement.table(child), copy=False)
@@ -304,6 +304,15 @@ def keyed(
     return statement.add(
         select(*map(named, columns)).from_(statement.add(body), copy=False).where(both(listed_keys), copy=False)
     )
+
+
+def _grouped_by(statement: Statement, child: Relation, key: Key, scope: Scope) -> Sql:
+    """A key as groups are told apart by it: a packed text stays packed where it is compared with nothing."""
+    if isinstance(key.value, Column) and key.values is None and key.value.name in scope.columns:
+        column = f"c{list(scope.columns).index(key.value.name)}"
+        if column in child.packed(statement):
+            return named(column)
+    return key.value.sql(scope)
 
 
 def _among(value: Sql, held: Sequence[int | str | bool | None]) -> Sql:

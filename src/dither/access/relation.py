@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from sqlglot import exp
 
-from dither.access.clean import clean, clean_key, corrected
+from dither.access.clean import clean, clean_key, clean_packed, sound
 from dither.access.context import Context
 from dither.access.domains import as_boolean, cardinality, ends, merge, number, physical, span, with_null
 from dither.access.expr import (
@@ -47,7 +47,7 @@ from dither.access.expr import (
     ordinal,
     typed,
 )
-from dither.access.spelling import Sql, add, binary, both, case, cast, plain, rows_count, select, text, whole
+from dither.access.spelling import Sql, add, added, binary, both, case, cast, plain, rows_count, select, text, whole
 from dither.access.statement import Statement, aliased, equal, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.schema import Category, Domain, Identifier, Moment, Number, Reference, Table
@@ -173,6 +173,10 @@ class Relation(ABC):
         """Whether rows are still those of a scan with a stored rank within the unit."""
         return False
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        """The columns c0, c1, ... in which a byte stands for one of few texts; all others are as they are read."""
+        return frozenset()
+
 
 def moved(ctx: Context, child: Influence, unit: str, by: str, each: int, bound: int | None) -> Influence:
     """The influence of `unit` after each unit of `by` keeps a choice of its own rows, at most `bound` of them.
@@ -208,9 +212,10 @@ def passed(statement: Statement, node: Relation, ranks: bool, table: str | None 
     return [named(column, table) for column in columns]
 
 
-def visible(node: Relation, ctx: Context, table: str | None = None) -> list[Sql]:
-    """The visible columns of a relation."""
-    return [named(f"c{index}", table) for index in range(len(node.domain(ctx)))]
+def handed_on(statement: Statement, node: Relation) -> list[Sql]:
+    """All columns of a relation but its stored ranks, as they are: for operators that only choose among rows."""
+    columns: list[Sql] = [named(f"c{index}") for index in range(len(node.domain(statement.ctx)))]
+    return [*columns, *passed(statement, node, ranks=False)]
 
 
 @dataclass(frozen=True)
@@ -245,22 +250,24 @@ class Scan(Relation):
         if not ctx.enforced(table) or origin.unique:
             return tagged
         key = columns[list(self.domain(ctx)).index(str(table.unique))]
-        return statement.numbered(statement.add(tagged), [*columns, *statement.hidden(known), *ranks], [named(key)], 1)
+        carried = [*columns, *statement.hidden(known), *ranks]
+        return statement.numbered(statement.add(tagged), carried, [named(key)], 1)
 
     def _corrected(self, statement: Statement) -> exp.Select:
         """Each raw value inside its domain, the number of corrections, and what a snapshot has stored."""
         origin, zone = statement.origins[self.table], statement.ctx.dataset.timezone
         names, spelling = {key: exp.column(key, quoted=True) for key in origin.kinds}, statement.spelling
         keys = {unit.keys.get(self.table) for unit in statement.ctx.dataset.units.values()}
+        packed = self.packed(statement)
         picked: list[Sql] = []
-        flags: list[Sql] = []
+        sure: list[Sql] = []
         for index, (name, column) in enumerate(statement.ctx.table(self.table).columns.items()):
             raw, kind = names[name], origin.kinds[name]
-            cleaned = clean_key if name in keys else clean
+            cleaned = clean_packed if f"c{index}" in packed else clean_key if name in keys else clean
             picked.append(aliased(raw if origin.ready else cleaned(column, raw, kind, zone, spelling), f"c{index}"))
             if not origin.ready and name in statement.counted:
-                flags.append(case([(corrected(column, raw, kind, zone, spelling), whole(1))], whole(0)))
-        picked.append(aliased(_added(flags), "b"))
+                sure.append(sound(column, raw, kind, spelling))
+        picked.append(aliased(_unsound(sure), "b"))
         picked += [aliased(exp.column(str(statement.trial), quoted=True), name) for name in statement.trials()]
         stored = {"o": origin.order} if origin.order else {}
         stored |= {statement.rank_column(unit): column for unit, column in origin.ranks.items()}
@@ -277,11 +284,8 @@ class Scan(Relation):
         for unit in known:
             values = self._unit_values(statement, unit, scope)
             picked += [aliased(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
-        order = (
-            named("o")
-            if origin.order
-            else statement.mix([(scope.names[n], scope.columns[n]) for n in scope.columns], 1)
-        )
+        cells = [(named(column), domain) for column, domain in zip(columns, scope.columns.values(), strict=True)]
+        order = named("o") if origin.order else statement.mix(cells, 1, self.packed(statement))
         if not (origin.order or statement.ordered or statement.ctx.enforced(statement.ctx.table(self.table))):
             order = whole(0)
         picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
@@ -306,15 +310,25 @@ class Scan(Relation):
             values.append(ordinal(scope.names[time], moment, unit.every, statement.spelling))
         return values
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        if statement.origins[self.table].ready:
+            return frozenset()
+        declared, keys = statement.ctx.table(self.table).columns.items(), self._unit_names(statement.ctx)
+        packs = statement.spelling.packs
+        return frozenset(
+            f"c{i}" for i, (name, column) in enumerate(declared) if name not in keys and packs(column.domain)
+        )
+
     def ranked(self, statement: Statement, unit: str) -> bool:
         return unit in statement.origins[self.table].ranks
 
 
-def _added(flags: list[Sql]) -> Sql:
-    result: Sql = whole(0)
-    for flag in flags:
-        result = add(result, flag)
-    return result
+def _unsound(conditions: list[Sql]) -> Sql:
+    """How many of the conditions do not hold; where all do, none is counted one by one."""
+    if not conditions:
+        return whole(0)
+    flags = [case([(condition, whole(0))], whole(1)) for condition in conditions]
+    return case([(both(conditions), whole(0))], added(flags))
 
 
 @dataclass(frozen=True)
@@ -344,9 +358,12 @@ class Where(Relation):
         names = {name for key in keys if not isinstance(key, Column) for name in reads(key)}
         return all(before[name] == after[name] for name in names)
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        return self.child.packed(statement)
+
     def select(self, statement: Statement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
-        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        columns = handed_on(statement, self.child)
         # The condition must hold: NULL drops the row.
         return select(*columns).from_(table, copy=False).where(condition(self.condition, scope, "WHERE"), copy=False)
 
@@ -445,8 +462,22 @@ class Project(Relation):
 
     def select(self, statement: Statement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
-        picked = [aliased(value.sql(scope), f"c{index}") for index, (_, value) in enumerate(self.columns)]
+        same = self._same(statement)
+        picked = [
+            aliased(named(same[f"c{index}"]) if f"c{index}" in same else value.sql(scope), f"c{index}")
+            for index, (_, value) in enumerate(self.columns)
+        ]
         return select(*picked, *passed(statement, self.child, ranks=True)).from_(table, copy=False)
+
+    def _same(self, statement: Statement) -> dict[str, str]:
+        """The columns that are packed columns of the child under another name."""
+        names = {name: f"c{index}" for index, name in enumerate(self.child.domain(statement.ctx))}
+        bare = {f"c{i}": names[v.name] for i, (_, v) in enumerate(self.columns) if isinstance(v, Column)}
+        packed = self.child.packed(statement)
+        return {new: old for new, old in bare.items() if old in packed}
+
+    def packed(self, statement: Statement) -> frozenset[str]:
+        return frozenset(self._same(statement))
 
     def ranked(self, statement: Statement, unit: str) -> bool:
         return self.child.ranked(statement, unit)
@@ -545,7 +576,7 @@ class Distinct(Relation):
     def select(self, statement: Statement) -> exp.Select:
         units = [self.unit] if self.unit else []
         coarse = [u for u in statement.known(self) if u not in units]
-        table, keys = statement.table(self.child), visible(self.child, statement.ctx)
+        table, keys = statement.table(self.child), statement.visible(self.child)
         return grouped(statement, table, keys, [], self.domain(statement.ctx), units + coarse)
 
 
@@ -693,7 +724,7 @@ def joined(
 
 def join_columns(statement: Statement, left: Relation, right: Relation) -> list[Sql]:
     """The visible columns of both sides, numbered on."""
-    both_sides = [*visible(left, statement.ctx, "l"), *visible(right, statement.ctx, "r")]
+    both_sides = [*statement.visible(left, "l"), *statement.visible(right, "r")]
     return [aliased(column, f"c{index}") for index, column in enumerate(both_sides)]
 
 
@@ -944,6 +975,9 @@ class Sample(Relation):
     def influence(self, ctx: Context, unit: str) -> Influence:
         return self.child.influence(ctx, unit)
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        return self.child.packed(statement)
+
     def select(self, statement: Statement) -> exp.Select:
         names = statement.unit_columns(self.unit) if self.unit is not None else ["o"]
         # A keyed hash: whether one unit is kept says nothing about another, as amplification by sampling needs.
@@ -951,7 +985,7 @@ class Sample(Relation):
         for name in names:
             text_of = binary(exp.DPipe, binary(exp.DPipe, text_of, text(":")), cast(named(name), "varchar"))
         kept = binary(exp.LT, statement.spelling.fingerprint(text_of), plain(floor(self.rate * (1 << 32))))
-        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        columns = handed_on(statement, self.child)
         return select(*columns).from_(statement.table(self.child), copy=False).where(kept, copy=False)
 
 
@@ -977,9 +1011,12 @@ class BoundRows(Relation):
         after = moved(ctx, child, unit, self.unit, each=2, bound=fixed(self.limit))
         return replace(after, per_key=child.per_key) if after.unit else after
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        return self.child.packed(statement)
+
     def select(self, statement: Statement) -> exp.Select:
         table, limit = statement.table(self.child), fixed(self.limit)
-        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        columns = handed_on(statement, self.child)
         if self.child.ranked(statement, self.unit):
             rank = named(statement.rank_column(self.unit))
             return select(*columns).from_(table, copy=False).where(binary(exp.LTE, rank, plain(limit)), copy=False)
@@ -1016,9 +1053,12 @@ class BoundGroups(Relation):
         after = moved(ctx, self.child.influence(ctx, unit), unit, self.unit, each=1 + rows, bound=groups * rows)
         return replace(after, per_key=PerKey(self.keys, groups, rows)) if unit == self.unit else after
 
+    def packed(self, statement: Statement) -> frozenset[str]:
+        return self.child.packed(statement)
+
     def select(self, statement: Statement) -> exp.Select:
         scope = statement.scope(self.child)
-        columns = [*visible(self.child, statement.ctx), *passed(statement, self.child, ranks=False)]
+        columns = handed_on(statement, self.child)
         names, unit = [column.name for column in columns], [named(c) for c in statement.unit_columns(self.unit)]
         trials: list[Sql] = [named(column) for column in statement.trials()]
         domains = [key.domain(scope) for key in self.keys]
@@ -1028,7 +1068,8 @@ class BoundGroups(Relation):
         extended = [(c, _unit_domain(statement, c)) for c in unit] + list(zip(keys, domains, strict=True))
         mixed = aliased(statement.mix(extended, 51), "g")
         ordered = statement.add(select(*(named(n) for n in names), *keys, mixed).from_(keyed, copy=False))
-        within = statement.numbered(ordered, [*names, *(k.name for k in keys), "g"], [*unit, *keys], fixed(self.rows))
+        carried = [*names, *(key.name for key in keys), "g"]
+        within = statement.numbered(ordered, carried, [*unit, *keys], fixed(self.rows))
         return self._groups(statement, statement.add(within), names, [*unit, *trials], keys)
 
     def _groups(

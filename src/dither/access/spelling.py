@@ -7,17 +7,24 @@ method takes and returns sqlglot expressions: nothing is pasted together as text
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
 from sqlglot import exp
 
 from dither.errors import Unsupported
+from dither.schema import Category, Domain
 
 Sql = exp.Expr
 RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
 
-MODULUS = (1 << 31) - 1
+# A prime below 2^31 with which cubing permutes the residues, and the largest prime below 2^40.
+MODULUS = (1 << 31) - 69
+FOLD = (1 << 40) - 87
+LOW_BITS = (1 << 31) - 1
+MIXED_BITS = 62
+FEW_VALUES = 32
 NUMBER = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
 # Only days that exist, in the years 1 to 9999, and no 24:00: engines differ about the rest, or fail on it.
 YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -91,6 +98,14 @@ def add(left: Sql, right: Sql | int) -> Sql:
     if isinstance(right, int):
         return left if right == 0 else binary(exp.Add, left, plain(right)) if right > 0 else sub(left, plain(-right))
     return binary(exp.Add, left, right)
+
+
+def added(terms: Sequence[Sql]) -> Sql:
+    """The sum of terms, at least one; nested no deeper than it must be."""
+    if len(terms) == 1:
+        return terms[0]
+    middle = (len(terms) + 1) // 2
+    return binary(exp.Add, added(terms[:middle]), added(terms[middle:]))
 
 
 def sub(left: Sql, right: Sql) -> Sql:
@@ -179,6 +194,33 @@ class Spelling:
         digits = exp.Substring(this=exp.MD5(this=own(value)), start=plain(1), length=plain(8))
         return cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
 
+    def position(self, value: Sql, values: Sequence[str]) -> Sql:
+        """Where a text stands among few constants, counted from 1; 0 where nowhere, and for NULL."""
+        # Functions of one column, unlike CASE and COALESCE, are worked out once for each entry of a dictionary.
+        found = exp.Anonymous(this="list_position", expressions=[_texts(values), own(value)])
+        return call("GREATEST", found, plain(0))
+
+    def among(self, value: Sql, values: Sequence[str]) -> Sql:
+        """Whether a text is one of few constants; not true for NULL."""
+        return binary(exp.GT, self.position(value, values), plain(0))
+
+    def packs(self, domain: Domain) -> bool:
+        """Whether records of a domain are held packed: they are one of few texts."""
+        return isinstance(domain, Category) and 0 < len(domain.values) <= FEW_VALUES
+
+    def packed(self, value: Sql, values: Sequence[str]) -> Sql:
+        """One of few texts as a byte, NULL where it is none."""
+        kind = exp.DataType(this=exp.DType.ENUM, expressions=[text(v) for v in values])
+        return exp.TryCast(this=own(value), to=kind)
+
+    def place(self, value: Sql) -> Sql:
+        """The `position` of a packed text."""
+        return add(cast(exp.Anonymous(this="enum_code", expressions=[own(value)]), "bigint"), 1)
+
+    def unpacked(self, value: Sql) -> Sql:
+        """A packed text as it is read."""
+        return cast(value, "varchar")
+
     def matches(self, value: Sql, pattern: str) -> Sql:
         """Whether a text has a form of ours; no pattern comes from an analyst."""
         return exp.RegexpLike(this=own(value), expression=text(pattern))
@@ -221,40 +263,49 @@ class Spelling:
         return exp.TryCast(this=own(value), to=exp.DataType.build("bigint"))
 
 
-def mixed(spelling: Spelling, parts: Sequence[Sql], seed: int) -> Sql:
-    """An integer below 2^62 made of integers of at most 34 bits, the same on every engine; `spread` before comparing.
+def _texts(values: Sequence[str]) -> Sql:
+    return exp.Array(expressions=[text(value) for value in values])
 
-    Two linear combinations modulo the prime 2^31 - 1, with coefficients from the seed: one remainder for every seven
-    parts. No sum of products passes 2^63, so no engine overflows, and none needs a hash function of its own.
+
+@dataclass(frozen=True)
+class Part:
+    """An integer of fewer than so many bits, beside its sign: what an order is made of."""
+
+    value: Sql
+    bits: int
+
+
+def mixed(parts: Sequence[Part], seed: int) -> Sql:
+    """An integer between -2^62 and 2^62 made of other integers, the same on every engine; `spread` before comparing.
+
+    A sum with coefficients from the seed, each as large as its part leaves room for: nothing overflows, so nothing need
+    be reduced, and no engine needs a hash function of its own.
     """
-    high, low = (_residue(spelling, parts, f"{seed}:{half}") for half in ("high", "low"))
-    return add(times(high, 1 << 31), low)
+    room = MIXED_BITS - (len(parts) + 1).bit_length()
+    factors = [whole(coefficient(seed, index, room - part.bits)) for index, part in enumerate(parts)]
+    terms = [binary(exp.Mul, part.value, factor) for part, factor in zip(parts, factors, strict=True)]
+    return added([whole(coefficient(seed, -1, room)), *terms])
 
 
-def _residue(spelling: Spelling, parts: Sequence[Sql], seed: str) -> Sql:
-    state: Sql = whole(coefficient(seed, -1))
-    for start in range(0, max(len(parts), 1), 7):
-        for index, part in enumerate(parts[start : start + 7], start):
-            state = add(state, times(part, coefficient(seed, index)))
-        state = spelling.remainder(state, plain(MODULUS))
-        if start + 7 < len(parts):
-            state = times(state, coefficient(seed, -2))
-    return state
-
-
-def coefficient(seed: str, index: int) -> int:
-    """A pseudo-random integer from 1 to 2^25."""
-    return 1 + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:4]) % (1 << 25)
+def coefficient(seed: int, index: int, bits: int) -> int:
+    """A pseudo-random integer of exactly so many bits."""
+    half = 1 << (bits - 1)
+    return half + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:8]) % half
 
 
 def spread(spelling: Spelling, order: Sql) -> Sql:
-    """What rows are sorted by: the high half h of an order as h^5 modulo 2^31 - 1, then the low half.
+    """What rows are sorted by: the cube of an order modulo a prime, then the order's low bits.
 
-    x -> x^5 permutes the residues (5 does not divide 2^31 - 2). Without it the orders of two rows would differ by the
-    same amount for every unit, and one kind of row would come first more often than another.
+    x -> x^3 permutes the residues, and with the low bits the order is known again: it is unequal for unequal orders.
+    Without the cube the orders of two rows would differ by the same amount for every unit, and one kind of row would
+    come first more often than another.
     """
-    high = spelling.quotient(order, plain(1 << 31))
-    square = spelling.remainder(times(high, high), plain(MODULUS))
-    fourth = spelling.remainder(times(square, square), plain(MODULUS))
-    fifth = spelling.remainder(times(fourth, high), plain(MODULUS))
-    return add(times(fifth, 1 << 31), spelling.remainder(order, plain(1 << 31)))
+    residue = spelling.remainder(order, plain(MODULUS))
+    square = spelling.remainder(times(residue, residue), plain(MODULUS))
+    cube = spelling.remainder(times(square, residue), plain(MODULUS))
+    return add(times(cube, 1 << 31), low_bits(order))
+
+
+def low_bits(order: Sql) -> Sql:
+    """The last 31 bits."""
+    return binary(exp.BitwiseAnd, order, plain(LOW_BITS))

@@ -17,21 +17,23 @@ from dither.access.context import Context
 from dither.access.domains import physical, span
 from dither.access.expr import Scope
 from dither.access.spelling import (
+    FEW_VALUES,
+    FOLD,
     MODULUS,
+    Part,
     RawKind,
     Spelling,
     Sql,
-    add,
     binary,
     call,
     case,
     cast,
+    low_bits,
     mixed,
     own,
     plain,
     select,
     spread,
-    text,
     whole,
 )
 from dither.errors import InvalidPlan
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from dither.access.relation import Relation
 
 MOST_SQL_NODES = 200_000
-FEW_VALUES = 32
 
 
 @dataclass(frozen=True)
@@ -66,30 +67,35 @@ def named(name: str, table: str | None = None) -> Sql:
     return exp.column(name, table=table)
 
 
-def parts(value: Sql, domain: Domain, spelling: Spelling) -> list[Sql]:
-    """A held value as non-negative integers of at most 33 bits, NULL apart from the rest."""
+def part(value: Sql, domain: Domain, spelling: Spelling, packed: bool) -> Part:
+    """A held value as an integer of at most 40 bits, NULL apart from the rest."""
     match domain:
-        case Number() | Moment() if span(domain)[1] - span(domain)[0] < MODULUS:
-            return [_or_zero(add(value, 1 - span(domain)[0]), domain)]
+        case Number() | Moment() if (bits := _bits(domain)) < FOLD.bit_length():
+            return Part(_or_else(value, domain, span(domain)[1] + 1), bits)
         case Boolean():
-            return [case([(value, whole(2)), (exp.not_(value), whole(1))], whole(0))]
+            return Part(case([(value, whole(2)), (exp.not_(value), whole(1))], whole(0)), 2)
         case Category(values=values) if len(values) <= FEW_VALUES:
-            return [case([(binary(exp.EQ, value, text(v)), whole(i + 1)) for i, v in enumerate(values)], whole(0))]
+            place = spelling.place(value) if packed else spelling.position(value, values)
+            return Part(_or_else(place, domain, 0), len(values).bit_length())
         case _ if physical(domain) == "varchar":
-            return [_or_zero(add(spelling.fingerprint(value), 1), domain)]
+            return Part(_or_else(spelling.fingerprint(value), domain, -1), 32)
         case _:
-            low = add(spelling.remainder(value, plain(MODULUS)), MODULUS)
-            high = add(spelling.quotient(value, plain(MODULUS)), 1 << 33)
-            return [_or_zero(low, domain), _or_zero(high, domain)]
+            return Part(_or_else(spelling.remainder(value, plain(FOLD)), domain, FOLD), FOLD.bit_length())
 
 
-def _or_zero(value: Sql, domain: Domain) -> Sql:
-    return exp.Coalesce(this=value, expressions=[whole(0)]) if domain.nullable else value
+def _bits(domain: Domain) -> int:
+    """The bits of a bounded value, and of what stands for its NULL."""
+    lo, hi = span(domain)
+    return max(abs(lo), abs(hi + 1)).bit_length()
 
 
-def halves(order: Sql) -> list[Sql]:
+def _or_else(value: Sql, domain: Domain, spare: int) -> Sql:
+    return exp.Coalesce(this=own(value), expressions=[whole(spare)]) if domain.nullable else value
+
+
+def halves(order: Sql, spelling: Spelling) -> list[Part]:
     """A row's order as two parts to mix further."""
-    return [binary(exp.Mod, order, plain(1 << 31)), binary(exp.Mod, exp.paren(order.copy()), plain(MODULUS))]
+    return [Part(low_bits(order), 31), Part(spelling.remainder(order.copy(), plain(MODULUS)), 31)]
 
 
 class Statement:
@@ -130,8 +136,13 @@ class Statement:
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """The visible columns of a relation, for its parent's expressions."""
         columns = node.domain(self.ctx)
-        names = {name: named(f"c{index}", table) for index, name in enumerate(columns)}
-        return Scope(columns, names, self.spelling)
+        return Scope(columns, dict(zip(columns, self.visible(node, table), strict=True)), self.spelling)
+
+    def visible(self, node: Relation, table: str | None = None) -> list[Sql]:
+        """The visible columns of a relation, for expressions and keys: no text is packed."""
+        names, packed = [f"c{index}" for index in range(len(node.domain(self.ctx)))], node.packed(self)
+        columns = [(named(name, table), name in packed) for name in names]
+        return [self.spelling.unpacked(column) if small else column for column, small in columns]
 
     def unit_columns(self, unit: str) -> list[str]:
         """The hidden columns that hold a unit."""
@@ -163,17 +174,15 @@ class Statement:
         """The units for which a relation still has the stored rank of each row."""
         return [unit for unit in self.known(node) if node.ranked(self, unit)]
 
-    def mix(self, columns: Sequence[tuple[Sql, Domain]], seed: int) -> Sql:
-        """A pseudo-random order that depends on these values alone."""
-        return mixed(
-            self.spelling, [part for value, domain in columns for part in parts(value, domain, self.spelling)], seed
-        )
+    def mix(self, columns: Sequence[tuple[Sql, Domain]], seed: int, packed: frozenset[str] = frozenset()) -> Sql:
+        """A pseudo-random order that depends on these values alone, some of them packed."""
+        return mixed([part(value, domain, self.spelling, value.name in packed) for value, domain in columns], seed)
 
     def mix_orders(self, orders: Sequence[Sql], seed: int) -> Sql:
         """A pseudo-random order from other orders; 0 where the plan needs none."""
         if not self.ordered:
             return whole(0)
-        return mixed(self.spelling, [half for order in orders for half in halves(order)], seed)
+        return mixed([half for order in orders for half in halves(order, self.spelling)], seed)
 
     def sorted_by(self, column: str) -> Sql:
         """What rows are sorted by, for a column that holds an order."""
@@ -186,15 +195,20 @@ class Statement:
             partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
             order=exp.Order(expressions=[named("s")]),
         )
-        # In a column of its own the order's common parts are worked out once; inside the window they would not be.
-        place = select(*(named(c) for c in columns), aliased(self.sorted_by("o"), "s")).from_(table, copy=False)
-        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(self.add(place), copy=False)
+        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(
+            self.add(self.placed(table, columns)), copy=False
+        )
         kept = binary(exp.LTE, named("n"), plain(limit))
         return (
             select(*(named(c) for c in columns))
             .from_(ranked.subquery("ranked", copy=False), copy=False)
             .where(kept, copy=False)
         )
+
+    def placed(self, table: str, columns: Sequence[str]) -> exp.Select:
+        """Rows as they go into a sort, with s, what they are sorted by."""
+        # In a column of its own the order's common parts are worked out once; inside the window they would not be.
+        return select(*(named(c) for c in columns), aliased(self.sorted_by("o"), "s")).from_(table, copy=False)
 
     def finish(self, body: exp.Select) -> exp.Select:
         """The whole statement."""

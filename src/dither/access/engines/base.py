@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.clean import corrected
+from dither.access.clean import sound
 from dither.access.context import Context, PublicFacts
 from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.access.measure import Measure, PartitionCounts, Vector
@@ -102,8 +102,8 @@ class SqlEngine(ABC):
     def _flagged(self, table: str, column: Column) -> Sql:
         """How many records of a column need a correction."""
         origin, raw = self._origins[table], exp.column(column.name, quoted=True)
-        wrong = corrected(column, raw, origin.kinds[column.name], self.ctx.dataset.timezone, self.spelling)
-        return exp.Sum(this=case([(wrong, whole(1))], whole(0)))
+        right = sound(column, raw, origin.kinds[column.name], self.spelling)
+        return exp.Sum(this=case([(right, whole(0))], whole(1)))
 
     def _kept(self, table: str) -> int:
         statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)

@@ -6,16 +6,31 @@ CASE guards it: no engine here evaluates a branch that was not taken.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlglot import exp
 
-from dither.access.spelling import MOMENT, NUMBER, Spelling, Sql, binary, both, case, cast, own, plain
+from dither.access.spelling import MOMENT, NUMBER, Spelling, Sql, binary, both, case, cast, own, plain, text, whole
+from dither.schema import Domain
 
 INTEGER = "^(0|-?[1-9][0-9]{0,18})$"
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 
 class GuardedSpelling(Spelling):
-    """Plain casts behind patterns."""
+    """Plain casts behind patterns; constants compared one by one."""
+
+    def position(self, value: Sql, values: Sequence[str]) -> Sql:
+        """A branch for each constant."""
+        return case([(binary(exp.EQ, value, text(v)), whole(i)) for i, v in enumerate(values, 1)], whole(0))
+
+    def among(self, value: Sql, values: Sequence[str]) -> Sql:
+        """IN."""
+        return exp.In(this=own(value), expressions=[text(v) for v in values])
+
+    def packs(self, domain: Domain) -> bool:
+        """Texts stay texts."""
+        return False
 
     def number_of_text(self, value: Sql) -> Sql:
         """The pattern allows 18 digits and exponents of two digits: no double overflows."""

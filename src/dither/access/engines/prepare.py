@@ -34,7 +34,7 @@ from dither.access.statement import Origin, Statement, named
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Dataset, Moment, Table
 
-FORMAT = 2
+FORMAT = 3
 ORDER, RANK = "order$", "rank$"
 ROWS_A_PART = 20_000_000
 ROWS_A_GROUP = 122_880
@@ -133,6 +133,9 @@ def traced(table: Table) -> str:
 
 class PreparedEngine(DuckDBEngine):
     """DuckDB over a snapshot: values are ready, orders and ranks are stored."""
+
+    # Rows have stored ranks, so that bounding them costs no sort; public, since plans may depend on it.
+    prepared = True
 
     def __init__(self, dataset: Dataset, place: Path, manifest: Manifest, memory: str = "3GB", disk: str = "20GB"):
         check_current(manifest, dataset)
@@ -286,15 +289,16 @@ class Writer(DuckDBEngine):
     def _rows(self, statement: Statement, table: Table, part: int, parts: int) -> exp.Select:
         """Values in their held form under the schema's names, then the order and the ranks."""
         scan, units = Scan(table.name), ranked_units(self.ctx, table.name)
+        columns = [f"c{index}" for index in range(len(table.columns))]
+        keys = list(dict.fromkeys(column for unit in units for column in statement.unit_columns(unit)))
+        placed = statement.placed(statement.table(scan), [*columns, *keys, "o"])
+        if parts > 1:
+            share = binary(exp.Mod, _function("hash", named(keys[0])), plain(parts))
+            placed = placed.where(binary(exp.EQ, share, plain(part)), copy=False)
         values = [exp.alias_(named(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
         ranks = [exp.alias_(_rank(statement, unit), RANK + unit, quoted=True) for unit in units]
-        body = select(*values, exp.alias_(named("o"), ORDER, quoted=True), *ranks).from_(
-            statement.table(scan), copy=False
-        )
-        if parts > 1:
-            share = binary(exp.Mod, _function("hash", named(statement.unit_columns(units[0])[0])), plain(parts))
-            body = body.where(binary(exp.EQ, share, plain(part)), copy=False)
-        ranked = select(exp.Star()).from_(statement.add(body), copy=False)
+        body = select(*values, exp.alias_(named("o"), ORDER, quoted=True), *ranks)
+        ranked = select(exp.Star()).from_(statement.add(body.from_(statement.add(placed), copy=False)), copy=False)
         return ranked.order_by(*self._sorted(table, units), copy=False)
 
     def _sorted(self, table: Table, units: list[str]) -> list[Sql]:
@@ -305,9 +309,7 @@ class Writer(DuckDBEngine):
 
 def _rank(statement: Statement, unit: str) -> Sql:
     partition = [named(column) for column in statement.unit_columns(unit)]
-    return exp.Window(
-        this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[statement.sorted_by("o")])
-    )
+    return exp.Window(this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[named("s")]))
 
 
 def _function(name: str, *arguments: Sql) -> Sql:
