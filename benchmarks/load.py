@@ -237,6 +237,7 @@ def _recorded(got: Got, charges: dict[int, Any], released: dict[int, Any]) -> bo
 def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, Any]:
     """The whole thing, as a record."""
     words = ("--misses", "100000", "--floor", str(FLOOR), "--slots", str(SLOTS), "--waiting", "200", "--rate", "50",
+             "--tick", "100",
              "--port", str(free_port()))  # fmt: skip
     with serving(town(folder / "data", 900), folder / "s", *words) as there:
         tokens = [there.account(f"a{number}") for number in range(accounts)]

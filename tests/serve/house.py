@@ -148,7 +148,7 @@ def place(
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     remote = RemoteKernel(door, Heads(folder / "head"))
-    fast = settings or Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000))
+    fast = settings or Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0)
     try:
         with TestClient(application(remote, fast), raise_server_exceptions=False) as http:
             yield Place(kernel, server, remote, http, tokens, folder)
@@ -226,7 +226,8 @@ def serving(
     **environment: str,
 ) -> Iterator[Town]:  # fmt: skip
     """`dither serve` on a free port."""
-    command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", *words]
+    command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", "--tick", "10",
+               *words]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, **environment}, extra_groups=groups)
     try:
         town_there = Town(state, process, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from fractions import Fraction
@@ -22,7 +23,7 @@ from dither.loss import Pure
 from dither.schema import load
 from dither.serve import gateway as gateway_module
 from dither.serve.client import connect as connect_http
-from dither.serve.gateway import ARROW, Gateway, Settings, application
+from dither.serve.gateway import ARROW, Gateway, Settings, application, to_next_tick
 from dither.serve.kernel_server import READERS
 from dither.serve.limits import Rate
 from dither.serve.openapi import CALLS as LISTED
@@ -172,6 +173,23 @@ def test_a_description_that_changed_is_read_at_once(tmp_path: Path) -> None:
         assert north() == "north"
 
 
+def test_replies_leave_on_ticks() -> None:
+    """Whole multiples of a tick after the request came, however long a small thing took."""
+    waits = [
+        round(1000 * (passed + to_next_tick(passed, 100))) for passed in (0.001, 0.004, 0.015, 0.0999, 0.101, 0.25)
+    ]
+    assert waits == [100, 100, 100, 100, 200, 300] and to_next_tick(0.123, 0) == 0
+
+
+def test_no_reply_comes_before_its_tick(tmp_path: Path) -> None:
+    """Also refusals, and what needs no token."""
+    with place(tmp_path, settings=Settings(tick=150)) as there:
+        for path, who in (("/health", ""), ("/v1/budget?dataset=town", "ann"), ("/v1/datasets", "guess")):
+            began = time.monotonic()
+            there.get(path, who)
+            assert time.monotonic() - began >= 0.149
+
+
 def test_bodies_are_limited(tmp_path: Path) -> None:
     with place(tmp_path, settings=Settings(body=1000)) as there:
         reply = there.http.post("/v1/answer", content=b"x" * 1001, headers=there.headers("ann"))
@@ -212,7 +230,7 @@ def test_a_dead_kernel_is_said_to_be_so(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def address(there: Place) -> Iterator[str]:
     """The gateway on a port of its own, for clients that need one."""
-    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000))
+    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0)
     config = uvicorn.Config(application(there.remote, settings), port=0, log_level="error", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

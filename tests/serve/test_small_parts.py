@@ -45,6 +45,12 @@ def test_a_message_that_never_ends_is_given_up() -> None:
             within(10, lambda: receive(right, 1 << 10, patience=0.05))
 
 
+def test_a_connection_that_never_speaks_is_given_up() -> None:
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(Closed):
+        within(10, lambda: receive(right, 1 << 10, idle=0.05))
+
+
 def test_ends_of_the_chain_are_written_one_way() -> None:
     head = Head(17, "a" * 64)
     assert head_of(head_text(head)) == head

@@ -59,6 +59,12 @@ Key = Annotated[Path | None, typer.Option(envvar="DITHER_KEY", help="a file: the
 Authority = Annotated[Path | None, typer.Option(envvar="DITHER_AUTHORITY", help="a file: who signs the other side's")]
 Rate = Annotated[float, typer.Option(envvar="DITHER_RATE", min=0.01, help="requests of one account a second")]
 Burst = Annotated[int, typer.Option(envvar="DITHER_BURST", min=1, help="requests of one account at once")]
+Tick = Annotated[
+    int,
+    typer.Option(
+        envvar="DITHER_TICK", min=0, max=1000, help="replies leave after whole multiples of so many milliseconds"
+    ),
+]
 Oidc = Annotated[
     Path | None, typer.Option(envvar="DITHER_OIDC", help="a YAML file: whose ID tokens stand for which accounts")
 ]
@@ -146,6 +152,7 @@ def gateway(
     https_key: Annotated[Path | None, typer.Option(envvar="DITHER_HTTPS_KEY", help="a file: its private key")] = None,
     rate: Rate = 20,
     burst: Burst = 60,
+    tick: Tick = 100,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -158,7 +165,7 @@ def gateway(
     if kernel.startswith("tls://"):
         where, at = _address(kernel.removeprefix("tls://"))
         address = Mutual(where, at, *_files(certificate, key, authority))
-    limits = Settings(account=Limit(rate, burst))
+    limits = Settings(account=Limit(rate, burst), tick=tick)
     _ready("gateway", f"{host}:{port}", as_json)
     run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
 
@@ -177,6 +184,7 @@ def serve(
     misses: Misses = 3,
     rate: Rate = 20,
     burst: Burst = 60,
+    tick: Tick = 100,
     oidc: Oidc = None,
     gateway_user: Annotated[
         str | None, typer.Option(envvar="DITHER_GATEWAY_USER", help="run the gateway as this user; needs root")
@@ -202,7 +210,7 @@ def serve(
     kernel_words += ["--oidc", str(oidc.absolute())] if oidc else []
     kernel_words += ["--group", str(group_of(gateway_user))] if gateway_user else []
     gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
-    gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst)]
+    gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst), "--tick", str(tick)]
     children = [
         Child("kernel", kernel_words, dict(os.environ), state),
         Child("gateway", gateway_words, bare_environment(), own, gateway_user),

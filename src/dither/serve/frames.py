@@ -40,20 +40,23 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(message.body)
 
 
-def receive(connection: socket.socket, most: int, patience: float | None = None) -> Message:
-    """Reads one message of at most `most` bytes; once it has begun, all of it must come within `patience` seconds."""
-    reader = _Reader(connection, patience)
+def receive(connection: socket.socket, most: int, patience: float | None = None, idle: float | None = None) -> Message:
+    """Reads one message of at most `most` bytes.
+
+    It must begin within `idle` seconds, and once it has begun, all of it must come within `patience` seconds.
+    """
+    reader = _Reader(connection, patience, idle)
     header = _header(reader.exactly(reader.length(MOST_HEADER)))
     return Message(header, reader.exactly(reader.length(most)))
 
 
 class _Reader:
-    """One message being read: waits for its first byte as long as it takes, and for the rest until a deadline."""
+    """One message being read: waits so long for its first byte, and for the rest until a deadline."""
 
-    def __init__(self, connection: socket.socket, patience: float | None) -> None:
+    def __init__(self, connection: socket.socket, patience: float | None, idle: float | None) -> None:
         self._connection, self._patience = connection, patience
         self._deadline: float | None = None
-        connection.settimeout(None)
+        connection.settimeout(idle)
 
     def length(self, most: int) -> int:
         """A length, if it is allowed."""

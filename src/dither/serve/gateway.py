@@ -71,6 +71,7 @@ class Settings:
     patience: float = 30.0
     threads: int = 96
     each: int = 12
+    tick: int = 100
     account: Rate = ACCOUNT
     stranger: Rate = STRANGER
 
@@ -95,6 +96,14 @@ def failed(problem: DitherError) -> JSONResponse:
 
 def _error(status: int, code: str, message: str, headers: dict[str, str]) -> JSONResponse:
     return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+
+
+def to_next_tick(passed: float, tick: int) -> float:
+    """Seconds until a whole number of ticks (milliseconds) has passed since a request came.
+
+    How long small things take depends on what else the machine is doing, and so on data that others ask about.
+    """
+    return -passed % (tick / 1000) if tick else 0.0
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -155,9 +164,11 @@ class Gateway:
     def _guarded(self, path: str, handler: Handler, token: bool = True) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             self.metrics.began()
+            arrived = time.monotonic()
             response: Response = failed(DitherError("the gateway could not do this"))
             try:
                 response = await self._tried(request, handler, token)
+                await asyncio.sleep(to_next_tick(time.monotonic() - arrived, self.settings.tick))
             finally:
                 refused = response.status_code >= 400 and response.headers.get("x-charged") != "yes"
                 self.metrics.ended(path, refused)

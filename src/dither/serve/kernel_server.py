@@ -27,6 +27,8 @@ from dither.wire import Head, Kernel
 MOST_CONNECTIONS = 256
 LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
 READERS = Limits(running=2, waiting=64, account=4)  # the line of those who do not read data
+IDLE = 600.0  # seconds that a connection may be kept without a word
+HANDSHAKE = 5.0
 PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
 
 
@@ -84,7 +86,7 @@ class FramesServer:
     def _attend(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(self._patience)
+                connection.settimeout(min(HANDSHAKE, self._patience))
                 if isinstance(connection, ssl.SSLSocket):
                     connection.do_handshake()
                 self._talk(connection)
@@ -100,7 +102,7 @@ class FramesServer:
             return
         try:
             while not self._closing.is_set():
-                message = receive(connection, MOST_REQUEST, self._patience)
+                message = receive(connection, MOST_REQUEST, self._patience, IDLE)
                 answer = self._respond(message, connection)
                 connection.settimeout(self._patience)
                 send(connection, answer)

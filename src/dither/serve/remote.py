@@ -19,6 +19,7 @@ from dither.serve.frames import MOST_RESPONSE, Closed, Message, head_of, head_te
 from dither.wire import Head
 
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 3600.0  # a kernel that has said nothing by then never will
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class RemoteKernel(Calling):
         connection = self._take()
         try:
             send(connection, message)
-            answer = receive(connection, MOST_RESPONSE)
+            answer = receive(connection, MOST_RESPONSE, idle=ANSWER_SECONDS)
         except (Closed, OSError):
             connection.close()
             raise Busy("the kernel hung up; ask again with the same request id: nothing is charged twice") from None
@@ -150,7 +151,9 @@ class RemoteKernel(Calling):
         if isinstance(self.address, Mutual):
             return self.address.connect()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_SECONDS)
         connection.connect(self.address)
+        connection.settimeout(None)
         return connection
 
     def reachable(self) -> bool:
