@@ -21,8 +21,8 @@ from dither.wire.model import AutoBound, Tradeoff
 Floats = NDArray[np.float64]
 
 # In standard deviations: by chance alone, one of 26 bins of Laplace noise passes SURE in one of 400 searches.
-SURE, LIKELY, WIDER = 6.0, 2.5, 2.5
-FASTEST, SLOWEST = 0.1, 0.45
+SURE, WIDER = 6.0, 3.0
+FASTEST, SLOWEST, HALF, CURVED = 0.1, 0.45, 0.5, 1.1
 FEWEST, FEWEST_HIGH = 4.0, 0.5
 RESIDUAL = 0.35
 TYPICAL = 16
@@ -79,10 +79,10 @@ def tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> Tail
     if last is None:
         last = int(np.searchsorted(edges, TYPICAL * row, side="right"))
         noisy = np.where(np.arange(len(noisy)) < last, 0.0, noisy)
-    ratio = _ratio(noisy, last)
+    ratio, ratio_high = _ratios(noisy, last, std)
     held = _continued(noisy, last, ratio, 0.5 * std, FEWEST)
     lifted = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
-    wide = np.maximum(_continued(lifted, last, min(1.3 * ratio, 0.5), WIDER * std, FEWEST_HIGH), held)
+    wide = np.maximum(_continued(lifted, last, ratio_high, WIDER * std, FEWEST_HIGH), held)
     above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, wide))
     return Tail(edges, above, above_high)
 
@@ -99,22 +99,18 @@ def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: flo
 
 
 def _last(noisy: Floats, std: float) -> int | None:
-    """The last bin that noise does not explain, in whichever place; then on as long as the next is likely."""
+    """The last bin that noise does not explain, in whichever place."""
     sure = np.flatnonzero(noisy > SURE * std + 0.5)
-    if not len(sure):
-        return None
-    last = int(sure[-1])
-    while last + 1 < len(noisy) and noisy[last + 1] > LIKELY * std + 0.5:
-        last += 1
-    return last
+    return int(sure[-1]) if len(sure) else None
 
 
-def _ratio(noisy: Floats, last: int) -> float:
-    """How fast counts fall from one power of two to the next, near the last bin that is sure."""
-    if last < 2:
-        return SLOWEST
-    before, after = noisy[last - 2] + noisy[last - 1], noisy[last - 1] + noisy[last]
-    return float(np.clip(after / before, FASTEST, SLOWEST)) if before > 0 else SLOWEST
+def _ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
+    """How fast counts fall from one power of two to the next near the last bin that is sure: about, and at slowest."""
+    before, after = (noisy[place] + noisy[place - 1] if place > 0 else 0.0 for place in (last - 1, last))
+    if before <= 2 * std:
+        return SLOWEST, HALF
+    high = CURVED * (after + 2 * std) / (before - 2 * std) if before > 4 * std else HALF
+    return float(np.clip(after / before, FASTEST, SLOWEST)), float(np.clip(high, FASTEST, HALF))
 
 
 def cost(shape: Tail, bound: float, rule: Tradeoff) -> float:
