@@ -61,6 +61,7 @@ def test_residual_bits_bound_the_ways_to_be_late() -> None:
     one_late = 1 + 1000 * 2 * DOUBLINGS
     assert log2(one_late) < schedule.residual_bits(1000) < 3 * log2(1000 * 2 * DOUBLINGS)
     assert Schedule(most_misses=1).residual_bits(1000) == (one_late - 1).bit_length()
+    assert Schedule(most_misses=2).residual_bits(1000, unlocked=2) == Schedule(most_misses=6).residual_bits(1000)
 
 
 def test_a_noisy_size_below_zero_is_zero() -> None:

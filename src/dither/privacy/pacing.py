@@ -97,9 +97,12 @@ class Schedule:
         first = self.prediction(work, misses)
         return tuple(start + (first << doubling) for doubling in range(DOUBLINGS))
 
-    def residual_bits(self, charges: int) -> int:
-        """Bits that misses among so many charges could tell at most: which were late or failed, and when they left."""
-        most = min(charges, self.most_misses)
+    def residual_bits(self, charges: int, unlocked: int = 0) -> int:
+        """Bits that misses among so many charges could tell at most: which were late or failed, and when they left.
+
+        Each time that the curator unlocked the dataset has allowed as many misses again.
+        """
+        most = min(charges, self.most_misses * (1 + unlocked))
         ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
         return (ways - 1).bit_length()
 
