@@ -156,15 +156,27 @@ def test_accounts_of_no_group_get_nothing(tmp_path: Path) -> None:
         assert there.get("/v1/history?dataset=town", "eve").status_code == 403
 
 
-def test_another_groups_private_questions_do_not_show(tmp_path: Path) -> None:
-    """Under separate budgets, neither history nor a free answer tells that another group asked."""
-    with place(tmp_path, policy=SEPARATE) as there:
+def seen_by_bob(folder: Path, first: str | None) -> tuple[Any, ...]:
+    """What a second group sees of a question that it pays for: quotes, the answer but its noise, history, statement."""
+    with place(folder, policy=SEPARATE) as there:
         query = {"dataset": "town", "query": "SELECT COUNT(*) FROM people WHERE ill", "epsilon": 1}
-        before = there.post("/v1/quote", query, "bob").json()
-        assert there.post("/v1/answer", query, "ann").status_code == 200
-        after = there.post("/v1/quote", query, "bob").json()
-        assert before == after and not after["free"]
-        mine = [
-            each for each in there.get("/v1/history?dataset=town", "bob").json()["items"] if each["account"] == "ann"
-        ]
-        assert mine == []
+        if first is not None:
+            assert there.post("/v1/answer", query, first).status_code == 200
+        rows = len(there.kernel.books.rows())
+        quote = there.post("/v1/quote", query, "bob").json()
+        answers = [there.post("/v1/answer", {**query, **more}, "bob").json()
+                   for more in ({}, {}, {"request_id": "r"})]  # fmt: skip
+        own = next(row for row in there.kernel.books.rows()[rows:] if row.kind == "charge")
+        for answer in answers:
+            (release,) = answer["releases"]
+            assert (release["sequence"], release["time"]) == (own.sequence, own.time)
+        history = [each["account"] for each in there.get("/v1/history?dataset=town", "bob").json()["items"]]
+        groups = {each["name"] for each in there.get("/v1/statement?dataset=town", "bob").json()["balances"]}
+        return quote["free"], [answer["free"] for answer in answers], history, groups
+
+
+def test_another_groups_private_questions_do_not_show(tmp_path: Path) -> None:
+    """Under separate budgets, nothing that a group sees tells whether or when another group asked the same."""
+    alone, after = seen_by_bob(tmp_path / "a", None), seen_by_bob(tmp_path / "b", "ann")
+    assert alone == after and alone[0] is False and alone[1] == [False, True, True]
+    assert "ann" not in alone[2] and "red" not in alone[3]

@@ -214,7 +214,8 @@ class LocalKernel:
             return drawn
         release = encode(replace(drawn, head=self.books.head)).decode()
         recorded = self.books.record(task.outcome, release)
-        return self._recorded(Recorded(task.outcome.sequence, recorded, paid=False), cached=False)
+        mine = Recorded(task.outcome.sequence, recorded, paid=False, own=task.outcome.own)
+        return self._recorded(mine, cached=False)
 
     def _working(self, task: _Task) -> Engine:
         """The task's engine, opened again if it has failed: the public tables must be those that were registered."""
@@ -233,7 +234,8 @@ class LocalKernel:
 
     def _recorded(self, outcome: Recorded, cached: bool) -> Release:
         release = decode(outcome.release.encode(), Release, RESPONSE)
-        return replace(release, cached=cached, head=self.books.head)
+        sequence, time = outcome.own if outcome.own[1] else (release.sequence, release.time)
+        return replace(release, cached=cached, head=self.books.head, sequence=sequence, time=time)
 
     # --- Before the charge ---
 
@@ -352,10 +354,11 @@ class LocalKernel:
 
     def statement(self, dataset: str, token: str) -> Statement:
         """The facts of the privacy statement."""
-        self._seeing(dataset, token)
+        account = self._seeing(dataset, token)
         described = self._house(dataset).context.dataset
+        who = account.name if described.policy == "separate" and account.role == "analyst" else None
         bits = 0 if self._schedule is None else self._schedule.residual_bits(self.books.charges(dataset))
-        balances = self.books.balances(dataset, None, self._all_windows(self._house(dataset).context))
+        balances = self.books.balances(dataset, who, self._all_windows(self._house(dataset).context))
         return Statement(
             dataset, described.population, described.policy, tuple(map(_described_unit, described.units.values())),
             balances, tuple(self._assumptions(described)), bits, self.books.head, code_version(),

@@ -7,7 +7,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -66,10 +66,10 @@ class Account:
 class Receipt:
     """A durable charge whose answer is still to be drawn. Only `Ledger.charge` makes one; each step is drawn once."""
 
-    def __init__(self, mint: object, sequence: int, time: str) -> None:
+    def __init__(self, mint: object, sequence: int, time: str, own: tuple[int, str] | None = None) -> None:
         if mint is not _MINT:
             raise LedgerError("a receipt comes from Ledger.charge alone")
-        self.sequence, self.time = sequence, time
+        self.sequence, self.time, self.own = sequence, time, own or (sequence, time)
         self._redeemed: set[str] = set()
 
     def redeem(self, step: str) -> None:
@@ -81,11 +81,16 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The answer that a question got before; `paid` says whether this account had paid for it already."""
+    """The answer that a question got before; `paid` says whether this account had paid for it already.
+
+    `own` is, under separate budgets, the charge by which this account's groups paid, and its time: they are not to know
+    when others did.
+    """
 
     sequence: int
     release: str
     paid: bool
+    own: tuple[int, str] = field(default=(0, ""), compare=False)
 
 
 class Ledger(Chain):
@@ -109,13 +114,28 @@ class Ledger(Chain):
         if claim.version != question[1]:
             raise LedgerError("the dataset was registered anew by another kernel; this one must be restarted")
         root = self._repeated(draft.book, claim, question[1])
-        if root is not None:
-            return self._outcome(draft, root, paid=True)
         first, unpaid = draft.book.unpaid(population, dataset, claim.account, question)
-        if first is not None and not unpaid:
-            return self._outcome(draft, first, paid=True)
+        paid = first if root is None and not unpaid else root
+        if paid is not None:
+            return self._outcome(
+                draft, paid, True, self._own(draft, population, dataset, claim.account, question, paid)
+            )
         row = draft.add("charge", self._charge_body(claim, population, question[1], first, unpaid))
-        return Receipt(_MINT, row.sequence, row.time) if first is None else self._outcome(draft, first, paid=False)
+        own = (row.sequence, row.time)
+        return Receipt(_MINT, *own) if first is None else self._outcome(draft, first, False, own)
+
+    def _own(
+        self, draft: Draft, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
+        root: int,
+    ) -> tuple[int, str]:  # fmt: skip
+        """The charge by which an account's groups paid for a question, and its time: not that of others before them."""
+        if not population.separate:
+            return 0, ""
+        groups = population.groups_of(dataset, account)
+        paid = (draft.book.get(key("paid", group, *question)) for group in groups)
+        sequence = min((int(found) for found in paid if found is not None), default=root)
+        row = next((row for row in draft.rows if row.sequence == sequence), None) or self._store.row(sequence)
+        return sequence, "" if row is None else row.time
 
     def _charge_body(
         self, claim: Claim, population: Population, version: str, first: int | None, unpaid: list[str]
@@ -151,12 +171,12 @@ class Ledger(Chain):
             )
         return int(root)
 
-    def _outcome(self, draft: Draft, root: int, paid: bool) -> Receipt | Recorded:
+    def _outcome(self, draft: Draft, root: int, paid: bool, own: tuple[int, str]) -> Receipt | Recorded:
         """The recorded answer, or the right to draw one; handed out only once the charge is durable."""
         answer = draft.book.get(key("answer", root))
         if answer is not None:
-            return Recorded(root, draft.book.body(int(answer))["release"], paid)
-        return Receipt(_MINT, root, draft.time)
+            return Recorded(root, draft.book.body(int(answer))["release"], paid, own)
+        return Receipt(_MINT, root, draft.time, own)
 
     def record(self, receipt: Receipt, release: str) -> str:
         """Durably records the answer to a charge; where another process was faster, its answer is the one."""
