@@ -13,7 +13,6 @@ import numpy as np
 
 from dither.access.context import Context
 from dither.access.expr import Scope
-from dither.access.relation import fill
 from dither.errors import BudgetExceeded, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, rational
 from dither.post import asking, kinds
@@ -23,7 +22,7 @@ from dither.post.batches import Whole, joined, split_answers
 from dither.post.bounds import Bound, bound_of
 from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.options import Chosen, Options, level, settled
-from dither.post.plan import Plan, Planner, first_value
+from dither.post.plan import Plan, Planner, first_value, fitted
 from dither.post.questions import Question
 from dither.post.sql import read
 from dither.post.subpopulations import heavy, light
@@ -192,10 +191,12 @@ class Session:
 
     def _expected(self, whole: Whole, asked: _Asked) -> tuple[Expected, ...]:
         """How far off each column would be, at bounds that are guessed where they are still to be found."""
-        parts = asking.filled(whole.answer_parts(asked.spend, self.context), whole.guesses())
+        guesses = whole.guesses()
+        parts = asking.filled(whole.answer_parts(asked.spend, self.context), guesses)
+        plans = [fitted(whole.plan_of(place, plan), self.context, guesses) for place, plan in enumerate(asked.plans)]
         return tuple(
             column
-            for place, plan in enumerate(asked.plans)
+            for place, plan in enumerate(plans)
             for column in expected(self.context, plan, whole.parts_of(place, parts), asked.confidence, asked.rows)
         )
 
@@ -219,10 +220,11 @@ class Session:
         found = whole.found(release)
         answers = []
         for place, plan in enumerate(asked.plans):
-            own, bounds = whole.plan_of(place, plan), found[place]
-            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, asked.confidence)
+            bounds = found[place]
             limits = {tag: bound.bound for tag, bound in bounds.items()}
-            answers.append(assemble(_filled(own, limits), self.context, columns, asked.confidence, [release], bounds))
+            own = fitted(whole.plan_of(place, plan), self.context, limits)
+            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, asked.confidence)
+            answers.append(assemble(own, self.context, columns, asked.confidence, [release], bounds))
         return [asked.judged(answer, self._expected(whole, asked)) for answer in answers] if asked.within else answers
 
     # --- keys that the schema does not list --------------------------------------------------------------------------
@@ -311,10 +313,6 @@ def assumed(whole: Whole, columns: Sequence[Expected]) -> tuple[str, ...]:
         ),
         *(f"averages and ratios are shown as if each group had {size:,} rows" for size in sizes),
     )
-
-
-def _filled(plan: Plan, limits: Mapping[str, int]) -> Plan:
-    return fill(plan, limits) if limits else plan
 
 
 def default_unit(dataset: Dataset) -> str:

@@ -310,3 +310,18 @@ def test_small_texts_with_large_plans_are_refused(query: str, reason: str, world
 
 def test_names_may_be_used_twice(world: World) -> None:
     assert world.rows(doubled(3)) == [(2400.0,)]
+
+
+@pytest.mark.parametrize("each", ["COUNT(*)", "COUNT(DISTINCT kind)"])
+@pytest.mark.parametrize(
+    "wanted", ["MEDIAN(n)", "QUANTILE(n, 0.9)", "MIN(n)", "MAX(n)", "AVG(n)", "SUM(n)", "VARIANCE(n)", "COUNT(*)"]
+)
+def test_numbers_of_each_person_need_no_bound(wanted: str, each: str, world: World) -> None:
+    """Once a bound is found, values reach fewer bins; and neither noise nor interval is that of the largest bound."""
+    query = f"SELECT {wanted} AS found FROM (SELECT uid, {each} AS n FROM acts GROUP BY uid)"
+    (truth,) = world.plain.execute(query.replace("QUANTILE(n, 0.9)", "QUANTILE_DISC(n, 0.9)")).fetchone() or (None,)
+    (row,) = world.session.sql(query, epsilon=10**5).to_dicts()
+    assert row["found"] == pytest.approx(truth, abs=0.5)
+    assert row["found_low"] - 0.5 <= truth <= row["found_high"] + 0.5
+    quoted = world.session.quote(query, epsilon=1)["found"]
+    assert not quoted.needs_rows or quoted.half_width < 200

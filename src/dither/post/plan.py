@@ -26,6 +26,7 @@ from dither.access.relation import (
     Relation,
     Scan,
     Where,
+    autos,
     fill,
     walk,
 )
@@ -44,7 +45,11 @@ MOST_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 MOST = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
+LIKELY = {MASS: LARGEST_CLIP, ROWS: 16}
 HUGE = 1 << 30
+WITHIN_BOUND = (
+    "distinct values, quantiles and values per unit are of rows within the bound found; intervals allow for no others"
+)
 FRACTION_OF_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
 
@@ -171,7 +176,7 @@ class Planner:
             tuple(Output(output.name, change(output.node)) for output in question.outputs),
             change(question.having) if question.having is not None else None,
             tuple(replace(term, node=change(term.node)) for term in question.order),
-            tuple(searches), (*self.notes(question), *made.notes),
+            tuple(searches), (*self.notes(question), *made.notes, *_unallowed(pieces, made.sources)),
         )  # fmt: skip
 
     def notes(self, question: Question) -> tuple[str, ...]:
@@ -313,7 +318,7 @@ class Planner:
         averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
         open_ended = self.bound.groups is None and self.unbounded(question, question.relation)
         clipped = open_ended and not self.keeps_rows(question, wanted)
-        terms = Terms(scope, [], averaged, CLIPPED_FINEST if clipped else FINEST)
+        terms = Terms(scope, self.usual(question), [], averaged, CLIPPED_FINEST if clipped else FINEST)
         first = len(made.sources)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
@@ -328,6 +333,10 @@ class Planner:
             typical = _typical(term, signed)
             made.sources.append(Reading(len(made.pieces), place, factor, signed, tag, worth, slack, typical))
         made.pieces.append((measure, Fraction(len(wanted))))
+
+    def usual(self, question: Question) -> Scope:
+        """The columns as they are at likely bounds, where bounds are still to be found."""
+        return Scope(fill(question.relation, LIKELY).domain(self.context))
 
     def rows(self, question: Question) -> float:
         """The noisy size of the largest table that is read; 0 where none is known."""
@@ -409,7 +418,8 @@ class Planner:
             if aggregate.kind not in ("quantile", "min", "max"):
                 continue
             (value,) = aggregate.values
-            grid = bins(value.domain(scope))
+            domain = value.domain(scope)
+            grid = bins(domain, growing=domain != value.domain(self.usual(question)))
             chosen = (value, aggregate.condition)
             if chosen not in pieces:
                 pieces[chosen] = len(made.pieces)
@@ -446,6 +456,13 @@ class _Made:
         self.nodes[index] = recipe.Cell(len(self.sources))
         self.sources.append(Reading(len(self.pieces), 0, 1, False, None))
         self.pieces.append((measure, Fraction(1)))
+
+
+def _unallowed(pieces: Sequence[Piece], sources: Sequence[Reading | Ranking]) -> list[str]:
+    """A note where a bound that is found drops rows and intervals do not say what that does."""
+    bounded = {place for place, piece in enumerate(pieces) if autos(piece.measure)}
+    silent = any(source.piece in bounded and getattr(source, "clipped", None) is None for source in sources)
+    return [WITHIN_BOUND] if silent else []
 
 
 def _huge(question: Question, scope: Scope) -> bool:
@@ -508,8 +525,8 @@ def _typical(term: Term, signed: bool) -> Fraction:
     if term.role == "count":
         return Fraction(1)
     if term.role == "product":
-        return term.most * term.step / 3 if _square(term.value) else Fraction(0)
-    return Fraction(0) if signed else term.most * term.step / 2
+        return term.usual * term.step / 3 if _square(term.value) else Fraction(0)
+    return Fraction(0) if signed else term.usual * term.step / 2
 
 
 def _square(value: Expr) -> bool:
@@ -566,6 +583,20 @@ def first_value(domain: Domain, context: Context) -> Scalar:
             return 0
         case Identifier():
             raise Unsupported("an identifier cannot be a key of an answer")
+
+
+def fitted(plan: Plan, context: Context, limits: Mapping[str, int]) -> Plan:
+    """The plan at the bounds that were found: histograms then have only the bins that their values can reach."""
+    filled = fill(plan, limits) if limits else plan
+    sources = tuple(_reached(source, filled, context) for source in filled.sources)
+    return replace(filled, sources=sources)
+
+
+def _reached(source: Reading | Ranking, plan: Plan, context: Context) -> Reading | Ranking:
+    if isinstance(source, Reading):
+        return source
+    held = plan.pieces[source.piece].measure.axes(context)[-1].values
+    return replace(source, bins=source.bins.between(int(held[0]), int(held[-1])))  # type: ignore[arg-type]
 
 
 def retagged(plan: Plan, suffix: str) -> Plan:

@@ -14,7 +14,7 @@ from sqlglot.errors import SqlglotError
 
 from dither.access import expr
 from dither.access.relation import Aggregate as Grouped
-from dither.access.relation import GroupBy, Relation
+from dither.access.relation import BoundRows, GroupBy, Relation
 from dither.errors import InvalidQuery, NotFound, Unsupported
 from dither.post import grammar, recipe
 from dither.post.questions import Aggregate, Kind, Ordering, Output, Question
@@ -215,6 +215,8 @@ class Reader:
             source.relation, tuple(keys), tuple(inner.aggregates), self.unit.name if by_unit else None
         )
         key_names = {name for name, key in keys if isinstance(key, expr.Column) and _is_key(source, key)}
+        if by_unit and len(key_names) == len(keys):
+            relation = BoundRows(relation, self.unit.name, 1)  # there is one, and now the plan says so
         fields = tuple(Field("", name, name, key=name in key_names) for name, _ in (*keys, *_named(inner.aggregates)))
         whole = filtered(Source(relation, fields, source.private, by_unit), [condition] if condition else [])
         return projected(whole, _distinct_names(outputs), query.args.get("distinct") is not None, self.unit)

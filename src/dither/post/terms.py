@@ -26,7 +26,8 @@ ONE, ZERO = expr.Constant(Fraction(1)), expr.Constant(Fraction(0))
 class Term:
     """A sum over rows: its value lies within +-`most` steps; `role` says how much of the loss it deserves.
 
-    Each row's value was rounded by at most `rounding`.
+    Each row's value was rounded by at most `rounding`. `usual` is how many steps are expected where a bound that is
+    still to be found decides on `most`.
     """
 
     value: Expr
@@ -34,13 +35,19 @@ class Term:
     most: int
     role: Role
     rounding: Fraction = Fraction(0)
+    usual: int = 1
 
 
 @dataclass
 class Terms:
-    """Collects terms while recipes are written; `first` is the cell of the first of them."""
+    """Collects terms while recipes are written.
+
+    `usual` is the scope at bounds that are likely, where `scope` is that at the largest: ranges are centred and terms
+    weighted for it.
+    """
 
     scope: Scope
+    usual: Scope
     found: list[Term] = field(default_factory=list)
     averaged: frozenset[tuple[Expr, Expr | None]] = frozenset()
     finest: int = FINEST
@@ -61,7 +68,11 @@ class Terms:
         most = max(abs(low), abs(high))
         if most > self.finest:
             return self._rounded(value, domain, most, role)
-        return Term(value, domain.step, max(most, 1), role)
+        return Term(value, domain.step, max(most, 1), role, usual=self._usual(value))
+
+    def _usual(self, value: Expr) -> int:
+        domain = value.domain(self.usual)
+        return max(1, *map(abs, ends(domain))) if isinstance(domain, Number) else 1
 
     def _rounded(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
         """The term on a coarser lattice; squares and products lose nothing that noise would leave."""
@@ -82,6 +93,11 @@ class Terms:
         if not isinstance(domain, Number):
             raise Unsupported(f"this aggregate needs a number, and this is {_called(domain)}; COUNT it, or use a CASE")
         return domain
+
+    def centre(self, value: Expr) -> Fraction:
+        """The middle of the range that is likely."""
+        domain = value.domain(self.usual)
+        return middle(domain if isinstance(domain, Number) else self.number(value))
 
     # --- recipes -------------------------------------------------------------------------------------------------
 
@@ -117,7 +133,7 @@ class Terms:
         (value,) = aggregate.values
         if (value, aggregate.condition) not in self.averaged:
             return self.cell(_given(aggregate, value), "sum")
-        centre = middle(self.number(value))
+        centre = self.centre(value)
         shifted = Apply("mul", (Constant(float(centre)), self.size(aggregate)))
         return Apply("add", (shifted, self.centred(aggregate, value)))
 
@@ -125,7 +141,7 @@ class Terms:
         """The average, from a sum around the middle of the declared range."""
         (value,) = aggregate.values
         domain = self.number(value)
-        centre = float(middle(domain))
+        centre = float(self.centre(value))
         return Mean(self.centred(aggregate, value), self.size(aggregate), centre, float(domain.lo), float(domain.hi))
 
     def centred(self, aggregate: Aggregate, value: Expr) -> Cell:
@@ -134,7 +150,7 @@ class Terms:
 
     def shifted(self, value: Expr) -> Expr:
         """The distance of a value from the middle of its range."""
-        centre = middle(self.number(value))
+        centre = self.centre(value)
         return expr.Arithmetic("-", value, expr.Constant(centre)) if centre else value
 
     def squares(self, aggregate: Aggregate, value: Expr) -> Cell:
@@ -210,8 +226,8 @@ def weights(terms: list[Term]) -> list[int]:
     """Whole factors that make each term take its share of one joint noise scale."""
     if len(terms) == 1:
         return [1]
-    base = max(term.most / DESERVES[term.role] for term in terms)
-    return [max(1, round(base * DESERVES[term.role] / term.most)) for term in terms]
+    base = max(term.usual / DESERVES[term.role] for term in terms)
+    return [max(1, round(base * DESERVES[term.role] / term.usual)) for term in terms]
 
 
 def weighted(term: Term, factor: int) -> Expr:
