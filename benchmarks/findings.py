@@ -4,148 +4,91 @@
     python benchmarks/findings.py diffprivlib-laplace
     python benchmarks/findings.py record        # runs all of them and writes docs/findings.md
 
-Libraries that are not installed are taken from their own environments (benchmarks/peer.py).
+Each runs `dither audit ...` in a process of its own; libraries that are not installed are taken from their own
+environments (benchmarks/peer.py).
 """
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import peer
 
-from dither.audit import exact, privacy
-from dither.audit.adapters import (
-    diffprivlib_exact,
-    diffprivlib_laplace,
-    opendp_deviations,
-    python_dp_gaussian,
-)
-from dither.audit.zoo import member
-from dither.loss import Approximate, Pure, rational
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "findings.md"
+FOUND = 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a library promises and does not keep."""
+    """Something that a library promises and does not keep: the command after `dither audit` that shows it."""
 
     name: str
     title: str
+    command: str
     by_hand: str
-    run: Callable[[], str]
     library: str = ""
     module: str = ""
-
-
-def laplace() -> str:
-    """diffprivlib's float Laplace, with standard inputs and events."""
-    result = privacy(diffprivlib_laplace(1.0), Pure(1), samples=200_000)
-    return f"{result}\n{result.evidence}"
-
-
-def gaussian() -> str:
-    """python-dp's Gaussian, with standard inputs and events."""
-    result = privacy(python_dp_gaussian(1.0, 1e-5), Approximate(1, rational("1e-5")), samples=400_000)
-    return f"{result}\n{result.evidence}"
-
-
-def mean() -> str:
-    """The zoo's copy of DP-Auditorium's private mean."""
-    found = member("private_mean")
-    result = privacy(found.mechanism(), found.claim, found.neighbours, samples=200_000, bits=False)
-    return f"{result}\n{result.evidence}"
-
-
-LOW, SIZE = 2.0**52, 4095
-
-
-def deviations() -> str:
-    """OpenDP's sum of squared deviations, on two tables that differ in one value."""
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib", "honest-but-curious", "idealized-numerics")
-    space = dp.vector_domain(dp.atom_domain(bounds=(LOW, LOW + 2), nan=False), SIZE), dp.symmetric_distance()
-    plain = space >> dp.t.then_sum_of_squared_deviations()
-    scale = float(plain.map(2))  # one record replaced: the claim is then epsilon 1
-    same, changed = [LOW + 1] * SIZE, [LOW + 1] * (SIZE - 1) + [LOW + 2]
-    result = privacy(opendp_deviations(SIZE, LOW, LOW + 2, scale), Pure(1), [(same, changed)], samples=4_000)
-    said = f"claimed sensitivity {scale:.6g}; the exact results are {plain(same):g} and {plain(changed):g}"
-    return f"{said}\n{result}\n{result.evidence}"
-
-
-def geometric() -> str:
-    """diffprivlib's Geometric, unmodified, every float that its generator can return."""
-    import diffprivlib.mechanisms as mechanisms
-
-    result = exact(diffprivlib_exact(lambda: mechanisms.Geometric(epsilon=1.0)), (0, 1), residual=0)
-    return f"{result}\nno delta below {float(result.delta_lower(1)):.4g} is true at epsilon 1"
 
 
 FINDINGS = (
     Finding(
         "diffprivlib-laplace", "diffprivlib 0.6.6: Laplace (epsilon 1) is not private in floating point",
+        "mechanism 'dither.audit.adapters:diffprivlib_laplace()' --claim epsilon=1 --samples 200000",
         "On input 1 every output is a multiple of 2^-53: either the output is at least 1/2 in size, or the noise was "
         "between -2 and -1/2, and floats of that size are multiples of 2^-53, and so is their sum with 1. On input 0 "
         "the output is the noise itself, and a small one has digits further down. An output with such a digit shows "
-        "that the input was 0.", laplace, "diffprivlib", "diffprivlib",
+        "that the input was 0.", "diffprivlib", "diffprivlib",
     ),
     Finding(
         "python-dp-gaussian", "python-dp 1.1.5: Gaussian at (1, 1e-5) is not private in floating point",
+        "mechanism 'dither.audit.adapters:python_dp_gaussian()' --claim 'epsilon=1, delta=1e-5' --samples 400000",
         "As above: on input 1 every output is a multiple of 2^-53, on input 0 some are not, and their probability is "
-        "thousands of times the delta that was promised.", gaussian, "python-dp", "pydp",
+        "thousands of times the delta that was promised.", "python-dp", "pydp",
     ),
     Finding(
         "private-mean", "DP-Auditorium's 'private' mean (the zoo's copy) is not private",
+        "zoo private_mean --samples 200000 --no-bits",
         "The noise is scaled by a noisy count. On no records that is negative with probability 1/2, and then "
         "the noise is 1e-12 and the exact mean, 0, is shown; on [1] the mean is 1, and with a count below "
         "zero the output is within 1e-9 of 1, so an output within 1e-11 of 0 practically never comes. (On [0] "
-        "against [0, 1] the same event has probability e^(-1/2)/2 = 0.303 against 0.)", mean,
+        "against [0, 1] the same event has probability e^(-1/2)/2 = 0.303 against 0.)",
     ),
     Finding(
         "opendp-deviations", "OpenDP 0.16: the sum of squared deviations moves more than it states",
-        "All 4,095 values are 2^52 + 1, so the result is 0. One of them becomes 2^52 + 2: the true result is "
-        "4094/4095. But floats near the sum of 4,095 such numbers are 2,048 apart, and rounding the partial sums makes "
-        "the mean 2^52 + 2. The other 4,094 values are each 1 away from it, and the result is 4,094 (no other mean "
-        "gives that): six "
-        "times the stated sensitivity.", deviations, "opendp", "opendp",
+        "transformation 'dither.audit.adapters:opendp_deviations()'",
+        "The values are 1,024 floats from 2^50 to 2^50 + 1; the search found the rest. All are 2^50 + 1/4 (printed "
+        "with one digit), so the result is 0. One of them becomes 2^50: the true result is 1023/1024/16. But floats "
+        "near the sum of all, 2^60, are 256 apart, so the sum comes out as 2^60 and the mean as 2^50. The "
+        "other 1,023 values are each 1/4 away from it, and the result is 1023/16 = 63.94, where OpenDP's map says that "
+        "it moves by at most 40.60 when one value is replaced.", "opendp", "opendp",
     ),
     Finding(
         "diffprivlib-geometric", "diffprivlib 0.6.6: Geometric (epsilon 1) has outputs that only one input can give",
+        "exact 'dither.audit.adapters:diffprivlib_geometric()' --pair '[0, 1]' --residual 0 --claim epsilon=1",
         "Its noise is a function of one float of 53 bits. The extreme output on one side is made by one float, and "
         "on the neighbour nothing leads to it: pure epsilon is false for every epsilon, by a delta of about 3e-15. No "
-        "sample would show it; the enumeration takes 150 runs.", geometric, "diffprivlib", "diffprivlib",
+        "sample would show it; the enumeration takes 150 runs.", "diffprivlib", "diffprivlib",
     ),
 )  # fmt: skip
 
 
 def audited(finding: Finding) -> str:
-    """The finding's own run, in a process that has its library."""
-    if not finding.module or find_spec(finding.module):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return finding.run()
-    python = peer.environment(finding.library)
-    packages = next(python.parents[1].glob("lib/python*/site-packages"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT / "src")])}
+    """What `dither audit` prints in a process that has the finding's library; it must have found something."""
+    missing = finding.module and not find_spec(finding.module)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, finding.name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise peer.Unavailable(f"{finding.name}: {done.stderr.strip().splitlines()[-1][:200]}")
+        [sys.executable, "-W", "ignore", "-m", "dither", "audit", *shlex.split(finding.command)],
+        env=peer.beside(finding.library) if missing else None, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != FOUND or not done.stdout:
+        last = (done.stderr.strip().splitlines() or ["nothing was found"])[-1]
+        raise peer.Unavailable(f"{finding.name}: {last[:200]}")
     return done.stdout.strip()
 
 
@@ -153,14 +96,14 @@ def record() -> str:
     """The page of all findings."""
     lines = [
         "# Findings", "",
-        "What the auditor found in released code without being told which event to look for. Each is one command and",
-        "can be checked by hand. Written by `python benchmarks/findings.py record`; samples are fresh in every run, so",
-        "the last digits differ.", "",
+        "What the auditor found in released code without being told where to look. Each is one command and can be",
+        "checked by hand. Written by `python benchmarks/findings.py record`; samples are fresh in every run, so the",
+        "last digits differ. The library named must be installed beside Dither.", "",
     ]  # fmt: skip
     for finding in FINDINGS:
         started = time.monotonic()
         said = audited(finding)
-        lines += [f"## {finding.title}", "", f"`python benchmarks/findings.py {finding.name}`", ""]
+        lines += [f"## {finding.title}", "", f"`dither audit {finding.command}`", ""]
         lines += ["```text", said, "```", "", f"By hand: {finding.by_hand}", ""]
         print(f"{finding.name}: {time.monotonic() - started:.1f} s", file=sys.stderr)
     return "\n".join(lines).rstrip() + "\n"
@@ -175,6 +118,7 @@ def main(arguments: list[str]) -> int:
         case ["record"]:
             PAGE.write_text(record())
         case [name] if name in names:
+            print(f"$ dither audit {names[name].command}")
             print(audited(names[name]))
         case _:
             print(__doc__, file=sys.stderr)

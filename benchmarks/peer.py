@@ -95,6 +95,13 @@ def environment(name: str) -> Path:
     return where / "bin" / "python"
 
 
+def beside(name: str) -> dict[str, str]:
+    """The environment variables that let this Python import a peer beside what it has itself."""
+    packages = next(environment(name).parents[1].glob("lib/python*/site-packages"))
+    source = Path(__file__).resolve().parents[1] / "src"
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), str(source)])}
+
+
 def _fingerprint(peer: Peer) -> str:
     return hashlib.sha256(repr(peer).encode()).hexdigest()[:12]
 

@@ -30,6 +30,9 @@ def right(value, size):
 def draws(size):
     return discrete_laplace(Fraction(5), size, SystemBits())
 
+def total(rows):
+    return sum(row["age"] for row in rows)
+
 def uneven(value):
     return sum(range(4000 if value else 400))
 """
@@ -71,6 +74,23 @@ def test_sampler(mine: str) -> None:
     assert run("sampler", f"{mine}:draws", "--law", "gaussian:5", "--draws", "20000")[0] == 1
 
 
+def test_transformation(mine: str) -> None:
+    words = ["transformation", f"{mine}:total", "--domain", '{"age": [0, 120]}', "--claim"]
+    assert run(*words, "120") == (0, {"refuted": False, "claimed": 120.0, "largest": 120.0, "pairs": 500} | EMPTY)
+    status, found = run(*words, "100")
+    assert status == 1 and found["counterexample"][0] == "[]" and found["largest"] > 100
+    status, found = run("transformation", "builtins:sum", "--domain", "20, 0, 3", "--claim", "2")
+    assert status == 1 and "20 x" in found["counterexample"][0]
+
+
+EMPTY = {"counterexample": None}
+
+
+def test_an_exact_refutation_says_so(mine: str) -> None:
+    done = CliRunner().invoke(app, ["exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=1/2"])
+    assert done.exit_code == 1 and "REFUTED" in done.stdout and "no delta below" in done.stdout
+
+
 def test_timing(mine: str) -> None:
     status, found = run("timing", f"{mine}:uneven", "--pair", "[0, 1]", "--runs", "300")
     assert status == 1 and found["refuted"]
@@ -92,6 +112,8 @@ def test_what_cannot_be_read_is_refused(mine: str) -> None:
         (["mechanism", f"{mine}:wrong", "--claim", "privacy"], InvalidParameter),
         (["schedule", "--every", "often", "--", "zoo"], InvalidParameter),
         (["schedule"], InvalidParameter),
+        (["transformation", f"{mine}:total"], InvalidParameter),
+        (["transformation", f"{mine}:total", "--domain", "3, 0", "--claim", "1"], InvalidParameter),
     ):
         with pytest.raises(error):
             run(*words)

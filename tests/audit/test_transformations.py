@@ -6,7 +6,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.audit.transformations import Domain, change, frame, sql, transformation
+from dither.audit.transformations import Domain, Vectors, change, frame, listed, sql, transformation
 from dither.errors import InvalidParameter
 
 SALARIES = Domain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)
@@ -61,3 +61,16 @@ def test_distances_and_domains() -> None:
     assert change([{"a": 1}], [{"a": 2}]) == 2 and change("x", "y") == float("inf")
     with pytest.raises(InvalidParameter, match="no column"):
         Domain({"a": [1]}, unit="b")
+
+
+def test_vectors_of_a_public_length() -> None:
+    numbers = Vectors(50, 0.0, 2.0)
+    assert not transformation(sum, numbers, 2).refuted
+    found = transformation(sum, numbers, 1.9)
+    assert found.counterexample is not None and [len(set(side)) for side in found.counterexample] == [1, 2]
+    assert "50 x" in str(found) and found.as_dict()["refuted"]
+    assert transformation(max, numbers, 1).refuted and not transformation(max, numbers, 2).refuted
+    assert transformation(lambda values: 1 / (values[0] - 2), numbers, 1e12).refuted  # fails on one side only
+    assert listed([1, 2]) == "[1, 2]" and listed(list(range(99))).endswith(", ...]")
+    with pytest.raises(InvalidParameter, match="low end"):
+        Vectors(3, 1.0, 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from dither.audit.transformations import Space, Stated, Vectors
 from dither.errors import InvalidParameter
 
 Once = Callable[[Any], Any]
@@ -41,17 +42,31 @@ def diffprivlib_laplace(epsilon: float = 1.0, sensitivity: float = 1.0) -> Once:
     )
 
 
+def diffprivlib_geometric(epsilon: float = 1.0) -> Callable[[Any, Any], Any]:
+    """diffprivlib's Geometric mechanism for the exact audit, unmodified but for its generator."""
+    library = _library("diffprivlib.mechanisms", "diffprivlib")
+    return diffprivlib_exact(lambda: library.Geometric(epsilon=epsilon))
+
+
 def opendp(measurement: Any) -> Once:
     """A measurement of OpenDP: it is called."""
     return lambda value: measurement(value)
 
 
-def opendp_deviations(size: int, low: float, high: float, scale: float) -> Once:
-    """OpenDP's sum of squared deviations of `size` floats between two bounds, with Laplace noise of a scale."""
+def opendp_transformation(transformation: Any, space: Space) -> Stated:
+    """A transformation of OpenDP between symmetric distance and the absolute distance, and what its own map states.
+
+    One value replaced is a symmetric distance of 2.
+    """
+    return Stated(lambda data: transformation(data), space, float(transformation.map(2)))
+
+
+def opendp_deviations(size: int = 1024, low: float = 2.0**50, high: float = 2.0**50 + 1) -> Stated:
+    """OpenDP's sum of squared deviations of `size` floats between two bounds."""
     dp = _library("opendp.prelude", "opendp")
     dp.enable_features("contrib", "honest-but-curious", "idealized-numerics")
     space = dp.vector_domain(dp.atom_domain(bounds=(low, high), nan=False), size), dp.symmetric_distance()
-    return opendp(space >> dp.t.then_sum_of_squared_deviations() >> dp.m.then_laplace(scale))
+    return opendp_transformation(space >> dp.t.then_sum_of_squared_deviations(), Vectors(size, low, high))
 
 
 def python_dp(mechanism: Any) -> Once:

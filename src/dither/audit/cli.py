@@ -17,16 +17,17 @@ from rich.table import Table as Grid
 from dither.audit.attacks.service import service
 from dither.audit.blackbox import privacy
 from dither.audit.canonical import certify
-from dither.audit.exactly import exact
+from dither.audit.exactly import ExactResult, exact
 from dither.audit.fitting import fit
 from dither.audit.report import PrivacyResult
 from dither.audit.schedules import entries, interval, repeated
 from dither.audit.stated import claim as parsed
 from dither.audit.stated import found
 from dither.audit.times import timing
+from dither.audit.transformations import Domain, Space, Stated, Vectors, transformation
 from dither.audit.zoo import Member, catalogue, member
 from dither.errors import InvalidParameter
-from dither.loss import rational
+from dither.loss import Approximate, Loss, Pure, rational
 from dither.privacy.laws import GaussianLaw, LaplaceLaw
 
 REFUTED = 1
@@ -34,13 +35,14 @@ LAWS = {"laplace": LaplaceLaw, "gaussian": GaussianLaw}
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Place = Annotated[str, typer.Argument(help="module:function or file.py:function")]
+Place = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
 ClaimText = Annotated[
     str, typer.Option("--claim", help="what it promises: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1'")
 ]
 PairText = Annotated[str, typer.Option("--pair", help="two neighbouring inputs as JSON: '[0, 1]'")]
 Alpha = Annotated[float, typer.Option(help="the chance of refuting what is right")]
 Seed = Annotated[int | None, typer.Option(help="the seed of the auditor's own choices")]
+NoBits = Annotated[bool, typer.Option("--no-bits", help="do not look at the last digits of floats")]
 ReportPath = Annotated[Path | None, typer.Option("--report", help="write a report: .html with plots, or .json")]
 
 app = typer.Typer(
@@ -59,6 +61,7 @@ def mechanism(
     alpha: Alpha = 0.01,
     sequential: Annotated[bool, typer.Option("--sequential", help="stop as soon as the evidence suffices")] = False,
     timed: Annotated[bool, typer.Option("--timed", help="the time of each run is part of its output")] = False,
+    no_bits: NoBits = False,
     seed: Seed = None,
     report: ReportPath = None,
     as_json: AsJson = False,
@@ -69,7 +72,7 @@ def mechanism(
     with _bar(as_json) as progress:
         result = privacy(
             found(place), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
-            progress=progress,
+            bits=not no_bits, progress=progress,
         )  # fmt: skip
     _finish(result, report, as_json)
 
@@ -112,10 +115,33 @@ def exactly(
     typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
     if stated is None:
         return
-    certified = result.certifies(stated)
+    certified = result.certifies(stated) and not _refuted(result, stated)
     if not as_json:
-        typer.echo(f"{'CERTIFIED' if certified else 'not certified'}: {stated}")
+        typer.echo(_verdict(result, stated, certified))
     _leave(not certified)
+
+
+@app.command("transformation")
+def transformed(
+    place: Place,
+    domain: Annotated[
+        str | None,
+        typer.Option(help="columns with values or ends as JSON '{\"age\": [0, 120]}', or 'size, low, high' of vectors"),
+    ] = None,
+    claim: Annotated[str | None, typer.Option(help="the most that the result may move between neighbours")] = None,
+    pairs: Annotated[int, typer.Option(help="how many pairs of neighbours are tried")] = 500,
+    seed: Annotated[int, typer.Option(help="the seed of the search")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Search for neighbours that move the result of f(data) by more than it claims; exit with 1 if there are."""
+    thing = found(place)
+    if not isinstance(thing, Stated):
+        if domain is None or claim is None:
+            raise InvalidParameter("a plain function needs --domain and --claim")
+        thing = Stated(thing, _space(domain), float(rational(claim, "the claim")))
+    result = transformation(thing.function, thing.space, thing.claimed, pairs=pairs, seed=seed)
+    typer.echo(json.dumps(result.as_dict(), indent=2) if as_json else str(result))
+    _leave(result.refuted)
 
 
 @app.command("timing")
@@ -137,6 +163,7 @@ def zoo(
     name: Annotated[str | None, typer.Argument(help="one member; all of them are listed if not given")] = None,
     samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
     alpha: Alpha = 0.01,
+    no_bits: NoBits = False,
     seed: Seed = None,
     report: ReportPath = None,
     as_json: AsJson = False,
@@ -148,7 +175,7 @@ def zoo(
     with _bar(as_json) as progress:
         result = privacy(
             animal.mechanism(seed), animal.claim, animal.neighbours, samples=samples, alpha=alpha, seed=seed,
-            timed=animal.timed, vectorised=not animal.one_by_one, progress=progress,
+            timed=animal.timed, vectorised=not animal.one_by_one, bits=not no_bits, progress=progress,
         )  # fmt: skip
     return _finish(result, report, as_json)
 
@@ -196,6 +223,18 @@ def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
     _leave(result.refuted)
 
 
+def _refuted(result: ExactResult, stated: Loss) -> bool:
+    return isinstance(stated, Pure | Approximate) and result.refutes(stated)
+
+
+def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
+    """In words; what is surely false comes with the least delta that would make it true."""
+    if _refuted(result, stated):
+        least = float(result.delta_lower(rational(getattr(stated, "epsilon", 0))))
+        return f"REFUTED: {stated}; no delta below {least:.4g} is true at this epsilon"
+    return f"{'CERTIFIED' if certified else 'not certified'}: {stated}"
+
+
 def _leave(refuted: bool) -> None:
     if refuted:
         raise typer.Exit(REFUTED)
@@ -233,6 +272,16 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidParameter(f"not JSON: {error.msg}") from None
+
+
+def _space(text: str) -> Space:
+    if text.lstrip().startswith("{"):
+        return Domain(_json(text))
+    size, *ends = [each.strip() for each in text.split(",")]
+    if len(ends) != 2 or not size.isdigit():
+        raise InvalidParameter("a domain is JSON of columns, or the size, low and high end of vectors: '100, 0, 1'")
+    low, high = (float(rational(end, "an end")) for end in ends)
+    return Vectors(int(size), low, high)
 
 
 def _law(text: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -17,6 +19,7 @@ KINDS: Mapping[frozenset[str], Callable[..., Loss]] = {
     frozenset({"rho"}): ZCDP,
     frozenset({"rho", "delta"}): ZCDP,
 }
+CALL = re.compile(r"([^()]+:[^():]+)\((.*)\)", re.DOTALL)
 SHORT = {"eps": "epsilon", "ε": "epsilon", "δ": "delta", "ρ": "rho"}
 
 
@@ -35,7 +38,18 @@ def claim(text: str) -> Loss:
 
 
 def found(place: str) -> Any:
-    """What `module:name` or `path/to/file.py:name` stands for."""
+    """What `module:name` or `path/to/file.py:name` stands for; `module:name(1, 2)` is what the function returns."""
+    called = CALL.fullmatch(place)
+    if called is None:
+        return _named(place)
+    try:
+        given = ast.literal_eval(f"({called[2]},)" if called[2].strip() else "()")
+    except (SyntaxError, ValueError):
+        raise InvalidParameter(f"arguments are numbers, texts and lists of them, got {called[2]!r}") from None
+    return _named(called[1])(*given)
+
+
+def _named(place: str) -> Any:
     module, _, name = place.partition(":")
     if not module or not name:
         raise InvalidParameter(f"name it as module:function or file.py:function, got {place!r}")

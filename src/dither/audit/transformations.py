@@ -1,7 +1,7 @@
 """Data access: do a function's stability, sensitivity and Lipschitz claims hold on generated neighbours?
 
-Tables are lists of rows; a neighbour has one unit's rows more. A counterexample is made smaller, row by row and value
-by value, for as long as it stays one.
+Tables are lists of rows; a neighbour has one unit's rows more. Vectors have a public length; a neighbour has one value
+replaced. A counterexample is made smaller, row by row and value by value, for as long as it stays one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib import import_module
-from math import inf
-from typing import Any
-
-import pyarrow
+from itertools import groupby
+from math import inf, nextafter
+from typing import Any, Protocol
 
 from dither.errors import InvalidParameter
 
 Row = dict[str, Any]
 Rows = list[Row]
+Data = list[Any]
 Distance = Callable[[Any, Any], float]
 MOST_ROWS = 6
+MOST_SHOWN = 12
+
+
+class Space(Protocol):
+    """What a function may be given, and how two neighbours are made and made simpler."""
+
+    def pair(self, rng: random.Random) -> tuple[Data, Data]:
+        """Two neighbours."""
+
+    def copied(self, data: Data) -> Data:
+        """A copy that the function may change."""
+
+    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """Simpler neighbours to try in place of these."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,83 @@ class Domain:
         rest = [row for row in rest if row[self.unit] != who]
         return rest, rest + [{**row, self.unit: who} for row in extra]
 
+    def copied(self, data: Data) -> Data:
+        """Copies of the rows."""
+        return [dict(row) for row in data]
+
+    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """Fewer rows, then plainer values."""
+        extra = b[len(a) :]
+        for place in range(len(a)):
+            rest = a[:place] + a[place + 1 :]
+            yield rest, rest + extra
+        for place in range(len(extra) if len(extra) > 1 else 0):
+            yield a, a + extra[:place] + extra[place + 1 :]
+        for place, row in enumerate(b):
+            for name, values in self.columns.items():
+                plainest = min(values, key=lambda each: (abs(each) if isinstance(each, int | float) else 0, str(each)))
+                if name != self.unit and row[name] != plainest:
+                    changed = [{**each, name: plainest} if at == place else each for at, each in enumerate(b)]
+                    yield changed[: len(a)], changed
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Lists of `size` numbers from `low` to `high`; neighbours differ in one of them, wherever it stands."""
+
+    size: int
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not self.low < self.high:
+            raise InvalidParameter("vectors need at least one number, and a low end below the high end")
+
+    @property
+    def marks(self) -> list[float]:
+        """The ends, the quarters, and the floats next to the ends."""
+        quarters = [self.low + (self.high - self.low) * part / 4 for part in range(5)]
+        return [*quarters, nextafter(self.low, inf), nextafter(self.high, -inf)]
+
+    def pair(self, rng: random.Random) -> tuple[Data, Data]:
+        """All equal, two values, or any; one of them is replaced."""
+        kind, values = rng.randrange(3), [self._value(rng) for _ in range(3)]
+        first = rng.randrange(self.size + 1) if kind == 1 else 0
+        a = values[:1] * first + values[1:2] * (self.size - first)
+        if kind == 2:
+            a = [rng.uniform(self.low, self.high) for _ in range(self.size)]
+        place = rng.choice((0, self.size - 1, rng.randrange(self.size)))
+        return a, [*a[:place], values[2], *a[place + 1 :]]
+
+    def _value(self, rng: random.Random) -> float:
+        return rng.choice(self.marks) if rng.random() < 0.75 else rng.uniform(self.low, self.high)
+
+    def copied(self, data: Data) -> Data:
+        """Another list."""
+        return list(data)
+
+    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """All but the replaced value equal, then plainer values."""
+        place = next((at for at in range(self.size) if a[at] != b[at]), 0)
+        shape = (len(set(a)), place != self.size - 1, self._rank(a[0]), self._rank(b[place]))
+        for base in sorted({*a[:2], *self.marks}):
+            for other in sorted({b[place], *self.marks}):
+                plainer = (1, False, self._rank(base), self._rank(other))
+                if plainer < shape and base != other:
+                    yield [base] * self.size, [*[base] * (self.size - 1), other]
+
+    def _rank(self, value: float) -> int:
+        return self.marks.index(value) if value in self.marks else len(self.marks)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A function, what it may be given, and the most that it says its result moves."""
+
+    function: Callable[[Data], Any]
+    space: Space
+    claimed: float
+
 
 def _value(values: Sequence[Any], rng: random.Random) -> Any:
     """One of several values; between two numbers, anything from one to the other."""
@@ -75,7 +166,7 @@ class TransformationResult:
     claimed: float
     largest: float
     pairs: int
-    counterexample: tuple[Rows, Rows] | None
+    counterexample: tuple[Data, Data] | None
 
     @property
     def refuted(self) -> bool:
@@ -85,13 +176,29 @@ class TransformationResult:
     def __str__(self) -> str:
         if self.counterexample is None:
             return f"not refuted: {self.pairs} pairs moved the result by at most {self.largest:g} of {self.claimed:g}"
-        a, b = self.counterexample
-        return f"REFUTED: the result moves by {self.largest:g}, more than {self.claimed:g}, between {a} and {b}"
+        a, b = (listed(each) for each in self.counterexample)
+        return f"REFUTED: the result moves by {self.largest:.7g}, more than {self.claimed:.7g}, between {a} and {b}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return {
+            "refuted": self.refuted, "claimed": self.claimed, "largest": self.largest, "pairs": self.pairs,
+            "counterexample": None if self.counterexample is None else [listed(each) for each in self.counterexample],
+        }  # fmt: skip
+
+
+def listed(data: Data) -> str:
+    """Data in words: long lists by how often each value stands there in a row."""
+    if len(data) <= MOST_SHOWN:
+        return str(data)
+    runs = [(value, len(list(group))) for value, group in groupby(data)]
+    shown = [f"{count} x {value!r}" if count > 1 else repr(value) for value, count in runs[:MOST_SHOWN]]
+    return f"[{', '.join(shown)}{', ...' if len(runs) > MOST_SHOWN else ''}]"
 
 
 def transformation(
-    function: Callable[[Rows], Any],
-    domain: Domain,
+    function: Callable[[Data], Any],
+    domain: Space,
     claimed: float | Fraction,
     distance: Distance | None = None,
     *,
@@ -103,7 +210,7 @@ def transformation(
     The distance is that of multisets for tables (rows, lists of rows, data frames), of L1 for numbers, vectors and
     dictionaries of numbers; an error on one side only is an infinite distance.
     """
-    measure = _moved(function, distance or change)
+    measure = _moved(function, domain, distance or change)
     rng, largest, limit = random.Random(seed), 0.0, float(claimed)
     for tried in range(1, pairs + 1):
         a, b = domain.pair(rng)
@@ -117,6 +224,7 @@ def transformation(
 
 def sql(query: str, connection: Any, domain: Domain, name: str = "t") -> Callable[[Rows], Any]:
     """A query as a function on tables: `connection` is DuckDB's, which sees the rows as a table of this name."""
+    pyarrow = import_module("pyarrow")
     types = {column: pyarrow.array(list(values)).type for column, values in domain.columns.items()}
 
     def run(rows: Rows) -> Rows:
@@ -164,9 +272,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _moved(function: Callable[[Rows], Any], distance: Distance) -> Callable[[Rows, Rows], float]:
-    def measure(a: Rows, b: Rows) -> float:
-        results = [_tried(function, side) for side in (a, b)]
+def _moved(function: Callable[[Data], Any], space: Space, distance: Distance) -> Callable[[Data, Data], float]:
+    def measure(a: Data, b: Data) -> float:
+        results = [_tried(function, space.copied(side)) for side in (a, b)]
         failed = [isinstance(each, Exception) for each in results]
         if any(failed):
             return 0.0 if all(failed) else inf
@@ -175,35 +283,20 @@ def _moved(function: Callable[[Rows], Any], distance: Distance) -> Callable[[Row
     return measure
 
 
-def _tried(function: Callable[[Rows], Any], rows: Rows) -> Any:
+def _tried(function: Callable[[Data], Any], data: Data) -> Any:
     try:
-        return function([dict(row) for row in rows])
+        return function(data)
     except Exception as error:
         return error
 
 
-def shrunk(a: Rows, b: Rows, broken: Callable[[Rows, Rows], bool], domain: Domain) -> tuple[Rows, Rows]:
-    """A smaller pair that still breaks the claim: fewer rows, then plainer values."""
+def shrunk(a: Data, b: Data, broken: Callable[[Data, Data], bool], space: Space) -> tuple[Data, Data]:
+    """A smaller pair that still breaks the claim."""
     smaller = True
     while smaller:
         smaller = False
-        for one, two in _simpler(a, b, domain):
+        for one, two in space.simpler(a, b):
             if broken(one, two):
                 a, b, smaller = one, two, True
                 break
     return a, b
-
-
-def _simpler(a: Rows, b: Rows, domain: Domain) -> Iterator[tuple[Rows, Rows]]:
-    extra = b[len(a) :]
-    for place in range(len(a)):
-        rest = a[:place] + a[place + 1 :]
-        yield rest, rest + extra
-    for place in range(len(extra) if len(extra) > 1 else 0):
-        yield a, a + extra[:place] + extra[place + 1 :]
-    for place, row in enumerate(b):
-        for name, values in domain.columns.items():
-            plainest = min(values, key=lambda each: (abs(each) if isinstance(each, int | float) else 0, str(each)))
-            if name != domain.unit and row[name] != plainest:
-                changed = [{**each, name: plainest} if at == place else each for at, each in enumerate(b)]
-                yield changed[: len(a)], changed
