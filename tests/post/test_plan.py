@@ -74,3 +74,20 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
 def test_a_bound_says_how_by_itself() -> None:
     assert bound_of("auto") == Bound(auto=True, how="auto")
     assert bound_of({"rows": 5, "how": "auto"}) == Bound(rows=5)
+
+
+@pytest.mark.parametrize(
+    ("query", "silent"),
+    [
+        ("SELECT COUNT(*), SUM(price), AVG(seconds) FROM actions", False),
+        ("SELECT COUNT(DISTINCT user_id) FROM actions", False),
+        ("SELECT AVG(age) FROM users", False),
+        ("SELECT COUNT(DISTINCT url_id) FROM actions", True),
+        ("SELECT MEDIAN(price) FROM actions", True),
+        ("SELECT AVG(n) FROM (SELECT user_id, COUNT(*) AS n FROM actions GROUP BY user_id)", True),
+    ],
+)
+def test_what_intervals_do_not_allow_for_is_said(query: str, silent: bool, blind: Session) -> None:
+    notes = planned(blind.context, query).notes
+    assert any("allow for no others" in note for note in notes) == silent
+    assert not any("allow for no others" in note for note in planned(blind.context, query, 20).notes)
