@@ -133,6 +133,22 @@ def test_a_key_that_is_a_column_keeps_its_bound_per_key_above_a_filter(tmp_path:
     assert filtered.influence(ctx, "user").per_key == r.PerKey((X,), 2, 3)
 
 
+def test_a_bound_on_other_keys_is_of_no_use_even_where_an_operator_hands_it_on(tmp_path: Path) -> None:
+    """The measure compares what the keys are computed with, whatever the operators below let through."""
+    ctx, key = Context(described(tmp_path, NUMBERS, USER)), x.Rescale(X, 5)
+    bounded = r.BoundGroups(r.Scan("t"), "user", (key,), 1, 11)
+    found, whole = bounded.influence(ctx, "user"), bounded.domain(ctx)
+    assert m.sums_sensitivity(found, "user", [1], 11, (key,), whole).l0 == 1
+    narrowed = between(bounded, 100, 140).domain(ctx)
+    assert m.sums_sensitivity(found, "user", [1], 11, (key,), narrowed).l0 == 11
+    assert m.sums_sensitivity(found, "user", [1], 11, (x.Rescale(X, 6),), whole).l0 == 11
+    one, truth = x.In(X, (1,)), x.In(X, (True,))
+    by_one = replace(found, per_key=r.PerKey((one,), 1, 11, (("x", whole["x"]),)))
+    assert one == truth
+    assert m.sums_sensitivity(by_one, "user", [1], 2, (truth,), whole).l0 == 2
+    assert m.sums_sensitivity(by_one, "user", [1], 2, (one,), whole).l0 == 1
+
+
 # --- Windows that a choice by a unique key reads ---
 
 PERSON = Unit("month", "window", {"p": "u"}, {"p": "t"}, "month")

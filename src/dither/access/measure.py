@@ -182,15 +182,20 @@ def bounded(found: Influence, unit: str) -> int:
 
 
 def sums_sensitivity(
-    found: Influence, unit: str, sizes: Sequence[int], cells: int, keys: tuple[Expr, ...]
+    found: Influence,
+    unit: str,
+    sizes: Sequence[int],
+    cells: int,
+    keys: tuple[Expr, ...],
+    columns: Mapping[str, Domain],
 ) -> Sensitivity:
-    """The joint sensitivity of sums of values of at most these sizes, grouped by `keys` into `cells` cells."""
+    """The joint sensitivity of sums of values of at most these sizes, grouped by `keys` of `columns` into `cells`."""
     rows = bounded(found, unit)
     moving = [size for size in sizes if size]
     most, one, two = max(moving, default=0), sum(moving), sum(size * size for size in moving)
     groups, each, squares = min(rows, cells), rows, rows * rows
     ones = rows
-    if found.per_key is not None and found.per_key.keys == keys and rows:
+    if found.per_key is not None and found.per_key.means(keys, columns) and rows:
         groups, each, ones, squares = _by_key(found.per_key, rows, cells)
     return Sensitivity(*(Fraction(norm) for norm in (groups * len(moving), each * most, ones * one, squares * two)))
 
@@ -228,7 +233,8 @@ class _Grouped(Measure):
         found = influence_of(ctx, self.child, unit)
         sizes = [max(map(abs, ends(domain))) for domain in number_domains(ctx, self.child, self.summed())]
         cells = prod(len(axis.values) for axis in self.axes(ctx))
-        return sums_sensitivity(found, unit, sizes, cells, tuple(key.value for key in self.keys))
+        keys, columns = tuple(key.value for key in self.keys), self.child.domain(ctx)
+        return sums_sensitivity(found, unit, sizes, cells, keys, columns)
 
     def plan(self, statement: Statement) -> Plan:
         scope = statement.scope(self.child)
@@ -631,7 +637,8 @@ class PartitionCounts(_Grouped):
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
         found = influence_of(ctx, self.child, unit)
         self._check(ctx)
-        return sums_sensitivity(found, unit, [1], bounded(found, unit), tuple(key.value for key in self.keys))
+        keys, columns = tuple(key.value for key in self.keys), self.child.domain(ctx)
+        return sums_sensitivity(found, unit, [1], bounded(found, unit), keys, columns)
 
     def _check(self, ctx: Context) -> None:
         scope = Scope(self.child.domain(ctx))

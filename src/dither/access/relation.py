@@ -70,11 +70,21 @@ Limit = int | Auto
 
 @dataclass(frozen=True)
 class PerKey:
-    """At most `rows` rows of one unit in each of at most `groups` values of `keys`."""
+    """At most `rows` rows of one unit in each of at most `groups` values of `keys`.
+
+    `read` holds the columns that the keys compute with, and their domains where the bound was set: a key's value may
+    depend on them.
+    """
 
     keys: tuple[Expr, ...]
     groups: int
     rows: int
+    read: tuple[tuple[str, Domain], ...] = ()
+
+    def means(self, keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> bool:
+        """Whether these keys, over these columns, have the very values that were bounded."""
+        # By their spelling: equal nodes may differ, since Constant(1) == Constant(True).
+        return repr(self.keys) == repr(keys) and all(columns.get(name) == domain for name, domain in self.read)
 
 
 @dataclass(frozen=True)
@@ -348,15 +358,9 @@ class Where(Relation):
 
     def influence(self, ctx: Context, unit: str) -> Influence:
         child = self.child.influence(ctx, unit)
-        if child.per_key is None or self._means_the_same(ctx, child.per_key.keys):
+        if child.per_key is None or child.per_key.means(child.per_key.keys, self.domain(ctx)):
             return child
         return replace(child, per_key=None)
-
-    def _means_the_same(self, ctx: Context, keys: tuple[Expr, ...]) -> bool:
-        """Whether keys have the same values above as below: a bare column does, others may depend on its domain."""
-        before, after = self.child.domain(ctx), self.domain(ctx)
-        names = {name for key in keys if not isinstance(key, Column) for name in reads(key)}
-        return all(before[name] == after[name] for name in names)
 
     def packed(self, statement: Statement) -> frozenset[str]:
         return self.child.packed(statement)
@@ -492,6 +496,12 @@ def distinct_names(names: list[str]) -> None:
 def reads(node: Any) -> set[str]:
     """The columns that an expression, or a whole plan, reads."""
     return {part.name for part in walk(node) if isinstance(part, Column)}
+
+
+def computed_with(keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> tuple[tuple[str, Domain], ...]:
+    """The columns that keys compute with, and their domains; a bare column is handed on, whatever its domain."""
+    names = {name for key in keys if not isinstance(key, Column) for name in reads(key)}
+    return tuple((name, columns[name]) for name in sorted(names & columns.keys()))
 
 
 @dataclass(frozen=True)
@@ -1051,7 +1061,8 @@ class BoundGroups(Relation):
         needs_unit(ctx, self.child, self.unit, "a bound")
         groups, rows = fixed(self.groups), fixed(self.rows)
         after = moved(ctx, self.child.influence(ctx, unit), unit, self.unit, each=1 + rows, bound=groups * rows)
-        return replace(after, per_key=PerKey(self.keys, groups, rows)) if unit == self.unit else after
+        bound = PerKey(self.keys, groups, rows, computed_with(self.keys, self.child.domain(ctx)))
+        return replace(after, per_key=bound) if unit == self.unit else after
 
     def packed(self, statement: Statement) -> frozenset[str]:
         return self.child.packed(statement)
