@@ -48,6 +48,7 @@ def test_a_question_is_answered_with_intervals_and_costs(there: Place) -> None:
     assert reply.status_code == 200 and [row["city"] for row in data["rows"]] == ["north", "south", "east"]
     assert all(row["n_low"] <= row["n"] <= row["n_high"] for row in data["rows"])
     assert data["loss"] == [{"kind": "pure", "epsilon": "1/2"}] and not data["free"]
+    assert data["losses"] == [{"person (pure)": {"kind": "pure", "epsilon": "1/2"}}]  # of every budget
     assert there.ask(COUNT, 0.5).json()["free"]
 
 

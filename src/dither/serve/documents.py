@@ -14,7 +14,7 @@ from dither.loss import to_json as loss_data
 from dither.post.answers import Answer
 from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference
 from dither.session import Price
-from dither.wire import Balance, Entry, Head, LedgerRow, Statement
+from dither.wire import Balance, Entry, Head, LedgerRow, Statement, UnitLoss
 
 UNIT = Decimal(10) ** -15
 
@@ -41,6 +41,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         "rows": plain(answer.to_dicts()),
         "confidence": answer.confidence,
         "loss": [loss_data(loss) for loss in answer.loss],
+        "losses": [losses_data(release.losses) for release in answer.releases],
         "free": all(release.cached for release in answer.releases),
         "bounds": {tag: found.bound for tag, found in answer.bounds.items()},
         "notes": list(answer.notes),
@@ -107,11 +108,16 @@ def history_data(entries: Iterable[Entry]) -> list[dict[str, Any]]:
             "time": entry.time,
             "account": entry.account,
             "digest": entry.digest,
-            "losses": {f"{part.unit} ({part.kind})": loss_data(part.loss) for part in entry.losses},
+            "losses": losses_data(entry.losses),
             "answered": entry.answered,
         }
         for entry in entries
     ]
+
+
+def losses_data(losses: Iterable[UnitLoss]) -> dict[str, Any]:
+    """What every budget was charged: those of other units too."""
+    return {f"{part.unit} ({part.kind})": loss_data(part.loss) for part in losses}
 
 
 def ledger_data(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:

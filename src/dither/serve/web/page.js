@@ -78,7 +78,7 @@ async function answer() {
     let place = 0;
     return given.columns.map((column) => column.key ? make("td", String(row[column.name])) : cell(row, column.name, spread[place++]));
   }));
-  at("cost").textContent = (given.free ? "free: it was asked before" : "cost " + JSON.stringify(given.loss)) + "; " + given.confidence * 100 + "% intervals";
+  at("cost").textContent = (given.free ? "free: it was asked before" : "cost " + JSON.stringify(given.losses)) + "; " + given.confidence * 100 + "% intervals";
   notes(given.notes);
   say("");
   await budget();
