@@ -26,7 +26,7 @@ from dither.wire import Head, Kernel
 
 MOST_CONNECTIONS = 256
 LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
-READERS = Limits(running=2, waiting=64, account=4)  # the line of those who do not read data
+READERS = Limits(running=2, waiting=64, account=8)  # the line of those who do not read data
 IDLE = 600.0  # seconds that a connection may be kept without a word
 HANDSHAKE = 5.0
 PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
