@@ -721,6 +721,23 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
     assert excess(room, replace(request, draw=1)) > 0
 
 
+def test_every_budget_pays_the_dearest_bound_of_its_own() -> None:
+    """Noise for a user's T rows costs one action 1/T of the loss: dearest for actions is the smallest bound."""
+    action = Unit("action", "row", {"actions": ""})
+    described = dataset(10, units={**dataset().units, "action": action}, budgets=(pure(10), pure(10, unit="action")))
+    priced = appraisal_module.appraise(Context(described), ruled())
+    by_unit = {loss.unit: loss.loss for loss in priced.losses}
+    assert by_unit["user"] == Pure(1)
+    at = {}
+    for bound in (1, 64):
+        (step,) = appraisal_module.answered(Context(described), ruled(), (bound,))
+        at[bound] = step.mechanism.loss(step.measure.sensitivity(Context(described), "action")).epsilon
+    assert at[1] > at[64]
+    (find,) = priced.find
+    first = find.mechanism.loss(find.measure.sensitivity(Context(described), "action")).epsilon
+    assert by_unit["action"] == Pure(first + at[1])
+
+
 @pytest.mark.parametrize("points", [(1, 2), (1, 2, 4, 8, 16, 32, 64, 128, 256)])
 def test_a_rule_that_cannot_read_its_counts_is_refused_before_the_charge(points: Any, world: Any, opened: Any) -> None:
     room = opened(world())
@@ -794,7 +811,9 @@ def test_a_miss_moves_to_the_next_instant_is_counted_and_at_three_locks(world: A
     again = opened(world(100), clock=clock, schedule=Schedule(floor=200))
     with pytest.raises(NotAllowed, match="locked"):
         again.kernel.answer(counting(draw=3), "ann")
+    before = again.kernel.statement("shop", "ann").residual_bits
     again.kernel.unlock("shop")
+    assert again.kernel.statement("shop", "ann").residual_bits > before, "three more may be late"
     again.kernel.answer(counting(draw=3), "ann")
     assert again.kernel.quote(counting(draw=4), "ann").milliseconds == promised << 3
 

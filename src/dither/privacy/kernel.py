@@ -357,7 +357,8 @@ class LocalKernel:
         account = self._seeing(dataset, token)
         described = self._house(dataset).context.dataset
         who = account.name if described.policy == "separate" and account.role == "analyst" else None
-        bits = 0 if self._schedule is None else self._schedule.residual_bits(self.books.charges(dataset))
+        counts = self.books.charges(dataset), self.books.unlocked(dataset)
+        bits = 0 if self._schedule is None else self._schedule.residual_bits(*counts)
         balances = self.books.balances(dataset, who, self._all_windows(self._house(dataset).context))
         return Statement(
             dataset, described.population, described.policy, tuple(map(_described_unit, described.units.values())),

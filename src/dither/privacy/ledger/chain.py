@@ -380,6 +380,11 @@ class Ledger(Chain):
         last = unlocked[-1].number if unlocked else 0
         return all_of_them, sum(miss.number > last for miss in all_of_them)
 
+    def unlocked(self, dataset: str) -> int:
+        """How often a dataset was unlocked."""
+        with self._turn:
+            return len(self._store.notes("unlock", dataset))
+
     def unlock(self, dataset: str) -> None:
         """Lets a dataset that was locked by misses answer again."""
         with self._turn:
