@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
@@ -150,10 +151,28 @@ CHANGES = [rewrite_a_source, touch_a_source, change_a_bound, change_the_zone, dr
 def test_a_stale_snapshot_is_refused(change: Any, data: Dataset, tmp_path: Path) -> None:
     prepare(data)
     changed = change(data, tmp_path)
-    with pytest.raises(InvalidSchema, match="dither prepare"):
+    with pytest.raises(InvalidSchema, match="run `dither prepare` again, or delete the snapshot's folder"):
         open_engine(changed)
     prepare(changed)
-    open_engine(changed).close()
+    engine = open_engine(changed)
+    assert isinstance(engine, PreparedEngine)
+    engine.close()
+
+
+def test_each_remedy_for_a_stale_snapshot_gives_todays_records(data: Dataset, tmp_path: Path) -> None:
+    prepare(data)
+    rewrite_a_source(data, tmp_path)
+    counted = m.Count(r.Scan("actions"))
+    shutil.move(place_of(data), tmp_path / "away")
+    engine = open_engine(data)
+    assert not isinstance(engine, PreparedEngine)
+    found = engine.vector(counted).tolist()
+    engine.close()
+    shutil.move(tmp_path / "away", place_of(data))
+    prepare(data)
+    engine = open_engine(data)
+    assert engine.vector(counted).tolist() == found
+    engine.close()
 
 
 def test_a_newer_format_is_refused(data: Dataset) -> None:
@@ -169,7 +188,7 @@ def test_a_newer_format_is_refused(data: Dataset) -> None:
 def test_a_damaged_manifest_is_refused(data: Dataset) -> None:
     prepare(data)
     (place_of(data) / "manifest.json").write_text("{")
-    with pytest.raises(InvalidSchema, match="damaged"):
+    with pytest.raises(InvalidSchema, match="damaged: run `dither prepare` again, or delete"):
         open_engine(data)
 
 

@@ -6,7 +6,8 @@
 
 Every part is sorted by how many binary digits the rank has, then by time or key: a bound on rows reads few row groups.
 Both paths give the same integers for the same plan. A snapshot is used only while its description and its sources are
-those that it was made from.
+those that it was made from; a stale one is refused with what to do about it, since passing it over would make every
+answer slow, and late, without a word.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def manifest_of(place: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        raise InvalidSchema(f"the snapshot {place.name} is damaged; run `dither prepare` again") from None
+        raise InvalidSchema(f"the snapshot {place.name} is damaged: {REMEDY}") from None
     if found.get("format") != FORMAT:
         raise InvalidSchema(
             f"the snapshot {place.name} has format {str(found.get('format'))[:20]}, this Dither reads {FORMAT}: upgrade"
-            " Dither, or run `dither prepare` again"
+            f" Dither, or {REMEDY}"
         )
     tables = {name: Prepared(**table) for name, table in found.pop("tables").items()}
     return Manifest(**found, tables=tables)
@@ -99,7 +100,7 @@ def check_current(manifest: Manifest, dataset: Dataset) -> None:
         raise InvalidSchema(f"the records of {', '.join(stale)} have changed since the snapshot: {REMEDY}")
 
 
-REMEDY = "run `dither prepare` again, or delete it"
+REMEDY = "run `dither prepare` again, or delete the snapshot's folder to have the files themselves read"
 
 
 def described(dataset: Dataset) -> str:
