@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         lowest = TIERS.index(marker.args[0]) if marker else 0
         (kept if lowest <= allowed else dropped).append(item)
         fixtures = set(getattr(item, "fixturenames", ()))
-        if fixtures & {"spark", "spark_cluster"}:
+        if fixtures & {"spark", "spark_cluster", "spark_connect"}:
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif "postgres" in fixtures and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("postgres"))
@@ -110,10 +110,16 @@ def _require_spark() -> None:
     require(shutil.which("java") or os.environ.get("JAVA_HOME"), "Spark: Java 17 is not installed")
 
 
+# For a process of a few minutes: compiling everything twice, and several collectors, cost more than they save.
+BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
 def spark_settings(scratch: Path) -> dict[str, str]:
     """Settings for a small, quiet session."""
     return {
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": BRIEF,
+        "spark.executor.extraJavaOptions": BRIEF,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -182,6 +188,29 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
             process.terminate()
         for process in processes:
             process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def spark_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server, a process of its own."""
+    _require_spark()
+    require(find_spec("grpc"), "Spark Connect: pip install 'pyspark[connect]'")
+    scratch, port = tmp_path_factory.mktemp("connect"), _free_port()
+    settings = {
+        **spark_settings(scratch),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", *options, *main]
+    server = _spark_class(scratch, "server", *submit)
+    try:
+        _wait_for(scratch / "server.log", "Spark Connect server started", 1)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
 
 
 def _free_port() -> int:

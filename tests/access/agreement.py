@@ -27,15 +27,15 @@ FUNCTIONS = [
 ]
 
 
-def random_plans(bench: Bench, count: int, seed: int, batch: int = 5) -> Tally:
+def random_plans(bench: Bench, count: int, seed: int, batch: int = 5, alone: int = 4) -> Tally:
     """Random cases from a fixed seed, each with several neighbours, checked for promises a, b, c, e and f.
 
-    One batch in four has every plan in statements of its own, as an engine would run it.
+    One batch in `alone` has every plan in statements of its own, as an engine would run it.
     """
     tally = Tally()
     for number in range(-(-count // batch)):
         try:
-            trials.run_batch(Random(f"{seed}:{number}"), bench, tally, batch, alone=number % 4 == 0)
+            trials.run_batch(Random(f"{seed}:{number}"), bench, tally, batch, alone=number % alone == 0)
         except Violation as violation:
             raise smallest(violation, bench) from None
     return tally

@@ -63,14 +63,16 @@ class SparkBench:
 
     spelling = SparkSpelling()
 
-    def __init__(self, session: Any, **settings: str) -> None:
-        self.session = configured(session.newSession(), "1")
-        for name, value in settings.items():
-            self.session.conf.set(name.replace("_", "."), value)
+    def __init__(self, session: Any) -> None:
+        """Takes the session over: its settings and its temporary views."""
+        self.session = configured(session, "1")
 
     def load(self, tables: dict[str, pa.Table]) -> dict[str, exp.Expr]:
         for name, table in tables.items():
-            self.session.createDataFrame(table).createOrReplaceTempView(f"raw_{name}")
+            # Spark Connect takes no table without rows.
+            some = table if table.num_rows else pa.table([pa.nulls(1, f.type) for f in table.schema], table.schema)
+            frame = self.session.createDataFrame(some).where("true" if table.num_rows else "false")
+            frame.createOrReplaceTempView(f"raw_{name}")
         return {name: exp.to_table(f"raw_{name}") for name in tables}
 
     def run(self, statement: exp.Expr) -> pa.Table:

@@ -46,12 +46,12 @@ pytestmark = pytest.mark.tier("test")
 
 @pytest.fixture(scope="module")
 def bench(spark: Any) -> SparkBench:
-    return SparkBench(spark)
+    return SparkBench(spark.newSession())
 
 
 def test_promises_hold_on_spark(tier: Any, bench: SparkBench, capsys: pytest.CaptureFixture[str]) -> None:
     count = tier.pick(quick=0, test=30, deep=500)
-    tally = random_plans(bench, count, seed=6)
+    tally = random_plans(bench, count, seed=6, alone=12)
     with capsys.disabled():
         print(f"\n  tests/access: {tally.line('spark')}")
     assert tally.plans == count
