@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -324,6 +325,24 @@ def unlock(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> No
 def corrections(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
     """How many values were corrected into their declared domain; depends on records."""
     _desk(socket, "corrections", as_json, dataset=dataset)
+
+
+@curator.command()
+def desk(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0 takes a free one")] = 8767,
+    socket: Desk = DESK,
+    as_json: AsJson = False,
+) -> None:
+    """Show the desk as a page, on this machine alone, until interrupted; its address is the key to it."""
+    from dither.serve.desk_page import DeskServer, Page
+
+    try:
+        server = DeskServer(Page(socket), port)
+    except OSError:
+        raise InvalidParameter(f"cannot listen on port {port}; is something else there?") from None
+    _ready("desk", server.url, as_json)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
 
 
 @curator.command()
