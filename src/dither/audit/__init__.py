@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dither.audit.accountants import AccountingResult as AccountingResult
     from dither.audit.accountants import accounting as accounting
-    from dither.audit.attacks import service as service
+    from dither.audit.attacks.service import service as service
     from dither.audit.blackbox import privacy as privacy
     from dither.audit.exactly import ExactResult as ExactResult
     from dither.audit.exactly import exact as exact

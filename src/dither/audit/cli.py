@@ -20,7 +20,7 @@ from dither.audit.canonical import certify
 from dither.audit.exactly import ExactResult, exact
 from dither.audit.fitting import fit
 from dither.audit.report import PrivacyResult
-from dither.audit.schedules import entries, interval, repeated
+from dither.audit.schedules import entries, interval, repeated, told
 from dither.audit.stated import claim as parsed
 from dither.audit.stated import found
 from dither.audit.times import timing
@@ -199,13 +199,11 @@ def schedule(
     wait = interval(every)
     if show:
         kept = entries(history)
-        lines = [f"{each.started}  {'passed' if each.passed else 'FOUND'}  {' '.join(each.command)}" for each in kept]
-        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(lines))
+        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(told(kept)))
         return
     last = None
     for last in repeated(command or [], history, wait, times):
-        line = f"{last.started}  {'passed' if last.passed else 'FOUND'}  {last.seconds} s"
-        typer.echo(json.dumps(vars(last)) if as_json else line)
+        typer.echo(json.dumps(vars(last)) if as_json else told(entries(history))[-1])
     _leave(last is not None and not last.passed)
 
 

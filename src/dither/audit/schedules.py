@@ -74,6 +74,22 @@ def repeated(
         done += 1
 
 
+def verdict(last: Entry, before: Sequence[Entry]) -> str:
+    """In a word; what passed the last time that this audit was run and does not now is a regression."""
+    if last.passed:
+        return "passed"
+    same = [each for each in before if each.command == last.command]
+    return "REGRESSION" if same and same[-1].passed else "FOUND"
+
+
+def told(kept: Sequence[Entry]) -> list[str]:
+    """The history in words, one line for each run."""
+    return [
+        f"{each.started}  {verdict(each, kept[:place])}  {each.seconds} s  {' '.join(each.command)}"
+        for place, each in enumerate(kept)
+    ]
+
+
 def entries(history: Path) -> list[Entry]:
     """The history, oldest first."""
     if not history.exists():

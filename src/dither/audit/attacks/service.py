@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dither.audit.attacks import oracles, requests, spending
+from dither.audit.attacks.counting import end_to_end
 from dither.audit.attacks.model import Attack, Finding, Target
 from dither.errors import DitherError, InvalidParameter
 
@@ -25,21 +26,29 @@ def run(targets: Sequence[Target], attacks: Iterable[Attack] = ATTACKS) -> list[
 
 def service(
     url: Annotated[str, typer.Argument(help="the gateway's address")],
+    neighbour: Annotated[
+        str | None, typer.Option(help="a second instance whose data lack one person: its replies must be alike")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="with a neighbour: noisy counts to compare, from 1000 on")] = 0,
     dataset: Annotated[str | None, typer.Option(help="which dataset, if there are several")] = None,
     family: Annotated[list[str] | None, typer.Option(help="only attacks of this family; may be repeated")] = None,
     epsilon: Annotated[str, typer.Option(help="what each question of the attack may spend")] = "1/1000",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
-    """Attack a running service; tokens in DITHER_TOKEN and, to try more, DITHER_OTHER_TOKEN, DITHER_AUDITOR_TOKEN."""
-    names = {"analyst": "DITHER_TOKEN", "other": "DITHER_OTHER_TOKEN", "auditor": "DITHER_AUDITOR_TOKEN"}
-    tokens = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
-    if "analyst" not in tokens:
-        raise InvalidParameter("put an analyst's token into the environment as DITHER_TOKEN")
+    """Attack a running service; tokens in DITHER_TOKEN and, to try more, DITHER_OTHER_TOKEN, DITHER_AUDITOR_TOKEN.
+
+    The neighbour's tokens are in DITHER_NEIGHBOUR_TOKEN, DITHER_NEIGHBOUR_OTHER_TOKEN, DITHER_NEIGHBOUR_AUDITOR_TOKEN.
+    """
+    if samples and neighbour is None:
+        raise InvalidParameter("samples are compared with those of a neighbour: give --neighbour URL as well")
     families = {attack.family for attack in ATTACKS}
     if unknown := set(family or ()) - families:
         raise InvalidParameter(f"no family {', '.join(sorted(unknown))}; there are: {', '.join(sorted(families))}")
     chosen = [attack for attack in ATTACKS if not family or attack.family in family]
-    findings = run([Target.of(url, tokens, dataset, epsilon)], chosen)
+    targets = [Target.of(url, _tokens("DITHER_"), dataset, epsilon)]
+    if neighbour is not None:
+        targets.append(Target.of(neighbour, _tokens("DITHER_NEIGHBOUR_"), dataset, epsilon))
+    findings = run(targets, chosen) + ([end_to_end(targets, samples)] if samples else [])
     learned = [finding for finding in findings if finding.learned]
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
@@ -47,6 +56,15 @@ def service(
         typer.echo(report(findings))
     if learned:
         raise DitherError(f"{len(learned)} of {len(findings)} attacks learned something")
+
+
+def _tokens(prefix: str) -> dict[str, str]:
+    """The accounts' tokens, from the environment."""
+    names = {"analyst": "TOKEN", "other": "OTHER_TOKEN", "auditor": "AUDITOR_TOKEN"}
+    tokens = {name: os.environ[prefix + word] for name, word in names.items() if os.environ.get(prefix + word)}
+    if "analyst" not in tokens:
+        raise InvalidParameter(f"put an analyst's token into the environment as {prefix}TOKEN")
+    return tokens
 
 
 def report(findings: Sequence[Finding]) -> str:
