@@ -93,31 +93,32 @@ def test_the_stated_influence_is_reached(name: str, tmp_path: Path) -> None:
     assert moved(node, tmp_path, base, more) == node.influence(world.ctx, unit).rows
 
 
+def pairs(path: Path, node: r.Relation, rows: list[tuple[int, int, str, str]]) -> tuple[Counter[Any], int | None]:
+    """The joined rows of a table with two keys and one row a person, and the influence that is stated."""
+    keys = Category(("a", "b"))
+    columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**6)), "k": keys, "j": keys}
+    data = {name: pa.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
+    world = one_table(path, columns, data, Unit("user", "user", {"t": "id"}), "id")
+    statement = Statement(world.ctx, world._origins, world.spelling)
+    table = statement.table(node)
+    found = world._run(statement.finish(x.exp.select("c1", "c4").from_(table)))
+    bag = Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    return bag, node.influence(world.ctx, "user").rows
+
+
 @pytest.mark.tier("test")
 def test_a_join_on_another_key_reaches_its_bound(tmp_path: Path) -> None:
-    """One row enters and pushes out another on both sides of a self-join: 2 a B + 2 b B."""
-    columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**6)), "k": Category(("a",))}
-    unit = Unit("user", "user", {"t": "id"})
+    """One row pushes out another on the left under one key and on the right under another: 2 a B + 2 b B."""
     left = r.Scan("t")
-    node = r.KeyJoin(left, r.Project(left, (("v2", x.Column("v")), ("k2", x.Column("k")))), (("k", "k2"),), 1, 1)
-    reached = 0
+    right = r.Project(left, (("v2", x.Column("v")), ("k2", x.Column("j"))))
+    node, before = r.KeyJoin(left, right, (("k", "k2"),), 1, 1), [(1, 500, "a", "a"), (3, 600, "b", "b")]
+    base, stated = pairs(tmp_path / "base", node, before)
+    assert (base, stated) == ({(500, 500): 1, (600, 600): 1}, 4)
+    changes = set()
     for value in range(12):
-        bags = []
-        for rows in ([(1, 500)], [(1, 500), (2, value)]):
-            data = {
-                "id": pa.array([i for i, _ in rows]),
-                "v": pa.array([v for _, v in rows]),
-                "k": pa.array(["a"] * len(rows)),
-            }
-            world = one_table(tmp_path / f"{value}-{len(rows)}", columns, data, unit, "id")
-            statement = Statement(world.ctx, world._origins, world.spelling)
-            table = statement.table(node)
-            found = world._run(statement.finish(x.exp.select("c1", "c3").from_(table)))
-            bags.append(Counter(zip(*(column.to_pylist() for column in found.columns), strict=True)))
-        reached = max(reached, sum(((bags[0] - bags[1]) + (bags[1] - bags[0])).values()))
-    stated = node.influence(world.ctx, "user").rows
-    assert stated == 4
-    assert reached == 2  # one pair replaced by another: with both limits 1 the two sides change in the same pair
+        more, _ = pairs(tmp_path / str(value), node, [*before, (2, value, "a", "b")])
+        changes.add(sum(((base - more) + (more - base)).values()))
+    assert max(changes) == 4
 
 
 BY_ACTION = (m.Key("action", x.Column("action")),)
