@@ -30,6 +30,13 @@ def test_p_values_of_small_samples_are_uniform() -> None:
     assert stats.kstest(found, "uniform").pvalue > 1e-9  # a fixed seed
 
 
+def fine_laplace(size: int) -> Any:
+    """Continuous Laplace noise whose logarithm is taken of 53 random digits after as many zeros as fall."""
+    rng = np.random.default_rng()
+    uniform = (rng.integers(1 << 52, 1 << 53, size=size) + rng.random(size)) * 2.0 ** -(52 + rng.geometric(0.5, size))
+    return np.where(rng.random(size) < 0.5, -1, 1) * np.log(uniform)
+
+
 @pytest.mark.parametrize(
     ("sampler", "law"),
     [
@@ -37,8 +44,10 @@ def test_p_values_of_small_samples_are_uniform() -> None:
         (lambda size: discrete_gaussian(F(30), size, SystemBits()), GaussianLaw(F(30))),
         (lambda size: np.random.default_rng().normal(size=size), stats.norm()),
         (lambda size: np.random.default_rng().poisson(4, size=size), stats.poisson(4)),
+        (lambda size: fine_laplace(size), stats.laplace()),
+        (lambda size: 1e6 + np.random.default_rng().normal(size=size), stats.norm(1e6)),
     ],
-    ids=["laplace", "gaussian", "normal", "poisson"],
+    ids=["laplace", "gaussian", "normal", "poisson", "float Laplace of many bits", "normal far from 0"],
 )
 def test_right_samplers_pass(sampler: Callable[[int], Any], law: Any, tier: Any) -> None:
     found = fit(sampler, law, draws=tier.pick(quick=100_000, test=1_000_000, deep=10_000_000), alpha=ALPHA)
@@ -70,11 +79,31 @@ def light_tails(size: int) -> Any:
         (coarse, stats.norm(), "last digits"),
         (lambda size: np.random.default_rng().random(size), stats.uniform(), "last digits"),
         (lambda size: np.abs(discrete_laplace(F(5), size, SystemBits())), LaplaceLaw(F(5)), ""),
+        (lambda size: np.random.default_rng().laplace(size=size), stats.laplace(), "inverse"),
+        (lambda size: stats.norm.ppf(np.random.default_rng().random(size)), stats.norm(), "lower inverse"),
+        (lambda size: -np.log1p(-np.random.default_rng().random(size)), stats.expon(), "upper inverse"),
+        (
+            lambda size: stats.logistic.ppf(np.random.default_rng().integers(1, 1 << 40, size) / 2.0**40),
+            stats.logistic(),
+            "inverse",
+        ),
     ],
-    ids=["scale 2% off", "shifted", "dependent", "light tails", "coarse", "floats of 53 bits", "one-sided"],
+    ids=[
+        "scale 2% off",
+        "shifted",
+        "dependent",
+        "light tails",
+        "coarse",
+        "floats of 53 bits",
+        "one-sided",
+        "numpy's Laplace",
+        "normal by inversion",
+        "exponential by inversion",
+        "40 bits inverted",
+    ],
 )
 def test_named_bugs_are_caught(sampler: Callable[[int], Any], law: Any, named: str) -> None:
-    found = fit(sampler, law, draws=200_000, alpha=1e-9)
+    found = fit(sampler, law, draws=400_000, alpha=1e-9)
     assert found.refuted, str(found)
     assert min((each.p_value for each in found.tests if named in each.name), default=1.0) < 1e-9
 

@@ -24,6 +24,10 @@ MOST_BINS = 400
 TAILS = (1e-2, 1e-3, 1e-4)
 LAGS = (1, 2, 3, 7)
 LOW_BITS = 4
+FAR = 2.0**-12  # of a probability below this, doubles show digits far beyond the 53rd
+GRID = 2.0**53
+SECTORS = 8
+SHARP = 2.0**-5
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def fit(
     spread = np.random.default_rng(seed).random(draws)
     uniform = np.clip(below + mass * spread, 2.0**-60, 1 - 2.0**-53)
     found = [*_tests(uniform), chi_squared(values, law) if mass.any() else _equal_cells(uniform)]
-    return FitResult(draws, alpha, (*found, *_raw_bits(values, discrete=bool(mass.any()))))
+    holes = () if mass.any() or values.dtype != np.float64 else (*_raw_bits(values), *_inverted(values, law))
+    return FitResult(draws, alpha, (*found, *holes))
 
 
 def _tests(uniform: Floats) -> Iterator[FitTest]:
@@ -242,10 +247,8 @@ def _serial(uniform: Floats) -> Iterator[FitTest]:
             yield FitTest(f"serial {lag}, degree {degree}", z, float(2 * special.ndtr(-abs(z))))
 
 
-def _raw_bits(values: Any, discrete: bool) -> Iterator[FitTest]:
+def _raw_bits(values: Any) -> Iterator[FitTest]:
     """Holes in the floats: the last digits of a rounded real number are even-handed, and hardly any value repeats."""
-    if discrete or values.dtype != np.float64:
-        return
     last = (values.view(np.uint64) & np.uint64((1 << LOW_BITS) - 1)).astype(np.int64)
     cells = 1 << LOW_BITS
     seen = np.bincount(last, minlength=cells).astype(np.float64)
@@ -254,3 +257,24 @@ def _raw_bits(values: Any, discrete: bool) -> Iterator[FitTest]:
     # Floats of 53 digits: in any factor of two at most one value in 2^52 is likely, so this many repeats are too many.
     expected = len(values) ** 2 / 2.0**50
     yield FitTest("repeated floats", float(repeats), float(special.pdtrc(repeats - 1, expected)) if repeats else 1.0)
+
+
+def _inverted(values: Any, law: Any) -> Iterator[FitTest]:
+    """Holes that an inverted distribution function leaves: far out, its uniform numbers can be read off the draws.
+
+    They are whole multiples of 2^-53, or all at the same place between two; those of a real number fall anywhere. Only
+    draws whose float neighbours are much closer than that are judged, so that the sectors are even to a few percent
+    of a sector's own standard error; the largest of the sectors' counts is binomial but for a factor.
+    """
+    for name, tail in (("lower", law.cdf), ("upper", getattr(law, "sf", None))):
+        if tail is None:
+            continue
+        beyond = np.asarray(tail(values), float)
+        far = (beyond > 0) & (beyond < FAR)
+        outward = np.nextafter(values[far], -np.inf if name == "lower" else np.inf)
+        sharp = np.abs(np.asarray(tail(outward), float) - beyond[far]) * GRID < SHARP
+        places = beyond[far][sharp] * GRID % 1.0
+        sectors = np.bincount((places * SECTORS + 0.5).astype(np.int64) % SECTORS, minlength=SECTORS)
+        most = int(sectors.max())
+        p_value = SECTORS * float(special.bdtrc(most - 1, len(places), 1 / SECTORS)) if most else 1.0
+        yield FitTest(f"{name} inverse", float(most), min(1.0, p_value))
