@@ -272,6 +272,20 @@ def test_a_batch_may_mix_kinds(session: Session) -> None:
     assert np.allclose(one, many, rtol=1e-2)
 
 
+def test_each_question_of_a_batch_has_a_bound_of_its_own(session: Session, kernel: BareKernel) -> None:
+    """Few rows are long: their bound is far below that of all."""
+    queries = ["SELECT COUNT(*) AS n FROM actions", "SELECT COUNT(*) AS n FROM actions WHERE seconds > 590"]
+    before = len(kernel.requests)
+    every, few = session.batch(queries, epsilon=10**9)
+    (request,) = kernel.requests[before:]
+    assert [search.tag for search in request.searches] == ["mass", "mass 1"]
+    assert every.bounds["mass"].bound > few.bounds["mass 1"].bound
+    assert (every.value(), few.value()) == pytest.approx(
+        tuple(session.sql(query, epsilon=10**12, bound=100).value() for query in queries), rel=1e-2
+    )
+
+
+@pytest.mark.tier("test")
 def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> None:
     """Each question has a bound of its own; the ladders are thinned so that pricing them all stays cheap."""
     session = dither.connect(build(tmp_path), account="team-a")

@@ -723,7 +723,7 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
 
 def test_every_budget_pays_the_dearest_bound_of_its_own() -> None:
     """Noise for a user's T rows costs one action 1/T of the loss: dearest for actions is the smallest bound."""
-    action = Unit("action", "row", {"actions": ""})
+    action = Unit("action", "row", {"actions": None})
     described = dataset(10, units={**dataset().units, "action": action}, budgets=(pure(10), pure(10, unit="action")))
     priced = appraisal_module.appraise(Context(described), ruled())
     by_unit = {loss.unit: loss.loss for loss in priced.losses}
