@@ -432,6 +432,29 @@ def test_connect_in_process(tmp_path: Path) -> None:
         session.kernel.close()  # type: ignore[attr-defined]
 
 
+def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None:
+    """Charged once, answered again for nothing, refused without spending; history and the answer show both draws."""
+    path = build(tmp_path)
+    path.write_text(path.read_text().replace("epsilon: 1000", "epsilon: 2"))
+    session = dither.connect(path, account="team-a")
+    query = "SELECT COUNT(*) AS n, COUNT(DISTINCT url_id) AS d, SUM(price) AS s FROM actions"
+    try:
+        spent, charges = session.budget[0].spent[0], len(session.history)
+        answer = session.sql(query, epsilon=1, request_id="once")
+        assert session.budget[0].spent[0] - spent == 10**15 and len(session.history) == charges + 1
+        assert answer.loss == (Pure(1),) and sorted(answer.bounds) == ["mass", "rows"]
+        assert len(answer.noisy) == 4 and sum(Fraction(part["loss"]["epsilon"]) for part in answer.noisy) == 1
+        for again in (session.sql(query, epsilon=1, request_id="once"), session.sql(query, epsilon=1)):
+            assert again.to_dicts() == answer.to_dicts() and again.releases[0].cached
+        assert session.quote(query, epsilon=1).free
+        with pytest.raises(BudgetExceeded):
+            session.sql(query, epsilon="3/2")
+        assert session.budget[0].spent[0] - spent == 10**15
+        assert "in the same charge" in str(session.explain(query))
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
+
+
 def test_connect_needs_a_name_and_a_token(session: Session, kernel: BareKernel) -> None:
     with pytest.raises(NotFound, match="no dataset 'other'"):
         Session.over(kernel, "analyst", "other")
