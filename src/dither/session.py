@@ -20,6 +20,7 @@ from dither.post.answers import Answer, assemble
 from dither.post.asking import TYPICAL_ROWS, Spend, spend
 from dither.post.batches import Whole, joined, split_answers
 from dither.post.bounds import Bound, bound_of
+from dither.post.costs import elsewhere
 from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.options import Chosen, Options, level, settled
 from dither.post.plan import Plan, Planner, first_value, fitted
@@ -27,14 +28,19 @@ from dither.post.questions import Question
 from dither.post.sql import read
 from dither.post.subpopulations import heavy, light
 from dither.schema import Dataset
-from dither.wire import Balance, Entry, Kernel, Part, Quote, Statement
+from dither.wire import AutoBound, Balance, Entry, Kernel, Part, Quote, Request, Statement, UnitLoss
+from dither.wire.codec import description
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a question would cost and how far off its answer would be; nothing is read and nothing spent."""
+    """What a question would cost and how far off its answer would be; nothing is read and nothing spent.
+
+    `loss` is that to the question's own unit; `losses` what every budget would be charged.
+    """
 
     loss: Loss
+    losses: tuple[UnitLoss, ...]
     expected: tuple[Expected, ...]
     bound: Mapping[str, int]
     affordable: bool
@@ -203,19 +209,28 @@ class Session:
     def _price(self, asked: _Asked, more: Sequence[Part] = (), loss: Loss | None = None) -> Price:
         whole = joined(self.context, asked.plans, asked.spend)
         parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
-        request = asking.request(self.name, asked.plans[0].unit, [*more, *parts], searches)
+        request = self._request(asked.plans[0].unit, [*more, *parts], searches)
         quoted: Quote = self.kernel.quote(request, self.token)
         columns = self._expected(whole, asked)
+        total, unit = loss or asked.spend.loss, asked.plans[0].unit
+        notes = (*asked.plans[0].notes, *assumed(whole, columns), *elsewhere(quoted.losses, unit, total))
         return Price(
-            loss or asked.spend.loss, columns, whole.guesses(), quoted.affordable, quoted.free, quoted.time_class,
-            quoted.milliseconds, (*asked.plans[0].notes, *assumed(whole, columns)),
+            total, quoted.losses, columns, whole.guesses(), quoted.affordable, quoted.free, quoted.time_class,
+            quoted.milliseconds, notes,
         )  # fmt: skip
+
+    def _request(
+        self, unit: str, parts: Sequence[Part], searches: Sequence[AutoBound], request_id: str = "", draw: int = 0
+    ) -> Request:
+        """A request that is refused once cells have other names than this session knows."""
+        made = asking.request(self.name, unit, parts, searches, request_id, draw)
+        return replace(made, described=description(self.context))
 
     def _answer(self, asked: _Asked, request_id: str, draw: int) -> list[Answer]:
         """Asks for everything at once, bounds that are to be found included: one charge."""
         whole = joined(self.context, asked.plans, asked.spend)
         parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
-        request = asking.request(self.name, asked.plans[0].unit, parts, searches, request_id, draw)
+        request = self._request(asked.plans[0].unit, parts, searches, request_id, draw)
         release = self.kernel.answer(request, self.token)
         found = whole.found(release)
         answers = []
@@ -224,7 +239,9 @@ class Session:
             limits = {tag: bound.bound for tag, bound in bounds.items()}
             own = fitted(whole.plan_of(place, plan), self.context, limits)
             columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, asked.confidence)
-            answers.append(assemble(own, self.context, columns, asked.confidence, [release], bounds))
+            answer = assemble(own, self.context, columns, asked.confidence, [release], bounds)
+            notes = elsewhere(release.losses, plan.unit, asked.spend.loss)
+            answers.append(replace(answer, notes=(*answer.notes, *notes)))
         return [asked.judged(answer, self._expected(whole, asked)) for answer in answers] if asked.within else answers
 
     # --- keys that the schema does not list --------------------------------------------------------------------------
@@ -256,7 +273,7 @@ class Session:
             raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
         how = self._selecting(query, chosen)
         suffix = f"{request_id}:keys" if request_id else ""
-        request = asking.request(self.name, how.question.unit, [how.part], (), suffix, draw)
+        request = self._request(how.question.unit, [how.part], (), suffix, draw)
         first = self.kernel.answer(request, self.token)
         keys = first.parts[0].keys or ()
         if not keys:
@@ -282,7 +299,9 @@ class _Asked:
 
     def judged(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
         """An answer with a note where it is wider than was asked for, and on what the loss was solved."""
-        widths = [np.max(c.estimate.high - c.estimate.low, initial=0.0) / 2 for c in answer.columns if not c.key]
+        shown = [column.estimate for column in answer.columns if not column.key]
+        with np.errstate(invalid="ignore"):
+            widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in shown]
         sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
         notes = [f"within= was solved as if each group had {size:,} rows" for size in sizes]
         if answer.bounds:

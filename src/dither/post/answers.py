@@ -27,7 +27,7 @@ from dither.post.plan import Plan, axes
 from dither.post.questions import Ordering
 from dither.post.recipe import Key, Values, cells_of, evaluate, missing
 from dither.schema import Domain, Moment, Scalar
-from dither.wire import Release
+from dither.wire import Release, UnitLoss
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN = 60
@@ -98,6 +98,11 @@ class Answer:
         """The table as a list of rows."""
         rows: list[dict[str, Any]] = self.table.to_pylist()
         return rows
+
+    @property
+    def losses(self) -> tuple[UnitLoss, ...]:
+        """What every budget was charged; `loss` is that of the question's own unit."""
+        return tuple(part for release in self.releases for part in release.losses)
 
     @property
     def noisy(self) -> list[dict[str, Any]]:

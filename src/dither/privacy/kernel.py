@@ -22,7 +22,7 @@ from typing import Any, assert_never
 from dither.access.context import Context, PublicFacts, with_facts
 from dither.access.engines import Engine, open_engine
 from dither.access.measure import Linear, Measure, PartitionCounts
-from dither.errors import BudgetExceeded, EngineFailure, NotAllowed, NotFound
+from dither.errors import BudgetExceeded, EngineFailure, InvalidPlan, NotAllowed, NotFound
 from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
 from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.ledger import KERNEL, Account, Claim, Ledger, Receipt, Recorded
@@ -33,7 +33,7 @@ from dither.privacy.private_log import PrivateLog
 from dither.privacy.sizing import size_parts
 from dither.privacy.tails import rung
 from dither.schema import Dataset, Scalar, Unit, load
-from dither.wire.codec import RESPONSE, decode, digest, encode
+from dither.wire.codec import RESPONSE, decode, description, digest, encode
 from dither.wire.model import (
     Balance,
     Entry,
@@ -271,6 +271,8 @@ class LocalKernel:
     def _appraised(self, house: House, request: Request) -> tuple[Request, Appraisal]:
         """The request as its JSON says it, and what it costs: nothing but a plan gets further."""
         plain = decode(encode(request), Request)
+        if plain.described and plain.described != description(house.context):
+            raise InvalidPlan("the dataset's description is not what it was when this session began; connect again")
         return plain, appraise(house.context, plain)
 
     def _check_open(self, request: Request, house: House) -> None:
@@ -280,7 +282,7 @@ class LocalKernel:
             raise NotAllowed(LOCKED)
 
     def _claim(self, house: House, request: Request, appraisal: Appraisal, account: str) -> Claim:
-        question = replace(request, request_id="", expect_head=None)
+        question = replace(request, request_id="", expect_head=None, described="")
         return Claim(
             dataset=request.dataset,
             version=house.version,

@@ -66,6 +66,7 @@ def price_data(price: Price) -> dict[str, Any]:
     """What a question would cost, and how far off its answer would be."""
     return {
         "loss": loss_data(price.loss),
+        "losses": losses_data(price.losses),
         "expected": [
             {
                 "column": column.name,

@@ -11,12 +11,13 @@ import hashlib
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dither.access import expr, measure, relation
+from dither.access.context import Context
 from dither.errors import DitherError, InvalidPlan
 from dither.loss import LARGEST_TERM, rational
 from dither.privacy import mechanisms
@@ -75,10 +76,26 @@ def decode(data: bytes, kind: type[T], limits: Limits = REQUEST) -> T:
 
 
 def digest(request: Request) -> str:
-    """What tells questions apart: the whole request but its id and the head that it expects."""
+    """What tells questions apart: the whole request but its id, and the head and description that it expects."""
     tree = _encode(Request, request)
-    question = {name: value for name, value in tree.items() if name not in ("request_id", "expect_head")}
+    question = {name: value for name, value in tree.items() if name not in ("request_id", "expect_head", "described")}
     return hashlib.sha256(json.dumps(question, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def description(context: Context) -> str:
+    """A hash of what gives cells their names: tables, units and public values; not budgets, sizes or sources."""
+    held = context.memo.get(("description",))
+    if held is None:
+        held = context.memo["description",] = (None, _described(context))
+    found: str = held[1]
+    return found
+
+
+def _described(context: Context) -> str:
+    dataset = context.dataset
+    tables = {name: replace(table, source=replace(table.source, options={})) for name, table in dataset.tables.items()}
+    bare = replace(dataset, tables=tables, budgets=(), groups=(), policy="shared", data_version="")
+    return hashlib.sha256(encode(bare) + encode(context.facts)).hexdigest()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -235,4 +252,4 @@ def _node(hint: Any, name: str, value: dict[str, Any], path: str) -> Any:
     return classes[name](**given)
 
 
-__all__ = ["REQUEST", "RESPONSE", "VERSION", "Limits", "decode", "digest", "encode", "model"]
+__all__ = ["REQUEST", "RESPONSE", "VERSION", "Limits", "decode", "description", "digest", "encode", "model"]

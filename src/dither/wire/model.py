@@ -95,6 +95,8 @@ class Request:
 
     `unit` is the unit that every `Calibrate` refers to (default: the dataset's first budget's). Two requests with the
     same `request_id` from one account are one request. `draw` tells repetitions apart: another number is another draw.
+    `described` is `codec.description` of what the asker names cells by; if it is no longer the kernel's, the request is
+    refused.
     """
 
     dataset: str
@@ -104,6 +106,7 @@ class Request:
     unit: str | None = None
     draw: int = 0
     expect_head: Head | None = None
+    described: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.parts) <= MOST_PARTS:

@@ -66,7 +66,7 @@ async function quote() {
   const rows = price.expected.map((each) => [each.column, each.needs_rows ? "depends on the size of the group" : "± " + shown(each.half_width)]);
   table(["column", "expected error"], rows.map((row) => row.map((cell) => make("td", cell))));
   const state = price.free ? "free: it was asked before" : price.affordable ? "affordable" : "beyond the budget";
-  at("cost").textContent = JSON.stringify(price.loss) + "; " + state + "; answered after " + price.milliseconds + " ms";
+  at("cost").textContent = JSON.stringify(price.losses) + "; " + state + "; answered after " + price.milliseconds + " ms";
   notes(price.notes);
   say("Nothing was spent.");
 }
