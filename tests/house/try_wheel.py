@@ -1,4 +1,5 @@
-"""Install a built wheel in an empty environment outside the checkout, and run the demonstration and the auditor there.
+"""Install a built wheel in an empty environment outside the checkout; run the demonstration, the auditor and its
+pytest plug-in there.
 
 python tests/house/try_wheel.py dist
 """
@@ -6,6 +7,7 @@ python tests/house/try_wheel.py dist
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,12 +38,12 @@ def newest_wheel(directory: Path) -> Path:
     return max(directory.glob("dither-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
-def run(where: Path, *command: str | Path) -> str:
+def run(where: Path, *command: str | Path, ends: int = 0) -> str:
     """Run in `where`, with an environment that knows nothing of the checkout; returns what it printed."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     print("$", *(Path(word).name if isinstance(word, Path) else word for word in command), flush=True)
     done = subprocess.run(command, cwd=where, env=keep, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if done.returncode != ends:
         sys.exit(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
@@ -58,7 +60,20 @@ def try_wheel(wheel: Path) -> str:
             sys.exit(f"this is the checkout and not the wheel: {home}")
         shown = run(where, dither, "demo")
         (where / "mine.py").write_text(AUDITED)
-        return shown + run(where, python, "mine.py")
+        return shown + run(where, python, "mine.py") + run_documented(where, python)
+
+
+def run_documented(where: Path, python: Path) -> str:
+    """The pytest file of docs/auditing.md, whose mechanism is wrong: the test must fail and show why."""
+    text = re.search(r"```python\n(# test_mine.py.*?)```", (ROOT / "docs" / "auditing.md").read_text(), re.DOTALL)
+    if text is None:
+        sys.exit("docs/auditing.md shows no test_mine.py")
+    (where / "test_mine.py").write_text(text[1])
+    run(where, python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", "pytest")
+    said = run(where, python, "-m", "pytest", "-q", "test_mine.py", ends=1)
+    if "REFUTED" not in said or "the event" not in said:
+        sys.exit(f"the test of docs/auditing.md did not find its bug:\n{said}")
+    return said
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Annotated
 
@@ -121,7 +121,7 @@ def certificate(case: Case) -> tuple[Certificate, ExactResult]:
     result = exact(case.mechanism, (list(case.a), list(case.b)), residual=RESIDUAL if pure else RENYI_RESIDUAL)
     certified = result.residual <= RESIDUAL and result.certifies(case.claim, within=WITHIN, aside=ASIDE)
     made = Certificate(
-        str(case.mechanism).replace("Fraction", ""), case.a, case.b, shown(case.claim), certified,
+        named(case.mechanism), case.a, case.b, shown(case.claim), certified,
         result.epsilon_lower() if isinstance(case.claim, Pure) else None, at_most(result, case.claim), result.residual,
         result.runs + executions() - before, time.process_time() - started,
     )  # fmt: skip
@@ -137,6 +137,16 @@ def at_most(result: ExactResult, claim: Loss) -> float:
             return result.epsilon_upper(claim.delta)
         case _:
             return result.rho_upper()
+
+
+def named(mechanism: Mechanism) -> str:
+    """A mechanism with its parameters, rationals as people write them."""
+    given = ", ".join(f"{field.name}={_plain(getattr(mechanism, field.name))}" for field in fields(mechanism))  # type: ignore[arg-type]
+    return f"{mechanism.name}({given})"
+
+
+def _plain(value: object) -> str:
+    return f"({', '.join(map(_plain, value))})" if isinstance(value, tuple) else str(value)
 
 
 def shown(claim: Loss) -> str:
