@@ -25,7 +25,7 @@ from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.options import Chosen, Options, level, settled
 from dither.post.plan import Plan, Planner, first_value, fitted
 from dither.post.questions import Question
-from dither.post.sql import read
+from dither.post.sql import options_of, read
 from dither.post.subpopulations import heavy, light
 from dither.schema import Dataset
 from dither.wire import AutoBound, Balance, Entry, Kernel, Part, Quote, Request, Statement, UnitLoss
@@ -110,7 +110,7 @@ class Session:
 
     def sql(self, query: str, *, request_id: str = "", draw: int = 0, **options: Unpack[Options]) -> Answer:
         """Asks, pays exactly `epsilon` (or `rho`, or what `within` needs), and gives estimates with intervals."""
-        chosen = settled(options)
+        chosen = told([query], options)
         if chosen.delta is not None:
             return self._selected(query, chosen, request_id, draw)
         (answer,) = self._answer(self._asked([query], chosen), request_id, draw)
@@ -118,27 +118,27 @@ class Session:
 
     def quote(self, query: str, **options: Unpack[Options]) -> Price:
         """Cost and expected error of a question, from public facts; nothing is read and nothing spent."""
-        chosen = settled(options)
+        chosen = told([query], options)
         return self._price(self._asked([query], chosen)) if chosen.delta is None else self._selection(query, chosen)
 
     def explain(self, query: str, **options: Unpack[Options]) -> Explanation:
         """How a query is understood: measures, bounds, recipe, sensitivity; free."""
-        chosen = replace(settled(options), epsilon=1, rho=None, within=None)
+        chosen = replace(told([query], options), epsilon=1, rho=None, within=None)
         return explanation(self.context, self._asked([query], chosen).plans[0])
 
     def batch(
         self, queries: Sequence[str], *, request_id: str = "", draw: int = 0, **options: Unpack[Options]
     ) -> list[Answer]:
         """Several questions in one charge of the total; counts over one table share their joint cost."""
-        return self._answer(self._asked(queries, settled(options, "delta")), request_id, draw)
+        return self._answer(self._asked(queries, told(queries, options, "delta")), request_id, draw)
 
     def quote_batch(self, queries: Sequence[str], **options: Unpack[Options]) -> Price:
         """What a batch would cost and how far off each of its columns would be."""
-        return self._price(self._asked(queries, settled(options, "delta")))
+        return self._price(self._asked(queries, told(queries, options, "delta")))
 
     def split(self, query: str, threshold: int, **options: Unpack[Options]) -> tuple[Answer, Answer]:
         """The same question of light units (at most `threshold` rows) and of heavy ones, each bounded."""
-        chosen = settled(options, "delta", "within")
+        chosen = told([query], options, "delta", "within")
         budget, how = spend(chosen.epsilon, chosen.rho), bound_of(chosen.bound)
         question = self._read(query, chosen)
         plans = (
@@ -157,16 +157,8 @@ class Session:
         return question
 
     def _asked(self, queries: Sequence[str], chosen: Chosen) -> _Asked:
-        """Questions with all their options settled: those in the text of a single one count like arguments."""
-        if not queries:
-            raise InvalidParameter("a batch needs at least one query")
-        questions = [self._read(query, chosen) for query in queries]
-        if len(questions) > 1 and any(question.options for question in questions):
-            raise InvalidParameter("the questions of a batch share one loss: give its options as arguments")
-        chosen, how = (
-            chosen.told(questions[0].options),
-            level(questions[0].options.get("confidence", chosen.confidence)),
-        )
+        """Questions with all their options settled."""
+        questions, how = [self._read(query, chosen) for query in queries], level(chosen.confidence)
         if chosen.within is not None:
             return self._solved(questions, chosen, how)
         budget = spend(chosen.epsilon, chosen.rho)
@@ -320,6 +312,16 @@ class _Selecting:
     part: Part
     spend: Spend
     delta: Fraction
+
+
+def told(queries: Sequence[str], options: Options, *unwelcome: str) -> Chosen:
+    """Options as given; those in the text of a single question count like arguments."""
+    if not queries:
+        raise InvalidParameter("a batch needs at least one query")
+    written = [options_of(query)[1] for query in queries]
+    if len(queries) > 1 and any(written):
+        raise InvalidParameter("the questions of a batch share one loss: give its options as arguments")
+    return settled(options, *unwelcome).told(written[0], *unwelcome)
 
 
 def assumed(whole: Whole, columns: Sequence[Expected]) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import pytest
 
 from dither.access.context import Context, with_facts
 from dither.access.engines import open_engine
-from dither.errors import DitherError, InvalidParameter, Unsupported
+from dither.errors import DitherError, InvalidParameter, InvalidQuery, Unsupported
+from dither.loss import Approximate, Pure
 from dither.post import grammar, sql
 from dither.schema import load
 from dither.session import Session
@@ -325,3 +326,25 @@ def test_numbers_of_each_person_need_no_bound(wanted: str, each: str, world: Wor
     assert row["found_low"] - 0.5 <= truth <= row["found_high"] + 0.5
     quoted = world.session.quote(query, epsilon=1)["found"]
     assert not quoted.needs_rows or quoted.half_width < 200
+
+
+def _written(options: str) -> str:
+    return f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) city, COUNT(*) AS n FROM users GROUP BY city"
+
+
+def test_options_in_the_text_are_honoured_or_refused(world: World) -> None:
+    (answer,) = world.session.batch([_written("epsilon = 2, bound = 1, confidence = 0.5")])
+    assert sum(float(loss.epsilon) for loss in answer.loss) == 2  # type: ignore[union-attr]
+    assert answer.confidence == 0.5
+    one, two = world.session.split(_written("epsilon = 2, confidence = 0.5"), 3)
+    assert one.confidence == two.confidence == 0.5
+    price = world.session.quote(_written("epsilon = 2, delta = 1e-6, confidence = 0.5"))
+    assert price.loss == Approximate(2, "1/1000000")
+    assert world.session.quote(_written("rho = 3"), epsilon=1).loss == Pure(1)
+    world.session.explain(_written("within = 3"))
+    with pytest.raises(InvalidQuery, match="noise"):
+        world.session.sql(_written("epsilon = 2, noise = gaussian"))
+    with pytest.raises(InvalidParameter, match="delta"):
+        world.session.batch([_written("epsilon = 2, delta = 1e-6")])
+    with pytest.raises(InvalidParameter, match="as arguments"):
+        world.session.batch([_written("epsilon = 2"), _written("epsilon = 2")], epsilon=1)

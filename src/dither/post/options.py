@@ -10,6 +10,7 @@ from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
 
 CONFIDENCE = 0.95
+LOSSES = ("epsilon", "rho", "within")
 MOST_CONFIDENT = 0.9999
 
 
@@ -48,13 +49,15 @@ class Chosen:
     delta: Rational | None = None
     rows: float | None = None
 
-    def told(self, options: Mapping[str, str]) -> Chosen:
+    def told(self, options: Mapping[str, str], *unwelcome: str) -> Chosen:
         """With the options in a question's text, where arguments do not say otherwise."""
-        losses: dict[str, Any] = {
-            name: options.get(name) for name in ("epsilon", "rho", "within") if getattr(self, name) is None
-        }
+        if refused := [name for name in unwelcome if name in options]:
+            raise InvalidParameter(f"OPTIONS({refused[0]} = ...) cannot be written into this question")
+        silent = self.epsilon is None and self.rho is None and self.within is None
+        losses: dict[str, Any] = {name: options.get(name) for name in LOSSES} if silent else {}
         bound = _bound_option(options) if self.bound is None else self.bound
-        return replace(self, **losses, bound=bound, confidence=options.get("confidence", self.confidence))
+        delta = options.get("delta") if self.delta is None else self.delta
+        return replace(self, **losses, bound=bound, delta=delta, confidence=options.get("confidence", self.confidence))
 
 
 def settled(options: Options, *unwelcome: str) -> Chosen:

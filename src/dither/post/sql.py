@@ -30,7 +30,7 @@ OPTIONS = {
     "epsilon": "epsilon", "rho": "rho", "delta": "delta", "within": "within", "confidence": "confidence",
     "bound": "bound", "max_rows": "bound", "max_groups_contributed": "groups", "groups": "groups",
     "max_rows_per_group": "rows_per_group", "rows_per_group": "rows_per_group", "join_rows": "join_rows",
-    "unit": "unit", "privacy_unit": "unit", "noise": "noise", "privacy_unit_column": "privacy_unit_column",
+    "unit": "unit", "privacy_unit": "unit", "privacy_unit_column": "privacy_unit_column",
 }  # fmt: skip
 
 AGGREGATES: dict[type[exp.Expr], Kind] = {
