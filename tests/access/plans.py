@@ -654,8 +654,10 @@ def _without(data: dict[str, Raw], rows: dict[str, list[int]]) -> dict[str, Raw]
 
 
 def arrow(raw: Raw, trials: list[Raw] | None = None) -> pa.Table:
-    """The records of all trials as one table with a trial column."""
+    """The records of all trials, which are some of these, as one table with a trial column."""
     versions = trials if trials is not None else [raw]
-    rows = [(number, row) for number, version in enumerate(versions) for row in version.rows]
-    columns = {name: pa.array([row[name] for _, row in rows], type=ARROW[kind]) for name, kind in raw.kinds.items()}
-    return pa.table({**columns, "trial": pa.array([number for number, _ in rows], type=pa.int64())})
+    columns = [pa.array([row[name] for row in raw.rows], type=ARROW[kind]) for name, kind in raw.kinds.items()]
+    place = {id(row): index for index, row in enumerate(raw.rows)}
+    rows = pa.array([place[id(row)] for version in versions for row in version.rows], type=pa.int64())
+    numbers = pa.array([number for number, version in enumerate(versions) for _ in version.rows], type=pa.int64())
+    return pa.table([*(column.take(rows) for column in columns), numbers], names=[*raw.kinds, "trial"])
