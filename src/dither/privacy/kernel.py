@@ -82,6 +82,7 @@ class House:
         try:
             yield taken
         finally:
+            taken.engine.ctx.memo.clear()  # what was worked out for this request's plan
             self.engines.put(taken)
 
 
@@ -191,7 +192,7 @@ class LocalKernel:
         drawing = _Drawing(outcome, self._working(task), self._bits, secret, left)
         find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(appraisal.find))
         bound = _bounds(request, find)
-        steps = answered(task.house.context, request, bound) if find else appraisal.steps
+        steps = answered(replace(task.house.context), request, bound) if find else appraisal.steps
         parts = tuple(drawing.release(f"part {number}", step) for number, step in enumerate(steps))
         return Release(
             dataset=request.dataset,
@@ -269,11 +270,14 @@ class LocalKernel:
         return account
 
     def _appraised(self, house: House, request: Request) -> tuple[Request, Appraisal]:
-        """The request as its JSON says it, and what it costs: nothing but a plan gets further."""
+        """The request as its JSON says it, and what it costs: nothing but a plan gets further.
+
+        The context is a copy, so that what is worked out for this plan is forgotten with it.
+        """
         plain = decode(encode(request), Request)
         if plain.described and plain.described != description(house.context):
             raise InvalidPlan("the dataset's description is not what it was when this session began; connect again")
-        return plain, appraise(house.context, plain)
+        return plain, appraise(replace(house.context), plain)
 
     def _check_open(self, request: Request, house: House) -> None:
         if request.expect_head is not None:
