@@ -284,7 +284,7 @@ def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: T
         if charges is not None and outcome != "answered":
             assert there.charges() == charges
     print(outcomes)
-    assert outcomes["answered"] >= count // 100 and sum(outcomes.values()) == count
+    assert outcomes["answered"] >= count // 20 and sum(outcomes.values()) == count
 
 
 def test_the_fuzzer_finds_a_planted_bug(pair: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,12 @@ def _at(tree: Any, path: Sequence[Any]) -> Any:
     return tree
 
 
+def _role(path: Sequence[Any]) -> Any:
+    """The name of the field that a place belongs to, and whether it is an item of that field."""
+    names = [key for key in path if isinstance(key, str)]
+    return (names[-1] if names else "", isinstance(path[-1], int) if path else False)
+
+
 def _put(tree: Any, path: Sequence[Any], value: Any) -> Any:
     """The tree with another value at a place."""
     if not path:
@@ -50,14 +56,27 @@ class Fuzzer:
             for path in _places(seed)
             if isinstance(_at(seed, path), dict) and "node" in _at(seed, path)
         ]
+        self._seen: dict[Any, list[Any]] = {}
+        for seed in self._seeds:
+            for path in _places(seed):
+                self._seen.setdefault(_role(path), []).append(_at(seed, path))
 
     def plans(self, count: int) -> Iterator[bytes]:
         """So many plans as bytes."""
         for _ in range(count):
             tree = copy.deepcopy(self._random.choice(self._seeds))
+            change = self._random.choice((self._changed, self._exchanged))
             for _ in range(self._random.choice((1, 1, 1, 2, 2, 3, 5))):
-                tree = self._changed(tree)
+                tree = change(tree)
             yield json.dumps(tree).encode(errors="replace")
+
+    def _exchanged(self, tree: Any) -> Any:
+        """Something replaced by what stands in the same role elsewhere: most such plans have the right form."""
+        path = self._random.choice(list(_places(tree))[1:])
+        value = _at(tree, path)
+        if isinstance(value, int) and not isinstance(value, bool) and self._random.random() < 0.5:
+            return _put(tree, path, value + self._random.choice((-1, 1, 10, -value, value)))
+        return _put(tree, path, copy.deepcopy(self._random.choice(self._seen.get(_role(path), [value]))))
 
     def _changed(self, tree: Any) -> Any:
         random = self._random
