@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from inspect import signature
 from random import Random
 from typing import Any
 
@@ -57,7 +58,7 @@ def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
 
 def distinct_merges_units(patch: pytest.MonkeyPatch) -> None:
     def merged(self: Any, statement: Statement) -> Any:
-        keys = relation.visible(self.child, statement.ctx)
+        keys = statement.visible(self.child)
         hidden = [c for unit in statement.known(self) for c in statement.unit_columns(unit)]
         picked = [relation.aliased(exp.Min(this=relation.named(c)), c) for c in [*hidden, "o", "b"]]
         trial = [relation.named(c) for c in statement.trials()]
@@ -89,9 +90,13 @@ def keys_from_data(patch: pytest.MonkeyPatch) -> None:
 
 def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:
     numbered = Statement.numbered
-    patch.setattr(
-        Statement, "numbered", lambda self, table, columns, by, limit: numbered(self, table, columns, [], limit)
-    )
+
+    def among_all(*given: Any) -> Any:
+        call = signature(numbered).bind(*given)
+        call.arguments["by"] = []
+        return numbered(*call.args)
+
+    patch.setattr(Statement, "numbered", among_all)
 
 
 def huge_numbers(patch: pytest.MonkeyPatch) -> None:

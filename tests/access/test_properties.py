@@ -100,7 +100,7 @@ def test_a_trial_among_many_is_answered_as_if_alone(tier: Any) -> None:
     run_seeds(tier.pick(quick=10, test=150, deep=3_000), body, bench)
 
 
-# A join on other keys: test_tight.py. Partition counts have no declared cells: also there.
+# Those left out are in test_tight.py: a join on other keys, and partition counts, which have no declared cells.
 OPERATORS = {name for name, node in BY_NAME.items() if issubclass(node, Relation)} - {"KeyJoin"}
 MEASURES = {name for name, node in MEASURES_BY_NAME.items() if issubclass(node, Measure)} - {"PartitionCounts"}
 

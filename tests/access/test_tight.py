@@ -155,6 +155,25 @@ def test_the_stated_sensitivity_is_reached(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.tier("test")
+@pytest.mark.parametrize(("groups", "rows"), [(2, 1), (1, 2), (2, 2)])
+def test_counts_of_undeclared_keys_reach_what_they_state(groups: int, rows: int, tmp_path: Path) -> None:
+    """One unit in as many groups, with as many rows in each, as its bound lets through."""
+    bounded = r.BoundGroups(ACTIONS, "user", (x.Column("url"),), groups, rows)
+    measure = m.PartitionCounts(bounded, (m.Key("url", x.Column("url")),))
+    mine = acts(1, *((url, "view", day) for url in "ab" for day in range(3)))
+    base, more = (
+        engine(tmp_path / name, users=[], actions=actions, urls=URLS)
+        for name, actions in (("base", THEIRS), ("more", THEIRS + mine))
+    )
+    counts = [
+        dict(zip(found.keys, found.counts, strict=True)) for found in (base.groups(measure), more.groups(measure))
+    ]
+    keys = sorted({*counts[0], *counts[1]})
+    moved_by = change(*(np.array([count.get(key, 0) for key in keys]) for count in counts))
+    assert moved_by == measure.sensitivity(base.ctx, "user")
+
+
+@pytest.mark.tier("test")
 def test_no_value_is_chosen_more_often_than_another(tmp_path: Path) -> None:
     """Of two rows that differ in one column only, each is kept by half of 20,000 units.
 

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from access.plans import Case, arrow, case, cases, neighbours
+from access.plans import Case, arrow, cases, neighbours
 from access.reference import Interpreter, Raw, held
 from dither.access.context import Context
 from dither.access.domains import ends, physical
 from dither.access.engines.layout import laid_out
 from dither.access.expr import Scope
 from dither.access.measure import Linear, Measure, Plan, RankCounts
-from dither.access.relation import Relation, Scan, needs_order, walk
+from dither.access.relation import Relation, Scan, needs_order
 from dither.access.spelling import Spelling, cast
 from dither.access.statement import Origin, Statement, named
 from dither.errors import DitherError
@@ -374,11 +374,6 @@ def inside(value: Any, domain: Domain) -> bool:
             return isinstance(value, int if kind == "integer" else str)
 
 
-def run_cases(rng: Random, bench: Bench, tally: Tally, most: int = 4, exact: bool = True) -> None:
-    """One random plan with its neighbours, in statements of its own."""
-    check(case(rng, exact), bench, rng, most, tally)
-
-
 def run_batch(rng: Random, bench: Bench, tally: Tally, size: int, *, alone: bool = False) -> None:
     """Several random plans on one random dataset with its neighbours: in one or two statements, or each alone."""
     items, most = cases(rng, size), rng.choice([2, 4])
@@ -388,8 +383,3 @@ def run_batch(rng: Random, bench: Bench, tally: Tally, size: int, *, alone: bool
             check_alone(item, setting)
     else:
         check_together(items, setting)
-
-
-def nodes(item: Case) -> set[str]:
-    """The names of the operators in a case."""
-    return {type(node).__name__ for node in walk(item.relation) if isinstance(node, Relation)}
