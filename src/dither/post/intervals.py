@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from dither.post.laws import SETTLED, Floats, Law, half_width, pair_half_width
@@ -21,12 +24,16 @@ from dither.post.recipe import (
     affine,
     cells_of,
     evaluate,
+    folds,
     peel,
     ratio,
 )
 
 POINTS = 1 << 12
 SLAB = 1 << 22
+MOST_CORNERED = 3
+Missing = Literal["least", "missing", "most"]
+MISSING: tuple[Missing, ...] = ("least", "missing", "most")
 # A simulated interval aims a little wider, for the points' own error and for curvature seen at the wrong place.
 SIMULATED_EXTRA = 0.002
 
@@ -268,23 +275,55 @@ def _slab(
     slab: slice,
     confidence: float,
 ) -> tuple[Floats, Floats, Floats]:
-    corners = ("least", "most") if any(isinstance(s, Measured) and s.biased for s in sources) else ("least",)
     found = []
-    for corner in corners:
+    inside = _central([noise[index] / max(sources[index].law.std, SETTLED) for index in noise], confidence)
+    for corner in _corners(sources, sorted(noise)):
         cells: list[Values] = [np.zeros(1)] * len(sources)
         for index, drawn in noise.items():
-            cells[index] = _cut(_base(sources[index], corner), slab)[:, None] - drawn[None, :]
+            cells[index] = _cut(_base(sources[index], corner.get(index, "least")), slab)[:, None] - drawn[None, :]
         drawn = np.asarray(evaluate(node, cells, [_cut(key, slab)[:, None] for key in keys]), float)
         low, high, spread = _spread(drawn, confidence)
+        if folds(node):
+            low, high = _image(drawn[:, inside])
         found.append((spread, low, high))
     spreads, lows, highs = zip(*found, strict=True)
     return np.maximum.reduce(spreads), np.minimum.reduce(lows), np.maximum.reduce(highs)
 
 
-def _base(source: Source, corner: str) -> Floats:
+def _corners(sources: Sequence[Source], used: Sequence[int]) -> list[dict[int, Missing]]:
+    """How much may be missing from each cell, in every way, or, of many cells, one apart from the others."""
+    levels = {index: _levels_of(sources[index]) for index in used}
+    biased = [index for index in used if len(levels[index]) > 1]
+    alike = [dict.fromkeys(biased, each) for each in MISSING] if biased else [{}]
+    if len(biased) <= MOST_CORNERED:
+        mixed = product(*(levels[index] for index in biased))
+        return [*alike[1:2], *(dict(zip(biased, each, strict=True)) for each in mixed)]
+    return alike + [base | {index: each} for base in alike for index in biased for each in MISSING]
+
+
+def _levels_of(source: Source) -> tuple[Missing, ...]:
+    """What may be missing: nothing is between the ends where both signs may be."""
+    if isinstance(source, Banded) or not source.biased:
+        return ("least",)
+    return MISSING if np.any(np.asarray(source.least) < 0) else ("least", "most")
+
+
+def _central(noise: Sequence[Floats], confidence: float) -> NDArray[np.bool_]:
+    """The points nearest to none, as many as the confidence says: a region that holds the true noise that often."""
+    distance = np.sum(np.square(noise), axis=0)
+    return np.asarray(distance <= np.quantile(distance, min(1.0, confidence + SIMULATED_EXTRA / 2), method="higher"))
+
+
+def _image(drawn: Floats) -> tuple[Floats, Floats]:
+    """All that a function makes of a region: for one that folds, quantiles of its values would miss the fold."""
+    known = ~np.isnan(drawn)
+    return np.where(known, drawn, -math.inf).min(axis=1), np.where(known, drawn, math.inf).max(axis=1)
+
+
+def _base(source: Source, missing: Missing) -> Floats:
     if isinstance(source, Banded):
         return source.values
-    return np.asarray(source.values + (source.least if corner == "least" else source.most))
+    return np.asarray(source.values + getattr(source, missing))
 
 
 def _cut(values: Values, slab: slice) -> Values:

@@ -247,6 +247,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "not": lambda value: 1 - value,
 }
 RISING = frozenset({"round", "floor", "ceil", "sqrt", "exp", "ln", "log10", "sign"})
+FOLDING = frozenset(
+    {"abs", "mod", "power", "case", "nullif", "isnull", "isin", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+)
 
 
 def cells_of(node: Node) -> frozenset[int]:
@@ -271,6 +274,20 @@ def reads_keys(node: Node) -> bool:
             return True
         case Apply(_, arguments):
             return any(map(reads_keys, arguments))
+        case _:
+            return False
+
+
+def folds(node: Node) -> bool:
+    """Whether a function in it turns back or jumps, so that its most common values need not include its true one."""
+    match node:
+        case Apply(name, arguments):
+            square = name == "mul" and arguments[0] == arguments[1]
+            return square or name in FOLDING or any(map(folds, arguments))
+        case Mean(total, size):
+            return folds(total) or folds(size)
+        case Within(inner):
+            return folds(inner)
         case _:
             return False
 
