@@ -197,7 +197,7 @@ def table(results: dict[str, list[Result] | str], truths: list[Rows], seconds: l
             one = found[place]
             gone = f", {one.missing} of {len(truths[place])} groups missing" if one.missing else ""
             cells.append(
-                f"{one.error:.2%}{gone}; {one.cpu / seconds[place]:.1f}x" if one.error == one.error else one.note
+                f"{100 * one.error:.3g}%{gone}; {one.cpu / seconds[place]:.1f}x" if one.error == one.error else one.note
             )
         lines.append(f"| {name} | {seconds[place]:.3f} | " + " | ".join(cells) + " |")
     return lines
