@@ -269,7 +269,10 @@ class Session:
         first = self.kernel.answer(request, self.token)
         keys = first.parts[0].keys or ()
         if not keys:
-            raise NotFound("no key had enough units behind it to be named; spend more, or group by something coarser")
+            raise NotFound(
+                "no key had enough units behind it to be named; spend more, or group by something coarser "
+                "(half of the loss was spent on looking)"
+            )
         listed = {
             name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(how.question.keys)
         }

@@ -10,6 +10,9 @@ import pytest
 
 from dither.errors import InvalidPlan
 from dither.loss import Pure
+from dither.post.bounds import Bound
+from dither.post.options import Chosen
+from dither.post.plan import Planner
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
 from dither.session import Session
@@ -107,3 +110,13 @@ def test_new_data_of_the_same_description_need_no_new_session(kernel: LocalKerne
     kernel.register(load(tmp_path / "town.yml"))
     answer = session.sql("SELECT COUNT(*) FROM acts", epsilon=200, bound=12)
     assert answer.value() == pytest.approx(500, abs=2)
+
+
+@pytest.mark.parametrize("key", ["page", "value", "city"])
+def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: LocalKernel) -> None:
+    """Keys listed in a public table once cost as if all of a person's keys were one, and no key was named."""
+    session = Session.over(kernel, "ann")
+    question = session._read(f"SELECT {key}, COUNT(*) AS n FROM acts GROUP BY {key}", Chosen(bound=30))
+    found = Planner(session.context, Bound(rows=30)).undeclared(question).sensitivity(session.context, "user")
+    assert found.linf == 1
+    assert found.l2_squared == found.l1 == found.l0 <= 30

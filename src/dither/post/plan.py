@@ -138,7 +138,8 @@ class Planner:
         once = GroupBy(question.relation, question.keys, (), question.unit)
         limit = self.bound.groups or self.bound.rows or SELECTED_KEYS
         own = tuple(Key(name, expr.Column(name)) for name, _ in question.keys)
-        return PartitionCounts(BoundRows(once, question.unit, limit), own)
+        # One row of each key it has: where keys are many or unknown, a bound on rows alone would not say so.
+        return PartitionCounts(BoundGroups(once, question.unit, tuple(key.value for key in own), limit, 1), own)
 
     def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> Plan:
         """The fewest measures that answer a question; `listed` names the keys that partition selection let through."""
