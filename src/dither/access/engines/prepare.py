@@ -28,7 +28,7 @@ import duckdb
 from sqlglot import exp
 
 from dither.access.context import Context
-from dither.access.engines.duckdb import DuckDBEngine
+from dither.access.engines.duckdb import MEMORY, DuckDBEngine
 from dither.access.relation import Scan
 from dither.access.spelling import Sql, binary, plain, select
 from dither.access.statement import Origin, Statement, named
@@ -138,7 +138,7 @@ class PreparedEngine(DuckDBEngine):
     # Rows have stored ranks, so that bounding them costs no sort; public, since plans may depend on it.
     prepared = True
 
-    def __init__(self, dataset: Dataset, place: Path, manifest: Manifest, memory: str = "3GB", disk: str = "20GB"):
+    def __init__(self, dataset: Dataset, place: Path, manifest: Manifest, memory: str = MEMORY, disk: str = "20GB"):
         check_current(manifest, dataset)
         self._place, self._manifest = place, manifest
         super().__init__(dataset, memory, disk)
@@ -164,7 +164,9 @@ def ranked_units(ctx: Context, table: str) -> list[str]:
     return [name for name in keyed if Scan(table).influence(ctx, name).unit]
 
 
-def open_engine(dataset: Dataset, memory: str = "3GB", disk: str = "20GB", snapshot: str | None = None) -> DuckDBEngine:
+def open_engine(
+    dataset: Dataset, memory: str = MEMORY, disk: str = "20GB", snapshot: str | None = None
+) -> DuckDBEngine:
     """An engine over the dataset's snapshot if there is one, else over its files."""
     place = Path(snapshot) if snapshot is not None else place_of(dataset)
     manifest = manifest_of(place)
@@ -182,7 +184,7 @@ def prepare(
     dataset: Dataset,
     place: Path | None = None,
     progress: Progress = lambda table, done, parts: None,
-    memory: str = "3GB",
+    memory: str = MEMORY,
     disk: str = "50GB",
 ) -> Manifest:
     """Writes a snapshot of all tables; an earlier one stays in use until this one is complete."""
