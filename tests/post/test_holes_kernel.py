@@ -120,3 +120,11 @@ def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: Loca
     found = Planner(session.context, Bound(rows=30)).undeclared(question).sensitivity(session.context, "user")
     assert found.linf == 1
     assert found.l2_squared == found.l1 == found.l0 <= 30
+
+
+def test_numbers_of_a_public_table_can_be_listed(kernel: LocalKernel) -> None:
+    """`page = 3` was answered and `page IN (1, 2)` refused."""
+    found = Session.over(kernel, "ann").sql(
+        "SELECT COUNT(*) FROM acts WHERE page IN (1, 2) AND value IN (0, 1.0, 2.5)", epsilon=200, bound=12
+    )
+    assert found.value() == pytest.approx(120, abs=2)

@@ -208,7 +208,8 @@ class Translator:
         if isinstance(value, expr.Instant):
             return value.microseconds
         if isinstance(value, expr.Constant) and value.value is not None:
-            return value.value
+            number = value.value
+            return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
         raise Unsupported("NULL in an IN list never matches; use IS NULL")
 
     def between(self, node: exp.Between) -> expr.Expr:
