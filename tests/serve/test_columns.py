@@ -123,6 +123,16 @@ def test_anything_else_is_refused(release: Release, how: str) -> None:
         unpack(made)
 
 
+def test_columns_that_swell_are_refused(release: Release) -> None:
+    """Compressed zeros: more numbers than the bytes could hold."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        for _ in range(2):
+            writer.write_batch(pa.record_batch([pa.array([0] * 100_000, pa.int64())], schema=SCHEMA))
+    with pytest.raises(InvalidPlan, match="do not fit its size"):
+        unpack(bare(release) + bytes(sink.getvalue()))
+
+
 def test_damaged_bytes_never_give_another_error(release: Release, tmp_path: Path) -> None:
     """Each of many single flipped bytes is refused, or gives a release of the same shape."""
     data = pack(release)
