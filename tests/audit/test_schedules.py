@@ -24,7 +24,7 @@ from dither.privacy.bits import SystemBits
 from dither.privacy.noise import discrete_laplace
 from serve.house import Town, free_port, serving, town
 
-WORDS = ("--misses", "1000", "--floor", "5", "--rate", "5000", "--burst", "50000")
+WORDS = ("--misses", "1000", "--floor", "100", "--rate", "5000", "--burst", "50000")
 TOKENS = {"TOKEN": "ann", "OTHER_TOKEN": "bob", "AUDITOR_TOKEN": "aud"}
 
 
