@@ -111,7 +111,8 @@ def test_nothing_outside_the_sources_can_be_read_or_written(tmp_path: Path) -> N
 def test_the_settings_that_matter(tmp_path: Path) -> None:
     world = engine(tmp_path, **ROWS)
     settings = dict(world._connection.sql("SELECT name, value FROM duckdb_settings()").fetchall())
-    assert set(settings["disabled_optimizers"].split(",")) == {"top_n_window_elimination", "statistics_propagation"}
+    disabled = {"top_n_window_elimination", "partitioned_execution", "statistics_propagation"}
+    assert set(settings["disabled_optimizers"].split(",")) == disabled
     assert settings["max_temp_directory_size"] in ("18.6 GiB", "20.0 GB", "20GB")
     assert settings["lock_configuration"] == "true"
     assert settings["TimeZone"] == "UTC"
