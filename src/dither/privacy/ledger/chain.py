@@ -329,7 +329,7 @@ class Ledger(Chain):
             described, population, _ = book.question(dataset, "")
             groups = set(population.groups_of(described, account)) if account and population.separate else None
             rows = self._store.rows(max(0, self.head.sequence - HISTORY_ROWS))
-            charges = [(row, json.loads(row.body)) for row in rows if row.kind == "charge"]
+            charges = ((row, json.loads(row.body)) for row in rows if row.kind == "charge")
             return tuple(
                 _entry(row, body, book.get(key("answer", body["of"] or row.sequence)) is not None)
                 for row, body in charges
