@@ -19,7 +19,7 @@ from dither.access import relation as r
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import DuckDBEngine
 from dither.errors import EngineFailure, InvalidSchema
-from dither.schema import Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
+from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
 ROWS = {
     "users": [(1, 30.0, "FR"), (2, 40.0, "DE"), (3, 99.0, "XX")],
@@ -222,3 +222,14 @@ def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
     at_the_end = r.Where(scan, x.Compare("<=", x.Column("t"), march))
     assert r.windows_touched(world.ctx, m.Count(at_the_end), "month") == (whole[0], march.microseconds)
     assert r.windows_touched(world.ctx, m.Count(r.Scan("users")), "month") is None
+
+
+def test_every_wrong_value_of_a_record_is_counted(tmp_path: Path) -> None:
+    columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(9)), "k": Category(("a", "b"))}
+    rows = [(1, 5, "a"), (2, 5, "x"), (3, 50, "b"), (4, -1, None), (5, None, "a")]
+    data = {name: pa.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
+    world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}))
+    bounded = r.BoundRows(r.Scan("t"), "user", 1)
+    assert world.vector(m.Sum(bounded, x.Column("v"), (m.Key("k", x.Column("k")),))).sum() == 5 + 5 + 9 + 0 + 0
+    assert world.corrections() == {"values": 5}
+    assert {key: n for key, n in world.inspect().items() if n} == {"t.v": 3, "t.k": 2}
