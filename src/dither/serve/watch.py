@@ -16,6 +16,7 @@ from pathlib import Path
 from dither.errors import InvalidParameter
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "SSL_CERT_FILE")
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}  # the C library keeps memory for every thread otherwise, and it only grows
 GRACE = 15.0
 LONGEST_PAUSE = 10.0
 
@@ -62,7 +63,7 @@ class Child:
 
     def start(self) -> None:
         """Starts it, with no open file of this process but the standard ones."""
-        environment = {**self.environment, "DITHER_SUPERVISOR": str(os.getpid())}
+        environment = {**FEW_ARENAS, **self.environment, "DITHER_SUPERVISOR": str(os.getpid())}
         self.began = time.monotonic()
         try:
             self.process = subprocess.Popen(
