@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from glob import glob
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +27,7 @@ from uuid import uuid4
 import duckdb
 from sqlglot import exp
 
+from dither.access.clean import clean_key
 from dither.access.context import Context
 from dither.access.engines.duckdb import MEMORY, DuckDBEngine
 from dither.access.relation import Scan
@@ -271,8 +272,9 @@ class Writer(DuckDBEngine):
         return max(1, -(-self._kept(table.name) // ROWS_A_PART)) if len(keys) == 1 else 1
 
     def _write(self, table: Table, file: Path, part: int, parts: int) -> int:
-        statement = Statement(self.ctx, self._origins, self.spelling, ordered=True)
-        rows = statement.finish(self._rows(statement, table, part, parts))
+        origins = self._origins if parts == 1 else {**self._origins, table.name: self._share(table, part, parts)}
+        statement = Statement(self.ctx, origins, self.spelling, ordered=True)
+        rows = statement.finish(self._rows(statement, table))
         options = {"FORMAT": exp.var("parquet"), "COMPRESSION": exp.var("zstd"), "ROW_GROUP_SIZE": plain(ROWS_A_GROUP)}
         copied = exp.Copy(
             this=exp.Subquery(this=rows),
@@ -289,15 +291,23 @@ class Writer(DuckDBEngine):
             os.fsync(written.fileno())
         return int(found[0]) if found else 0
 
-    def _rows(self, statement: Statement, table: Table, part: int, parts: int) -> exp.Select:
+    def _share(self, table: Table, part: int, parts: int) -> Origin:
+        """The records of some of the units, all of each, chosen before anything but their key is worked out."""
+        origin, zone = self._origins[table.name], self.ctx.dataset.timezone
+        unit = self.ctx.unit(ranked_units(self.ctx, table.name)[0])
+        column = table.columns[str(unit.keys[table.name])]
+        raw = exp.column(column.name, quoted=True)
+        key = clean_key(column, raw, origin.kinds[column.name], zone, self.spelling)
+        chosen = binary(exp.EQ, binary(exp.Mod, _function("hash", key), plain(parts)), plain(part))
+        records = select(exp.Star()).from_(origin.source.copy(), copy=False).where(chosen, copy=False)
+        return replace(origin, source=records.subquery("raw", copy=False))
+
+    def _rows(self, statement: Statement, table: Table) -> exp.Select:
         """Values in their held form under the schema's names, then the order and the ranks."""
         scan, units = Scan(table.name), ranked_units(self.ctx, table.name)
         columns = [f"c{index}" for index in range(len(table.columns))]
         keys = list(dict.fromkeys(column for unit in units for column in statement.unit_columns(unit)))
         placed = statement.placed(statement.table(scan), [*columns, *keys, "o"])
-        if parts > 1:
-            share = binary(exp.Mod, _function("hash", named(keys[0])), plain(parts))
-            placed = placed.where(binary(exp.EQ, share, plain(part)), copy=False)
         values = [exp.alias_(named(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
         ranks = [exp.alias_(_rank(statement, unit), RANK + unit, quoted=True) for unit in units]
         body = select(*values, exp.alias_(named("o"), ORDER, quoted=True), *ranks)
