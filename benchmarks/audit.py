@@ -1,22 +1,28 @@
-"""How much the black-box auditor finds, beside the optimum and the published figures of other tools.
+"""How much the black-box auditor finds, beside the optimum and the figures of other tools.
 
-    python benchmarks/audit.py catalogue [--samples 10000000] [--markdown FILE]   the table of the literature
+    python benchmarks/audit.py catalogue [--samples 10000000] [--rows FILE]       the table of the literature
+    python benchmarks/audit.py peers --peers FOLDER [--rows FILE]                 DP-Sniper and StatDP, as many samples
+    python benchmarks/audit.py table [--rows FILE]                                what was measured so far, as a table
     python benchmarks/audit.py zoo [--samples 2000000]                            every member, refuted or not
     python benchmarks/audit.py sequential [--repeats 51]                          pairs until refuted
     python benchmarks/audit.py wolf [--repeats 1000]                              refutations of true claims
 
-The optimum is the 95% lower bound that the best event of the best pair gives if all samples are spent on judging it,
-computed from the exact law; ours pays for the search too. Published figures are from Bichsel et al. (2021), whose runs
-took 0.6 to 1.3 billion samples; neither tool is on the package index, so they are quoted, not run. The column "8-20M"
-is DP-Sniper run on 8 to 20 million samples.
+The first two write a line to FILE (JSON) as soon as a row is measured, and leave out rows that are there already, so
+that they may be stopped and started again. The optimum is the 95% lower bound that the best event of the best pair
+gives if all samples are spent on judging it, computed from the exact law at expected counts; ours pays for the search
+too. Published figures are from Bichsel et al. (2021), whose runs took 0.6 to 1.3 billion samples; what
+`peers` needs is said in `audit_peers.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
+from typing import Any
 
+import audit_peers
 import numpy as np
 
 from dither import audit
@@ -30,35 +36,74 @@ CATALOGUE = (
     "svt3", "svt4", "svt5", "svt6", "numerical_svt", "svt34_parallel", "laplace_parallel", "truncated_geometric",
     "prefix_sum", "rappor", "one_time_rappor", "float_laplace",
 )  # fmt: skip
-EQUAL = {"noisy_max3": 0.139, "svt4": 0.148, "svt5": 1.74, "svt6": 0.177}
+SEED = 733
+HEAD = (
+    "| mechanism | true | found | optimum | share | DP-Sniper, as many samples | StatDP, as many samples "
+    "| DP-Sniper, published | StatDP, published | refuted | samples | CPU s |\n|" + "---|" * 12
+)
 
 
-def catalogue(samples: int, names: list[str]) -> list[str]:
-    """A row for each mechanism of the literature."""
-    lines = [
-        "| mechanism | true | found | optimum | share | DP-Sniper | StatDP | 8-20M | refuted | samples | CPU s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
+def catalogue(samples: int, names: list[str], rows: Path, seed: int) -> list[str]:
+    """A row for each mechanism of the literature, measured unless it was before."""
     for name in names or CATALOGUE:
-        lines.append(_row(zoo.member(name), samples))
-        print(lines[-1], flush=True)
-    return lines
+        if ("dither", name) not in _known(rows):
+            _remember(rows, _row(zoo.member(name), samples, seed))
+            print(_table(rows, [name])[-1], flush=True)
+    return _table(rows, names)
 
 
-def _row(member: Member, samples: int) -> str:
+def peers(samples: int, names: list[str], rows: Path, folder: Path, seed: int) -> list[str]:
+    """The same mechanisms, searched by other tools."""
+    for name in names or CATALOGUE:
+        for tool in ("dp-sniper", "statdp"):
+            if (tool, name) in _known(rows):
+                continue
+            measured = audit_peers.found(tool, zoo.member(name), samples, folder, seed)
+            if measured is not None:
+                row = {"tool": tool, "name": name, "found": measured[0], "cpu": measured[1], "samples": samples}
+                _remember(rows, row)
+                print(row, flush=True)
+    return _table(rows, names)
+
+
+def _row(member: Member, samples: int, seed: int) -> dict[str, Any]:
     result = audit.privacy(
-        member.mechanism(1), Pure(rational("0.1")), member.neighbours, samples=samples, alpha=0.05, seed=1
+        member.mechanism(seed), Pure(rational("0.1")), member.neighbours, samples=samples, alpha=0.05, seed=seed
     )
     best = None
     if member.law is not None:
         best = optimal_epsilon([member.law(a, b) for a, b in member.neighbours], samples // 2, 0.05)
-    cells = [
-        member.name, _number(member.true_epsilon), _number(result.epsilon_lower), _number(best),
-        _number(result.epsilon_lower / best if best else None), _number(member.published.get("dpsniper")),
-        _number(member.published.get("statdp")), _number(EQUAL.get(member.name)), "yes" if result.refuted else "no",
-        f"{result.samples:,}", f"{result.cpu_seconds:.1f}",
+    return {
+        "tool": "dither", "name": member.name, "found": result.epsilon_lower, "optimum": best, "seed": seed,
+        "refuted": bool(result.refuted), "samples": result.samples, "cpu": result.cpu_seconds,
+    }  # fmt: skip
+
+
+def _known(rows: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    lines = rows.read_text().splitlines() if rows.exists() else []
+    return {(row["tool"], row["name"]): row for row in map(json.loads, lines)}
+
+
+def _remember(rows: Path, row: dict[str, Any]) -> None:
+    with rows.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _table(rows: Path, names: list[str]) -> list[str]:
+    known = _known(rows)
+    return [HEAD, *(_line(zoo.member(name), known) for name in names or CATALOGUE if ("dither", name) in known)]
+
+
+def _line(member: Member, known: dict[tuple[str, str], dict[str, Any]]) -> str:
+    own = known[("dither", member.name)]
+    equal = [known.get((tool, member.name), {}).get("found") for tool in ("dp-sniper", "statdp")]
+    share = own["found"] / own["optimum"] if own["optimum"] else None
+    figures = [
+        member.true_epsilon, own["found"], own["optimum"], share, *equal,
+        member.published.get("dpsniper"), member.published.get("statdp"),
     ]  # fmt: skip
+    said = "yes" if own["refuted"] else "no"
+    cells = [member.name, *map(_number, figures), said, f"{own['samples']:,}", f"{own['cpu']:.1f}"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -129,14 +174,22 @@ def _number(value: float | None) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["catalogue", "zoo", "sequential", "wolf"])
+    parser.add_argument("part", choices=["catalogue", "peers", "table", "zoo", "sequential", "wolf"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--rows", type=Path, default=Path("audit_rows.jsonl"))
+    parser.add_argument("--peers", type=Path, default=Path("peers"))
+    parser.add_argument("--seed", type=int, default=SEED)
     chosen = parser.parse_args()
     if chosen.part == "catalogue":
-        lines = catalogue(chosen.samples or 10_000_000, chosen.names)
+        lines = catalogue(chosen.samples or 10_000_000, chosen.names, chosen.rows, chosen.seed)
+    elif chosen.part == "peers":
+        lines = peers(chosen.samples or 10_000_000, chosen.names, chosen.rows, chosen.peers, chosen.seed)
+    elif chosen.part == "table":
+        lines = _table(chosen.rows, chosen.names)
+        print("\n".join(lines))
     elif chosen.part == "zoo":
         lines = whole_zoo(chosen.samples or 2_000_000, chosen.names)
     elif chosen.part == "sequential":

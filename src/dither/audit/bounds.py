@@ -96,7 +96,8 @@ def predicted_score(p: Any, q: Any, runs: float, limit: Ceiling) -> Any:
     step = np.maximum(q * 1e-3, 1e-9)
     allowed = limit(q)
     slope = (limit(np.minimum(q + step, 1.0)) - allowed) / step
-    spread = np.sqrt((p * (1 - p) + slope**2 * q * (1 - q)) / runs + 1.0 / runs**2)
+    noise = np.maximum(p * (1 - p), 0.0) + slope**2 * q * (1 - q)
+    spread = np.sqrt(noise / runs + 1.0 / runs**2)
     return (p - allowed) / spread
 
 

@@ -284,6 +284,17 @@ def logistic(sample: Sample, columns: list[int], bins: int) -> list[Score]:
     return [SumScore(tuple(columns), tables)]
 
 
+def tied(sample: Sample, columns: list[int], bins: int) -> list[Score]:
+    """One table for all these features, for outputs that are many draws of one kind."""
+    if len(columns) < 3:
+        return []
+    groups = [_coarse(sample, column, bins) for column in columns]
+    design = np.concatenate([_counted(side, columns, groups, bins) for side in (sample.a, sample.b)])
+    target = np.concatenate([np.ones(len(sample.a)), np.zeros(len(sample.b))])
+    weights = _newton(design, target)
+    return [SumScore(tuple(columns), np.stack([weights[group] for group in groups]))]
+
+
 def trees(sample: Sample, rounds: int = 24, depth: int = 3, rows: int = 100_000) -> list[Score]:
     """Boosted trees over all features."""
     if len(sample.space.edges) < 2:
@@ -313,6 +324,8 @@ def thorough(sample: Sample) -> list[Score]:
     found = columns_by_ratio(sample) + cells(sample) + joint(sample)
     for bins in (2, 6):
         found += logistic(sample, base, bins) + logistic(sample, differences, bins)
+    for columns in (base, base[:1] + differences):
+        found += tied(sample, columns, 2) + tied(sample, columns, 8)
     return found + trees(sample)
 
 
@@ -385,6 +398,15 @@ def _design(side: Encoded, columns: list[int], groups: list[NDArray[np.intp]], b
     rows = np.arange(len(side))
     for place, (column, group) in enumerate(zip(columns, groups, strict=True)):
         result[rows, place * bins + group[side.codes[:, column]]] = 1
+    return result
+
+
+def _counted(side: Encoded, columns: list[int], groups: list[NDArray[np.intp]], bins: int) -> NDArray[np.float32]:
+    """How many of the columns fall into each bin, for every output."""
+    result = np.zeros((len(side), bins), dtype=np.float32)
+    rows = np.arange(len(side))
+    for column, group in zip(columns, groups, strict=True):
+        result[rows, group[side.codes[:, column]]] += 1
     return result
 
 
