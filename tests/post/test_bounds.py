@@ -22,6 +22,7 @@ from dither.post.laws import Law
 from dither.post.recipe import Cell
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.tails import rung
+from dither.session import Session
 from dither.wire import AutoBound, Tradeoff
 
 ROW = 256
@@ -181,3 +182,14 @@ def test_ways_to_say_a_bound(given: object, meant: Bound) -> None:
 def test_bounds_that_mean_nothing(given: object) -> None:
     with pytest.raises(InvalidParameter):
         bound_of(given)
+
+
+@pytest.mark.parametrize("query", ["SELECT SUM(price) FROM actions", "SELECT AVG(price), COUNT(*) FROM actions"])
+def test_bounds_of_fractions_are_in_steps(query: str, session: Session) -> None:
+    """Masses were once cut at the lattice of cents and read as whole cents: bounds a hundred times too large."""
+    answer = session.sql(query, epsilon=100)
+    (found,) = answer.bounds.values()
+    largest_row = 10_000 * 2  # a price of 100 in cents, and as much again for the count beside it
+    assert found.bound <= 64 * largest_row
+    (column,) = [column for column in answer.columns if not column.key][:1]
+    assert column.estimate.std_error[0] < 0.1 * abs(column.estimate.value[0])

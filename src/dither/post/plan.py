@@ -168,7 +168,7 @@ class Planner:
     def _finished(self, question: Question, keys: tuple[Key, ...], made: _Made, inner: Relation | None) -> Plan:
         total = sum(weight for _, weight in made.pieces)
         pieces = tuple(Piece(measure, weight / total) for measure, weight in made.pieces)
-        change = _substitution(made.nodes)
+        change = substitution(made.nodes)
         searches = list(made.searches)
         if inner is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.search(inner, question.unit, ROWS, None, 1, 1))
@@ -300,8 +300,8 @@ class Planner:
             points = tuple(largest << octave for octave in range(OCTAVES) if largest << octave <= LARGEST_CLIP)
             cuts = tuple(Fraction(point, largest) for point in points)
         else:
-            step = per_unit.domain(self.context)["mass"]
-            cuts = tuple(point * (step.step if isinstance(step, Number) else Fraction(1)) for point in points)
+            # A mass is a whole number of steps, whatever lattice its expression has.
+            cuts = tuple(map(Fraction, points))
         histogram = Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),))
         return Search(tag, histogram, points, ladder(points, MOST[tag]), cells, largest)
 
@@ -545,10 +545,10 @@ def _filtered(relation: Relation, condition: Expr | None) -> Relation:
 
 
 def _moved(node: recipe.Node, first: int) -> recipe.Node:
-    return _substitution({index: recipe.Cell(index + first) for index in recipe.cells_of(node)})(node)
+    return substitution({index: recipe.Cell(index + first) for index in recipe.cells_of(node)})(node)
 
 
-def _substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], recipe.Node]:
+def substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], recipe.Node]:
     """Replaces cells by nodes, everywhere."""
 
     def change(node: recipe.Node) -> recipe.Node:
