@@ -14,7 +14,7 @@ import numpy as np
 from dither.access.context import Context
 from dither.access.expr import Scope
 from dither.errors import BudgetExceeded, InvalidParameter, NotFound
-from dither.loss import ZCDP, Approximate, Loss, Pure, rational
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.post import asking, kinds
 from dither.post.answers import Answer, assemble
 from dither.post.asking import TYPICAL_ROWS, Spend, spend
@@ -25,11 +25,12 @@ from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.options import Chosen, Options, level, settled
 from dither.post.plan import Plan, Planner, first_value, fitted
 from dither.post.questions import Question
+from dither.post.remeasuring import Drawn, combined
 from dither.post.sql import options_of, read
 from dither.post.subpopulations import heavy, light
 from dither.schema import Dataset
 from dither.wire import AutoBound, Balance, Entry, Kernel, Part, Quote, Request, Statement, UnitLoss
-from dither.wire.codec import description
+from dither.wire.codec import description, digest
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,40 @@ class Session:
         one, two = self._answer(_Asked(plans, budget, level(chosen.confidence), chosen.rows), "", 0)
         return one, two
 
+    def remeasure(
+        self, answer: Answer, *, epsilon: Rational | None = None, rho: Rational | None = None, request_id: str = ""
+    ) -> Answer:
+        """Spends more on an answer's question, at the bounds found before, and combines all draws of it.
+
+        Each counts by the inverse of its noise's variance; `answer.loss` then holds what every draw cost.
+        """
+        if answer.drawn is None or {release.dataset for release in answer.releases} != {self.name}:
+            raise InvalidParameter("only an answer that a session of this dataset gave can be measured again")
+        self._check_version(answer, self.kernel.schema(self.name, self.token).data_version)
+        asked = _Asked((answer.drawn.plan,), spend(epsilon, rho), answer.confidence, None)
+        whole = joined(self.context, asked.plans, asked.spend)
+        parts = whole.answer_parts(asked.spend, self.context)
+        release = self.kernel.answer(self._afresh(answer, parts, request_id), self.token)
+        self._check_version(answer, release.data_version)
+        drawn = answer.drawn.again(release.parts)
+        plan, columns = combined(drawn, answer.bounds, answer.confidence)
+        made = assemble(plan, self.context, columns, answer.confidence, [*answer.releases, release], answer.bounds)
+        notes = elsewhere(release.losses, plan.unit, asked.spend.loss)
+        said = f"{len(drawn.draws)} draws are combined, each by the inverse of its noise's variance"
+        kept = [note for note in answer.notes if "draws are combined" not in note]
+        return replace(made, drawn=drawn, notes=tuple(dict.fromkeys([*kept, *notes, said])))
+
+    def _check_version(self, answer: Answer, version: str) -> None:
+        if {release.data_version for release in answer.releases} != {version}:
+            raise InvalidParameter("the data are of another version than the answer; ask the question anew")
+
+    def _afresh(self, answer: Answer, parts: Sequence[Part], request_id: str) -> Request:
+        """A request that none of an answer's draws was released for: the same noise twice would count double."""
+        known = {release.digest for release in answer.releases}
+        unit = answer.drawn.plan.unit if answer.drawn else ""
+        made = (self._request(unit, parts, (), request_id, draw) for draw in range(1, len(known) + 2))
+        return next(request for request in made if digest(request) not in known)
+
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _read(self, query: str, chosen: Chosen) -> Question:
@@ -230,10 +265,12 @@ class Session:
             bounds = found[place]
             limits = {tag: bound.bound for tag, bound in bounds.items()}
             own = fitted(whole.plan_of(place, plan), self.context, limits)
-            columns = asking.sources(own, split_answers(whole, place, release.parts), bounds, asked.confidence)
+            parts_of_it = tuple(split_answers(whole, place, release.parts))
+            columns = asking.sources(own, parts_of_it, bounds, asked.confidence)
             answer = assemble(own, self.context, columns, asked.confidence, [release], bounds)
             notes = elsewhere(release.losses, plan.unit, asked.spend.loss)
-            answers.append(replace(answer, notes=(*answer.notes, *notes)))
+            drawn = Drawn(replace(own, searches=()), (parts_of_it,))
+            answers.append(replace(answer, notes=(*answer.notes, *notes), drawn=drawn))
         return [asked.judged(answer, self._expected(whole, asked)) for answer in answers] if asked.within else answers
 
     # --- keys that the schema does not list --------------------------------------------------------------------------

@@ -73,10 +73,10 @@ def planned(session: Session, query: str, budget: Spend) -> Plan:
     return Planner(session.context, Bound(rows=20), budget.gaussian).plan(question)
 
 
-def redraws(
-    session: Session, kernel: BareKernel, plan: Plan, budget: Spend, times: int, level: float = CONFIDENCE
-) -> tuple[list[Any], list[Any]]:
-    """Columns over `times` redraws of one exact vector, and the same columns without noise."""
+def released(
+    session: Session, kernel: BareKernel, plan: Plan, budget: Spend, times: int
+) -> tuple[list[ReleasedPart], list[ReleasedPart]]:
+    """What is released over `times` redraws of one exact vector, and the same without noise."""
     noisy, exact = [], []
     bits = SystemBits()
     for part in asking.answer_parts(plan, budget, session.context):
@@ -91,6 +91,14 @@ def redraws(
         noisy.append(ReleasedPart(drawn, *shared))  # type: ignore[arg-type]
         quiet = asking.calibrate("discrete_laplace", Pure(10**12), sensitivity)
         exact.append(ReleasedPart(tuple(map(int, vector)), *shared[:3], quiet, *shared[4:]))
+    return noisy, exact
+
+
+def redraws(
+    session: Session, kernel: BareKernel, plan: Plan, budget: Spend, times: int, level: float = CONFIDENCE
+) -> tuple[list[Any], list[Any]]:
+    """Columns over `times` redraws of one exact vector, and the same columns without noise."""
+    noisy, exact = released(session, kernel, plan, budget, times)
     return asking.sources(plan, noisy, {}, level), asking.sources(plan, exact, {}, level)
 
 

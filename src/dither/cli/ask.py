@@ -25,6 +25,9 @@ UnitName = Annotated[
 ]
 Confidence = Annotated[str, typer.Option(help="of the intervals")]
 Delta = Annotated[str | None, typer.Option(help="select keys that are not declared privately, with this delta")]
+Remeasure = Annotated[
+    str | None, typer.Option(help="then spend so much more on the same question, and combine both answers")
+]
 Rows = Annotated[float | None, typer.Option(help="a guess at the size of a group, for errors that depend on it")]
 
 
@@ -45,9 +48,12 @@ def options_of(
     }  # fmt: skip
 
 
-def ask(session: Session, query: Query, options: Options, as_json: AsJson = False) -> None:
+def ask(session: Session, query: Query, options: Options, remeasure: Remeasure = None, as_json: AsJson = False) -> None:
     """Ask a question in SQL; pays what it says, and prints estimates with intervals."""
     answer = session.sql(query, **options)
+    if remeasure is not None:
+        kind = "epsilon" if options.get("rho") is None else "rho"
+        answer = session.remeasure(answer, **{kind: remeasure})
     if as_json:
         print_json(documents.answer_data(answer))
         return

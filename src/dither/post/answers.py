@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from importlib import import_module
@@ -26,6 +26,7 @@ from dither.post.kinds import Kind, kind, of_domain
 from dither.post.plan import Plan, axes
 from dither.post.questions import Ordering
 from dither.post.recipe import Key, Values, cells_of, evaluate, missing
+from dither.post.remeasuring import Drawn
 from dither.schema import Domain, Moment, Scalar
 from dither.wire import Release, UnitLoss
 
@@ -54,6 +55,7 @@ class Answer:
     releases: tuple[Release, ...]
     bounds: dict[str, Found]
     notes: tuple[str, ...]
+    drawn: Drawn | None = field(default=None, repr=False, compare=False)
 
     @property
     def table(self) -> pa.Table:
