@@ -21,6 +21,7 @@ from dither.post.asking import TYPICAL_ROWS, Spend, spend
 from dither.post.batches import Whole, joined, split_answers
 from dither.post.bounds import Bound, bound_of
 from dither.post.costs import elsewhere
+from dither.post.dates import dated
 from dither.post.explaining import Expected, Explanation, expected, explanation
 from dither.post.options import Chosen, Options, level, settled
 from dither.post.plan import Plan, Planner, first_value, fitted
@@ -188,6 +189,7 @@ class Session:
     def _read(self, query: str, chosen: Chosen) -> Question:
         name, bound = chosen.unit or default_unit(self.dataset), bound_of(chosen.bound)
         question = read(query, self.dataset, name, row_limit=bound.rows, join_limit=chosen.join_rows)
+        question = dated(question, self.context)
         kinds.check(question, self.context)
         return question
 

@@ -156,6 +156,8 @@ def test_keys_beyond_64_bits_are_refused_before_the_charge(tmp_path: Path, value
 def test_keys_that_no_engine_can_hold_are_refused(value: str) -> None:
     with pytest.raises(DitherError):
         m.Key("k", X, ("a", value))
+    with pytest.raises(DitherError):
+        r.Sample(SCAN, Fraction(1, 2), None, value)
 
 
 def test_listed_keys_of_partitions_are_refused(tmp_path: Path) -> None:

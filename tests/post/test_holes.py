@@ -103,6 +103,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "SELECT age, COUNT(*) AS n FROM users GROUP BY age HAVING n > 0.5 ORDER BY age DESC LIMIT 12",
         "SELECT age, COUNT(*) AS n FROM users GROUP BY age HAVING age > 95 AND n > 0.5 ORDER BY -age",
         "SELECT age, COUNT(*) AS n FROM users GROUP BY age HAVING NOT age > 3 AND n > 0.5 ORDER BY age + 1",
+        "SELECT COUNT(*) FROM acts WHERE acts.at < '2020-02-01'",
+        "SELECT COUNT(*) FROM acts WHERE '2020-02-01 12:00:00' <= acts.at AND acts.at <> '2020-02-03'",
+        "SELECT COUNT(*) FROM users WHERE born BETWEEN '2019-03-01' AND '2019-12-31'",
+        "SELECT COUNT(*) FROM users WHERE born IN ('2019-01-18', '2019-02-04')",
+        "SELECT COUNT(*) FILTER (WHERE born > '2020-01-01') FROM users",
+        "SELECT SUM(CASE WHEN acts.at >= '2020-06-01' THEN 1 ELSE 0 END) FROM acts",
+        "SELECT COUNT(*) FROM (SELECT uid FROM acts WHERE acts.at < '2020-02-01' GROUP BY uid) q",
+        "SELECT COUNT(*) FROM users JOIN acts ON users.uid = acts.uid WHERE acts.at > '2020-10-01' AND city = 'a'",
         "SELECT vip, COUNT(*) AS n FROM users GROUP BY vip HAVING vip",
         "SELECT vip, COUNT(*) AS n FROM users GROUP BY vip HAVING NOT vip OR vip IS NULL ORDER BY vip NULLS FIRST",
         "SELECT city, COUNT(*) > 59 AS many FROM users GROUP BY city ORDER BY city",
@@ -348,3 +356,8 @@ def test_options_in_the_text_are_honoured_or_refused(world: World) -> None:
         world.session.batch([_written("epsilon = 2, delta = 1e-6")])
     with pytest.raises(InvalidParameter, match="as arguments"):
         world.session.batch([_written("epsilon = 2"), _written("epsilon = 2")], epsilon=1)
+
+
+def test_a_text_that_is_no_date_is_refused(world: World) -> None:
+    with pytest.raises(InvalidQuery, match="is not a date"):
+        world.rows("SELECT COUNT(*) FROM acts WHERE at < 'tomorrow'")

@@ -44,6 +44,7 @@ from dither.access.expr import (
     Scope,
     condition,
     convert,
+    legible,
     ordinal,
     typed,
 )
@@ -976,6 +977,7 @@ class Sample(Relation):
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise InvalidParameter("a sampling rate must be above 0 and at most 1")
+        legible(self.tag)
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         if self.unit is not None:

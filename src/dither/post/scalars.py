@@ -154,7 +154,7 @@ class Translator:
         return expr.Arithmetic("-", expr.Constant(Fraction(0)), self(node.this))
 
     def compare(self, node: exp.Binary, op: Any) -> expr.Expr:
-        """A comparison; a text that is compared with a moment is read as a date by the plan's domain."""
+        """A comparison; texts that are compared with moments are read by `post.dates`."""
         return expr.Compare(op, self(node.this), self(node.expression))
 
     def arithmetic(self, node: exp.Binary, op: Any) -> expr.Expr:
