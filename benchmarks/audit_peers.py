@@ -14,6 +14,7 @@ that it is run on outputs of one number only.
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import numpy as np
 
 from dither.audit.zoo import Member
 
-LADDER = np.concatenate([np.arange(0.005, 0.3, 0.005), np.arange(0.3, 1.0, 0.02), np.geomspace(1, 16, 60)])
+LADDER = np.concatenate([np.arange(0.005, 0.3, 0.005), np.arange(0.3, 1.0, 0.02), np.geomspace(1, 16, 60)]).tolist()
 
 
 def found(tool: str, member: Member, samples: int, folder: Path, seed: int) -> tuple[float, float] | None:
@@ -101,8 +102,10 @@ def statdp(member: Member, samples: int, folder: Path, seed: int) -> float | Non
     _, first, second, event = best
     counts, _ = core.run_algorithm(_one_by_one(draw), first, second, {}, event, detect)
     high, low = counts[0]
-    refuted = [at for at in LADDER if hypotest.test_statistics(high, low, float(at), detect) < 0.05]
-    return float(max(refuted, default=0.0))
+    rung = bisect.bisect_left(
+        LADDER, True, key=lambda at: bool(hypotest.test_statistics(high, low, float(at), detect) >= 0.05)
+    )
+    return float(LADDER[rung - 1]) if rung else 0.0
 
 
 def _one_by_one(draw: Callable[..., Any], block: int = 100_000) -> Callable[..., Any]:
