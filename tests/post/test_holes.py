@@ -361,3 +361,10 @@ def test_options_in_the_text_are_honoured_or_refused(world: World) -> None:
 def test_a_text_that_is_no_date_is_refused(world: World) -> None:
     with pytest.raises(InvalidQuery, match="is not a date"):
         world.rows("SELECT COUNT(*) FROM acts WHERE at < 'tomorrow'")
+
+
+def test_a_row_for_each_person_is_one_row(world: World) -> None:
+    """It once cost as many as the person has rows in the table below."""
+    query = "SELECT COUNT(*) AS n, MEDIAN(k) AS m FROM (SELECT uid, COUNT(*) AS k FROM acts GROUP BY uid) q"
+    said = str(world.session.explain(query))
+    assert said.count("L1 1, L2^2 1") == 2

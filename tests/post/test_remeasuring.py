@@ -30,6 +30,7 @@ QUERIES = [
     "SELECT SUM(age) - COUNT(*) FROM users",
     "SELECT AVG(age) FROM users",
     "SELECT MEDIAN(age) FROM users",
+    "SELECT QUANTILE(salary, 0.3) FROM users",
     "SELECT VARIANCE(age) FROM users",
 ]
 
