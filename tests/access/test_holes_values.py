@@ -22,7 +22,7 @@ from dither.access.context import Context
 from dither.access.domains import Lattice, cardinality, index_of, listed, number
 from dither.access.engines.duckdb import DuckDBEngine
 from dither.access.spelling import whole
-from dither.errors import DitherError, InvalidPlan, Unsupported
+from dither.errors import DitherError, InvalidPlan, InvalidSchema, Unsupported
 from dither.privacy.appraisal import check_spelling
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 
@@ -274,3 +274,16 @@ def test_many_keys_are_laid_out(tmp_path: Path) -> None:
     found = engine(tmp_path / "e", number(0, 9999), [(1, 5), (2, 9999), (3, 5)])
     vector = found.vector(m.Count(ONE_ROW, (m.Key("x", X),)))
     assert (len(vector), int(vector[5]), int(vector[9999]), int(vector.sum())) == (10_000, 2, 1, 3)
+
+
+def test_bounds_that_no_64_bit_step_reaches_are_refused(tmp_path: Path) -> None:
+    """Putting 5e18 on a lattice of thousands once overflowed: one record, and every question failed."""
+    with pytest.raises(InvalidSchema, match="too large for steps of 1000"):
+        engine(tmp_path / "e", Number(Fraction(0), Fraction(9 * 10**18), Fraction(1000)), [(1, 5 * 10**18)])
+
+
+@pytest.mark.parametrize("value", [4 * 10**18, -4 * 10**18, 1499, -1500, 2**63 - 1, -(2**63)])
+def test_the_largest_bounds_that_are_taken_do_not_overflow(tmp_path: Path, value: int) -> None:
+    most = Fraction(46 * 10**17)
+    found = engine(tmp_path / "e", Number(-most, most, Fraction(1000)), [(1, value)])
+    assert abs(int(found.vector(m.Sum(ONE_ROW, X))[0])) <= most / 1000

@@ -16,7 +16,7 @@ from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, 
 Period = Literal["second", "minute", "hour"] | Every
 
 LARGEST = 1 << 62
-FEW = 1 << 12
+FEW = 1 << 6
 MOST_STEP = 10**36
 DAY = 86_400_000_000
 LENGTHS: dict[str, int] = {

@@ -69,6 +69,7 @@ from dither.wire.model import AutoBound, Calibrate, Part, QuotedPart, Request, U
 NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
 MOST_WEIGHTS = 1 << 20
 MOST_FILLINGS = 1 << 10
+MOST_WORK = 40_000
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
     options = [_fillings(request.searches, part) for part in request.parts]
     if (many := sum(map(len, options))) > MOST_FILLINGS:
         raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
+    if sum(sum(1 for _ in walk(each[0].measure)) * len(each) for each in options if len(each) > 1) > MOST_WORK:
+        raise InvalidPlan(f"the parts of a plan times the bounds that they may have must be at most {MOST_WORK}")
     steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
     every = [*find, *(option for parts in steps for option in parts)]
     losses = tuple(

@@ -156,6 +156,19 @@ class Dataset:
     def __post_init__(self) -> None:
         for unit in self.units.values():
             _check_unit(unit, self.tables)
+        for table in self.tables.values():
+            for column in table.columns.values():
+                if isinstance(column.domain, Number):
+                    _check_number(f"column {column.name} of {table.name}", column.domain)
+
+
+def _check_number(what: str, domain: Number) -> None:
+    """Records are put on their lattice in 64-bit integers: twice the largest one and a step must fit."""
+    most = max(abs(domain.lo), abs(domain.hi))
+    if 2 * domain.step.denominator * most + domain.step.numerator >= 1 << 63:
+        raise InvalidSchema(
+            f"{what}: bounds of up to {most} are too large for steps of {domain.step}; use smaller ones"
+        )
 
 
 def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:

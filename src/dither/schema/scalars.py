@@ -83,6 +83,8 @@ def multiple(node: Node, step: Fraction, what: str) -> Fraction:
     value = number(node, what)
     if abs(value / step) > LARGEST_NUMBER:
         node.place.refuse(f"{what} must be at most 2^53 steps from 0")
+    if 2 * step.denominator * abs(value) + step.numerator >= 1 << 63:
+        node.place.refuse(f"{what} is too large for a step of {step}: below 2^62, please")
     if value % step:
         node.place.refuse(f"{what} must be a multiple of the step {step}; got {value}")
     return value
