@@ -81,3 +81,10 @@ def test_the_systems_clock_waits_until_the_instant() -> None:
     assert clock.milliseconds() >= instant
     clock.wait_until(instant - 1000)
     assert clock.utc().tzinfo is not None
+
+
+def test_a_large_plan_over_few_rows_has_time_to_be_read() -> None:
+    """4,000 conditions over fifty rows once left late three times: a dataset was locked for next to nothing."""
+    small, large = Work(1, 0, 50, 1, nodes=10), Work(1, 0, 50, 1, nodes=12_000)
+    assert Schedule().prediction(large, 0) >= Schedule().prediction(small, 0) + 12_000
+    assert small.time_class != large.time_class

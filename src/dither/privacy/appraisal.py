@@ -332,11 +332,12 @@ def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
 
 
 def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) -> Work:
-    """Passes and sorts over the tables that the plans name, by their noisy sizes."""
+    """Passes and sorts over the tables that the plans name, by their noisy sizes; cells and the plans' own size."""
     nodes = [node for measure in measures for node in walk(measure)]
     scans = [node.table for node in nodes if isinstance(node, Scan)]
     heavy = (BoundRows, BoundGroups, GroupBy, Distinct, UnitJoin, KeyJoin, Clipped)
-    return Work(len(scans), sum(isinstance(node, heavy) for node in nodes), sum(rows.get(t, 0) for t in scans), cells)
+    sorts, read = sum(isinstance(node, heavy) for node in nodes), sum(rows.get(table, 0) for table in scans)
+    return Work(len(scans), sorts, read, cells, len(nodes))
 
 
 def notes(ctx: Context, measure: Measure) -> tuple[str, ...]:

@@ -55,17 +55,22 @@ class SystemClock:
 
 @dataclass(frozen=True)
 class Work:
-    """What is public about the work that a plan asks for: passes and sorts over (noisily counted) rows, cells out."""
+    """What is public about the work that a plan asks for: passes and sorts over (noisily counted) rows, cells out.
+
+    `nodes` is the plan's own size: long conditions take time to spell and to parse, however few the rows.
+    """
 
     passes: int
     sorts: int
     rows: int
     cells: int
+    nodes: int = 0
 
     @property
     def time_class(self) -> str:
         """Its name: plans of one class wait equally long."""
-        return f"{_power(self.passes + 4 * self.sorts)}x{_power(self.rows)}+{_power(self.cells)}"
+        done = f"{_power(self.passes + 4 * self.sorts)}x{_power(self.rows)}"
+        return f"{done}+{_power(self.cells)}+{_power(self.nodes)}"
 
 
 def _power(count: int) -> int:
@@ -75,21 +80,23 @@ def _power(count: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The predicted time of a class: `floor` milliseconds, and so many nanoseconds a row and pass, and a cell."""
+    """The predicted time of a class: `floor` milliseconds, and nanoseconds for a row and pass, a cell, and a node."""
 
     floor: int = 200
     row: int = 400
     cell: int = 2_000
+    node: int = 1_000_000
     most_misses: int = MOST_MISSES
 
     def __post_init__(self) -> None:
-        if min(self.floor, self.row, self.cell) < 0 or self.floor < 1 or self.most_misses < 1:
+        if min(self.floor, self.row, self.cell, self.node) < 0 or self.floor < 1 or self.most_misses < 1:
             raise InvalidParameter("a schedule needs a floor of at least 1 ms, costs from 0 up and at least one miss")
 
     def prediction(self, work: Work, misses: int) -> int:
         """Milliseconds from the charge to the first instant; each miss so far doubles it."""
         weight = 1 << _power(work.passes + 4 * work.sorts)
         nanoseconds = self.row * weight * (1 << _power(work.rows)) + self.cell * (1 << _power(work.cells))
+        nanoseconds += self.node * (1 << _power(work.nodes))
         return (self.floor + nanoseconds // 1_000_000) << min(misses, 2 * DOUBLINGS)
 
     def instants(self, start: int, work: Work, misses: int) -> tuple[int, ...]:
