@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import threading
@@ -1114,3 +1115,19 @@ def test_answers_survive_the_wire(world: Any, opened: Any) -> None:
     ):
         assert decode(encode(value), type(value), RESPONSE) == value  # type: ignore[arg-type]
     assert np.array(answer.parts[0].values, dtype=np.int64).shape == (3,)
+
+
+def test_answers_and_quotes_leave_no_objects_behind(world: Any, tmp_path: Path) -> None:
+    kernel = LocalKernel(world(), tmp_path / "flat.sqlite")
+
+    def left_by(draws: range) -> int:
+        for draw in draws:
+            kernel.answer(counting(Fraction(1, 1000), draw=draw, request_id=f"r{draw}"), "ann")
+            kernel.quote(counting(Fraction(1, 1000), draw=draw + 1000), "ann")
+        gc.collect()
+        return len(gc.get_objects())
+
+    first, second = left_by(range(20)), left_by(range(20, 60))
+    kernel.close()
+    # One container kept for each would be 40 for the answers and 40 for the quotes.
+    assert second - first < 30

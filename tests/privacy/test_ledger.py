@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
-from dither.loss import ZCDP, Approximate, Pure
+from dither.loss import ZCDP, Approximate, Pure, to_json
 from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, writing
-from dither.privacy.ledger.rules import canonical, key
+from dither.privacy.ledger.rules import Population, canonical, cost_of, key
 from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
 from dither.schema import Group, Unit
@@ -993,3 +993,16 @@ def test_kill_9_at_any_step_never_releases_more_than_was_spent(place: str, tmp_p
 
 def test_keys_of_state_are_unambiguous() -> None:
     assert key("a", "b") != key("a,b") and key("a", 'b","c') != key("a", "b", "c") and key("a", 1) != key("a", "1")
+
+
+def test_what_is_remembered_of_questions_is_bounded() -> None:
+    # Each question has names of its own, and each set of windows its own totals: neither may pile up.
+    for number in range(3000):
+        key("question", str(number))
+    assert key.cache_info().currsize <= 1 << 10
+    population = Population("people", (dataset(1),))
+    for number in range(3000):
+        population.pools((), f"a{number}", {}, fresh=True)
+        population.costs(json.dumps([["user", "pure", to_json(Pure(Fraction(1, number + 1)))]]))
+    assert max(len(population._pools), len(population._costs)) < 300
+    assert cost_of.cache_info().currsize <= 1 << 10

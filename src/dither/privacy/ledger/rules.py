@@ -25,11 +25,11 @@ from dither.wire.codec import RESPONSE, decode, encode
 KERNEL = "kernel"  # the account under which a kernel charges for itself; no token opens it
 Level = Literal["dataset", "group", "analyst"]
 ROLES = ("analyst", "auditor", "curator")
-REMEMBERED = 10_000
+REMEMBERED = 256  # an entry may hold as many totals as there are windows
 EVERY = "*"  # stands for every window of a unit, past and to come
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 10)
 def key(*parts: str | int | None) -> str:
     """The name of a piece of state."""
     return json.dumps(parts, separators=(",", ":"))
@@ -69,7 +69,7 @@ def limit_of(cap: BudgetCap) -> tuple[int, ...]:
     return filter_of(cap).cap
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 10)
 def cost_of(cap: BudgetCap, loss: Loss) -> tuple[int, ...]:
     """What a loss costs a budget, in integers of 1e-15 rounded up."""
     return filter_of(cap).spend(loss)
