@@ -24,7 +24,7 @@ import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import ZCDP, Approximate, Pure, to_json
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, writing
+from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain, writing
 from dither.privacy.ledger.rules import Population, canonical, cost_of, key
 from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
@@ -1006,3 +1006,13 @@ def test_what_is_remembered_of_questions_is_bounded() -> None:
         population.costs(json.dumps([["user", "pure", to_json(Pure(Fraction(1, number + 1)))]]))
     assert max(len(population._pools), len(population._costs)) < 300
     assert cost_of.cache_info().currsize <= 1 << 10
+
+
+def test_history_tells_of_the_latest_rows_only(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(8):
+        paid(ledger, claim(number, "1/100"))
+    everything = ledger.history("shop", "ann")
+    assert len(everything) == 8 and chain.HISTORY_ROWS <= 2000
+    monkeypatch.setattr(chain, "HISTORY_ROWS", 3)
+    latest = ledger.history("shop", "ann")
+    assert 0 < len(latest) <= 3 and latest == everything[-len(latest) :]

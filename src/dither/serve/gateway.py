@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +245,7 @@ class Gateway:
             known = Seen(time.monotonic(), described, context)
             with self._lock:
                 self._contexts[dataset] = known
-        # A copy, so that what is worked out for a plan is forgotten with its request.
-        return Session(self.kernel, dataset, token, replace(known.context))
+        return Session(self.kernel, dataset, token, known.context)
 
     # --- Routes ---
 

@@ -32,7 +32,7 @@ from dither.schema import Dataset
 from dither.wire.codec import encode
 from dither.wire.model import Balance, Entry, Head, UnitLoss
 
-HISTORY_ROWS = 10_000
+HISTORY_ROWS = 2000  # an account that reads its history holds up charges, and takes 3 KB for each of them
 _MINT = object()
 
 
@@ -324,7 +324,7 @@ class Ledger(Chain):
             return book.charges(dataset)
 
     def history(self, dataset: str, account: str | None) -> tuple[Entry, ...]:
-        """The latest charges that an account may see: everyone's, or its groups' under separate budgets."""
+        """The charges among the latest rows that an account may see: all, or its groups' under separate budgets."""
         with self._reading() as book:
             described, population, _ = book.question(dataset, "")
             groups = set(population.groups_of(described, account)) if account and population.separate else None
