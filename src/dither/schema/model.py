@@ -162,10 +162,16 @@ class Dataset:
                     _check_number(f"column {column.name} of {table.name}", column.domain)
 
 
+def fits_lattice(most: Fraction, step: Fraction) -> bool:
+    """Whether integers up to `most` can be put on multiples of a step (rounding to coarser ones takes twice as much)."""
+    largest = most * step.denominator
+    return largest < 1 << 63 if step.numerator == 1 else 2 * largest + step.numerator < 1 << 63
+
+
 def _check_number(what: str, domain: Number) -> None:
-    """Records are put on their lattice in 64-bit integers: twice the largest one and a step must fit."""
+    """Records are put on their lattice in 64-bit integers, which must not overflow on the way."""
     most = max(abs(domain.lo), abs(domain.hi))
-    if 2 * domain.step.denominator * most + domain.step.numerator >= 1 << 63:
+    if not fits_lattice(most, domain.step):
         raise InvalidSchema(
             f"{what}: bounds of up to {most} are too large for steps of {domain.step}; use smaller ones"
         )

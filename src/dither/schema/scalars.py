@@ -6,7 +6,7 @@ import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from fractions import Fraction
 
-from dither.schema.model import Precision
+from dither.schema.model import Precision, fits_lattice
 from dither.schema.shapes import NAME_PATTERN, Field
 from dither.schema.tree import Node, Text, shown
 
@@ -83,7 +83,7 @@ def multiple(node: Node, step: Fraction, what: str) -> Fraction:
     value = number(node, what)
     if abs(value / step) > LARGEST_NUMBER:
         node.place.refuse(f"{what} must be at most 2^53 steps from 0")
-    if 2 * step.denominator * abs(value) + step.numerator >= 1 << 63:
+    if not fits_lattice(abs(value), step):
         node.place.refuse(f"{what} is too large for a step of {step}: below 2^62, please")
     if value % step:
         node.place.refuse(f"{what} must be a multiple of the step {step}; got {value}")
