@@ -163,7 +163,7 @@ class Dataset:
 
 
 def fits_lattice(most: Fraction, step: Fraction) -> bool:
-    """Whether integers up to `most` can be put on multiples of a step (rounding to coarser ones takes twice as much)."""
+    """Whether integers up to `most` can be put on multiples of a step (coarser ones take twice as much)."""
     largest = most * step.denominator
     return largest < 1 << 63 if step.numerator == 1 else 2 * largest + step.numerator < 1 << 63
 
