@@ -188,7 +188,7 @@ class LocalKernel:
         outcome, request, appraisal = task.outcome, task.request, task.appraisal
         if isinstance(outcome, Recorded):
             return self._recorded(outcome, cached=False)
-        left, secret = partial(self._left, deadline), self._bits.integer(62)
+        left, secret = partial(self._left, deadline), self._bits.integer(128)
         drawing = _Drawing(outcome, self._working(task), self._bits, secret, left)
         find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(appraisal.find))
         bound = _bounds(request, find)
