@@ -254,9 +254,16 @@ def _raw_bits(values: Any) -> Iterator[FitTest]:
     seen = np.bincount(last, minlength=cells).astype(np.float64)
     yield _pearson("last digits", seen, np.full(cells, len(last) / cells))
     repeats = len(values) - len(np.unique(values))
-    # Floats of 53 digits: in any factor of two at most one value in 2^52 is likely, so this many repeats are too many.
-    expected = len(values) ** 2 / 2.0**50
+    expected = _likely_repeats(values)
     yield FitTest("repeated floats", float(repeats), float(special.pdtrc(repeats - 1, expected)) if repeats else 1.0)
+
+
+def _likely_repeats(values: Any) -> float:
+    """Twice as many repeats as draws of all digits would have: in each of 64 parts, pairs over the floats in it."""
+    edges = np.sort(values)[np.linspace(0, len(values) - 1, 65).astype(np.int64)]
+    width, size = np.diff(edges), np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
+    floats = np.where(width > 0, width / np.spacing(size), np.inf)
+    return len(values) ** 2 / 2.0**50 + float(np.sum((len(values) / 64) ** 2 / floats))
 
 
 def _inverted(values: Any, law: Any) -> Iterator[FitTest]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from dither.audit.attacks.model import Attack, Columns, Target, judged
 
@@ -149,7 +150,9 @@ def _asked(template: Callable[[], str], targets: Sequence[Target]) -> str:
     value = int(targets[0].secret or targets[0].columns.middle)
     query = filled(template(), targets[0].columns, value)
     for path in ("/v1/quote", "/v1/explain", "/v1/answer"):
-        if evidence := judged([target.ask(query, path=path) for target in targets], query):
+        # Without `rows`, quotes of averages rest on the table's noisy size, whose noise each instance drew for itself.
+        more: dict[str, Any] = {"rows": 1000} if path == "/v1/quote" else {}
+        if evidence := judged([target.ask(query, path=path, **more) for target in targets], query):
             return f"{path}: {evidence}"
     return ""
 
