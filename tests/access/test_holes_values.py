@@ -250,7 +250,13 @@ def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: py
     monkeypatch.setattr(domains, "FEW", 1 << 20)
     eager = listed(domain, 1 << 20)
     assert isinstance(eager, tuple)
-    assert tuple(lazy) == eager and lazy[-3:] == eager[-3:] and lazy[-1] == eager[-1] and len(lazy) == len(eager)
+    assert (
+        tuple(lazy) == eager
+        and lazy[-3:] == eager[-3:]
+        and lazy[-1] == eager[-1]
+        and lazy[-2] == eager[-2]
+        and len(lazy) == len(eager)
+    )
     assert tuple(lazy.held) == tuple(index_of(value, domain) for value in eager)
 
 
@@ -287,3 +293,9 @@ def test_the_largest_bounds_that_are_taken_do_not_overflow(tmp_path: Path, value
     most = Fraction(46 * 10**17)
     found = engine(tmp_path / "e", Number(-most, most, Fraction(1000)), [(1, value)])
     assert abs(int(found.vector(m.Sum(ONE_ROW, X))[0])) <= most / 1000
+
+
+def test_missing_keys_of_many_have_the_last_cell(tmp_path: Path) -> None:
+    found = engine(tmp_path / "e", number(0, 9999, nullable=True), [(1, 0), (2, None), (3, None)])
+    vector = found.vector(m.Count(ONE_ROW, (m.Key("x", X),)))
+    assert (len(vector), int(vector[0]), int(vector[10_000]), int(vector.sum())) == (10_001, 1, 2, 3)
