@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -123,13 +124,44 @@ def test_anything_else_is_refused(release: Release, how: str) -> None:
         unpack(made)
 
 
-def test_columns_that_swell_are_refused(release: Release) -> None:
-    """Compressed zeros: more numbers than the bytes could hold."""
+def swollen(rows: int, compression: str | None = "zstd", version: Any = pa.ipc.MetadataVersion.V5) -> bytes:
+    """Two columns of zeros."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression, metadata_version=version)
+    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         for _ in range(2):
-            writer.write_batch(pa.record_batch([pa.array([0] * 100_000, pa.int64())], schema=SCHEMA))
-    with pytest.raises(InvalidPlan, match="do not fit its size"):
+            writer.write_batch(pa.record_batch([pa.array(np.zeros(rows, np.int64))], schema=SCHEMA))
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_columns_that_swell_are_refused_before_they_do(release: Release, compression: str) -> None:
+    """A few kilobytes of compressed zeros would be 64 MB: they are refused, and nothing is allocated for them."""
+    body = bare(release) + swollen(4_000_000, compression)
+    assert len(body) < 1_000_000
+    before, most = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    with pytest.raises(InvalidPlan, match="compressed"):
+        unpack(body)
+    assert pa.total_allocated_bytes() - before < 1_000_000
+    assert pa.default_memory_pool().max_memory() <= max(most, before + 1_000_000)
+
+
+def test_a_small_batch_may_not_be_compressed_either(release: Release) -> None:
+    """The length of each buffer is inside it, and could say anything."""
+    with pytest.raises(InvalidPlan, match="compressed"):
+        unpack(bare(release) + swollen(100))
+    assert len(unpack(bare(release) + swollen(100, None)).parts[0].values) == 100
+    assert len(unpack(bare(release) + swollen(100, None, pa.ipc.MetadataVersion.V4)).parts[0].values) == 100
+
+
+def test_notes_beside_a_batch_are_refused(release: Release) -> None:
+    """An older form names its compression there."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for _ in range(2):
+            made = pa.record_batch([pa.array([1], pa.int64())], schema=SCHEMA)
+            writer.write_batch(made, custom_metadata={"ARROW:experimental_compression": "zstd"})
+    with pytest.raises(InvalidPlan, match="compressed"):
         unpack(bare(release) + bytes(sink.getvalue()))
 
 
