@@ -9,9 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, reduce
+from operator import and_, or_
 from pathlib import Path
 from typing import Any
 
@@ -526,13 +528,28 @@ def test_a_zcdp_budget_gives_no_discount_for_a_sample(world: Any, opened: Any) -
 
 
 def test_a_charge_reads_with_one_secret_and_the_next_charge_with_another(world: Any, opened: Any) -> None:
-    """62 random bits: two charges share a secret with probability below 1e-18."""
+    """128 random bits: two charges share a secret with probability below 1e-38."""
     room = opened(world())
     room.spy.secrets.clear()
     for tag in ("a", "b"):
         room.kernel.answer(asked(sampled(tag), Count(BoundRows(Scan("actions"), "user", 1))), "ann")
     first, second, third, fourth = room.spy.secrets
     assert first == second != third == fourth
+
+
+def test_a_secret_has_128_random_bits_and_samples_depend_on_each(world: Any, opened: Any) -> None:
+    """Each bit is seen both ways in 40 secrets; 256 times 2^-40 is the false alarm, 2.4e-10."""
+    room = opened(world(1000))
+    room.spy.secrets.clear()
+    for draw in range(40):
+        room.kernel.answer(replace(asked(sampled(), mechanism=DiscreteLaplace(Fraction(20))), draw=draw), "ann")
+    assert reduce(or_, room.spy.secrets) == 2**128 - 1 and reduce(and_, room.spy.secrets) == 0
+    engine: Any = room.spy.inner
+
+    def spelled(secret: int) -> str:
+        return str(engine.spelling.render(sampled().plan(engine._statement(sampled(), secret)).select))
+
+    assert len({spelled(0), *(spelled(1 << bit) for bit in range(128))}) == 129
 
 
 @pytest.mark.tier("test")
@@ -859,6 +876,52 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
     assert len(room.kernel.books.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
     room.kernel.unlock("shop")
     assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
+
+
+def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:
+    """Predictions forget the misses; the cap on them, and the bits that they may tell, do not."""
+    clock, schedule = HeldClock(), Schedule(floor=200, most_misses=5)
+    room = opened(world(100), clock=clock, schedule=schedule)
+    promised = room.kernel.quote(counting(), "ann").milliseconds
+    for number in range(4):
+        room.spy.before = lambda wait=2 * (promised << number): setattr(clock, "ticks", clock.ticks + wait)
+        room.kernel.answer(counting(draw=number), "ann")
+    room.spy.before = lambda: None
+    assert room.kernel.quote(counting(draw=4), "ann").milliseconds == promised << 4
+    bits = room.kernel.statement("shop", "ann").residual_bits
+    room.kernel.quicken("shop")
+    assert room.kernel.quote(counting(draw=4), "ann").milliseconds == promised
+    assert room.kernel.statement("shop", "ann").residual_bits == bits
+    assert room.kernel.books.misses("shop")[1] == 4
+    start = clock.ticks
+    room.kernel.answer(counting(draw=4), "ann")
+    assert clock.ticks - start == promised
+    room.spy.before = lambda: setattr(clock, "ticks", clock.ticks + promised + 1)
+    room.kernel.answer(counting(draw=5), "ann")
+    assert room.kernel.locked("shop"), "the fifth miss, quickened or not"
+    assert room.kernel.quote(counting(draw=6), "ann").milliseconds == 2 * promised
+
+
+def test_corrections_of_every_engine_are_counted_also_of_those_that_failed(world: Any, opened: Any) -> None:
+    room = opened(world(100), slots=3)
+    for number, spy in enumerate(room.spies):
+        spy.corrections = lambda count=10**number: {"values": count}
+    assert room.kernel.corrections("shop") == {"values": 111}
+    busy = room.kernel._house("shop").engines
+    slots = [busy.get() for _ in range(3)]
+    assert room.kernel.corrections("shop") == {"values": 111}, "without waiting for engines that are at work"
+    for slot in slots:
+        busy.put(slot)
+
+    def breaks() -> None:
+        raise EngineFailure
+
+    for spy in room.spies:
+        spy.before = breaks
+    for number in range(6):  # each engine fails once, and is opened again by the next that gets its place
+        with suppress(EngineFailure):
+            room.kernel.answer(counting(draw=number), "ann")
+    assert len(room.spies) == 6 and room.kernel.corrections("shop") == {"values": 111}
 
 
 def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(world: Any, opened: Any) -> None:

@@ -465,6 +465,21 @@ def test_misses_survive_a_restart_until_unlocked(place: str) -> None:
     assert (len(later.misses("shop")[0]), later.misses("shop")[1]) == (4, 1)
 
 
+def test_what_was_slow_is_quick_again_after_the_curator_says_so(place: str) -> None:
+    """By class and dataset, and also after a restart; the count of misses stays."""
+    ledger = Ledger(place)
+    for name in ("class", "class", "other"):
+        ledger.miss("shop", name)
+    ledger.miss("elsewhere", "class")
+    assert [ledger.slowed("shop", name) for name in ("class", "other", "none")] == [2, 1, 0]
+    ledger.quicken("shop")
+    ledger.close()
+    later = Ledger(place)
+    later.miss("shop", "class")
+    assert [later.slowed("shop", name) for name in ("class", "other")] == [1, 0]
+    assert later.slowed("elsewhere", "class") == 1 and later.misses("shop")[1] == 4
+
+
 # --- The chain: verification, tampering, truncation, copies ---
 
 

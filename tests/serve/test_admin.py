@@ -84,10 +84,15 @@ def test_acts_are_rows_and_the_chain_holds(desk: tuple[LocalKernel, Path], tmp_p
     kernel, path = desk
     kernel.books.miss("town", "1x1+1")
     assert len(ask_desk(path, "misses", dataset="town")["misses"]) == 1
+    assert kernel.books.slowed("town", "1x1+1") == 1
     ask_desk(path, "unlock", dataset="town")
+    assert kernel.books.slowed("town", "1x1+1") == 1
+    assert ask_desk(path, "quicken", dataset="town") == {"quickened": "town"}
+    assert kernel.books.slowed("town", "1x1+1") == 0
     ask_desk(path, "log")
     ask_desk(path, "corrections", dataset="town")
-    assert [row["act"] for row in rows(kernel, "act")] == ["unlock", "read the private log", "read corrections"]
+    acts = ["unlock", "quicken", "read the private log", "read corrections"]
+    assert [row["act"] for row in rows(kernel, "act")] == acts
     assert verify(tmp_path / "l.sqlite").sound
     assert ask_desk(path, "budget", dataset="town")[0]["level"] == "dataset"
 

@@ -10,6 +10,7 @@ ledger.record   the answer, on schedule: kept at the instant at which it may be 
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,7 @@ class Slot:
 
     engine: Engine
     failed: bool = False
+    corrected: Counter[str] = field(default_factory=Counter)  # by engines that had this place before
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class House:
     version: str
     engines: queue.Queue[Slot]
     rows: Mapping[str, int]
-    slots: int
+    slots: tuple[Slot, ...]
     prepared: bool = False
 
     gate: Gate = field(default_factory=Gate)
@@ -221,6 +223,7 @@ class LocalKernel:
     def _working(self, task: _Task) -> Engine:
         """The task's engine, opened again if it has failed: the public tables must be those that were registered."""
         if task.slot.failed:
+            task.slot.corrected.update(task.slot.engine.corrections())
             with suppress(Exception):
                 task.slot.engine.close()
             task.slot.engine = self._open(task.house.context.dataset)
@@ -305,7 +308,7 @@ class LocalKernel:
         return work_of([step.measure for step in appraisal.all_steps], house.rows, cells)
 
     def _misses(self, dataset: str, work: Work) -> int:
-        return sum(note.body == work.time_class for note in self.books.misses(dataset)[0])
+        return self.books.slowed(dataset, work.time_class)
 
     # --- What may be known ---
 
@@ -393,13 +396,14 @@ class LocalKernel:
 
     def register(self, dataset: Dataset) -> None:
         """Opens a dataset: writes its description down, and measures its size privately before anything else."""
-        engines: queue.Queue[Slot] = queue.Queue()
         first = self._open(dataset)
-        for engine in (first, *(self._open(dataset) for _ in range(self._slots - 1))):
-            engines.put(Slot(engine))
+        slots = tuple(map(Slot, (first, *(self._open(dataset) for _ in range(self._slots - 1)))))
+        engines: queue.Queue[Slot] = queue.Queue()
+        for slot in slots:
+            engines.put(slot)
         self.books.register(dataset, first.ctx.facts)
         prepared = bool(getattr(first, "prepared", False))
-        bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, self._slots, prepared)
+        bare = House(first.ctx, self.books.describe(dataset.name).version, engines, {}, slots, prepared)
         self._houses[dataset.name] = replace(bare, rows=self._sized(bare))
 
     def _sized(self, house: House) -> dict[str, int]:
@@ -441,18 +445,22 @@ class LocalKernel:
         """Lets a dataset that was locked by late answers answer again."""
         self.books.unlock(dataset)
 
+    def quicken(self, dataset: str) -> None:
+        """Lets every class of plans be as quick again as before its late answers; these stay counted."""
+        self.books.quicken(dataset)
+
     def corrections(self, dataset: str) -> Mapping[str, int]:
         """How many values had to be corrected in answers so far; for the curator only."""
-        house, totals = self._house(dataset), dict[str, int]()
-        with house.engine() as slot:
-            for name, count in slot.engine.corrections().items():
-                totals[name] = totals.get(name, 0) + count
+        totals = Counter[str]()
+        for slot in self._house(dataset).slots:
+            totals.update(slot.corrected)
+            totals.update(slot.engine.corrections())
         return totals
 
     def close(self) -> None:
         """Lets go of the data and the ledger."""
         for house in self._houses.values():
-            for _ in range(house.slots):
+            for _ in house.slots:
                 house.engines.get().engine.close()
         self._houses.clear()
         self.books.close()

@@ -44,7 +44,7 @@ class Desk:
         self.calls: dict[str, Callable[[dict[str, str], str], Any]] = {
             "status": self._status, "register": self._register, "accounts": self._accounts, "account": self._account,
             "revoke": self._revoke, "budget": self._budget, "log": self._log, "misses": self._misses,
-            "unlock": self._unlock, "corrections": self._corrections, "gap": self._gap,
+            "unlock": self._unlock, "quicken": self._quicken, "corrections": self._corrections, "gap": self._gap,
         }  # fmt: skip
 
     def respond(self, message: Message, by: str) -> Message:
@@ -123,6 +123,12 @@ class Desk:
         self._kernel.unlock(given["dataset"])
         self._kernel.books.act(by, "unlock", given["dataset"])
         return {"unlocked": given["dataset"]}
+
+    def _quicken(self, given: dict[str, str], by: str) -> Any:
+        self._known(given)
+        self._kernel.quicken(given["dataset"])
+        self._kernel.books.act(by, "quicken", given["dataset"])
+        return {"quickened": given["dataset"]}
 
     def _corrections(self, given: dict[str, str], by: str) -> Any:
         self._known(given)

@@ -27,7 +27,9 @@ HEADERS = {
     "content-type": "text/html; charset=utf-8", "x-content-type-options": "nosniff", "cache-control": "no-store",
     "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
 }  # fmt: skip
-ACTS: dict[str, tuple[str, ...]] = {"unlock": ("dataset",), "revoke": ("name",), "log": (), "corrections": ("dataset",)}
+ACTS: dict[str, tuple[str, ...]] = {
+    "unlock": ("dataset",), "quicken": ("dataset",), "revoke": ("name",), "log": (), "corrections": ("dataset",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Page:
         parts = [f"<h1>Curator's desk</h1><p>end of the ledger: {escape(status['head'])}</p>", "<h2>Datasets</h2>"]
         for each in status["datasets"]:
             name = each["name"]
-            acts = self._button("unlock", dataset=name) + self._button("corrections", dataset=name)
+            acts = "".join(self._button(act, dataset=name) for act in ("unlock", "quicken", "corrections"))
             parts += [f"<h3>{escape(name)}</h3>", table([each]), table(ask_desk(self.at, "budget", dataset=name)), acts]
         rows = ask_desk(self.at, "accounts")
         parts += ["<h2>Accounts</h2>", table(rows), *(self._button("revoke", name=str(row["name"])) for row in rows)]

@@ -376,9 +376,18 @@ class Ledger(Chain):
     def misses(self, dataset: str) -> tuple[list[Note], int]:
         """Every miss of a dataset, and how many came after the curator last unlocked it."""
         with self._turn:
-            all_of_them, unlocked = self._store.notes("miss", dataset), self._store.notes("unlock", dataset)
-        last = unlocked[-1].number if unlocked else 0
+            all_of_them, last = self._store.notes("miss", dataset), self._last("unlock", dataset)
         return all_of_them, sum(miss.number > last for miss in all_of_them)
+
+    def slowed(self, dataset: str, time_class: str) -> int:
+        """How many misses of a class count for its prediction: those after the curator last quickened the dataset."""
+        with self._turn:
+            misses, last = self._store.notes("miss", dataset), self._last("quicken", dataset)
+        return sum(miss.body == time_class and miss.number > last for miss in misses)
+
+    def _last(self, act: str, dataset: str) -> int:
+        """The number of the curator's last note of a kind; 0 if there is none."""
+        return max((note.number for note in self._store.notes(act, dataset)), default=0)
 
     def unlocked(self, dataset: str) -> int:
         """How often a dataset was unlocked."""
@@ -389,6 +398,11 @@ class Ledger(Chain):
         """Lets a dataset that was locked by misses answer again."""
         with self._turn:
             self._store.note("unlock", dataset, self._now(), "")
+
+    def quicken(self, dataset: str) -> None:
+        """Lets predictions forget the misses so far; the cap on them and the bits that they may tell do not."""
+        with self._turn:
+            self._store.note("quicken", dataset, self._now(), "")
 
 
 def hashed(token: str) -> str:
