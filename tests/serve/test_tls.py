@@ -77,6 +77,7 @@ class Authority:
         plain = serialization.NoEncryption()
         form = serialization.PrivateFormat.PKCS8
         secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+        secret.chmod(0o600)
         return certificate, secret
 
 

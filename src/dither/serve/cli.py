@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from dither.errors import InvalidParameter
+from dither.serve.files import secret_file
 from dither.serve.remote import Mutual
 from dither.serve.watch import Child, Supervisor, bare_environment, group_of
 
@@ -166,6 +167,8 @@ def gateway(
     if kernel.startswith("tls://"):
         where, at = _address(kernel.removeprefix("tls://"))
         address = Mutual(where, at, *_files(certificate, key, authority))
+    if https_key is not None:
+        secret_file(https_key)
     limits = Settings(account=Limit(rate, burst), tick=tick)
     _ready("gateway", f"{host}:{port}", as_json)
     run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
@@ -231,7 +234,7 @@ def _address(text: str) -> tuple[str, int]:
 def _files(certificate: Path | None, key: Path | None, authority: Path | None) -> tuple[Path, Path, Path]:
     if certificate is None or key is None or authority is None:
         raise InvalidParameter("TLS between the servers needs --certificate, --key and --authority")
-    return certificate, key, authority
+    return certificate, secret_file(key), authority
 
 
 # --- The curator ---

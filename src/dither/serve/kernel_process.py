@@ -20,6 +20,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.admin import Desk, admin_server, remembered
+from dither.serve.files import private_folder
 from dither.serve.kernel_server import READERS, FramesServer, KernelServer, Lines, tls_listener, unix_listener
 from dither.serve.logs import PUBLIC, open_logs
 from dither.serve.oidc import read_issuer
@@ -78,9 +79,10 @@ class KernelProcess:
     def __init__(self, settings: KernelSettings) -> None:
         settings.state.mkdir(parents=True, exist_ok=True)
         private = settings.state / "private"
-        private.mkdir(mode=0o700, exist_ok=True)
-        private.chmod(0o700)  # also where it was there before
+        said = private_folder(private)
         self._logs = open_logs(private / "logs")
+        if said:
+            print(f"dither: {said}", file=sys.stderr, flush=True)
         again = private / "datasets.json"
         paths = dict.fromkeys([*map(str, settings.descriptions), *remembered(again)])
         self.kernel = LocalKernel(
