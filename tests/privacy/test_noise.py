@@ -438,17 +438,31 @@ SCALES = [F(1, 2), F(1), F(5), F(100), F(10**6), F(10**9), F(1 << 40)]
 SAMPLERS = [(1, scale) for scale in SCALES] + [(2, scale**2) for scale in SCALES] + [(2, F(2, 7)), (1, F(200, 3))]
 
 
+FEWEST_EXPECTED = 400
+
+
+def grouped(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cells with rare ones put together, and these with the least of the others where they are still rare.
+
+    One draw in a cell of 0.003 expected is no alarm; from 400 on the tails are those of chi-squared, at 1e-9 too.
+    """
+    common = expected >= FEWEST_EXPECTED
+    common[np.argmax(expected)] = True
+    seen, wanted = (np.append(each[common], each[~common].sum()) for each in (counts, expected))
+    if wanted[-1] < FEWEST_EXPECTED:
+        least = int(np.argmin(wanted[:-1]))
+        seen[least], wanted[least] = seen[least] + seen[-1], wanted[least] + wanted[-1]
+        seen, wanted = seen[:-1], wanted[:-1]
+    return seen, wanted
+
+
 def chi_squared(values: NDArray[np.int64], law: laws.Cumulative) -> float:
     """How far the statistic is from where it would raise the alarm; negative is an alarm."""
     scale = float(law.parameter) ** (1 / law.power)
     edges = np.unique(np.round(np.linspace(-5, 5, 61) * scale).astype(np.int64))
     expected = np.diff(law(edges), prepend=0, append=1) * len(values)
-    common = expected > 50
     counts = np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
-    rest = np.array([counts[~common].sum()]), np.array([expected[~common].sum()])
-    observed, wanted = np.append(counts[common], rest[0]), np.append(expected[common], rest[1])
-    if wanted[-1] < 50:
-        observed, wanted = observed[:-1], wanted[:-1]
+    observed, wanted = grouped(counts, expected)
     statistic = ((observed - wanted) ** 2 / wanted).sum()
     return float(chi2.isf(ALARM, len(wanted)) - statistic)
 
@@ -526,19 +540,9 @@ def test_geometric_draws_follow_the_law(scale: Fraction) -> None:
     assert kolmogorov_smirnov(uniform) > 0
 
 
-FEWEST_EXPECTED = 400
-
-
 def assert_counts(counts: NDArray[np.int64], probabilities: list[float]) -> None:
-    """Chi-squared; rare cells are put together, since one draw in a cell of 0.003 expected is no alarm."""
-    expected = np.array(probabilities) * counts.sum()
-    common = expected >= FEWEST_EXPECTED
-    common[np.argmax(expected)] = True
-    seen, wanted = (np.append(each[common], each[~common].sum()) for each in (counts, expected))
-    if wanted[-1] < FEWEST_EXPECTED:
-        least = int(np.argmin(wanted[:-1]))
-        seen[least], wanted[least] = seen[least] + seen[-1], wanted[least] + wanted[-1]
-        seen, wanted = seen[:-1], wanted[:-1]
+    """Chi-squared."""
+    seen, wanted = grouped(counts, np.array(probabilities) * counts.sum())
     assert ((seen - wanted) ** 2 / wanted).sum() < chi2.isf(ALARM, max(1, len(seen) - 1))
 
 
