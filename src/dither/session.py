@@ -13,7 +13,7 @@ import numpy as np
 
 from dither.access.context import Context
 from dither.access.expr import Scope
-from dither.errors import BudgetExceeded, InvalidParameter, NotFound
+from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.post import asking, kinds
 from dither.post.answers import Answer, assemble
@@ -316,7 +316,10 @@ class Session:
             name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(how.question.keys)
         }
         asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
-        (answer,) = self._answer(asked, request_id, draw)
+        try:
+            (answer,) = self._answer(asked, request_id, draw)
+        except Busy:
+            raise Busy("the keys are selected and paid for; ask again: they are not charged twice") from None
         note = f"{len(keys)} keys were selected privately, with delta {how.delta}; rarer ones are left out"
         return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
 
@@ -394,11 +397,16 @@ def connect(
     **options: Any,
 ) -> Session:
     """A session: of a description's path with `account=`, or of a gateway's address with `token=`."""
+    return Session.over(*reached(target, account=account, token=token, **options), dataset)
+
+
+def reached(
+    target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
+) -> tuple[Kernel, str]:
+    """The kernel of a description or behind a gateway, and the token by which it knows who asks."""
     if str(target).startswith(("http://", "https://")):
         if token is None:
             raise InvalidParameter("a remote session needs token=; the curator hands it out")
-        client = import_module("dither.serve.client")
-        return Session.over(client.connect(str(target), token, **options), token, dataset)
+        return import_module("dither.serve.client").connect(str(target), token, **options), token
     local = import_module("dither.privacy.kernel")
-    who = account if account is not None else "analyst"
-    return Session.over(local.open_kernel(target, **options), who, dataset)
+    return local.open_kernel(target, **options), account if account is not None else "analyst"

@@ -1,14 +1,17 @@
-"""An analyst's commands: ask, quote, explain, budget, history; of a description in this process or of a gateway."""
+"""An analyst's commands, from ask to history: of a description in this process, or of a gateway."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from dither.cli import show
 from dither.cli.options import CONSOLE, AsJson, composed, print_json
-from dither.cli.sessions import open_session
+from dither.cli.sessions import Asking, open_asking, open_session
+from dither.errors import InvalidParameter
+from dither.post.answers import Answer
 from dither.post.options import CONFIDENCE, Options
 from dither.serve import documents
 from dither.session import Session
@@ -16,10 +19,21 @@ from dither.session import Session
 app = typer.Typer(add_completion=False)
 
 Query = Annotated[str, typer.Argument(help="the question in SQL", show_default=False)]
+Queries = Annotated[
+    list[str], typer.Argument(help="the question in SQL; several are a batch, in one charge", show_default=False)
+]
 Epsilon = Annotated[str | None, typer.Option(help="what to spend: 0.5 or 1/2")]
 Rho = Annotated[str | None, typer.Option(help="what to spend, in zCDP")]
 Within = Annotated[str | None, typer.Option(help="solve for the epsilon that brings every column this close")]
-Bound = Annotated[str | None, typer.Option(help="rows that one unit may add: a number, or auto")]
+Bound = Annotated[
+    str | None, typer.Option(help="rows that one unit may add: a number, auto, or groups=3,rows=5 (,how=clip or rows)")
+]
+JoinRows = Annotated[int | None, typer.Option(min=1, help="rows of one key that a join on another key keeps")]
+RequestId = Annotated[str, typer.Option(help="a name of your choice: the same request again is not charged twice")]
+Draw = Annotated[int, typer.Option(min=0, help="another number is another draw, and another charge")]
+Split = Annotated[
+    int | None, typer.Option(min=1, help="ask twice: of units with at most so many rows, and of heavier ones")
+]
 UnitName = Annotated[
     str | None, typer.Option("--unit", help="the unit of privacy; that of the first budget unless given")
 ]
@@ -39,33 +53,82 @@ def options_of(
     unit: UnitName = None,
     confidence: Confidence = str(CONFIDENCE),
     delta: Delta = None,
+    join_rows: JoinRows = None,
     rows: Rows = None,
 ) -> Options:
     """How a question is asked."""
     return {
-        "epsilon": epsilon, "rho": rho, "within": within, "bound": bound, "unit": unit, "confidence": confidence,
-        "delta": delta, "rows": rows,
+        "epsilon": epsilon, "rho": rho, "within": within, "bound": bound_option(bound), "unit": unit,
+        "confidence": confidence, "delta": delta, "join_rows": join_rows, "rows": rows,
     }  # fmt: skip
 
 
-def ask(session: Session, query: Query, options: Options, remeasure: Remeasure = None, as_json: AsJson = False) -> None:
+def bound_option(text: str | None) -> object:
+    """A bound as it is written on the command line.
+
+    >>> bound_option("groups=3,rows=5")
+    {'groups': 3, 'rows': 5}
+    """
+    if text is None or "=" not in text:
+        return text
+    named = (part.partition("=")[::2] for part in text.split(","))
+    return {name.strip(): int(value) if value.isdigit() else value for name, value in named}
+
+
+def ask(
+    session: Session, queries: Queries, options: Options, split: Split = None, remeasure: Remeasure = None,
+    request_id: RequestId = "", draw: Draw = 0, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Ask a question in SQL; pays what it says, and prints estimates with intervals."""
-    answer = session.sql(query, **options)
-    if remeasure is not None:
-        kind = "epsilon" if options.get("rho") is None else "rho"
-        answer = session.remeasure(answer, **{kind: remeasure})
+    answers = _answers(session, queries, options, split, remeasure, request_id, draw)
     if as_json:
-        print_json(documents.answer_data(answer))
+        data = [documents.answer_data(answer) for answer in answers]
+        print_json(data[0] if len(queries) == 1 and split is None else {"answers": data})
         return
-    CONSOLE.print(show.answer_grid(answer))
-    CONSOLE.print(f"{show.cost_text(answer)} ({answer.confidence:.0%} intervals)")
-    for note in answer.notes:
-        CONSOLE.print(f"note: {note}")
+    for answer in answers:
+        CONSOLE.print(show.answer_grid(answer))
+    together = " for all of them together" if len(answers) > 1 else ""
+    CONSOLE.print(f"{show.cost_text(answers[0])}{together} ({answers[0].confidence:.0%} intervals)")
+    for number, answer in enumerate(answers, 1):
+        for note in answer.notes:
+            CONSOLE.print(f"note: {note}" if len(answers) == 1 else f"note on {number}: {note}")
 
 
-def quote(session: Session, query: Query, options: Options, as_json: AsJson = False) -> None:
+def _answers(
+    session: Session, queries: list[str], options: Options, split: int | None, remeasure: str | None, request_id: str,
+    draw: int,
+) -> list[Answer]:  # fmt: skip
+    """What a session says to one question, to one of two kinds of units, or to a batch."""
+    if len(queries) > 1 and (split is not None or remeasure is not None):
+        raise InvalidParameter("a batch is neither split nor measured again: ask its questions one by one")
+    if split is not None and (remeasure is not None or request_id or draw):
+        raise InvalidParameter("--split goes with none of --remeasure, --request-id and --draw")
+    if split is not None:
+        _without(options, "--split", "delta", "within")
+        return list(session.split(queries[0], split, **options))
+    if len(queries) > 1:
+        _without(options, "a batch", "delta")
+        return session.batch(queries, request_id=request_id, draw=draw, **options)
+    answer = session.sql(queries[0], request_id=request_id, draw=draw, **options)
+    if remeasure is None:
+        return [answer]
+    kind = "epsilon" if options.get("rho") is None else "rho"
+    return [session.remeasure(answer, **{kind: remeasure})]
+
+
+def _without(options: Options, what: str, *names: str) -> None:
+    """Refuses options that a kind of question does not take."""
+    given: Mapping[str, object] = dict(options)
+    if refused := [name for name in names if given.get(name) is not None]:
+        raise InvalidParameter(f"{what} does not go with --{refused[0]}")
+
+
+def quote(session: Session, queries: Queries, options: Options, as_json: AsJson = False) -> None:
     """Cost and expected error of a question, from public facts alone; free."""
-    price = session.quote(query, **options)
+    several = len(queries) > 1
+    if several:
+        _without(options, "a batch", "delta")
+    price = session.quote_batch(queries, **options) if several else session.quote(queries[0], **options)
     if as_json:
         print_json(documents.price_data(price))
         return
@@ -77,14 +140,25 @@ def quote(session: Session, query: Query, options: Options, as_json: AsJson = Fa
 
 
 def explain(
-    session: Session, query: Query, bound: Bound = None, unit: UnitName = None, as_json: AsJson = False
-) -> None:
+    session: Session, query: Query, bound: Bound = None, unit: UnitName = None, join_rows: JoinRows = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     """How a question is understood: measures, bounds, sensitivity; free."""
-    found = session.explain(query, bound=bound, unit=unit)
+    found = session.explain(query, bound=bound_option(bound), unit=unit, join_rows=join_rows)
     if as_json:
         print_json(found.__dict__)
     else:
         CONSOLE.print(str(found))
+
+
+def datasets(kernel: Asking, as_json: AsJson = False) -> None:
+    """The datasets that the account may ask, their tables and the domains of columns."""
+    found = [documents.dataset_data(dataset) for dataset in kernel.datasets]
+    if as_json:
+        print_json({"datasets": found})
+        return
+    for each in found:
+        CONSOLE.print(show.dataset_text(each))
 
 
 def budget(session: Session, as_json: AsJson = False) -> None:
@@ -108,3 +182,4 @@ for question in (ask, quote):
 app.command()(composed(explain, session=open_session))
 for look in (budget, history):
     app.command()(composed(look, session=open_session))
+app.command()(composed(datasets, kernel=open_asking))

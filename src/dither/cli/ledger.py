@@ -1,4 +1,4 @@
-"""`dither ledger verify | backup | restore | migrate | gap`: for curators and auditors; reads no data."""
+"""`dither ledger show | verify | backup | restore | migrate | gap`: for curators and auditors; reads no data."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Annotated
 
 import typer
 
+from dither.cli.options import CONSOLE, AsJson, composed, print_json
+from dither.cli.sessions import open_session
 from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
 from dither.privacy import upkeep
 from dither.privacy.appraisal import losses_of
 from dither.privacy.ledger.chain import Ledger
+from dither.serve.documents import ledger_data
+from dither.session import Session
 from dither.wire.model import Head
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Verify, back up, restore and migrate a ledger.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Show, verify, back up, restore and migrate a ledger."
+)
 
 Place = Annotated[str, typer.Argument(help="the ledger: a file's path or a postgresql:// address", show_default=False)]
 Seen = Annotated[str | None, typer.Option("--head", help="an end that was seen before, as SEQUENCE:HASH")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
 def head_of(text: str) -> Head:
@@ -46,6 +51,19 @@ def verify(place: Place, head: Seen = None, as_json: AsJson = False) -> None:
             typer.echo(json.dumps({**facts, "problem": verdict.problem}))
         raise LedgerError(f"the ledger does not hold: {where}{verdict.problem}")
     _say(f"{verdict.rows} rows hold, up to {end}", as_json, **facts)
+
+
+def show(session: Session, as_json: AsJson = False) -> None:
+    """Every row of a dataset's ledger, as auditors read it through a gateway; the chain's hashes are among them."""
+    rows = session.kernel.ledger(session.name, session.token)
+    if as_json:
+        print_json(ledger_data(rows))
+        return
+    for row in rows:
+        CONSOLE.print(f"{row.sequence} {row.time} {row.kind} {row.hash} {row.body}", markup=False)
+
+
+app.command()(composed(show, session=open_session))
 
 
 @app.command()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dither.session import Session, connect
+from dither.schema import Dataset
+from dither.session import Session, connect, reached
+from dither.wire import Kernel
 
 Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
 Account = Annotated[str, typer.Option(help="who asks, in this process")]
@@ -28,3 +31,23 @@ def open_session(
     if target.startswith(("http://", "https://")):
         return connect(target, token=token, dataset=dataset)
     return connect(target, account=account, dataset=dataset, ledger=ledger)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A kernel and who asks it: before a dataset is chosen."""
+
+    kernel: Kernel
+    token: str
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """What is public about each dataset of the account."""
+        return tuple(self.kernel.schema(name, self.token) for name in self.kernel.datasets(self.token))
+
+
+def open_asking(target: Target, account: Account = "analyst", token: Token = None, ledger: LedgerFile = None) -> Asking:
+    """A kernel in this process, or one behind a gateway."""
+    if target.startswith(("http://", "https://")):
+        return Asking(*reached(target, token=token))
+    return Asking(*reached(target, account=account, ledger=ledger))

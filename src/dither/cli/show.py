@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from math import floor, inf, log10
@@ -17,6 +17,15 @@ from dither.session import Price
 from dither.wire import Balance, Entry
 
 BAR = 20
+
+
+def dataset_text(dataset: Mapping[str, Any]) -> str:
+    """A dataset's tables, and the domains of their columns."""
+    lines = [f"{dataset['name']} (version {dataset['data_version']}), units: {', '.join(dataset['units'])}"]
+    for name, table in dataset["tables"].items():
+        lines.append(f"  {name}" + ("" if table["private"] else " (public)"))
+        lines += [f"    {column}: {domain}" for column, domain in table["columns"].items()]
+    return "\n".join(lines)
 
 
 def answer_grid(answer: Answer) -> Grid:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dither.access.context import Context
-from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
+from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
+from dither.post.options import LOSSES
 from dither.serve import documents, questions
 from dither.serve.calls import CALLS, result
 from dither.serve.client import PACKED, WIRE
@@ -149,6 +150,7 @@ class Gateway:
             ("POST", "/v1/explain", self._explain),
             ("POST", "/v1/answer", self._answer),
             ("POST", "/v1/batch", self._batch),
+            ("POST", "/v1/split", self._split),
             ("GET", "/v1/jobs/{job}", self._job),
             ("DELETE", "/v1/jobs/{job}", self._delete_job),
             ("POST", "/v1/kernel/{call}", self._pass),
@@ -273,16 +275,18 @@ class Gateway:
         return handler
 
     async def _quote(self, request: Request, token: str) -> Response:
-        asked = questions.read_one(await self._body(request))
+        asked = questions.read_any(await self._body(request))
         return JSONResponse(await run_in_threadpool(self._price, asked, token))
 
     def _price(self, asked: Asked, token: str) -> dict[str, Any]:
-        price = self._session(asked.dataset, token).quote(asked.queries[0], rows=asked.rows, **asked.options)
-        return documents.price_data(price)
+        session = self._session(asked.dataset, token)
+        if asked.many:
+            return documents.price_data(session.quote_batch(asked.queries, **asked.options))
+        return documents.price_data(session.quote(asked.queries[0], **asked.options))
 
     async def _explain(self, request: Request, token: str) -> Response:
         asked = questions.read_one(await self._body(request))
-        chosen = {name: asked.options[name] for name in ("bound", "unit", "join_rows")}
+        chosen = {name: value for name, value in asked.options.items() if name not in LOSSES}
 
         def explained() -> list[str]:
             return list(self._session(asked.dataset, token).explain(asked.queries[0], **chosen).lines)
@@ -300,8 +304,19 @@ class Gateway:
         return JSONResponse(documents.answer_data(answer))
 
     def _asked(self, asked: Asked, token: str) -> Any:
-        session = self._session(asked.dataset, token)
-        return session.sql(asked.queries[0], request_id=asked.request_id, draw=asked.draw, **asked.options)
+        session, name = self._session(asked.dataset, token), asked.request_id
+        answer = session.sql(asked.queries[0], request_id=name, draw=asked.draw, **asked.options)
+        if asked.more is None:
+            return answer
+        kind = "epsilon" if asked.options["rho"] is None else "rho"
+        try:
+            return session.remeasure(answer, request_id=f"{name}:more" if name else "", **{kind: asked.more})
+        except (BudgetExceeded, Busy):
+            if all(release.cached for release in answer.releases):
+                raise
+            return replace(
+                answer, notes=(*answer.notes, "not measured again: the budget or the queue did not allow it")
+            )
 
     def _submitted(self, asked: Asked, token: str) -> Any:
         if not asked.request_id:
@@ -319,6 +334,16 @@ class Gateway:
             session = self._session(asked.dataset, token)
             answers = session.batch(asked.queries, request_id=asked.request_id, draw=asked.draw, **asked.options)
             return [documents.answer_data(answer) for answer in answers]
+
+        return JSONResponse({"answers": await run_in_threadpool(answered)})
+
+    async def _split(self, request: Request, token: str) -> Response:
+        asked = questions.read_split(await self._body(request))
+        chosen = {name: value for name, value in asked.options.items() if name != "within"}
+
+        def answered() -> list[dict[str, Any]]:
+            session = self._session(asked.dataset, token)
+            return [documents.answer_data(each) for each in session.split(asked.queries[0], asked.threshold, **chosen)]
 
         return JSONResponse({"answers": await run_in_threadpool(answered)})
 

@@ -16,31 +16,46 @@ AMOUNT = {
 }
 CALLS = ("datasets", "schema", "facts", "quote", "answer", "budget", "history", "ledger", "statement")
 REQUEST_ID = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}
-SHARED = {
+WHOLE = {"type": "integer", "minimum": 1, "maximum": 2147483647}
+GROUPS = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["rows"],
+    "properties": {"groups": WHOLE, "rows": WHOLE, "how": {"enum": ["clip", "rows"]}},
+}
+OPTIONS: dict[str, Any] = {
     "dataset": {"type": "string", "minLength": 1, "maxLength": 200},
     "epsilon": AMOUNT,
     "rho": AMOUNT,
-    "bound": {"oneOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 2147483647}]},
+    "within": AMOUNT,
+    "bound": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
     "confidence": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "unit": {"type": "string", "minLength": 1, "maxLength": 200},
-    "request_id": REQUEST_ID,
-    "draw": {"type": "integer", "minimum": 0, "maximum": 2147483647},
+    "join_rows": WHOLE,
     "rows": AMOUNT,
 }
+SHARED = {**OPTIONS, "request_id": REQUEST_ID, "draw": {"type": "integer", "minimum": 0, "maximum": 2147483647}}
 QUERY = {"type": "string", "minLength": 1, "maxLength": 50000}
 QUESTION = {
     "type": "object",
     "required": ["dataset", "query"],
     "additionalProperties": False,
-    "properties": {**SHARED, "query": QUERY, "within": AMOUNT,
-                   "join_rows": {"type": "integer", "minimum": 1, "maximum": 2147483647}},
-}  # fmt: skip
+    "properties": {**SHARED, "query": QUERY, "delta": AMOUNT, "remeasure": AMOUNT},
+}
 BATCH = {
     "type": "object",
     "required": ["dataset", "queries"],
     "additionalProperties": False,
     "properties": {**SHARED, "queries": {"type": "array", "minItems": 1, "maxItems": 64, "items": QUERY}},
 }
+SPLIT = {
+    "type": "object",
+    "required": ["dataset", "query", "threshold"],
+    "additionalProperties": False,
+    "properties": {
+        **{name: form for name, form in OPTIONS.items() if name != "within"}, "query": QUERY, "threshold": WHOLE,
+    },
+}  # fmt: skip
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -125,13 +140,14 @@ OPERATIONS = {
     "/v1/history": {"get": Operation("history", "Charges that the account may see", ITEMS, dataset=True)},
     "/v1/ledger": {"get": Operation("ledger", "Every row of the ledger; for auditors", ITEMS, dataset=True)},
     "/v1/statement": {"get": Operation("statement", "The facts of the privacy statement", dataset=True)},
-    "/v1/quote": {"post": Operation("quote", "Cost and expected error; free", body=QUESTION)},
+    "/v1/quote": {"post": Operation("quote", "Cost and expected error; free", body={"oneOf": [QUESTION, BATCH]})},
     "/v1/explain": {"post": Operation("explain", "How a question is understood; free", body=QUESTION)},
     "/v1/answer": {
         "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW,
                           job=True)
     },
     "/v1/batch": {"post": Operation("batch", "Several questions in one charge", body=BATCH)},
+    "/v1/split": {"post": Operation("split", "One question of light units and of heavy ones", body=SPLIT)},
     "/v1/jobs/{job}": {
         "get": Operation("job", "A question under way", path=JOB),
         "delete": Operation("forget", "Forget a job; the charge stands", path=JOB),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dither.errors import InvalidParameter
@@ -14,28 +14,62 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,48}")
 AMOUNT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|-?[0-9]+/[0-9]+")
 MOST_QUERIES = 64
 LONGEST_QUERY = 50_000
-SHARED = ("dataset", "epsilon", "rho", "bound", "confidence", "unit", "request_id", "draw")
-ONE = (*SHARED, "query", "within", "join_rows", "rows")
-MANY = (*SHARED, "queries", "rows")
+SPLIT = ("dataset", "query", "threshold", "epsilon", "rho", "bound", "confidence", "unit", "join_rows", "rows")
+SHARED = (
+    "dataset",
+    "epsilon",
+    "rho",
+    "within",
+    "bound",
+    "confidence",
+    "unit",
+    "join_rows",
+    "rows",
+    "request_id",
+    "draw",
+)
+ONE = (*SHARED, "query", "delta", "remeasure")
+MANY = (*SHARED, "queries")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, or a batch of them, with its options."""
+    """A question, or a batch of them, with its options; `more` is what to spend on the same question once again."""
 
     dataset: str
     queries: tuple[str, ...]
     options: dict[str, Any]
     request_id: str
     draw: int
-    rows: float | None
+    many: bool = False
+    more: Rational | None = None
+    threshold: int = 0
 
 
 def read_one(body: bytes) -> Asked:
     """The question that a body holds."""
     given = _object(body, ONE)
-    return _asked(given, (_text(given, "query", LONGEST_QUERY),), {
-        "within": _number(given, "within"), "join_rows": _whole(given, "join_rows", 1)})  # fmt: skip
+    asked = _asked(given, (_text(given, "query", LONGEST_QUERY),), {"delta": _amount(given, "delta")})
+    more = _amount(given, "remeasure")
+    if more is not None and asked.options["delta"] is not None:
+        raise InvalidParameter("remeasure does not go with delta")
+    return replace(asked, more=more)
+
+
+def read_split(body: bytes) -> Asked:
+    """The question that is asked of light units and of heavy ones."""
+    given = _object(body, SPLIT)
+    threshold = _whole(given, "threshold", 1)
+    if threshold is None:
+        raise InvalidParameter("threshold must be a whole number from 1 up")
+    asked = _asked(given, (_text(given, "query", LONGEST_QUERY),), {})
+    return replace(asked, threshold=threshold)
+
+
+def read_any(body: bytes) -> Asked:
+    """The question, or the batch, that a body holds."""
+    given = _object(body, tuple(dict.fromkeys((*ONE, *MANY))))
+    return read_many(body) if "queries" in given else read_one(body)
 
 
 def read_many(body: bytes) -> Asked:
@@ -44,7 +78,8 @@ def read_many(body: bytes) -> Asked:
     queries = given.get("queries")
     if not isinstance(queries, list) or not 1 <= len(queries) <= MOST_QUERIES:
         raise InvalidParameter(f"queries must be a list of 1 to {MOST_QUERIES} texts")
-    return _asked(given, tuple(_text({"query": query}, "query", LONGEST_QUERY) for query in queries), {})
+    texts = tuple(_text({"query": query}, "query", LONGEST_QUERY) for query in queries)
+    return replace(_asked(given, texts, {}), many=True)
 
 
 def _asked(given: dict[str, Any], queries: tuple[str, ...], more: dict[str, Any]) -> Asked:
@@ -52,6 +87,9 @@ def _asked(given: dict[str, Any], queries: tuple[str, ...], more: dict[str, Any]
     options = {
         "epsilon": _amount(given, "epsilon"),
         "rho": _amount(given, "rho"),
+        "within": _number(given, "within"),
+        "join_rows": _whole(given, "join_rows", 1),
+        "rows": _number(given, "rows"),
         "bound": _bound(given.get("bound")),
         "unit": None if given.get("unit") is None else _text(given, "unit", 200),
         **({} if confidence is None else {"confidence": confidence}),
@@ -60,10 +98,7 @@ def _asked(given: dict[str, Any], queries: tuple[str, ...], more: dict[str, Any]
     request_id = "" if given.get("request_id") is None else _text(given, "request_id", 48)
     if request_id and not REQUEST_ID.fullmatch(request_id):
         raise InvalidParameter("request_id must be 1 to 48 of A-Z a-z 0-9 _ . -")
-    return Asked(
-        _text(given, "dataset", 200), queries, options, request_id, _whole(given, "draw", 0) or 0,
-        _number(given, "rows"),
-    )  # fmt: skip
+    return Asked(_text(given, "dataset", 200), queries, options, request_id, _whole(given, "draw", 0) or 0)
 
 
 def _object(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:

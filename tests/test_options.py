@@ -1,0 +1,204 @@
+"""Every option of a session has a way through HTTP and through the command line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dither import cli
+from dither.post.options import Chosen
+from dither.serve import questions
+from dither.serve.openapi import BATCH, QUESTION, SPLIT
+from dither.session import Session
+from serve.house import Place, place, town
+
+APPROXIMATE = "{unit: person, kind: zcdp, rho: 100, delta: 1/1000}"
+BY_AGE = "SELECT age, COUNT(*) AS n FROM people GROUP BY age"
+COUNT = "SELECT COUNT(*) AS n FROM people"
+
+
+def described(folder: Path) -> Path:
+    """The town with a budget that has a delta to give, and some ages more common than others."""
+    path = town(folder)
+    path.write_text(path.read_text().replace("{unit: person, kind: pure, epsilon: 10}", APPROXIMATE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("options")
+    with place(folder, described=described(folder / "data")) as made:
+        yield made
+
+
+def arguments(name: str) -> set[str]:
+    """What a method of a session takes beside its options."""
+    return set(inspect.signature(getattr(Session, name)).parameters) - {"self", "options"}
+
+
+def test_http_takes_every_option_of_a_session() -> None:
+    """What one field of the document, of the reader and of the session says, the others say too."""
+    options = {field.name for field in fields(Chosen)}
+    assert options | arguments("sql") | {"dataset", "remeasure"} == set(questions.ONE) == set(QUESTION["properties"])
+    many = (options - {"delta"}) | arguments("batch") | {"dataset"}
+    assert many == set(questions.MANY) == set(BATCH["properties"])
+    split = (options - {"delta", "within"}) | arguments("split") | {"dataset"}
+    assert split == set(questions.SPLIT) == set(SPLIT["properties"])
+
+
+def test_the_command_line_takes_every_option_of_a_session() -> None:
+    known = {name: {each.name for each in _command(name).params} for name in ("ask", "quote", "explain")}
+    options = {field.name for field in fields(Chosen)}
+    assert options | {"queries", "request_id", "draw", "remeasure", "split"} <= known["ask"]
+    assert options | {"queries"} <= known["quote"]
+    assert {"query", "bound", "unit", "join_rows"} <= known["explain"]
+
+
+def _command(name: str) -> Any:
+    return cli.ROOMS[name].load(name)
+
+
+def test_keys_are_selected_over_http(there: Place) -> None:
+    """With delta=: quote, answer, the same again for nothing, and as a job."""
+    body = {"dataset": "town", "query": BY_AGE, "rho": 20, "delta": "1/100000", "request_id": "keys"}
+    quoted = there.post("/v1/quote", body).json()
+    assert quoted["loss"] == {"kind": "zcdp", "rho": "20", "delta": "1/100000"} and quoted["affordable"]
+    charges = there.charges()
+    answer = there.post("/v1/answer", body)
+    assert answer.status_code == 200, answer.text
+    assert any("selected privately" in note for note in answer.json()["notes"])
+    assert 0 < len(answer.json()["rows"]) <= 90 and there.charges() == charges + 2
+    again = there.post("/v1/answer", body).json()
+    assert again["free"] and again["rows"] == answer.json()["rows"] and there.charges() == charges + 2
+    job = there.post("/v1/answer", {**body, "request_id": "later"}, prefer="respond-async")
+    assert job.status_code == 202 and there.charges() == charges + 2
+
+
+@pytest.mark.parametrize("delta", [0, -1, 2, "x", True, "1e400"])
+def test_a_delta_that_is_none_is_refused_before_any_charge(there: Place, delta: Any) -> None:
+    charges = there.charges()
+    body = {"dataset": "town", "query": BY_AGE, "rho": 1, "delta": delta}
+    for path in ("/v1/quote", "/v1/answer"):
+        reply = there.post(path, body)
+        assert reply.status_code == 400, (path, reply.status_code, reply.text)
+    assert (
+        there.post("/v1/batch", {"dataset": "town", "queries": [BY_AGE], "rho": 1, "delta": "1/9"}).status_code == 400
+    )
+    assert there.charges() == charges
+
+
+def test_more_is_spent_on_an_answer_over_http(there: Place) -> None:
+    body = {"dataset": "town", "query": COUNT, "rho": "1/100", "request_id": "first"}
+    first = there.post("/v1/answer", body).json()
+    charges = there.charges()
+    second = there.post("/v1/answer", {**body, "remeasure": "1/10"}).json()
+    assert there.charges() == charges + 1, "the first draw was paid for"
+    assert len(second["releases"]) == 2 and any("2 draws are combined" in note for note in second["notes"])
+    width = [row["n_high"] - row["n_low"] for row in (first["rows"][0], second["rows"][0])]
+    assert width[1] < width[0]
+    again = there.post("/v1/answer", {**body, "remeasure": "1/10"}).json()
+    assert again["rows"] == second["rows"] and there.charges() == charges + 1
+    assert there.post("/v1/answer", {**body, "remeasure": 1000}).status_code == 400, "the id stands for another"
+    assert there.post("/v1/answer", {**body, "request_id": None, "remeasure": 1000}).status_code == 402
+    assert there.charges() == charges + 1
+    fresh = {**body, "request_id": "other", "draw": 1, "remeasure": 1000}
+    reply = there.post("/v1/answer", fresh)
+    assert reply.status_code == 200 and any("not measured again" in note for note in reply.json()["notes"])
+
+
+def test_a_question_is_split_over_http(there: Place) -> None:
+    body = {"dataset": "town", "query": "SELECT COUNT(*) AS n FROM visits", "rho": 1, "threshold": 2, "bound": 5}
+    charges = there.charges()
+    reply = there.post("/v1/split", body)
+    assert reply.status_code == 200 and len(reply.json()["answers"]) == 2 and there.charges() == charges + 1
+    for wrong in ({"threshold": 0}, {"threshold": None}, {"within": 3}, {"delta": "1/9"}, {"draw": 1}):
+        assert there.post("/v1/split", {**body, **wrong}).status_code == 400, wrong
+
+
+def test_a_batch_is_quoted_and_solved_over_http(there: Place) -> None:
+    queries = [COUNT, "SELECT COUNT(*) AS m FROM people WHERE ill"]
+    charges = there.charges()
+    quoted = there.post("/v1/quote", {"dataset": "town", "queries": queries, "rho": 1}).json()
+    assert [each["column"] for each in quoted["expected"]] == ["n", "m"] and there.charges() == charges
+    answers = there.post("/v1/batch", {"dataset": "town", "queries": queries, "within": 20}).json()["answers"]
+    assert len(answers) == 2 and there.charges() == charges + 1
+    assert all(row["high"] - row["low"] <= 42 for row in ends(answers))
+
+
+def ends(answers: list[Any]) -> list[dict[str, float]]:
+    names = [next(column["name"] for column in each["columns"]) for each in answers]
+    pairs = zip(answers, names, strict=True)
+    return [{"low": each["rows"][0][f"{name}_low"], "high": each["rows"][0][f"{name}_high"]} for each, name in pairs]
+
+
+def test_groups_and_rows_guessed_reach_the_session(there: Place) -> None:
+    """A bound by groups, and `rows` with `within`: both change what is charged or expected."""
+    by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
+    body = {"dataset": "town", "query": by_place, "rho": 1, "bound": {"groups": 2, "rows": 1}}
+    tight, loose = (
+        there.post("/v1/quote", {**body, "bound": bound}).json()["expected"][0]["half_width"]
+        for bound in ({"groups": 1, "rows": 1}, {"groups": 3, "rows": 9})
+    )
+    assert tight < loose
+    losses = [
+        there.post("/v1/quote", {"dataset": "town", "query": "SELECT AVG(age) FROM people", "within": 1, "rows": rows})
+        for rows in (100, 10_000)
+    ]
+    small, large = (float_of(reply.json()["loss"]["epsilon"]) for reply in losses)
+    assert large < small
+
+
+def float_of(text: str) -> float:
+    top, _, bottom = text.partition("/")
+    return int(top) / int(bottom or 1)
+
+
+def run(*words: str) -> Any:
+    result = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_command_line_asks_all_of_it(tmp_path: Path) -> None:
+    at = str(described(tmp_path))
+    assert run("datasets", at)["datasets"][0]["name"] == "town"
+    keys = run("ask", at, BY_AGE, "--rho", "20", "--delta", "1e-5")
+    assert any("selected privately" in note for note in keys["notes"])
+    both = run("ask", at, COUNT, "SELECT AVG(age) AS a FROM people", "--rho", "1", "--request-id", "r")
+    assert len(both["answers"]) == 2
+    assert run("ask", at, COUNT, "SELECT AVG(age) AS a FROM people", "--rho", "1", "--request-id", "r")["answers"][0][
+        "free"
+    ]
+    assert not run("ask", at, COUNT, "--rho", "1", "--draw", "7")["free"]
+    assert len(run("ask", at, "SELECT COUNT(*) AS n FROM visits", "--rho", "1", "--split", "2")["answers"]) == 2
+    by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
+    assert run("quote", at, by_place, "--rho", "1", "--bound", "groups=1,rows=1")["affordable"]
+    assert [each["column"] for each in run("quote", at, COUNT, BY_AGE, "--rho", "1")["expected"]] == ["n", "n"]
+    assert {row["kind"] for row in run("ledger", "show", at)} == {"dataset", "charge", "answer"}
+
+
+@pytest.mark.parametrize("words", [
+    [COUNT, COUNT, "--split", "2"], [COUNT, COUNT, "--remeasure", "1"], [COUNT, "--split", "2", "--draw", "1"],
+    [COUNT, "--bound", "groups=x,rows=1"], [COUNT, COUNT, "--delta", "1/10"],
+    [COUNT, "--split", "2", "--delta", "1/10"],
+])  # fmt: skip
+def test_what_does_not_go_together_is_said(tmp_path: Path, words: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, ["ask", str(described(tmp_path)), *words, "--rho", "1"])
+    assert result.exit_code == 2 and result.stderr.startswith("error: "), result.output
+
+
+def test_people_read_the_same(tmp_path: Path) -> None:
+    """A batch's cost is said once, and notes say which answer they are on."""
+    at, average = str(described(tmp_path)), "SELECT AVG(age) AS a FROM people"
+    result = CliRunner().invoke(cli.app, ["ask", at, COUNT, average, "--rho", "1"])
+    assert result.exit_code == 0 and result.stdout.count("cost: rho 1 for all of them together") == 1
+    assert "note on 2: unit of privacy: person" in result.stdout
+    shown = CliRunner().invoke(cli.app, ["datasets", str(described(tmp_path))]).stdout
+    assert "city: one of north, south, east" in shown and "people" in shown
