@@ -272,7 +272,8 @@ def seeds(there: Place) -> list[bytes]:
 def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: Tier) -> None:
     """Never another error, never an engine failure, and nothing is charged without an answer."""
     there = pair[0]
-    fuzzer = Fuzzer(seeds(there), number=20261115)
+    number = 20261115
+    fuzzer = Fuzzer(seeds(there), number)
     count = tier.pick(quick=200, test=1_000, deep=10_000)
     token, outcomes = there.tokens["ann"], dict[str, int]()
     for plan in fuzzer.plans(count):
@@ -283,7 +284,7 @@ def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: T
         assert outcome not in ("error", "engine_failure", "ledger"), (outcome, reply.header, plan[:2000])
         if charges is not None and outcome != "answered":
             assert there.charges() == charges
-    print(outcomes)
+    print(f"plan fuzzer: {count} plans with seed {number}:", outcomes)
     assert outcomes["answered"] >= count // 20 and sum(outcomes.values()) == count
 
 
