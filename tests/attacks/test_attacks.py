@@ -23,7 +23,7 @@ from dither.audit.attacks.service import report
 from dither.errors import DitherError, InvalidPlan
 from dither.post import sql
 from dither.privacy.kernel import LocalKernel, _Drawing
-from dither.privacy.ledger import chain
+from dither.privacy.ledger import chain, rules
 from dither.serve import documents, questions
 from dither.serve.frames import Message
 from dither.serve.jobs import Jobs
@@ -189,6 +189,19 @@ def test_jobs_that_are_anyones_are_found(
     monkeypatch.setattr(Jobs, method, by_name if method == "find" else any_question)
     with place(tmp_path) as there:
         assert BY_NAME[name].run([target(there)]).learned
+
+
+def test_request_ids_that_are_anyones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: an id stands for a question whoever sends it."""
+    original = rules.key
+
+    def of_everyone(*parts: Any) -> str:
+        return original(*(("request", "everyone", *parts[2:]) if parts[0] == "request" else parts))
+
+    monkeypatch.setattr(rules, "key", of_everyone)
+    monkeypatch.setattr(chain, "key", of_everyone)
+    with place(tmp_path) as there:
+        assert BY_NAME["somebody else's request id"].run([target(there)]).learned
 
 
 def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dither.access.context import Context
-from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
+from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
 from dither.post.options import LOSSES
 from dither.serve import documents, questions
 from dither.serve.calls import CALLS, result
@@ -281,8 +281,10 @@ class Gateway:
     def _price(self, asked: Asked, token: str) -> dict[str, Any]:
         session = self._session(asked.dataset, token)
         if asked.many:
-            return documents.price_data(session.quote_batch(asked.queries, **asked.options))
-        return documents.price_data(session.quote(asked.queries[0], **asked.options))
+            price = session.quote_batch(asked.queries, **asked.options)
+        else:
+            price = session.quote(asked.queries[0], **asked.options)
+        return {**documents.price_data(price), "waiting": self.kernel.waits.get(asked.dataset, 0)}
 
     async def _explain(self, request: Request, token: str) -> Response:
         asked = questions.read_one(await self._body(request))
@@ -311,12 +313,10 @@ class Gateway:
         kind = "epsilon" if asked.options["rho"] is None else "rho"
         try:
             return session.remeasure(answer, request_id=f"{name}:more" if name else "", **{kind: asked.more})
-        except (BudgetExceeded, Busy):
-            if all(release.cached for release in answer.releases):
+        except DitherError as problem:
+            if isinstance(problem, EngineFailure) or all(release.cached for release in answer.releases):
                 raise
-            return replace(
-                answer, notes=(*answer.notes, "not measured again: the budget or the queue did not allow it")
-            )
+            return replace(answer, notes=(*answer.notes, f"not measured again: {problem}"))  # the first is paid for
 
     def _submitted(self, asked: Asked, token: str) -> Any:
         if not asked.request_id:

@@ -51,8 +51,8 @@ def read_one(body: bytes) -> Asked:
     given = _object(body, ONE)
     asked = _asked(given, (_text(given, "query", LONGEST_QUERY),), {"delta": _amount(given, "delta")})
     more = _amount(given, "remeasure")
-    if more is not None and asked.options["delta"] is not None:
-        raise InvalidParameter("remeasure does not go with delta")
+    if more is not None and (rational(more) <= 0 or asked.options["delta"] is not None):
+        raise InvalidParameter("remeasure must be positive, and does not go with delta")
     return replace(asked, more=more)
 
 

@@ -100,6 +100,7 @@ class RemoteKernel(Calling):
 
     address: str | Mutual
     heads: Heads = field(default_factory=Heads, repr=False)
+    waits: dict[str, int] = field(default_factory=dict, repr=False)  # how many wait for a dataset, as last heard
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -119,6 +120,8 @@ class RemoteKernel(Calling):
         if error is not None:
             raise raised(error, answer.header.get("message", ""))
         about = answer.header
+        if "waiting" in about:
+            self.waits[dataset] = int(about["waiting"])
         return Reply(answer.body, head, int(about.get("waiting", "0")), about)
 
     def _talk(self, message: Message) -> Message:

@@ -14,7 +14,7 @@ from dither.audit.attacks.model import Attack, Reply, Target, judged
 
 READS = ("/v1/datasets", "/v1/budget?dataset={d}", "/v1/history?dataset={d}", "/v1/statement?dataset={d}",
          "/v1/ledger?dataset={d}", "/v1/jobs/x")  # fmt: skip
-ASKS = ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/kernel/answer", "/v1/kernel/ledger",
+ASKS = ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/split", "/v1/kernel/answer", "/v1/kernel/ledger",
         "/v1/kernel/schema?dataset={d}")  # fmt: skip
 TOKENS = {
     "no token": "",
@@ -39,6 +39,8 @@ PATHS = (
     "/v1/budget?dataset=%0d%0aset-cookie:a=b",
     "/v1/statement?dataset=<script>", "/v1/history?dataset=a&dataset=b", "/debug", "/server-status",
 )  # fmt: skip
+BODY_PATHS = ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/split", "/v1/kernel/answer",
+              "/v1/kernel/quote")  # fmt: skip
 BODIES: dict[str, bytes] = {
     "nothing": b"",
     "not JSON": b"epsilon=1",
@@ -92,7 +94,7 @@ def _harmless(send: Callable[[Target], Iterator[Reply]], targets: Sequence[Targe
 
 
 def _bodies(body: bytes, target: Target) -> Iterator[Reply]:
-    for path in ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/kernel/answer", "/v1/kernel/quote"):
+    for path in BODY_PATHS:
         yield target.call("POST", path, body)
 
 
@@ -112,7 +114,8 @@ def _options(target: Target) -> Iterator[Reply]:
         {"request_id": "x" * 99},
         {"request_id": "a\r\nb"}, {"unit": "nobody"}, {"unit": 3}, {"dataset": "../x"}, {"dataset": ""},
         {"dataset": {"$ne": ""}}, {"query": ""}, {"query": 7}, {"join_rows": 0}, {"within": -1, "epsilon": None},
-        {"epsilon": None}, {"rho": "1", "epsilon": "1"},
+        {"epsilon": None}, {"rho": "1", "epsilon": "1"}, {"delta": 0}, {"delta": -1}, {"delta": 2}, {"delta": "x"},
+        {"delta": "1/1000000"}, {"remeasure": 0}, {"remeasure": "x"}, {"remeasure": "1", "delta": "1/10"},
     ]  # fmt: skip
     for each in wrong:
         body = {"dataset": target.columns.dataset, "query": query, "epsilon": "1/1000", **each}
@@ -208,6 +211,18 @@ def _same_name(targets: Sequence[Target]) -> str:
     return "two questions shared a job" if first.status == 202 and second.status != 400 else ""
 
 
+def _others_id(targets: Sequence[Target]) -> str:
+    """A request id belongs to an account: somebody else's stands for nothing, and does not even show."""
+    target, name = targets[0], secrets.token_hex(8)
+    mine = target.ask(f"SELECT COUNT(*) FROM {target.columns.table}", request_id=name)
+    query = f"SELECT SUM({target.columns.number}) FROM {target.columns.table}"
+    other = target.ask(query, "other", request_id=name)
+    if mine.status != 200 or other.status not in (200, 402):
+        return f"an id that somebody else used was refused: {other.status}" if mine.status == 200 else ""
+    digests = [[each["digest"] for each in reply.json().get("releases", ())] for reply in (mine, other)]
+    return "one account's id gave it another's answer" if digests[0] == digests[1] else ""
+
+
 def attacks() -> Iterator[Attack]:
     """All of them."""
     for name, header in TOKENS.items():
@@ -223,4 +238,5 @@ def attacks() -> Iterator[Attack]:
     yield Attack("tokens in the ledger", "accounts", "a token that still works", _ledger_tokens, ("auditor",))
     yield Attack("security headers", "accounts", "a token, by a page of somebody else's", _secured)
     yield Attack("somebody else's job", "accounts", "that another account has asked", _jobs, ("other",))
+    yield Attack("somebody else's request id", "accounts", "that another account has asked", _others_id, ("other",))
     yield Attack("a job's name", "accounts", "one question's answer under another's name", _same_name)
