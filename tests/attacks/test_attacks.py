@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import sqlglot
 
-from attacks.sites import neighbours, target
+from attacks.sites import COLUMNS, neighbours, target
 from conftest import Tier
 from dither.access import expr
 from dither.audit.attacks import ATTACKS, Attack, Target, run
 from dither.audit.attacks.fuzz import Fuzzer
+from dither.audit.attacks.oracles import EXPRESSIONS, SHAPES, filled
 from dither.audit.attacks.service import report
 from dither.errors import DitherError, InvalidPlan
 from dither.post import sql
@@ -89,6 +90,25 @@ def test_the_page_on_security_names_weakened_builds_that_are_there() -> None:
 def test_the_report_counts_families(targets: list[Target]) -> None:
     findings = run(targets[:1], [BY_NAME["quoted"], BY_NAME["no token"]])
     assert "spending: 1 attacks" in report(findings) and "LEARNED" not in report(findings)
+
+
+ALLOWED = {
+    "division by zero", "division of zero by zero", "remainder by zero", "modulo function", "square root of a negative",
+    "square root in a CASE", "logarithm of zero", "logarithm of a negative", "overflow of an exponential",
+    "overflow of a power", "negative power of zero", "root of a negative", "overflow of a product",
+    "cast to a small integer", "a product near the end of the range", "an absolute value near the end",
+    "a quotient by very little", "a quotient by a CASE", "a root within a quotient within a logarithm",
+    "a key inside an aggregate",
+}  # fmt: skip
+
+
+def test_oracles_are_not_only_refused(pair: tuple[Place, Place]) -> None:
+    """What the language offers is answered, by the engine and on both sides: those attacks are tried in earnest."""
+    for name in sorted(ALLOWED):
+        query = filled(f"SELECT {EXPRESSIONS[name]} FROM {{t}}", COLUMNS, SALARY)
+        assert [there.ask(query, "1/1000").status_code for there in pair] == [200, 200], name
+    for name in ("as deep as allowed", "the longest list", "as many columns as allowed"):
+        assert pair[0].ask(filled(SHAPES[name](), COLUMNS, SALARY), "1/1000").status_code == 200, name
 
 
 # --- Exact numbers anywhere ---

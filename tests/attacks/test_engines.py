@@ -14,7 +14,7 @@ import pytest
 from attacks.sites import COLUMNS, PERSON
 from conftest import Tier
 from dither.access import expr
-from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, filled
+from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, SHAPES, filled
 from dither.errors import DitherError, EngineFailure
 from dither.privacy.kernel import LocalKernel
 from dither.schema import Dataset, Source, load
@@ -24,6 +24,13 @@ from serve.house import SALARY, town
 pytestmark = pytest.mark.tier("test")
 DSN = "DITHER_ATTACKS_DSN"
 HEAVY = {"groups by values of the data"}
+PEERS = {
+    "division by zero", "remainder by zero", "square root in a CASE", "logarithm of zero", "overflow of an exponential",
+    "overflow of a product", "a product near the end of the range", "an absolute value near the end",
+    "cast to a small integer", "cast of a CASE of texts", "a giant text", "a regular expression that explodes",
+    "a pattern that goes back and forth", "a group key inside an aggregate", "a key inside an aggregate",
+    "as deep as allowed", "deep parentheses",
+}  # fmt: skip
 
 
 def outcome(session: Session, query: str) -> str:
@@ -57,7 +64,8 @@ def listed(tier: Tier) -> dict[str, str]:
     step = tier.pick(quick=9, test=3, deep=1)
     made = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()}
     made |= {name: text for name, text in QUERIES.items() if name not in HEAVY}
-    chosen = dict(list(made.items())[::step]) | {"division by zero": made["division by zero"]}
+    made |= {name: shape() for name, shape in SHAPES.items()}
+    chosen = dict(list(made.items())[::step]) | {name: made[name] for name in PEERS}
     return {name: filled(text, COLUMNS, SALARY) for name, text in chosen.items()}
 
 
@@ -106,19 +114,32 @@ def test_an_unguarded_division_is_an_oracle_on_postgresql(
     assert found["division"].startswith("engine_failure") and "answered 1" in found["division"]
 
 
-def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
-    def pair(folder: Path) -> tuple[Dataset, Dataset]:
-        made = []
-        for schema, without in (("everyone", None), ("less", PERSON)):
-            described = load(town(folder / schema, 100, without=without))
-            tables = {
-                name: replace(table, source=Source("spark", {"path": str(folder / schema / f"{name}.parquet")}))
-                for name, table in described.tables.items()
-            }
-            made.append(replace(described, tables=tables))
-        return made[0], made[1]
+def kept_in_files(folder: Path) -> tuple[Dataset, Dataset]:
+    """The town in files that Spark reads."""
+    made = []
+    for schema, without in (("everyone", None), ("less", PERSON)):
+        described = load(town(folder / schema, 100, without=without))
+        tables = {
+            name: replace(table, source=Source("spark", {"path": str(folder / schema / f"{name}.parquet")}))
+            for name, table in described.tables.items()
+        }
+        made.append(replace(described, tables=tables))
+    return made[0], made[1]
 
+
+def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
     assert spark is not None
-    names = list(listed(tier))[:: tier.pick(quick=4, test=4, deep=1)]
-    queries = {name: query for name, query in listed(tier).items() if name in names or name == "division by zero"}
-    assert compared(pair, tmp_path, queries) == {}
+    names = set(list(listed(tier))[:: tier.pick(quick=4, test=4, deep=1)]) | PEERS
+    queries = {name: query for name, query in listed(tier).items() if name in names}
+    assert compared(kept_in_files, tmp_path, queries) == {}
+
+
+def test_an_unguarded_division_is_an_oracle_on_spark(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weakened build: 1 / (salary - 91000) fails for one person's record."""
+    assert spark is not None
+    monkeypatch.setattr(expr, "nonzero", lambda value: value)
+    query = {"division": "SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people"}
+    found = compared(kept_in_files, tmp_path, query)
+    assert found["division"].startswith("engine_failure") and "answered 1" in found["division"]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
+import struct
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from dither.access.engines import open_engine
 from dither.errors import Busy, EngineFailure
 from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.pacing import Schedule
 from dither.privacy.upkeep import backup, restore, verify
 from dither.schema import load
 from dither.serve.frames import Message, send
+from dither.serve.gateway import Settings, application
 from dither.serve.kernel_server import KernelServer, unix_listener
+from dither.serve.limits import Rate
 from dither.serve.remote import Heads, RemoteKernel
 from serve.house import Place, place, town, until
 
@@ -109,6 +116,81 @@ def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path
         replies = [there.remote.call("answer", there.tokens["ann"], "town", request) for _ in range(3)]
         assert there.spent() == spent and len({reply.parts[0].values for reply in replies}) == 1
         assert all(reply.cached for reply in replies)
+
+
+@contextmanager
+def listening(there: Place, **more: Any) -> Iterator[tuple[str, int]]:
+    """The gateway on a port of its own."""
+    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0, **more)
+    server = uvicorn.Server(uvicorn.Config(application(there.remote, settings), port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[:2]
+    server.should_exit = True
+    thread.join(10)
+
+
+def _posted(there: Place, body: bytes, length: int | None = None) -> bytes:
+    """A question as it travels, perhaps with a body that is announced to be longer than what is sent."""
+    head = f"POST /v1/answer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {there.tokens['ann']}\r\n"
+    return f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("when", ["at once", "while it is drawn"])
+def test_hanging_up_on_the_gateway_keeps_the_charge_and_the_answer(tmp_path: Path, when: str) -> None:
+    """The same over HTTP, as an analyst would try it."""
+    with place(tmp_path, schedule=Schedule(floor=300)) as there, listening(there) as at:
+        body = {"dataset": "town", "query": QUERY, "epsilon": 1, "request_id": "gone"}
+        charges = there.charges()
+        with socket.create_connection(at) as connection:
+            connection.sendall(_posted(there, json.dumps(body).encode()))
+            if when == "while it is drawn":
+                until(lambda: there.charges() == charges + 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        again = [there.post("/v1/answer", body).json() for _ in range(3)]
+        assert again[1]["free"] and again[2]["free"] and again[0]["rows"] == again[1]["rows"] == again[2]["rows"]
+        assert there.charges() == charges + 1 and sum(row.kind == "answer" for row in there.kernel.books.rows()) == 2
+
+
+def test_a_body_that_never_ends_is_given_up_and_charged_nothing(tmp_path: Path) -> None:
+    """Slow-loris with a body: 408 after the gateway's patience, in the one shape of errors."""
+    with place(tmp_path) as there, listening(there, patience=0.3) as at:
+        charges = there.charges()
+        with socket.create_connection(at) as connection:
+            connection.settimeout(20)
+            connection.sendall(_posted(there, b'{"dataset": "town"', length=1000))
+            reply = connection.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 408") and b'{"error":{"code":' in reply
+        assert there.charges() == charges
+
+
+def test_an_engine_that_is_cut_off_keeps_the_charge(tmp_path: Path) -> None:
+    """Timeouts: the question ends at the last instant with the one error, is paid for, and a retry is not charged."""
+    stuck = threading.Event()
+
+    class Stuck(Failing):
+        def vector(self, measure: Any, deadline: float | None = None, secret: int = 0) -> Any:
+            if self.broken:
+                stuck.wait(deadline)
+                raise EngineFailure
+            return self.inner.vector(measure, deadline, secret)
+
+    made: list[Failing] = []
+
+    def engine(dataset: Any) -> Any:
+        made.append(Stuck(open_engine(dataset)))
+        return made[-1]
+
+    with place(tmp_path, engine=engine, schedule=Schedule(floor=20, row=0, cell=0, node=0)) as there:
+        before = there.spent()
+        made[0].broken = True
+        body = {"dataset": "town", "query": QUERY, "epsilon": 1, "request_id": "stuck"}
+        assert there.post("/v1/answer", body).status_code == 500
+        paid = there.spent()
+        assert paid == before + 10**15
+        made[0].broken = False
+        assert there.post("/v1/answer", body).status_code == 200 and there.spent() == paid
 
 
 def _request(there: Place) -> bytes:

@@ -17,7 +17,7 @@ from conftest import Tier
 from dither.access.expr import Column, Compare, Constant, In
 from dither.access.measure import Count, Measure
 from dither.access.relation import Scan, Where
-from dither.audit.attacks.statistics import guessing, most_right, reconstructed, subsets
+from dither.audit.attacks.statistics import Guess, guessing, most_right, reconstructed, subsets
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, rational
 from dither.privacy.kernel import LocalKernel
@@ -39,13 +39,16 @@ def kernel(folder: Path, without: int | None = None, epsilon: Any = 4_600) -> It
     made.close()
 
 
-def draws(there: LocalKernel, trials: int, *measures: Measure) -> list[list[int]]:
-    """Fresh draws of counts, each trial for epsilon 1 in all; many trials in one request."""
-    share = Calibrate("discrete_laplace", Pure(Fraction(1, len(measures))))
+def draws(
+    there: LocalKernel, trials: int, *measures: Measure, who: str = "ann", epsilon: Fraction = Fraction(1)
+) -> list[list[int]]:
+    """Fresh draws of counts, each trial for epsilon (1) in all; many trials in one request."""
+    share = Calibrate("discrete_laplace", Pure(epsilon / len(measures)))
     found: list[int] = []
-    for number in range(-(-trials // 100)):
-        parts = tuple(Part(measure, share) for _ in range(100) for measure in measures)
-        found += [part.values[0] for part in there.answer(Request("town", parts, draw=number), "ann").parts]
+    each = max(1, 200 // len(measures))
+    for number in range(-(-trials // each)):
+        parts = tuple(Part(measure, share) for _ in range(each) for measure in measures)
+        found += [part.values[0] for part in there.answer(Request("town", parts, draw=number), who).parts]
     return [found[at : at + len(measures)] for at in range(0, len(found), len(measures))]
 
 
@@ -83,16 +86,21 @@ def test_the_bound_is_that_of_the_literature() -> None:
     assert most_right(0) == 0.5 and math.isclose(most_right(1), math.e / (1 + math.e)) and most_right(50, 1) == 1
 
 
-def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[float]:
-    """Noisy numbers of the ill among subsets that are told by public salaries."""
+def among(asked: np.ndarray) -> list[Measure]:
+    """Numbers of the ill among subsets that are told by public salaries."""
     salaries = [20_000 + 100 * person for person in range(asked.shape[1])]
-    parts = []
+    measures: list[Measure] = []
     for row in asked:
         chosen = tuple(Constant(salary).value for salary, inside in zip(salaries, row, strict=True) if inside)
-        where = Where(Where(Scan("people"), In(Column("salary"), chosen)), Column("ill"))
-        loss = Calibrate("discrete_laplace", Pure(str(epsilon)))  # type: ignore[arg-type]
-        parts.append(Part(Count(where), loss))
-    return [float(part.values[0]) for part in there.answer(Request("town", tuple(parts)), "ann").parts]
+        measures.append(Count(Where(Where(Scan("people"), In(Column("salary"), chosen)), Column("ill"))))
+    return measures
+
+
+def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[float]:
+    """Those numbers, noisy, each for so much."""
+    loss = Calibrate("discrete_laplace", Pure(str(epsilon)))  # type: ignore[arg-type]
+    parts = tuple(Part(measure, loss) for measure in among(asked))
+    return [float(part.values[0]) for part in there.answer(Request("town", parts), "ann").parts]
 
 
 @pytest.mark.tier("test")
@@ -119,7 +127,85 @@ def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_pa
     assert min(rounds) < people, rounds
 
 
+TARGET = 5  # is ill; a town without them is, to these questions, one in which they are well
+BITS = subsets(8, 10, 4)
+
+
+def bit_guessed(folder: Path, rounds: int, epsilon: Fraction) -> Guess:
+    """How often the reconstruction of everybody's bit has that of one person right, at so much a round."""
+    measures, found = among(BITS), list[list[bool]]()
+    for name, without in (("ill", None), ("well", TARGET)):
+        with kernel(folder / name, without=without) as there:
+            answered = draws(there, rounds, *measures, epsilon=epsilon)
+            found.append([bool(reconstructed(BITS, each)[TARGET]) for each in answered])
+    return guessing(lambda i: found[0][i], lambda i: found[1][i], 0.5, float(epsilon), rounds)
+
+
+@pytest.mark.tier("test")
+def test_reconstruction_tells_one_persons_bit_no_better_than_the_loss_allows(tmp_path: Path) -> None:
+    """Ten subsets of eight people for epsilon 1 in all, 150 rounds: at most e/(1+e), and Hoeffding's margin for
+    a false alarm of 1e-9. At a hundred for each question it is right."""
+    quiet = bit_guessed(tmp_path / "quiet", 150, Fraction(1))
+    assert not quiet.learned and quiet.most + quiet.margin < 0.93, quiet
+    for name, without in (("ill", None), ("well", TARGET)):
+        with kernel(tmp_path / "loud" / name, without=without) as there:
+            assert reconstructed(BITS, answers(there, BITS, 100))[TARGET] == (name == "ill")
+
+
+@pytest.mark.tier("test")
+def test_a_reconstruction_that_tells_too_much_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: a hundredth of the noise."""
+    release = DiscreteLaplace.release
+
+    def quiet(self: DiscreteLaplace, exact: Vector, bits: Any) -> Vector:
+        return release(DiscreteLaplace(self.scale / 100), exact, bits)
+
+    monkeypatch.setattr(DiscreteLaplace, "release", quiet)
+    assert bit_guessed(tmp_path, 150, Fraction(1)).learned
+
+
 # --- Colluding accounts ---
+
+
+def colluding(folder: Path, policy: str, without: int | None, trials: int) -> list[int]:
+    """Differences of what two accounts, of different groups, were each told for a half."""
+    described = replace(
+        load(town(folder, 10, policy, without)), budgets=(BudgetCap("person", "pure", rational(4_600)),)
+    )
+    made = LocalKernel(described, folder / "ledger.sqlite")
+    half = Fraction(1, 2)
+    told = [
+        draws(made, trials, EVERYONE, who="ann", epsilon=half),
+        draws(made, trials, OTHERS, who="bob", epsilon=half),
+    ]
+    made.close()
+    return [one[0] - two[0] for one, two in zip(*told, strict=True)]
+
+
+@pytest.mark.parametrize("policy", [SHARED, SEPARATE], ids=["shared", "separate"])
+def test_two_accounts_that_take_differences_learn_no_more_than_the_sum_of_what_they_paid(
+    policy: str, tmp_path: Path, tier: Tier
+) -> None:
+    """One asks about everyone and the other about all but one person; 1e-9 each by Hoeffding's margin."""
+    trials = tier.pick(quick=200, test=1_000, deep=4_000)
+    there = colluding(tmp_path / "a", policy, None, trials)
+    absent = colluding(tmp_path / "b", policy, 7, trials)
+    guess = guessing(lambda i: there[i], lambda i: absent[i], 0.5, 1.0, trials)
+    assert not guess.learned and guess.rate > 0.5 - guess.margin, guess
+
+
+@pytest.mark.parametrize(("policy", "paid"), [(SHARED, [200, 402]), (SEPARATE, [200, 200])], ids=["shared", "separate"])
+def test_a_difference_is_paid_for_by_whoever_shares_the_budget(policy: str, paid: list[int], tmp_path: Path) -> None:
+    """Shared: the second half is refused. Separate: each group pays its own, and has nothing left for another."""
+    everyone, others = "SELECT COUNT(*) FROM people", f"SELECT COUNT(*) FROM people WHERE salary <> {SALARY}"
+    with place(tmp_path, epsilon="1.01", policy=policy) as there:
+        assert [there.ask(everyone, 1, "ann").status_code, there.ask(others, 1, "bob").status_code] == paid
+        assert [there.ask(each, 1, who).status_code for each, who in ((others, "ann"), (everyone, "bob"))] == (
+            [402, 200] if policy == SHARED else [402, 402]
+        ), "what was asked before is free where the budget is shared"
+        statement = there.get("/v1/statement?dataset=town").json()
+        warned = any("do not share answers" in each for each in statement["assumptions"])
+        assert warned == (policy == SEPARATE)
 
 
 def averaged(folder: Path, policy: str) -> tuple[list[int], int]:

@@ -62,6 +62,12 @@ EXPRESSIONS = {
     "an infinite constant": "SUM(CLAMP({n} * 1e400, 0, 9))",
     "not a number": "SUM(CLAMP({n} * CAST('NaN' AS DOUBLE), 0, 9))",
     "a bound of the wrong order": "SUM(CLAMP({n}, 9, 0))",
+    "a product near the end of the range": "SUM(CLAMP({n} * 10000000000000, 0, 9))",
+    "an absolute value near the end": "SUM(CLAMP(ABS(-10000000000000 * {n}), 0, 9))",
+    "a quotient by very little": "SUM(CLAMP({n} / 0.000000001, 0, 9))",
+    "a quotient by a CASE": "SUM(CLAMP({n} / (CASE WHEN {n} = {v} THEN 0 ELSE 1 END), 0, 9))",
+    "a root within a quotient within a logarithm": "SUM(CLAMP(LN(SQRT({n} - {v}) / ({n} - {v})), 0, 9))",
+    "a pattern that goes back and forth": "COUNT_IF({g} LIKE '%a%a%a%a%a%a%a%a%b')",
     "a key inside an aggregate": "SUM(CLAMP({n} / NULLIF({n} - {v}, 0), 0, 9))",
     "a quotient of aggregates": "SUM({n}) / (COUNT(*) - COUNT(*))",
     "a root of an aggregate": "SQRT(-COUNT(*))",
@@ -134,6 +140,9 @@ SHAPES: dict[str, Callable[[], str]] = {
     "a long number": lambda: "SELECT COUNT(*) FROM {t} WHERE {n} = 1" + "0" * 20_000,
     "an exponent": lambda: "SELECT COUNT(*) FROM {t} WHERE {n} = 1e999999999",
     "many commas": lambda: "SELECT " + "," * 20_000,
+    "as deep as allowed": lambda: "SELECT COUNT(*) FROM {t} WHERE " + "NOT (" * 25 + "{n} = {v}" + ")" * 25,
+    "the longest list": lambda: "SELECT COUNT(*) FROM {t} WHERE {n} IN (" + ",".join(map(str, range(1000))) + ")",
+    "as many columns as allowed": lambda: "SELECT " + ", ".join(f"COUNT(*) AS c{i}" for i in range(256)) + " FROM {t}",
 }  # fmt: skip
 
 
