@@ -116,12 +116,19 @@ def test_help_and_check_import_no_engine() -> None:
     assert result.stderr == "[]\n"
 
 
-def test_completion_completes() -> None:
-    environment = {**os.environ, "_DITHER_COMPLETE": "complete_bash", "COMP_WORDS": "dither che", "COMP_CWORD": "1"}
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("dither che", "check"), ("dither curator acc", "account accounts"), ("dither ask --eps", "--epsilon"),
+     ("dither ledger ver", "verify")],
+)  # fmt: skip
+def test_completion_completes(typed: str, wanted: str) -> None:
+    """Also inside commands whose room is imported when they are used."""
+    number = str(len(typed.split()) - 1)
+    environment = {**os.environ, "_DITHER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": number}
     result = subprocess.run(
         [sys.executable, "-m", "dither"], capture_output=True, text=True, check=False, env=environment
     )
-    assert result.stdout.split() == ["check"]
+    assert result.stdout.split() == wanted.split()
 
 
 def test_commands_are_composed_of_what_builds_their_parameters() -> None:

@@ -30,6 +30,7 @@ from dither.serve.kernel_server import READERS
 from dither.serve.limits import Rate
 from dither.serve.openapi import CALLS as LISTED
 from dither.serve.openapi import document
+from dither.serve.turns import Limits
 from dither.session import connect
 from dither.wire import Calibrate, Part, Request
 from dither.wire.codec import encode
@@ -150,6 +151,20 @@ def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
         for _ in range(READERS.account):
             there.server.readers._leave("town", mine)
         assert there.post("/v1/quote", body).status_code == 200
+
+
+def test_a_quote_says_how_many_wait(tmp_path: Path) -> None:
+    """How long one will wait is public: how many are ahead, and how long each takes."""
+    body = {"dataset": "town", "query": COUNT, "epsilon": 1}
+    with place(tmp_path, limits=Limits(running=1, waiting=9, account=9)) as there:
+        turns = there.server.turns
+        assert there.post("/v1/quote", body).json()["waiting"] == 0
+        with turns.turn("town", "somebody"):
+            for other in ("a", "b"):
+                turns._enter("town", other)
+            told = [there.post("/v1/quote", body, who).json()["waiting"] for who in ("ann", "bob")]
+            typed = there.http.post("/v1/kernel/budget?dataset=town", headers=there.headers("ann"))
+        assert told == [2, 2] and typed.headers["x-dither-waiting"] == "2"
 
 
 def test_a_request_waits_in_the_line_of_its_own_dataset(there: Place) -> None:

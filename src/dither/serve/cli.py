@@ -216,12 +216,17 @@ def serve(
     gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
     gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst), "--tick", str(tick)]
     children = [
-        Child("kernel", kernel_words, dict(os.environ), state),
+        Child("kernel", kernel_words, _for_the_kernel(), state),
         Child("gateway", gateway_words, bare_environment(), own, gateway_user),
     ]
     hint = f"dither curator account NAME --socket {state / 'private' / 'admin.sock'}"
     typer.echo(json.dumps({"state": str(state)}) if as_json else f"accounts: {hint}")
     Supervisor(children).run()
+
+
+def _for_the_kernel() -> dict[str, str]:
+    """This process's environment, but for what speaks of `serve` itself: a file of its settings, another socket."""
+    return {name: value for name, value in os.environ.items() if name not in ("DITHER_CONFIG", "DITHER_SOCKET")}
 
 
 def _address(text: str) -> tuple[str, int]:
