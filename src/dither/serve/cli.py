@@ -67,6 +67,9 @@ Tick = Annotated[
         envvar="DITHER_TICK", min=0, max=1000, help="replies leave after whole multiples of so many milliseconds"
     ),
 ]
+Reports = Annotated[
+    Path | None, typer.Option(envvar="DITHER_REPORTS", help="a folder of reports of audits, for whoever has an account")
+]
 Oidc = Annotated[
     Path | None, typer.Option(envvar="DITHER_OIDC", help="a YAML file: whose ID tokens stand for which accounts")
 ]
@@ -155,6 +158,7 @@ def gateway(
     rate: Rate = 20,
     burst: Burst = 60,
     tick: Tick = 100,
+    reports: Reports = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -169,7 +173,7 @@ def gateway(
         address = Mutual(where, at, *_files(certificate, key, authority))
     if https_key is not None:
         secret_file(https_key)
-    limits = Settings(account=Limit(rate, burst), tick=tick)
+    limits = Settings(account=Limit(rate, burst), tick=tick, reports=reports)
     _ready("gateway", f"{host}:{port}", as_json)
     run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
 
@@ -189,6 +193,7 @@ def serve(
     rate: Rate = 20,
     burst: Burst = 60,
     tick: Tick = 100,
+    reports: Reports = None,
     oidc: Oidc = None,
     gateway_user: Annotated[
         str | None, typer.Option(envvar="DITHER_GATEWAY_USER", help="run the gateway as this user; needs root")
@@ -215,6 +220,7 @@ def serve(
     kernel_words += ["--group", str(group_of(gateway_user))] if gateway_user else []
     gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
     gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst), "--tick", str(tick)]
+    gateway_words += ["--reports", str(reports.absolute())] if reports else []
     children = [
         Child("kernel", kernel_words, _for_the_kernel(), state),
         Child("gateway", gateway_words, bare_environment(), own, gateway_user),

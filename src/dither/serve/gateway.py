@@ -36,6 +36,7 @@ from dither.serve.jobs import Jobs
 from dither.serve.limits import Buckets, Known, Rate, UnderWay
 from dither.serve.metrics import Metrics
 from dither.serve.openapi import document
+from dither.serve.papers import PROOFS, paper, papers_data
 from dither.serve.questions import Asked
 from dither.serve.remote import RemoteKernel
 from dither.session import Session
@@ -75,6 +76,7 @@ class Settings:
     tick: int = 100
     account: Rate = ACCOUNT
     stranger: Rate = STRANGER
+    reports: Path | None = None
 
 
 class Refusal(DitherError):
@@ -153,6 +155,10 @@ class Gateway:
             ("POST", "/v1/split", self._split),
             ("GET", "/v1/jobs/{job}", self._job),
             ("DELETE", "/v1/jobs/{job}", self._delete_job),
+            ("GET", "/v1/proofs", self._papers(PROOFS)),
+            ("GET", "/v1/proofs/{name}", self._paper(PROOFS)),
+            ("GET", "/v1/reports", self._papers(self.settings.reports)),
+            ("GET", "/v1/reports/{name}", self._paper(self.settings.reports)),
             ("POST", "/v1/kernel/{call}", self._pass),
         ):  # fmt: skip
             made.append(Route(path, self._guarded(path, handler), methods=[method]))
@@ -355,6 +361,21 @@ class Gateway:
         await run_in_threadpool(self.kernel.datasets, token)
         self.jobs.delete(self._who(token), request.path_params["job"])
         return JSONResponse({"status": "forgotten"})
+
+    def _papers(self, folder: Path | None) -> Handler:
+        async def handler(request: Request, token: str) -> Response:
+            await run_in_threadpool(self.kernel.datasets, token)
+            return JSONResponse({"items": await run_in_threadpool(papers_data, folder)})
+
+        return handler
+
+    def _paper(self, folder: Path | None) -> Handler:
+        async def handler(request: Request, token: str) -> Response:
+            await run_in_threadpool(self.kernel.datasets, token)
+            text, kind = await run_in_threadpool(paper, folder, request.path_params["name"])
+            return Response(text, media_type=kind, headers={"content-disposition": "attachment"})
+
+        return handler
 
     async def _pass(self, request: Request, token: str) -> Response:
         """A typed call as the wire spells it, for the Python client."""

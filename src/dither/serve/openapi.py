@@ -127,8 +127,10 @@ class Operation:
 
 
 JOB = {"job": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}}
+PAPER = {"name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"}}
 CALL = {"call": {"type": "string", "enum": list(CALLS)}}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+PAPERS = dict.fromkeys(("text/html", "text/plain", "text/markdown"), BINARY)
 ARROW = {"application/vnd.apache.arrow.stream": BINARY}
 PACKED = {"application/vnd.dither+arrow": BINARY}
 OPERATIONS = {
@@ -151,6 +153,12 @@ OPERATIONS = {
     "/v1/jobs/{job}": {
         "get": Operation("job", "A question under way", path=JOB),
         "delete": Operation("forget", "Forget a job; the charge stands", path=JOB),
+    },
+    "/v1/proofs": {"get": Operation("proofs", "The proofs of this version", ITEMS)},
+    "/v1/proofs/{name}": {"get": Operation("proof", "One proof", TEXT, "text/markdown", path=PAPER)},
+    "/v1/reports": {"get": Operation("reports", "Reports of audits that the operator laid out", ITEMS)},
+    "/v1/reports/{name}": {
+        "get": Operation("report", "One report", OBJECT, path=PAPER, more=PAPERS)
     },
     "/v1/kernel/{call}": {
         "post": Operation(

@@ -13,7 +13,7 @@ from typing import Any
 from dither.audit.attacks.model import Attack, Reply, Target, judged
 
 READS = ("/v1/datasets", "/v1/budget?dataset={d}", "/v1/history?dataset={d}", "/v1/statement?dataset={d}",
-         "/v1/ledger?dataset={d}", "/v1/jobs/x")  # fmt: skip
+         "/v1/ledger?dataset={d}", "/v1/jobs/x", "/v1/proofs", "/v1/reports")  # fmt: skip
 ASKS = ("/v1/quote", "/v1/answer", "/v1/explain", "/v1/batch", "/v1/split", "/v1/kernel/answer", "/v1/kernel/ledger",
         "/v1/kernel/schema?dataset={d}")  # fmt: skip
 TOKENS = {
@@ -33,7 +33,9 @@ TOKENS = {
 }
 PATHS = (
     "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/web/../../../../etc/passwd", "/page.js/../../cli.py",
-    "/v1/jobs/..%2f..%2fetc%2fpasswd", "/v1/kernel/__init__", "/v1/kernel/close", "/v1/kernel/register",
+    "/v1/jobs/..%2f..%2fetc%2fpasswd", "/v1/proofs/..%2f..%2fcli%2f__init__.py", "/v1/proofs/%2fetc%2fpasswd",
+    "/v1/reports/..%2fhead", "/v1/reports/.hidden.txt", "/v1/kernel/__init__", "/v1/kernel/close",
+    "/v1/kernel/register",
     "/v1/kernel/books", "/v1/admin", "/admin", "/.env", "/docs", "/v1", "//v1/datasets", "/v1/datasets/",
     "/private/ledger.sqlite", "/v1/ledger?dataset=../private", "/v1/budget?dataset=%00",
     "/v1/budget?dataset=%0d%0aset-cookie:a=b",
