@@ -14,6 +14,7 @@ import pytest
 from attacks.sites import COLUMNS, PERSON
 from conftest import Tier
 from dither.access import expr
+from dither.access.engines import spark as spark_module
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, SHAPES, filled
 from dither.errors import DitherError, EngineFailure
 from dither.privacy.kernel import LocalKernel
@@ -60,8 +61,8 @@ def compared(pair: Callable[[Path], tuple[Dataset, Dataset]], folder: Path, quer
     return found
 
 
-def listed(tier: Tier) -> dict[str, str]:
-    step = tier.pick(quick=9, test=3, deep=1)
+def listed(step: int) -> dict[str, str]:
+    """Those that peers fell for, and each so many-th of the others."""
     made = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()}
     made |= {name: text for name, text in QUERIES.items() if name not in HEAVY}
     made |= {name: shape() for name, shape in SHAPES.items()}
@@ -100,7 +101,7 @@ def stored(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
 
 def test_oracles_on_postgresql(postgres_database: str, tmp_path: Path, tier: Tier, monkeypatch: Any) -> None:
     monkeypatch.setenv(DSN, postgres_database)
-    assert compared(stored(postgres_database), tmp_path, listed(tier)) == {}
+    assert compared(stored(postgres_database), tmp_path, listed(tier.pick(quick=9, test=1, deep=1))) == {}
 
 
 def test_an_unguarded_division_is_an_oracle_on_postgresql(
@@ -129,16 +130,15 @@ def kept_in_files(folder: Path) -> tuple[Dataset, Dataset]:
 
 def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
     assert spark is not None
-    names = set(list(listed(tier))[:: tier.pick(quick=4, test=4, deep=1)]) | PEERS
-    queries = {name: query for name, query in listed(tier).items() if name in names}
-    assert compared(kept_in_files, tmp_path, queries) == {}
+    assert compared(kept_in_files, tmp_path, listed(tier.pick(quick=36, test=12, deep=1))) == {}
 
 
 def test_an_unguarded_division_is_an_oracle_on_spark(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weakened build: 1 / (salary - 91000) fails for one person's record."""
+    """The weakened build: no guard, and Spark's own settings. 1 / (salary - 91000) fails for one person's record."""
     assert spark is not None
+    monkeypatch.setitem(spark_module.SETTINGS, "spark.sql.ansi.enabled", "true")
     monkeypatch.setattr(expr, "nonzero", lambda value: value)
     query = {"division": "SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people"}
     found = compared(kept_in_files, tmp_path, query)
