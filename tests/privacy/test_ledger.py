@@ -689,6 +689,21 @@ def test_a_gap_changes_nobodys_later_share(place: str) -> None:
     assert verify(place).sound
 
 
+def test_a_copy_keeps_what_was_late_and_what_the_curator_did_about_it(place: str, tmp_path: Path) -> None:
+    """A restore gives back no misses: the lock, the predictions and the statement count on."""
+    ledger = Ledger(place)
+    ledger.register(dataset(1))
+    for act in (ledger.unlock, ledger.quicken, lambda name: None):
+        ledger.miss("shop", "class")
+        act("shop")
+    ledger.close()
+    backup(place, tmp_path / "copy.sqlite")
+    restore(tmp_path / "copy.sqlite", tmp_path / "back.sqlite")
+    back = Ledger(tmp_path / "back.sqlite")
+    misses, since = back.misses("shop")
+    assert (len(misses), since, back.unlocked("shop"), back.slowed("shop", "class")) == (3, 2, 1, 1)
+
+
 @pytest.mark.tier("test")
 def test_a_copy_of_a_copy_is_the_same_chain(place: str, tmp_path: Path) -> None:
     busy_ledger(place)

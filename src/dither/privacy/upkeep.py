@@ -139,7 +139,7 @@ def restore(copy: Path, place: str | Path) -> Head:
 
 
 def _copy(source: Store, target: Store) -> Head:
-    """Copies every row, checking each by the rules, and then the state that they lead to."""
+    """Copies every row, checking each by the rules, then the state that they lead to, and what is noted beside them."""
     replay = Replay(source)
     for page in _pages(source.rows()):
         before = replay.head
@@ -148,6 +148,8 @@ def _copy(source: Store, target: Store) -> Head:
         if not target.append(before, page):
             raise LedgerError("the copy was written to by someone else")
     target.rebuild(replay.head.sequence, replay.state)
+    for note in source.all_notes():  # misses count towards the lock and the statement also after a restore
+        target.note(note.kind, note.about, note.time, note.body)
     return replay.head
 
 

@@ -197,6 +197,10 @@ class Store(ABC):
         found = self._all("SELECT * FROM notes WHERE kind = ? AND about = ? ORDER BY number", kind, about)
         return [Note(*each) for each in found]
 
+    def all_notes(self) -> list[Note]:
+        """Everything that was noted, oldest first."""
+        return [Note(*each) for each in self._all("SELECT * FROM notes ORDER BY number")]
+
     def format(self) -> int:
         """The version of the layout."""
         found = self._all("SELECT value FROM meta WHERE name = 'format'")
