@@ -157,12 +157,23 @@ def test_a_body_that_never_ends_is_given_up_and_charged_nothing(tmp_path: Path) 
     """Slow-loris with a body: 408 after the gateway's patience, in the one shape of errors."""
     with place(tmp_path) as there, listening(there, patience=0.3) as at:
         charges = there.charges()
-        with socket.create_connection(at) as connection:
-            connection.settimeout(20)
-            connection.sendall(_posted(there, b'{"dataset": "town"', length=1000))
-            reply = connection.recv(65536)
+        reply = _never_ending(there, at, 20)
         assert reply.startswith(b"HTTP/1.1 408") and b'{"error":{"code":' in reply
         assert there.charges() == charges
+
+
+def test_a_gateway_with_endless_patience_is_found(tmp_path: Path) -> None:
+    """The weakened build."""
+    with place(tmp_path) as there, listening(there, patience=1000) as at, pytest.raises(TimeoutError):
+        _never_ending(there, at, 1.5)
+
+
+def _never_ending(there: Place, at: tuple[str, int], seconds: float) -> bytes:
+    """What comes back, within so many seconds, to a body of which only the beginning is sent."""
+    with socket.create_connection(at) as connection:
+        connection.settimeout(seconds)
+        connection.sendall(_posted(there, b'{"dataset": "town"', length=1000))
+        return connection.recv(65536)
 
 
 def test_an_engine_that_is_cut_off_keeps_the_charge(tmp_path: Path) -> None:
@@ -218,6 +229,17 @@ def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) ->
     restore(tmp_path / "copy.sqlite", tmp_path / "again.sqlite")
     with pytest.raises(Exception, match=r"behind a head|closed"):
         _run(path, tmp_path, tmp_path / "again.sqlite", asks=1, token=token)
+
+
+def test_a_gateway_that_forgets_the_end_gives_a_refund(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: nobody remembers the later end, and an old copy goes on as if nothing had been spent."""
+    path = town(tmp_path / "data")
+    token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
+    shutil.copy(tmp_path / "one.sqlite", tmp_path / "old.sqlite")
+    _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
+    monkeypatch.setattr(Heads, "saw", lambda self, head: None)
+    (tmp_path / "head").unlink()
+    _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
 
 
 def _run(path: Path, folder: Path, ledger: Path, asks: int, token: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -233,6 +234,18 @@ def test_colluding_groups_with_separate_budgets_pay_for_the_same_draws(tmp_path:
     """A second group pays for the recorded answer and gets that one: nothing to average."""
     values, distinct = averaged(tmp_path, SEPARATE)
     assert distinct == 5 and len(values) == 15
+
+
+def test_draws_that_are_each_accounts_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weakened build: the same question of somebody else is another question. Two groups then average ten draws."""
+    claim = LocalKernel._claim
+
+    def own(self: LocalKernel, house: Any, request: Request, appraisal: Any, account: str) -> Any:
+        made = claim(self, house, request, appraisal, account)
+        return replace(made, digest=hashlib.sha256(f"{made.digest} {account}".encode()).hexdigest())
+
+    monkeypatch.setattr(LocalKernel, "_claim", own)
+    assert averaged(tmp_path, SEPARATE)[1] > 5
 
 
 def test_accounts_of_no_group_get_nothing(tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_rate_limits_hold_for_accounts_and_strangers(tmp_path: Path) -> None:
         assert there.get("/v1/datasets").headers["retry-after"]
 
 
+def test_a_gateway_without_limits_lets_strangers_guess(tmp_path: Path) -> None:
+    """The weakened build: as many guesses as anyone likes."""
+    for stranger, codes in ((Rate(1, 5), {401, 429}), (Rate(10**9, 10**9), {401})):
+        folder = tmp_path / str(len(codes))
+        with place(folder, settings=Settings(stranger=stranger, tick=0)) as there:
+            assert {there.get("/v1/datasets", f"guess{number}").status_code for number in range(30)} == codes
+
+
 def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
     """So many questions about prices at once, and no more of one account: they take the kernel's time too."""
     with place(tmp_path) as there:
