@@ -75,8 +75,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def queries(tier: Tier) -> dict[str, str]:
     listed = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()} | QUERIES
-    step = tier.pick(quick=6, test=1, deep=1)
-    chosen = {name: text for name, text in list(listed.items())[::step] if name not in HEAVY}
+    all_of_them = tier.pick(quick=False, test=True, deep=True)
+    chosen = {name: text for name, text in listed.items() if name not in HEAVY} if all_of_them else {}
     return ANSWERED | {name: filled(text, COLUMNS, SALARY) for name, text in chosen.items()}
 
 

@@ -183,6 +183,7 @@ def colluding(folder: Path, policy: str, without: int | None, trials: int) -> li
     return [one[0] - two[0] for one, two in zip(*told, strict=True)]
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("policy", [SHARED, SEPARATE], ids=["shared", "separate"])
 def test_two_accounts_that_take_differences_learn_no_more_than_the_sum_of_what_they_paid(
     policy: str, tmp_path: Path, tier: Tier
