@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.engines import open_engine
-from dither.access.engines.duckdb import STATEMENTS, DuckDBEngine
+from dither.access.engines.duckdb import STATEMENTS, Database, DuckDBEngine
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
@@ -143,6 +144,49 @@ def test_a_renewed_connection_is_as_limited_and_finds_the_same_tables(tmp_path: 
         first.execute("SELECT 1")
 
 
+def test_engines_over_one_database_work_side_by_side_and_the_last_closes_it(tmp_path: Path) -> None:
+    first = heavy_world(tmp_path, 2000, threads=1)
+    second, third = first.another(), first.another()
+    assert first._connection is second._connection is third._connection
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda each: each.vector(HEAVY).tolist(), (first, second, third) * 4))
+    assert all(each == found[0] for each in found)
+    assert second.ctx is not first.ctx and second.corrections() is not first.corrections()
+    scratch = Path(first._database.scratch.name)
+    first.close()
+    first.close()  # twice is once
+    second.close()
+    assert third.vector(HEAVY).tolist() == found[0] and scratch.exists()
+    third.close()
+    assert not scratch.exists()
+    with pytest.raises(duckdb.Error):
+        third._connection.execute("SELECT 1")
+
+
+def test_every_statement_sees_the_settings_of_the_first(tmp_path: Path) -> None:
+    world = engine(tmp_path, **ROWS)
+    with world._database.cursor() as cursor:
+        assert dict(cursor.execute("SELECT name, value FROM duckdb_settings()").fetchall()) == settings_of(world)
+        with pytest.raises(duckdb.Error):
+            cursor.execute("SET memory_limit = '100GB'")
+
+
+def test_a_database_is_opened_anew_only_while_no_statement_runs_and_after_one_that_failed(tmp_path: Path) -> None:
+    world = engine(tmp_path, **ROWS)
+    first, database = world._connection, world._database
+    with database.cursor():
+        database._statements = STATEMENTS
+        with database.cursor():
+            assert world._connection is first
+    with database.cursor():
+        assert world._connection is not first
+    second = world._connection
+    with pytest.raises(duckdb.Error), database.cursor() as cursor:
+        cursor.execute("SELECT nothing")
+    with database.cursor():
+        assert world._connection is not second
+
+
 class InUse(ctypes.Structure):
     """What the C library says of its memory."""
 
@@ -161,7 +205,7 @@ def kilobytes_in_use() -> int:
 
 def growth(world: DuckDBEngine, rounds: int) -> int:
     """Kilobytes that so many rounds of statements leave behind, each measured just after a renewal."""
-    world._statements = STATEMENTS
+    world._database._statements = STATEMENTS
     world.vector(HEAVY)
     before = kilobytes_in_use()
     for _ in range(rounds * STATEMENTS):
@@ -175,7 +219,7 @@ def test_statements_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     growth(world, 1)
     assert growth(world, 4) < 400
     # The test sees what it is for: without renewals a statement leaves about 10 KB behind.
-    monkeypatch.setattr(DuckDBEngine, "_renew", lambda self: None)
+    monkeypatch.setattr(Database, "_renew", lambda self: None)
     assert growth(world, 4) > 800
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
@@ -47,6 +47,7 @@ from dither.wire.model import (
 )
 
 
+@cache
 def code_version() -> str:
     """The version that a release was made by."""
     try:
@@ -397,7 +398,8 @@ class LocalKernel:
     def register(self, dataset: Dataset) -> None:
         """Opens a dataset: writes its description down, and measures its size privately before anything else."""
         first = self._open(dataset)
-        slots = tuple(map(Slot, (first, *(self._open(dataset) for _ in range(self._slots - 1)))))
+        another: Callable[[], Engine] = getattr(first, "another", partial(self._open, dataset))
+        slots = tuple(map(Slot, (first, *(another() for _ in range(self._slots - 1)))))
         engines: queue.Queue[Slot] = queue.Queue()
         for slot in slots:
             engines.put(slot)

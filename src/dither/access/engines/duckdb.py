@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import gzip
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import TextIO
@@ -21,11 +25,11 @@ from dither.access.statement import Origin
 from dither.errors import InvalidSchema
 from dither.schema import Dataset, Table
 
-# The most that DuckDB takes; the process is then below 4 GB.
+# The most that DuckDB takes for all engines over one dataset; the process is then below 4 GB.
 MEMORY = "3500MB"
 # DuckDB keeps about 10 KB for each statement that ranks rows, up to 20 MB, and gives it back when it is closed; opening
-# it again takes 20 ms.
-STATEMENTS = 32
+# it again takes 50 ms.
+STATEMENTS = 64
 KINDS: dict[str, RawKind] = {
     "TINYINT": "integer", "SMALLINT": "integer", "INTEGER": "integer", "BIGINT": "integer", "HUGEINT": "integer",
     "UTINYINT": "integer", "USMALLINT": "integer", "UINTEGER": "integer", "UBIGINT": "integer", "UHUGEINT": "integer",
@@ -110,23 +114,89 @@ def _opened(path: str, errors: str = "strict") -> TextIO:
     return open(path, newline="", encoding="utf-8-sig", errors=errors)
 
 
+class Database:
+    """One DuckDB of this process, which several engines share; while none is at work it is opened anew, now and then.
+
+    One for each engine would cost 5 MB and nine threads, and what each keeps of its statements would add up.
+    """
+
+    def __init__(self) -> None:
+        self.scratch = tempfile.TemporaryDirectory(prefix="dither-")
+        self.connection = duckdb.connect(":memory:")
+        self._engines: set[int] = set()
+        self._lock = threading.Lock()
+        self._settled: list[str] = []
+        self._statements = self._at_work = 0
+
+    def settle(self, statement: str) -> None:
+        """Runs what holds for every later statement, also once it is opened anew."""
+        self._settled.append(statement)
+        self.connection.execute(statement)
+
+    @contextmanager
+    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection for one statement; after one that failed, the next finds a new database."""
+        with self._lock:
+            if self._statements >= STATEMENTS and not self._at_work:
+                self._renew()
+            cursor = self.connection.cursor()
+            self._at_work, self._statements = self._at_work + 1, self._statements + 1
+        try:
+            yield cursor
+        except duckdb.Error:
+            self._statements = STATEMENTS
+            raise
+        finally:
+            cursor.close()
+            with self._lock:
+                self._at_work -= 1
+
+    def _renew(self) -> None:
+        """Goes on with a new connection, once it is as limited as the old one."""
+        fresh = duckdb.connect(":memory:")
+        for statement in self._settled:
+            fresh.execute(statement)
+        before, self.connection, self._statements = self.connection, fresh, 0
+        before.close()
+
+    def join(self, engine: object) -> None:
+        """One more engine uses it."""
+        with self._lock:
+            self._engines.add(id(engine))
+
+    def leave(self, engine: object) -> None:
+        """An engine uses it no more; the last one closes it."""
+        with self._lock:
+            self._engines.discard(id(engine))
+            if not self._engines:
+                self.connection.close()
+                self.scratch.cleanup()
+
+
 class DuckDBEngine(SqlEngine):
     """Answers measures with DuckDB; only the aggregated groups leave it, as Arrow."""
 
     spelling = Spelling()
 
     def __init__(self, dataset: Dataset, memory: str = MEMORY, disk: str = "20GB", threads: int | None = None) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="dither-")
-        self._connection = duckdb.connect(":memory:")
-        self._settled: list[str] = []
-        self._statements = 0
+        self._database = Database()
+        self._database.join(self)
+        self._busy: duckdb.DuckDBPyConnection | None = None
         self._limit(memory, disk, threads)
         super().__init__(dataset)
+
+    def another(self) -> DuckDBEngine:
+        """One more engine over the same tables, which may be at work at the same time."""
+        made = copy.copy(self)
+        made._lock, made._corrections, made.failure = threading.Lock(), {}, None
+        made._busy, made.ctx = None, replace(self.ctx)
+        self._database.join(made)
+        return made
 
     def _limit(self, memory: str, disk: str, threads: int | None) -> None:
         settings = {
             "memory_limit": memory,
-            "temp_directory": self._scratch.name,
+            "temp_directory": self._database.scratch.name,
             "max_temp_directory_size": disk,
             # The first rewrites ROW_NUMBER() <= k at 2.5 times the time and spills without end. The second splits a
             # window by the file's row groups, at 1.4 times the time. The third believes Parquet's statistics, which
@@ -141,25 +211,22 @@ class DuckDBEngine(SqlEngine):
             self._set("threads", exp.Literal.number(threads))
 
     def _set(self, name: str, value: Sql) -> None:
-        item = exp.SetItem(this=exp.EQ(this=exp.var(name), expression=value))
+        item = exp.SetItem(this=exp.EQ(this=exp.var(name), expression=value), kind="GLOBAL")
         self._settle(exp.Set(expressions=[item]))
 
     def _settle(self, statement: Sql) -> None:
-        """Runs what every later connection needs too."""
-        self._settled.append(self.spelling.render(statement))
-        self._connection.execute(self._settled[-1])
+        self._database.settle(self.spelling.render(statement))
 
-    def _renew(self) -> None:
-        """Goes on with a new connection, once it is as limited as the old one."""
-        fresh = duckdb.connect(":memory:")
-        for statement in self._settled:
-            fresh.execute(statement)
-        before, self._connection, self._statements = self._connection, fresh, 0
-        before.close()
+    @property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        """For what is found out before any question."""
+        return self._database.connection
 
     def _lock_down(self, dataset: Dataset) -> None:
         """Nothing outside the sources can be read from here on, and no setting changed."""
-        allowed = [exp.Literal.string(path) for path in dict.fromkeys([*self._places(dataset), self._scratch.name])]
+        allowed = [
+            exp.Literal.string(path) for path in dict.fromkeys([*self._places(dataset), self._database.scratch.name])
+        ]
         self._set("allowed_directories", exp.Array(expressions=allowed))
         self._set("enable_external_access", exp.false())
         self._set("lock_configuration", exp.true())
@@ -169,11 +236,8 @@ class DuckDBEngine(SqlEngine):
         return [str(Path(table.source.options["path"]).parent) for table in dataset.tables.values()]
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        if self._statements >= STATEMENTS:
-            self._renew()
-        self._statements += 1
-        with alarm(deadline, self.cancel):
-            found: pa.Table = self._connection.sql(self.spelling.render(statement)).to_arrow_table()
+        with self._database.cursor() as self._busy, alarm(deadline, self.cancel):
+            found: pa.Table = self._busy.sql(self.spelling.render(statement)).to_arrow_table()
         return found
 
     def _origin(self, table: Table) -> Origin:
@@ -234,12 +298,12 @@ class DuckDBEngine(SqlEngine):
 
     def cancel(self) -> None:
         """Stops what is running, from another thread."""
-        self._connection.interrupt()
+        if self._busy is not None:
+            self._busy.interrupt()
 
     def close(self) -> None:
-        """Lets go of the data and of scratch files."""
-        self._connection.close()
-        self._scratch.cleanup()
+        """Lets go of the data and of scratch files, if no other engine needs them."""
+        self._database.leave(self)
 
 
 def open_engine(dataset: Dataset, memory: str = MEMORY, disk: str = "20GB") -> DuckDBEngine:
