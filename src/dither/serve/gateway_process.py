@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -77,6 +78,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     (settings.state / "address").write_text(f"{'https' if settings.certificate else 'http'}://{host}:{port}")
     server = uvicorn.Server(_config(settings, application(kernel, settings.limits)))
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    gc.freeze()  # what is there by now stays; looking through it again and again would hold up replies for 40 ms
     server.run(sockets=[listener])
 
 
@@ -92,6 +94,9 @@ def _config(settings: GatewaySettings, app: Any) -> uvicorn.Config:
 def _listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
+        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
     except OSError:
         raise InvalidParameter(f"cannot listen on {host} port {port}; is something else there?") from None
+    # Whoever is accepted inherits it: else the second part of a reply waits until the first is acknowledged, for 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -150,6 +151,7 @@ def run_kernel(settings: KernelSettings) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
     end_with_parent(process.stop)
+    gc.freeze()  # what is there by now stays; looking through it again and again would hold up answers for 40 ms
     process.run()
     sys.stdout.flush()
     os._exit(0)  # threads may be inside a driver, whose teardown is not worth waiting for
