@@ -9,7 +9,8 @@ random in the first half. Then everything must add up, or the script says what d
 - what the ledger's charges cost is what the budget says was spent, and is what the recorded losses add up to;
 - every answer that somebody received stands in the ledger, under one charge; a question that a kill cut off is asked
   again and is charged once;
-- 99 of 100 fresh answers leave at the instant that their pacing class predicts;
+- 99 of 100 fresh answers leave at the instant that their pacing class predicts, and are in the client's hands within
+  two ticks of it: the gateway sends replies at whole ticks after the request came;
 - in the second half, in which nobody is killed, the memory of neither process grows.
 """
 
@@ -20,12 +21,14 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -47,7 +50,8 @@ KINDS = ("fresh", "again", "quote", "budget", "history")
 SHARES = (0.20, 0.20, 0.32, 0.25, 0.03)
 EPSILON = Fraction(1, 1000)
 FLOOR = 2000  # milliseconds of the smallest pacing class: what a cold kernel and all slots at once need, and some more
-SLOTS = 20
+SLOTS = 50  # one for each account: nobody waits for a turn
+TICK = 100  # milliseconds: replies leave the gateway at whole ticks after their request came
 SETTLED = 60  # seconds without a kill that it takes to tell
 GROWTH = 0.01  # of the memory in use that a flat process may gain in a minute, at most
 
@@ -72,6 +76,7 @@ class Load:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     answers: list[Got] = field(default_factory=list)
     times: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    fresh: list[tuple[int, float, float]] = field(default_factory=list)  # sequence, asked, received
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def account(self, token: str, number: int) -> None:
@@ -99,7 +104,7 @@ class Load:
                 continue
             self._note(kind, REFUSALS.get(reply.status_code, str(reply.status_code)))
             if reply.status_code not in REFUSALS:
-                self._received(kind, body, reply, time.monotonic() - began)
+                self._received(kind, body, reply, began, time.monotonic())
                 return
 
     def _send(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> httpx.Response:
@@ -114,14 +119,16 @@ class Load:
         with self.lock:
             self.outcomes[kind, outcome] += 1
 
-    def _received(self, kind: str, body: dict[str, Any], reply: httpx.Response, seconds: float) -> None:
+    def _received(self, kind: str, body: dict[str, Any], reply: httpx.Response, began: float, ended: float) -> None:
         with self.lock:
             if kind in ("fresh", "again") and reply.status_code == 200:
                 data = reply.json()
                 release, values = data["releases"][0], json.dumps([part["values"] for part in data["noisy"]])
                 self.answers.append(Got(body["request_id"], release["sequence"], release["digest"], values))
                 kind = "again" if data["free"] else "fresh"
-            self.times[kind].append(seconds)
+                if kind == "fresh":
+                    self.fresh.append((release["sequence"], began, ended))
+            self.times[kind].append(ended - began)
 
 
 def _question(mine: random.Random, account: int, place: int) -> dict[str, Any]:
@@ -129,6 +136,39 @@ def _question(mine: random.Random, account: int, place: int) -> dict[str, Any]:
     query = f"SELECT COUNT(*) FROM people WHERE age > {mine.randrange(60)}"
     return {"dataset": "town", "query": query, "epsilon": str(EPSILON), "draw": account * 100_000 + place,
             "request_id": f"r{account}-{place}"}  # fmt: skip
+
+
+@dataclass
+class Accepted:
+    """When each charge was made: a reader of the ledger looks for new ones a hundred times a second."""
+
+    ledger: Path
+    at: dict[int, float] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Until told that it is over. A charge counts from the last look that did not see it: no later than it was."""
+        last, looked = 0, time.monotonic()
+        while not self.done.wait(0.01):
+            before, looked = looked, time.monotonic()
+            try:
+                found = self._after(last)
+            except sqlite3.Error:  # nobody has opened it since a kill
+                looked = before
+                continue
+            self.at.update({sequence: before for sequence, kind in found if kind == "charge"})
+            last = max((sequence for sequence, _ in found), default=last)
+
+    def _after(self, last: int) -> list[tuple[int, str]]:
+        with closing(sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT sequence, kind FROM rows WHERE sequence > ?", (last,)).fetchall()
+
+    def parts(self, fresh: list[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
+        """The seconds of each fresh answer before its charge and from there on; if asked again, from then on."""
+        known = [
+            (max(began, self.at[sequence]), began, ended) for sequence, began, ended in fresh if sequence in self.at
+        ]
+        return [charged - began for charged, began, _ in known], [ended - charged for charged, _, ended in known]
 
 
 @dataclass
@@ -237,30 +277,32 @@ def _recorded(got: Got, charges: dict[int, Any], released: dict[int, Any]) -> bo
 def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, Any]:
     """The whole thing, as a record."""
     words = ("--misses", "100000", "--floor", str(FLOOR), "--slots", str(SLOTS), "--waiting", "200", "--rate", "50",
-             "--tick", "100",
+             "--tick", str(TICK),
              "--port", str(free_port()))  # fmt: skip
     with serving(town(folder / "data", 900), folder / "s", *words) as there:
         tokens = [there.account(f"a{number}") for number in range(accounts)]
         predicted = _predicted(there, tokens[0])
         load, memory = Load(there, requests // accounts, seconds), Memory(there)
+        accepted = Accepted(there.state / "private" / "ledger.sqlite")
         threads = [
             threading.Thread(target=load.account, args=(token, n), daemon=True) for n, token in enumerate(tokens)
         ]
-        watching = threading.Thread(target=memory.watch, daemon=True)
+        watching = [threading.Thread(target=each.watch, daemon=True) for each in (memory, accepted)]
         began = time.monotonic()
-        for thread in (watching, *threads):
+        for thread in (*watching, *threads):
             thread.start()
         killed = killing(there, kills, seconds / 2)
         for thread in threads:
             thread.join()
         took = time.monotonic() - began
-        memory.done.set()
-        watching.join()
+        for watch, thread in zip((memory, accepted), watching, strict=True):
+            watch.done.set()
+            thread.join()
         late = len(there.desk("misses", dataset="town")["misses"])
-        found = checked(there, there.state / "private" / "ledger.sqlite", load.answers)
+        found = checked(there, accepted.ledger, load.answers)
     return {
         "accounts": accounts, "requests": sum(load.outcomes.values()), "seconds": round(took),
-        "killed": dict(killed), "outcomes": _outcomes(load), **_latency(load, predicted, late), **found,
+        "killed": dict(killed), "outcomes": _outcomes(load), **_latency(load, accepted, predicted, late), **found,
         "kernel memory": memory.flatness("kernel"), "gateway memory": memory.flatness("gateway"),
         "load of the machine": round(os.getloadavg()[1], 1),
     }  # fmt: skip
@@ -277,14 +319,22 @@ def _outcomes(load: Load) -> dict[str, dict[str, int]]:
     return {kind: {seen: n for (each, seen), n in sorted(load.outcomes.items()) if each == kind} for kind in KINDS}
 
 
-def _latency(load: Load, predicted: int, late: int) -> dict[str, Any]:
+def _latency(load: Load, accepted: Accepted, predicted: int, late: int) -> dict[str, Any]:
     fresh = max(1, len(load.times["fresh"]))
+    before, since = accepted.parts(load.fresh)
     return {
-        "predicted by the pacing class (ms)": predicted,
         "p50, p99 (ms)": {kind: [_quantile(times, 0.5), _quantile(times, 0.99)] for kind, times in load.times.items()},
+        "before the charge: p50, p99 (ms)": [_quantile(before, 0.5), _quantile(before, 0.99)],
+        "predicted by the pacing class (ms)": predicted,
+        "from the charge to the reply: p50, p99 (ms)": [_quantile(since, 0.5), _quantile(since, 0.99)],
         "left later than predicted": late,
         "share on time": round(1 - late / fresh, 4),
+        "share received within two ticks of the prediction": _share(since, (predicted + 2 * TICK) / 1000),
     }
+
+
+def _share(times: list[float], most: float) -> float:
+    return round(sum(each <= most for each in times) / max(1, len(times)), 4)
 
 
 def _quantile(times: list[float], share: float) -> int:
@@ -305,6 +355,8 @@ def problems(record: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: {record[name]}"
     if record["share on time"] < 0.99:
         yield f"only {record['share on time']:.2%} of fresh answers left at the predicted instant"
+    if record["share received within two ticks of the prediction"] < 0.99:
+        yield f"only {record['share received within two ticks of the prediction']:.2%} of fresh answers came in time"
     for name in ("kernel memory", "gateway memory"):
         if record[name]["verdict"] == "grows":
             yield f"{name} grows"

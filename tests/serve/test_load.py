@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import sqlite3
 import sys
+import threading
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from serve.house import until
 
 LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"
 
@@ -28,7 +34,7 @@ def test_nothing_is_lost_and_nothing_is_free_under_load(tmp_path: Path) -> None:
     load = loaded()
     record = load.run(accounts=20, requests=1_000, seconds=60, kills=4, folder=tmp_path)
     print(record)
-    assert [each for each in load.problems(record) if "instant" not in each and "grows" not in each] == []
+    assert [each for each in load.problems(record) if not {"instant", "time", "grows"} & set(each.split())] == []
     assert record["charges"] > 100 and sum(record["killed"].values()) == 4
     assert record["answers received"] > record["charges"] - record["charges without an answer"] - 2
 
@@ -36,6 +42,7 @@ def test_nothing_is_lost_and_nothing_is_free_under_load(tmp_path: Path) -> None:
 RIGHT: dict[str, Any] = {
     "outcomes": {"fresh": {"200": 5, "503 busy": 1}}, "charges = losses = spent": True, "chain holds": True,
     "charged twice": 0, "received but not recorded": 0, "share on time": 1.0,
+    "share received within two ticks of the prediction": 1.0,
     "kernel memory": {"verdict": "flat"}, "gateway memory": {"verdict": "no growth beyond the margin"},
 }  # fmt: skip
 
@@ -46,6 +53,7 @@ def test_the_record_says_what_does_not_add_up() -> None:
     for wrong in (
         {"outcomes": {"fresh": {"500": 1}}}, {"charges = losses = spent": False}, {"chain holds": False},
         {"charged twice": 1}, {"received but not recorded": 1}, {"share on time": 0.98},
+        {"share received within two ticks of the prediction": 0.98},
         {"kernel memory": {"verdict": "grows"}},
     ):  # fmt: skip
         assert len(list(load.problems({**RIGHT, **wrong}))) == 1, wrong
@@ -73,3 +81,23 @@ def test_an_answer_that_is_not_in_the_ledger_is_noticed() -> None:
     assert not load._recorded(got, {}, released) and not load._recorded(got, charges, {})
     assert not load._recorded(got, {7: {"digest": "e"}}, released)
     assert not load._recorded(got, charges, {7: {"parts": [{"values": [2]}]}})
+
+
+def test_a_charge_counts_from_the_last_look_that_did_not_see_it(tmp_path: Path) -> None:
+    load = loaded()
+    accepted = load.Accepted(tmp_path / "ledger.sqlite")
+    with closing(sqlite3.connect(accepted.ledger)) as ledger:
+        ledger.execute("CREATE TABLE rows (sequence INTEGER PRIMARY KEY, kind TEXT)")
+        thread = threading.Thread(target=accepted.watch)
+        thread.start()
+        time.sleep(0.1)
+        before = time.monotonic()
+        ledger.executemany("INSERT INTO rows VALUES (?, ?)", [(1, "charge"), (2, "answer")])
+        ledger.commit()
+        until(lambda: accepted.at)
+        accepted.done.set()
+        thread.join()
+    assert list(accepted.at) == [1] and before - 0.5 < accepted.at[1] < time.monotonic()
+    accepted.at = {1: 10.0, 2: 10.0}
+    parts = accepted.parts([(1, 9.5, 12.5), (2, 11.0, 13.0), (3, 1.0, 2.0)])
+    assert parts == ([0.5, 0.0], [2.5, 2.0])  # the second was asked again; nobody saw the third's charge
