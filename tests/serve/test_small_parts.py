@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,27 @@ def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
     heads.saw(Head(5, "a" * 64))
     heads.saw(Head(4, "b" * 64))
     assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
+
+
+def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, written, write = Heads(tmp_path / "head"), list[str](), Heads._write
+
+    def slowly(self: Heads, place: Path, text: str) -> None:
+        time.sleep(0.2)
+        write(self, place, text)
+        written.append(text)
+
+    monkeypatch.setattr(Heads, "_write", slowly)
+
+    def saw(number: int) -> bool:
+        heads.saw(Head(number, "a" * 64))
+        return any(int(text.partition(":")[0]) >= number for text in written)
+
+    with ThreadPoolExecutor(20) as pool:
+        assert all(pool.map(saw, range(1, 21)))
+    assert len(written) <= 5 and Heads(tmp_path / "head").last == Head(20, "a" * 64)
 
 
 @pytest.mark.parametrize("damage", ["", "17", "\x00" * 80])

@@ -61,8 +61,9 @@ class Heads:
     """The furthest end of the chain that was seen; a kernel that lies behind it is refused by itself."""
 
     def __init__(self, place: Path | None = None) -> None:
-        self._place, self._lock = place, threading.Lock()
+        self._place, self._lock, self._writing = place, threading.Lock(), threading.Lock()
         self._last = _remembered(place) if place is not None and place.exists() else None
+        self._kept = -1 if self._last is None else self._last.sequence
 
     @property
     def last(self) -> Head | None:
@@ -70,18 +71,24 @@ class Heads:
         return self._last
 
     def saw(self, head: Head) -> None:
-        """Remembers an end that lies further than the last, also on disk."""
+        """Remembers an end that lies further than the last, also on disk: those who wait for that share one write."""
         with self._lock:
-            if self._last is not None and head.sequence <= self._last.sequence:
-                return
-            self._last = head
-            if self._place is not None:
-                draft = self._place.with_suffix(".new")
-                with draft.open("w") as file:
-                    file.write(head_text(head))
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(self._place)
+            if self._last is None or head.sequence > self._last.sequence:
+                self._last = head
+        with self._writing:
+            if self._place is not None and self._kept < head.sequence:
+                furthest = self._last
+                self._write(self._place, head_text(furthest))
+                self._kept = furthest.sequence
+
+    def _write(self, place: Path, text: str) -> None:
+        """Replaces the file in one durable step."""
+        draft = place.with_suffix(".new")
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(place)
 
 
 def _remembered(place: Path) -> Head:
