@@ -303,12 +303,12 @@ def seeds(there: Place) -> list[bytes]:
     return heard
 
 
-def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: Tier) -> None:
+@pytest.mark.parametrize("number", [20261115, 20261116])
+def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: Tier, number: int) -> None:
     """Never another error, never an engine failure, and nothing is charged without an answer."""
-    there = pair[0]
-    number = 20261115
+    there = pair[number % 2]
     fuzzer = Fuzzer(seeds(there), number)
-    count = tier.pick(quick=200, test=1_000, deep=10_000)
+    count = tier.pick(quick=100, test=500, deep=10_000)
     token, outcomes = there.tokens["ann"], dict[str, int]()
     for plan in fuzzer.plans(count):
         charges = there.charges() if len(outcomes) < 3 else None

@@ -20,12 +20,14 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from sqlglot import exp
 
 from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
 from dither.access.expr import Column, Compare, Constant, Instant
-from dither.access.measure import Count, Key, Linear, Measure, PartitionCounts, Sum, contributions
+from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
 from dither.access.relation import Auto, BoundGroups, BoundRows, Sample, Scan, Where
+from dither.access.spelling import binary
 from dither.errors import (
     BudgetExceeded,
     DitherError,
@@ -876,6 +878,39 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
     assert len(room.kernel.books.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
     room.kernel.unlock("shop")
     assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
+
+
+ONES = (Constant(1),) * 1001
+
+
+def vector_of(size: int, norm: Any = "l1") -> Request:
+    """A vector of so many sums, clipped together."""
+    measure = Clipped(Scan("actions"), "user", (Constant(1),) * size, 5, norm)
+    return Request("shop", (Part(measure, DiscreteLaplace(Fraction(50))),))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_a_wide_vector_is_answered(world: Any, opened: Any, norm: str) -> None:
+    """Its norm is a sum of 400 terms: nested into each other they would be too deep to be written as SQL."""
+    room = opened(world(100))
+    assert len(room.kernel.answer(vector_of(400, norm), "ann").parts[0].values) == 400
+
+
+def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened: Any, monkeypatch: Any) -> None:
+    """Terms that stand inside each other, as they once did: 400 of them made the engine fail after the charge."""
+
+    def nested(terms: Any) -> Any:
+        return reduce(lambda left, right: binary(exp.Add, left, right), terms)
+
+    monkeypatch.setattr("dither.access.measure.added", nested)
+    room = opened(world(100))
+    before = room.kernel.books.head
+    with pytest.raises(Unsupported, match="nested too deeply"):
+        room.kernel.answer(vector_of(400), "ann")
+    with pytest.raises(Unsupported, match="too wide"):
+        room.kernel.answer(Request("shop", (replace(counting().parts[0], measure=Sums(Scan("users"), ONES)),)), "ann")
+    assert room.kernel.books.head == before and not room.kernel.books.misses("shop")[0]
+    assert room.kernel.answer(vector_of(20), "ann").parts
 
 
 def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:

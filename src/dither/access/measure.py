@@ -65,6 +65,7 @@ from dither.access.relation import (
 from dither.access.spelling import (
     Sql,
     add,
+    added,
     binary,
     both,
     case,
@@ -523,9 +524,7 @@ class Clipped(Measure):
         """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
         sizes: list[Sql] = [exp.Abs(this=own(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
-        size = statement.spelling.wide(sizes[0])
-        for other in sizes[1:]:
-            size = add(size, statement.spelling.wide(other))
+        size = added([statement.spelling.wide(each) for each in sizes])
         window = exp.Window(this=exp.Sum(this=size), partition_by=[named(column) for column in hidden])
         return statement.add(select(*self._kept(statement), *cells, aliased(window, "n")).from_(table, copy=False))
 

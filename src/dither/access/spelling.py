@@ -108,6 +108,16 @@ def added(terms: Sequence[Sql]) -> Sql:
     return binary(exp.Add, added(terms[:middle]), added(terms[middle:]))
 
 
+def depth(tree: Sql) -> int:
+    """How many nodes stand inside each other at most."""
+    most, left = 0, [(tree, 1)]
+    while left:
+        node, level = left.pop()
+        most = max(most, level)
+        left += [(child, level + 1) for child in node.iter_expressions()]
+    return most
+
+
 def sub(left: Sql, right: Sql) -> Sql:
     """The difference."""
     return binary(exp.Sub, left, right)

@@ -36,7 +36,7 @@ from dither.access.relation import (
     walk,
     windows_touched,
 )
-from dither.access.spelling import RawKind
+from dither.access.spelling import RawKind, depth
 from dither.access.statement import Origin, Statement
 from dither.errors import InvalidPlan, Unsupported
 from dither.loss import Loss, Sensitivity
@@ -70,6 +70,8 @@ NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
 MOST_WEIGHTS = 1 << 20
 MOST_FILLINGS = 1 << 10
 MOST_WORK = 40_000
+MOST_VALUES = 1_000  # PostgreSQL gives up at 1,664 columns
+MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give up at several hundred
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
 
 def check_spelling(ctx: Context, measure: Measure) -> None:
     """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
-    measure.plan(Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()}))
+    plan = measure.plan(Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()}))
+    if depth(plan.select) > MOST_DEPTH or plan.values > MOST_VALUES:
+        raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
 
 
 def origin_like(table: Table) -> Origin:
