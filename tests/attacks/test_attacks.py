@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -28,7 +28,7 @@ from dither.privacy.ledger import chain, rules
 from dither.serve import documents, questions
 from dither.serve.frames import Message
 from dither.serve.jobs import Jobs
-from serve.house import PEOPLE, SALARY, Place, place
+from serve.house import PEOPLE, SALARY, Place, place, town
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {attack.name: attack for attack in ATTACKS}
@@ -285,8 +285,35 @@ SEEDS = (
 )
 
 
-def seeds(there: Place) -> list[bytes]:
+RICH: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/answer", {"query": "SELECT age, COUNT(*) FROM people GROUP BY age", "rho": 20, "delta": "1/100000"}),
+    ("/v1/batch", {"queries": ["SELECT COUNT(*) FROM people", "SELECT city, COUNT(*) FROM people GROUP BY city"],
+                   "rho": "1/10"}),
+    ("/v1/split", {"query": "SELECT SUM(spent) FROM visits", "threshold": 2, "rho": "1/10"}),
+    ("/v1/answer", {"query": "SELECT MAX(age), QUANTILE(salary, 0.9) FROM people", "rho": 1}),
+    ("/v1/answer", {"query": "SELECT VARIANCE(spent) FROM visits", "epsilon": 1}),
+    ("/v1/answer", {"query": "SELECT COUNT(*) FROM (SELECT DISTINCT id, place FROM visits)", "rho": 1, "bound": 3}),
+    ("/v1/answer", {"query": "SELECT AVG(n) FROM (SELECT id, COUNT(*) AS n FROM visits GROUP BY id) q", "rho": 1}),
+    ("/v1/answer", {"query": "SELECT COUNT(*) FROM (SELECT id FROM people UNION ALL SELECT id FROM visits) u", "rho": 1,
+                    "bound": 4}),
+    ("/v1/answer", {"query": "SELECT place, SUM(spent) FROM visits GROUP BY place", "rho": 1,
+                    "bound": {"groups": 2, "rows": 1}}),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """The town with a budget in zCDP that has a delta: for all kinds of plans."""
+    folder = tmp_path_factory.mktemp("rich")
+    path = town(folder / "data")
+    path.write_text(path.read_text().replace("kind: pure, epsilon: 10", "kind: zcdp, rho: 1000, delta: 1/10"))
+    with place(folder, described=path) as made:
+        yield made
+
+
+def seeds(there: Place, asked: Sequence[tuple[str, dict[str, Any]]] = ()) -> list[bytes]:
     """Real requests: what the gateway sends for real questions."""
+    simple = [("/v1/answer", {"query": query, "epsilon": "0.001", **more}) for query, more in SEEDS]
     heard: list[bytes] = []
     respond = there.server.respond
 
@@ -296,18 +323,18 @@ def seeds(there: Place) -> list[bytes]:
         return respond(message)
 
     there.server.respond = listening  # type: ignore[method-assign]
-    for query, more in SEEDS:
-        reply = there.ask(query, "0.001", **more)
-        assert reply.status_code == 200, (query, reply.text)
+    for path, body in asked or simple:
+        reply = there.post(path, {"dataset": "town", **body})
+        assert reply.status_code == 200, (body, reply.text)
     there.server.respond = respond  # type: ignore[method-assign]
     return heard
 
 
 @pytest.mark.parametrize("number", [20261115, 20261116])
-def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], tier: Tier, number: int) -> None:
+def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], rich: Place, tier: Tier, number: int) -> None:
     """Never another error, never an engine failure, and nothing is charged without an answer."""
-    there = pair[number % 2]
-    fuzzer = Fuzzer(seeds(there), number)
+    there, asked = (pair[0], ()) if number % 2 else (rich, RICH)
+    fuzzer = Fuzzer(seeds(there, asked), number)
     count = tier.pick(quick=100, test=500, deep=10_000)
     token, outcomes = there.tokens["ann"], dict[str, int]()
     for plan in fuzzer.plans(count):
