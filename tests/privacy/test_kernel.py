@@ -24,7 +24,7 @@ from sqlglot import exp
 
 from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
-from dither.access.expr import Column, Compare, Constant, Instant
+from dither.access.expr import Column, Compare, Constant, Instant, Or
 from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
 from dither.access.relation import Auto, BoundGroups, BoundRows, Sample, Scan, Where
 from dither.access.spelling import binary
@@ -894,6 +894,14 @@ def test_a_wide_vector_is_answered(world: Any, opened: Any, norm: str) -> None:
     """Its norm is a sum of 400 terms: nested into each other they would be too deep to be written as SQL."""
     room = opened(world(100))
     assert len(room.kernel.answer(vector_of(400, norm), "ann").parts[0].values) == 400
+
+
+def test_a_long_condition_is_answered(world: Any, opened: Any) -> None:
+    """A chain of a thousand ORs is flat to those who write and read it."""
+    room = opened(world(100))
+    either = Or(tuple(Compare("=", Column("age"), Constant(18 + number % 40)) for number in range(1000)))
+    request = Request("shop", (Part(Count(Where(Scan("users"), either)), DiscreteLaplace(Fraction(1))),))
+    assert room.kernel.answer(request, "ann").parts
 
 
 def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened: Any, monkeypatch: Any) -> None:

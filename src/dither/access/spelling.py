@@ -109,12 +109,14 @@ def added(terms: Sequence[Sql]) -> Sql:
 
 
 def depth(tree: Sql) -> int:
-    """How many nodes stand inside each other at most."""
+    """How many nodes stand inside each other at most; a chain of ANDs or ORs is written and read as one."""
     most, left = 0, [(tree, 1)]
     while left:
         node, level = left.pop()
         most = max(most, level)
-        left += [(child, level + 1) for child in node.iter_expressions()]
+        for child in node.iter_expressions():
+            chained = isinstance(node, exp.Connector) and type(child) is type(node)
+            left.append((child, level if chained else level + 1))
     return most
 
 
