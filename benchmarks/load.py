@@ -52,6 +52,7 @@ EPSILON = Fraction(1, 1000)
 FLOOR = 2000  # milliseconds of the smallest pacing class: what a cold kernel and all slots at once need, and some more
 SLOTS = 50  # one for each account: nobody waits for a turn
 TICK = 100  # milliseconds: replies leave the gateway at whole ticks after their request came
+PAUSE = 0.5  # seconds, at least, before anyone asks again
 SETTLED = 60  # seconds without a kill that it takes to tell
 GROWTH = 0.01  # of the memory in use that a flat process may gain in a minute, at most
 
@@ -95,7 +96,7 @@ class Load:
     def _until_answered(self, client: httpx.Client, kind: str, body: dict[str, Any]) -> None:
         """One request; whoever was cut off, or told to come back, asks again under the same request id."""
         for attempt in range(60):
-            time.sleep(random.uniform(0.5, 3) if attempt else 0)
+            time.sleep(random.uniform(PAUSE, 3) if attempt else 0)
             began = time.monotonic()
             try:
                 reply = self._send(client, kind, body)
@@ -164,11 +165,14 @@ class Accepted:
             return connection.execute("SELECT sequence, kind FROM rows WHERE sequence > ?", (last,)).fetchall()
 
     def parts(self, fresh: list[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
-        """The seconds of each fresh answer before its charge and from there on; if asked again, from then on."""
-        known = [
-            (max(began, self.at[sequence]), began, ended) for sequence, began, ended in fresh if sequence in self.at
-        ]
-        return [charged - began for charged, began, _ in known], [ended - charged for charged, _, ended in known]
+        """The seconds of each fresh answer before its charge and from there on.
+
+        Where a kill cut a question off, its charge is older than the asking that was answered: nobody outside sees
+        when its time began anew, so it is left out here.
+        """
+        known = [(self.at[sequence], began, ended) for sequence, began, ended in fresh if sequence in self.at]
+        whole = [(charged, began, ended) for charged, began, ended in known if charged > began - PAUSE]
+        return [charged - began for charged, began, _ in whole], [ended - charged for charged, _, ended in whole]
 
 
 @dataclass
@@ -329,6 +333,7 @@ def _latency(load: Load, accepted: Accepted, predicted: int, late: int) -> dict[
         "from the charge to the reply: p50, p99 (ms)": [_quantile(since, 0.5), _quantile(since, 0.99)],
         "left later than predicted": late,
         "share on time": round(1 - late / fresh, 4),
+        "answers timed": len(since),
         "share received within two ticks of the prediction": _share(since, (predicted + 2 * TICK) / 1000),
     }
 

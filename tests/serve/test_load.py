@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sqlite3
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from serve.house import until
+from dither.privacy.ledger import rules
+from dither.session import Session
+from serve.house import Place, place, until
 
 LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"
 
@@ -100,4 +103,25 @@ def test_a_charge_counts_from_the_last_look_that_did_not_see_it(tmp_path: Path) 
     assert list(accepted.at) == [1] and before - 0.5 < accepted.at[1] < time.monotonic()
     accepted.at = {1: 10.0, 2: 10.0}
     parts = accepted.parts([(1, 9.5, 12.5), (2, 11.0, 13.0), (3, 1.0, 2.0)])
-    assert parts == ([0.5, 0.0], [2.5, 2.0])  # the second was asked again; nobody saw the third's charge
+    assert parts == ([0.5], [2.5])  # the second was asked again; nobody saw the third's charge
+
+
+def blocks_after(there: Place, numbers: range) -> int:
+    """Blocks of memory in use once those questions are answered, without what fills up and is then kept at its size."""
+    for number in numbers:
+        session = Session.over(there.remote, there.tokens["ann"])
+        session.sql(f"SELECT COUNT(*) FROM people WHERE age > {number}", epsilon="0.001")
+    there.kernel.books._snapshot()
+    rules.key.cache_clear()
+    rules.members_of.cache_clear()
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+@pytest.mark.tier("test")
+def test_answers_leave_nothing_behind(tmp_path: Path) -> None:
+    """Neither in the kernel nor in what speaks to it, both in this process."""
+    with place(tmp_path, slots=2) as there:
+        before = blocks_after(there, range(1, 40))
+        grown = blocks_after(there, range(40, 100)) - before
+        assert grown < 60 * 10
