@@ -196,7 +196,7 @@ class Memory:
 
     def flatness(self, name: str) -> dict[str, Any]:
         """The growth of the last process of that name, in MB a minute, and the error of that number."""
-        last = max(number for _, each, number, _ in self.samples if each == name)
+        last = [number for _, each, number, _ in self.samples if each == name][-1]
         mine = np.array([(at, size) for at, _, number, size in self.samples if number == last])
         settled = mine[mine[:, 0] >= mine[0, 0] + 0.4 * (mine[-1, 0] - mine[0, 0])]
         slope, margin = _slope(settled[:, 0] / 60, settled[:, 1])
