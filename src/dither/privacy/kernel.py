@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from dither.access.context import Context, PublicFacts, with_facts
-from dither.access.engines import Engine, open_engine
+from dither.access.engines import Engine, open_engine, several
 from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, InvalidPlan, NotAllowed, NotFound
 from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
@@ -397,9 +397,8 @@ class LocalKernel:
 
     def register(self, dataset: Dataset) -> None:
         """Opens a dataset: writes its description down, and measures its size privately before anything else."""
-        first = self._open(dataset)
-        another: Callable[[], Engine] = getattr(first, "another", partial(self._open, dataset))
-        slots = tuple(map(Slot, (first, *(another() for _ in range(self._slots - 1)))))
+        slots = tuple(map(Slot, several(self._slots, partial(self._open, dataset))))
+        first = slots[0].engine
         engines: queue.Queue[Slot] = queue.Queue()
         for slot in slots:
             engines.put(slot)

@@ -13,7 +13,7 @@ To write an engine: subclass `Spelling` for the dialect, find each table's `Orig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Protocol
 
@@ -64,3 +64,10 @@ def open_engine(dataset: Dataset, **options: str) -> Engine:
     # The registry: a driver is imported only when its engine is wanted.
     engine: Engine = import_module(modules.pop()).open_engine(dataset, **options)
     return engine
+
+
+def several(count: int, opened: Callable[[], Engine]) -> tuple[Engine, ...]:
+    """So many engines over the same data: on one database where they can share it, else each opened for itself."""
+    first = opened()
+    another: Callable[[], Engine] = getattr(first, "another", opened)
+    return (first, *(another() for _ in range(count - 1)))
