@@ -103,7 +103,7 @@ def test_nothing_is_found_in_nothing() -> None:
 def test_prediction_is_close_to_the_exact_bound() -> None:
     for p, q in ((0.5, 0.45), (0.02, 0.001), (0.3, 0.0)):
         counts = Counts(round(p * 100_000), 100_000, round(q * 100_000), 100_000)
-        predicted = float(bounds.predicted_epsilon(p, q, 100_000, 0.05))
+        predicted = float(bounds.predicted_epsilon(p, q, 100_000, 100_000, 0.05))
         assert predicted == pytest.approx(bounds.epsilon_lower(counts, 0.0, 0.05), rel=0.04)
 
 

@@ -1,24 +1,28 @@
 """The black-box audit: is there a pair of neighbours and an event that break the claim?
 
-Fixed mode spends a stated number of samples: a little on every pair, more on the best ones, and most of them, fresh, on
-judging at most three events of one pair, among which alpha is divided. Sequential mode (`sequential.py`) stops as soon
-as the evidence suffices. In both, nothing that is judged was seen by the search.
+Fixed mode spends a stated number of samples: a little on every pair, more on the better half, and most of them, fresh,
+on judging one event of one pair, or two among which alpha is divided; the input on which the event is rarer has more of
+the runs. Sequential mode (`sequential.py`) stops as soon as the evidence suffices. In both, nothing that is judged was
+seen by the search.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
 
-from dither.audit import events, neighbours, search
+from dither.audit import events, features, learners, neighbours, search
 from dither.audit.bounds import Counts, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, strength
-from dither.audit.events import ColumnScore, Encoded, Sample, Space
+from dither.audit.events import Sample, Space
+from dither.audit.features import Encoder
 from dither.audit.neighbours import Pair
-from dither.audit.plan import Plan, Progress, evidence
+from dither.audit.plan import FEWEST_RUNS, Plan, Progress, evidence
 from dither.audit.plots import Tracer
 from dither.audit.report import PrivacyResult
 from dither.audit.sampling import Source
@@ -28,8 +32,10 @@ from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
 CHUNK_VALUES = 4_000_000
-SHARES = (0.6, 0.2, 0.2)
-MOST_LEADS = 12
+# Runs on each input that make it worth while to try every learner.
+ENOUGH = 3000
+# Of alpha: for the best event, and for the best that a person can check by hand.
+SHARES = (0.9, 0.1)
 
 
 def privacy(
@@ -62,12 +68,29 @@ def privacy(
 
 def fixed(plan: Plan, started: float) -> PrivacyResult:
     """The audit with a stated number of samples."""
-    value = search.worth(plan.claim, plan.judge, plan.alpha)
-    first = [_look(plan, pair, plan.explore, value, events.light, place) for place, pair in enumerate(plan.pairs)]
-    order = sorted(range(len(first)), key=lambda place: -first[place][1][0].worth)[: plan.finalists]
-    finals = [_closer(plan, plan.pairs[place], first[place][0], value) for place in order]
-    best = max(range(len(finals)), key=lambda place: finals[place][0].worth)
-    return _judge(plan, plan.pairs[order[best]], search.finalists(finals[best], len(SHARES)), started)
+    looks, spent = [Look(pair) for pair in plan.pairs], 0
+    for place, (width, budget) in enumerate(plan.rounds):
+        looks = sorted(looks, key=lambda look: -look.worth)[:width]
+        drawn = _drawn(plan, looks, budget)
+        spent += sum(len(side) for side in {id(side): side for pair in drawn for side in pair}.values())
+        last = place == len(plan.rounds) - 1
+        looks = [_closer(plan, look, drawn[done], last, done) for done, look in enumerate(looks)]
+    return _judge(plan, looks[0].pair, _finalists(looks[0].leads), max(200, plan.samples - spent), started)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A pair, what was seen of it, and what that promises."""
+
+    pair: Pair
+    encoder: Encoder | None = None
+    seen: tuple[Any, ...] = ()
+    leads: tuple[Lead, ...] = ()
+
+    @property
+    def worth(self) -> float:
+        """What the best event of the pair is worth."""
+        return self.leads[0].worth if self.leads else 0.0
 
 
 def _pairs(source: Source, given: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
@@ -88,55 +111,66 @@ def _check(samples: int, alpha: float, mode: str) -> None:
         raise InvalidParameter(f"mode must be 'fixed' or 'sequential', got {mode!r}")
 
 
-def _look(
-    plan: Plan, pair: Pair, runs: int, value: search.Worth, learner: events.Learner, done: int
-) -> tuple[Sample, list[Lead]]:
-    """A first, quick look at a pair."""
-    plan.progress("explore", done, len(plan.pairs))
-    a, b = plan.source.draw_pair(*pair, (runs, runs), plan.rng)
-    space = Space.learn(a, b, plan.source.timed, plan.bits)
-    sample = Sample(space, space.encode(a), space.encode(b))
-    return sample, search.leads(sample, value, learner)
+def _drawn(plan: Plan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
+    """Runs of every pair; an input that several pairs share is run once, unless times are compared."""
+    if plan.source.timed:
+        each = max(FEWEST_RUNS, budget // (2 * len(looks)))
+        return [plan.source.draw_pair(*look.pair, (each, each), plan.rng) for look in looks]
+    inputs = {id(value): value for look in looks for value in look.pair}
+    each = max(FEWEST_RUNS, budget // len(inputs))
+    runs = {key: plan.source.draw(value, each) for key, value in inputs.items()}
+    return [(runs[id(look.pair[0])], runs[id(look.pair[1])]) for look in looks]
 
 
-def _closer(plan: Plan, pair: Pair, seen: Sample, value: search.Worth) -> list[Lead]:
-    """All learners, on a larger sample of a promising pair."""
-    parts_a, parts_b = [seen.a], [seen.b]
-    for size in _chunks(plan.train, seen.space):
-        plan.progress("search", sum(map(len, parts_a[1:])), plan.train)
-        a, b = plan.source.draw_pair(*pair, (size, size), plan.rng)
-        parts_a.append(seen.space.encode(a))
-        parts_b.append(seen.space.encode(b))
-    sample = Sample(seen.space, _merge(parts_a), _merge(parts_b))
-    found = search.shortlist(search.leads(sample, value, events.thorough), MOST_LEADS)
-    hits, _ = _count(plan, pair, found, plan.choose, "choose")
-    return search.again(found, hits, plan.choose, value)
+def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int) -> Look:
+    """A closer look at a pair, with more of its outputs; the last is with every learner."""
+    plan.progress("search" if last else "explore", done, len(plan.pairs))
+    encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
+    read = [encoder.read(side) for side in more]
+    seen = [np.concatenate(both) for both in zip(look.seen, read, strict=True)] if look.seen else read
+    space = Space.of(encoder, *seen)
+    sample = Sample(space, *(space.place(side) for side in seen))
+    chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
+    tried = search.tries(sample, chosen)
+    value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching) / 2), plan.alpha)
+    return Look(look.pair, encoder, tuple(seen), tuple(search.leads(space, tried, value)))
 
 
-def _judge(plan: Plan, pair: Pair, found: list[Lead], started: float) -> PrivacyResult:
+def _finalists(found: Sequence[Lead]) -> list[Lead]:
+    """The best event and, if a person can't check that by hand, the best that one can, unless it is much worse."""
+    plain = next((lead for lead in found if lead.plain), found[0])
+    return [found[0]] if found[0].plain or plain.worth < 0.5 * found[0].worth else [found[0], plain]
+
+
+def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
     """Fresh runs of one pair decide; alpha is divided among the events."""
-    hits, tracer = _count(plan, pair, found, plan.judge, "judge")
+    share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left)
+    likelier = int(share[0] * left)
+    runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
+    hits, tracer = _count(plan, pair, found, runs)
+    counted = [_counts(lead, row, runs) for lead, row in zip(found, hits, strict=True)]
     shares = np.array(SHARES[: len(found)]) / sum(SHARES[: len(found)]) * plan.alpha
-    return _verdict(plan, pair, found, hits, shares, tracer, started)
+    return _verdict(plan, pair, found, counted, shares, tracer, started)
 
 
-def _count(plan: Plan, pair: Pair, found: list[Lead], runs: int, stage: str) -> tuple[Any, Tracer]:
+def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> tuple[Any, Tracer]:
     """How often each event happens in fresh runs on each input."""
-    hits = np.zeros((len(found), 2), dtype=np.int64)
+    hits, space = np.zeros((len(found), 2), dtype=np.int64), found[0].event.space
+    columns = tuple(sorted({column for lead in found for column in lead.event.score.columns}))
     tracer, done = Tracer(found[0]), 0
-    for size in _chunks(runs, found[0].event.space):
-        plan.progress(stage, done, runs)
-        outputs = plan.source.draw_pair(*pair, (size, size), plan.rng)
-        hits += np.array([[int(lead.event.contains(side).sum()) for side in outputs] for lead in found])
+    for sizes in _chunks(runs, space):
+        plan.progress("judge", done, sum(runs))
+        outputs = plan.source.draw_pair(*pair, sizes, plan.rng)
+        encoded = [space.encode(side, columns) for side in outputs]
+        hits += np.array([[int(lead.event.holds(side).sum()) for side in encoded] for lead in found])
         tracer.add(*outputs)
-        done += size
+        done += sum(sizes)
     return hits, tracer
 
 
 def _verdict(
-    plan: Plan, pair: Pair, found: list[Lead], hits: Any, shares: Any, tracer: Tracer, started: float
+    plan: Plan, pair: Pair, found: list[Lead], counted: list[Counts], shares: Any, tracer: Tracer, started: float
 ) -> PrivacyResult:
-    counted = [_counts(lead, row, plan.judge) for lead, row in zip(found, hits, strict=True)]
     limit = ceiling(plan.claim, strength(plan.claim))
     # Each event has its own share of alpha: p-values are put on the scale of the whole.
     scaled = [
@@ -147,11 +181,12 @@ def _verdict(
     best = max(range(len(found)), key=lambda place: (lower[place], -scaled[place]))
     shown = _plainest(found, lower, strength(plan.claim), best)
     epsilon = max(lower) if isinstance(plan.claim, Pure | Approximate) else _epsilon(plan, counted, shares)
-    q = max(counted[best].hits_b, 0.5) / plan.judge
+    runs = counted[best].runs_b
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, min(scaled) <= plan.alpha, min(scaled), epsilon, lower[best],
-        evidence(pair, found[shown], counted[shown], scaled[shown], plan.alpha), plan.total, len(plan.pairs),
-        detectable(q, plan.judge, plan.claim, float(shares[best])), time.process_time() - started, tracer.plots(),
+        evidence(pair, found[shown], counted[shown], scaled[shown], plan.alpha), plan.samples, len(plan.pairs),
+        detectable(max(counted[best].hits_b, 0.5) / runs, runs, plan.claim, float(shares[best])),
+        time.process_time() - started, tracer.plots(),
     )  # fmt: skip
 
 
@@ -164,21 +199,19 @@ def _epsilon(plan: Plan, counted: list[Counts], shares: Any) -> float:
 def _plainest(found: list[Lead], lower: list[float], stated: float, best: int) -> int:
     """The event to show: one that a person can check by hand, if it too refutes the claim and nearly as much."""
     for place, lead in enumerate(found):
-        if isinstance(lead.event.score, ColumnScore) and lower[place] > max(stated, 0.8 * lower[best]):
+        if lead.plain and lower[place] > max(stated, 0.8 * lower[best]):
             return place
     return best
 
 
-def _counts(lead: Lead, hits: Any, runs: int) -> Counts:
-    first, second = (int(hits[1]), int(hits[0])) if lead.swapped else (int(hits[0]), int(hits[1]))
-    return Counts(first, runs, second, runs)
+def _counts(lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:
+    first, second = (1, 0) if lead.swapped else (0, 1)
+    return Counts(int(hits[first]), runs[first], int(hits[second]), runs[second])
 
 
-def _chunks(total: int, space: Space) -> list[int]:
+def _chunks(runs: tuple[int, int], space: Space) -> list[tuple[int, int]]:
     """Sizes that keep memory bounded."""
     size = max(1000, CHUNK_VALUES // max(4, len(space.edges) + len(space.encoder.labels)))
-    return [size] * (total // size) + ([total % size] if total % size else [])
-
-
-def _merge(parts: list[Encoded]) -> Encoded:
-    return Encoded(np.concatenate([part.codes for part in parts]), np.concatenate([part.keys for part in parts]))
+    count = max(1, ceil(max(runs) / size))
+    parts = [[total * (place + 1) // count - total * place // count for place in range(count)] for total in runs]
+    return list(zip(*parts, strict=True))

@@ -21,6 +21,8 @@ from dither.audit.claims import LARGEST_STRENGTH, Ceiling, Floats, ceiling, stre
 from dither.loss import Approximate, Loss, Pure, rational
 
 GRID = 400
+# However unlike the two probabilities are, each input has at least a tenth of the runs.
+DIVISION = (0.1, 0.9)
 # A z-score below -8 is counted as -8: either coordinate does that with probability 6.3e-16, which is added back.
 LOWEST_SCORE = -8.0
 FLOOR_COST = 2e-15
@@ -75,14 +77,21 @@ def epsilon_lower(counts: Counts, delta: float, alpha: float) -> float:
     return strength_lower(counts, Approximate(rational(0), rational(delta)) if delta else Pure(rational(0)), alpha)
 
 
-def predicted_epsilon(p: Any, q: Any, runs: float, alpha: float, delta: float = 0.0) -> Any:
+def division(p: Any, q: Any, slope: Any, runs: float) -> Any:
+    """The share of the runs that the first input should have: as its standard error to the sum of both (Neyman)."""
+    p, q = np.clip(p, 1 / runs, 1 - 1 / runs), np.clip(q, 1 / runs, 1 - 1 / runs)
+    first, second = np.sqrt(p * (1 - p)), slope * np.sqrt(q * (1 - q))
+    return np.clip(first / (first + second), *DIVISION)
+
+
+def predicted_epsilon(p: Any, q: Any, runs_a: Any, runs_b: Any, alpha: float, delta: float = 0.0) -> Any:
     """About what `epsilon_lower` will be for an event of these probabilities: quick, for choosing events only."""
     z = -float(special.ndtri(alpha))
-    p, q = np.asarray(p, dtype=float), np.asarray(q, dtype=float) + 1.0 / runs
+    p, q = np.asarray(p, dtype=float), np.asarray(q, dtype=float) + 1.0 / runs_b
     gap, spread_p, spread_q = (
         np.maximum(p - delta, 0.0),
-        p * np.maximum(1 - p, 0.0) / runs,
-        q * np.maximum(1 - q, 0.0) / runs,
+        p * np.maximum(1 - p, 0.0) / runs_a,
+        q * np.maximum(1 - q, 0.0) / runs_b,
     )
     # The root r of gap - r q = z sqrt(spread_p + r^2 spread_q), written without cancellation.
     sure = np.maximum(gap * gap - z * z * spread_p, 0.0)
@@ -90,15 +99,17 @@ def predicted_epsilon(p: Any, q: Any, runs: float, alpha: float, delta: float = 
     return np.where(ratio > 0, np.log(np.maximum(ratio, 1e-300)), -inf)
 
 
-def predicted_score(p: Any, q: Any, runs: float, limit: Ceiling) -> Any:
+def predicted_score(p: Any, q: Any, runs_a: Any, runs_b: Any, limit: Ceiling) -> Any:
     """About how many standard deviations the event will lie above the ceiling."""
-    p, q = np.asarray(p, dtype=float), np.clip(np.asarray(q, dtype=float) + 1.0 / runs, 0, 1)
+    p, q = np.asarray(p, dtype=float), np.clip(np.asarray(q, dtype=float) + 1.0 / runs_b, 0, 1)
+    noise = np.maximum(p * (1 - p), 0.0) / runs_a + slope_at(limit, q) ** 2 * q * (1 - q) / runs_b
+    return (p - limit(q)) / np.sqrt(noise + 1.0 / (runs_a * runs_b))
+
+
+def slope_at(limit: Ceiling, q: Any) -> Any:
+    """How fast a ceiling rises."""
     step = np.maximum(q * 1e-3, 1e-9)
-    allowed = limit(q)
-    slope = (limit(np.minimum(q + step, 1.0)) - allowed) / step
-    noise = np.maximum(p * (1 - p), 0.0) + slope**2 * q * (1 - q)
-    spread = np.sqrt(noise / runs + 1.0 / runs**2)
-    return (p - allowed) / spread
+    return (limit(np.minimum(q + step, 1.0)) - limit(q)) / step
 
 
 def optimal_epsilon(laws: Sequence[tuple[Floats, Floats]], runs: int, alpha: float, delta: float = 0.0) -> float:
@@ -115,7 +126,7 @@ def _best_set(p: Floats, q: Floats, runs: int, alpha: float, delta: float) -> tu
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(-np.where(q > 0, p / q, np.where(p > 0, inf, 0.0)), kind="stable")
     above_p, above_q = np.cumsum(p[order]), np.cumsum(q[order])
-    values = predicted_epsilon(above_p, above_q, runs, alpha, delta)
+    values = predicted_epsilon(above_p, above_q, runs, runs, alpha, delta)
     best = int(np.argmax(values))
     return float(values[best]), float(above_p[best]), float(above_q[best])
 
@@ -137,7 +148,7 @@ def detectable(q: float, runs: int, claim: Loss, alpha: float, power: float = 0.
 
 def _would_refute(q: float, runs: int, claim: Loss, limit: Ceiling, at: float, alpha: float, slack: float) -> bool:
     p = ceiling(claim, at)(np.array([q]))
-    score = predicted_score(p, np.array([q]), runs, limit)
+    score = predicted_score(p, np.array([q]), runs, runs, limit)
     return bool(score[0] >= slack - float(special.ndtri(alpha)))
 
 

@@ -1,20 +1,13 @@
-"""Events: sets of outputs, as a score and a threshold, and the learners that find scores worth thresholding.
-
-Every learner estimates how much more likely an output is on one input than on the other; by the lemma of Neyman and
-Pearson the best events are the sets where that ratio is large. Learners range from half-lines of a single column, whose
-events a person can check by hand, to boosted trees over all columns.
-"""
+"""Events: sets of outputs, as a score of encoded outputs and a threshold on it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from dither.audit import features
 from dither.audit.claims import Floats
@@ -23,8 +16,8 @@ Codes = NDArray[np.uint8]
 Keys = NDArray[np.uint64]
 
 MOST_BINS = 240
-MOST_CELLS = 200_000
-MOST_DESIGN = 12_000_000
+# Bins are cut by this many values at most, of all features together.
+MOST_SORTED = 12_000_000
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,14 @@ class Space:
     @classmethod
     def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> Space:
         """The space for outputs like these two samples; if timed, the first entry of each is the time."""
-        encoder = features.learn(_joined(first, second), timed, bits)
-        matrix = np.concatenate([encoder.read(first), encoder.read(second)])
+        encoder = features.learn(joined(first, second), timed, bits)
+        return cls.of(encoder, encoder.read(first), encoder.read(second))
+
+    @classmethod
+    def of(cls, encoder: features.Encoder, first: Floats, second: Floats) -> Space:
+        """The space for outputs that were read already."""
+        most = max(1000, MOST_SORTED // (2 * len(encoder.features)))
+        matrix = np.concatenate([first[:most], second[:most]])
         edges = tuple(_edges(feature.column(matrix)) for feature in encoder.features)
         distinct = len(np.unique(features.row_keys(matrix)))
         return cls(encoder, edges, distinct < max(64, len(matrix) // 4))
@@ -69,7 +68,10 @@ class Space:
 
     def encode(self, outputs: Any, columns: tuple[int, ...] | None = None) -> Encoded:
         """Outputs in this space; only these columns, if given."""
-        matrix = self.encoder.read(outputs)
+        return self.place(self.encoder.read(outputs), columns)
+
+    def place(self, matrix: Floats, columns: tuple[int, ...] | None = None) -> Encoded:
+        """Outputs that were read already, in this space."""
         codes = np.zeros((len(matrix), len(self.edges)), dtype=np.uint8)
         for index in range(len(self.edges)) if columns is None else columns:
             codes[:, index] = _bin(self.encoder.features[index].column(matrix), self.edges[index])
@@ -84,6 +86,10 @@ class Score(ABC):
     @abstractmethod
     def of(self, data: Encoded) -> Floats:
         """The score of each output."""
+
+    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """Values of the score and how many outputs have each; None if each value stands for one output."""
+        return self.of(data), None
 
     @abstractmethod
     def describe(self, space: Space, above: bool, threshold: float) -> str:
@@ -101,7 +107,11 @@ class Event:
 
     def contains(self, outputs: Any) -> NDArray[np.bool_]:
         """For each output, whether it lies in the event."""
-        values = self.score.of(self.space.encode(outputs, self.score.columns))
+        return self.holds(self.space.encode(outputs, self.score.columns))
+
+    def holds(self, data: Encoded) -> NDArray[np.bool_]:
+        """The same for outputs that are encoded already."""
+        values = self.score.of(data)
         return values >= self.threshold if self.above else values <= self.threshold
 
     def __str__(self) -> str:
@@ -124,6 +134,10 @@ class ColumnScore(Score):
         """The number of each output's bin."""
         result: Floats = self.table[data.codes[:, self.column]]
         return result
+
+    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """The numbers of the bins, and how many outputs lie in each."""
+        return self.table, np.bincount(data.codes[:, self.column], minlength=len(self.table)).astype(np.float64)
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
         """The bins as intervals or values."""
@@ -160,8 +174,16 @@ class JointScore(Score):
 
     def of(self, data: Encoded) -> Floats:
         """The number of each output's pair of bins."""
+        result: Floats = self.table.ravel()[self._cells(data)]
+        return result
+
+    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """The numbers of the cells, and how many outputs lie in each."""
+        return self.table.ravel(), np.bincount(self._cells(data), minlength=self.table.size).astype(np.float64)
+
+    def _cells(self, data: Encoded) -> NDArray[np.intp]:
         first, second = (group[data.codes[:, column]] for group, column in zip(self.coarse, self.columns, strict=True))
-        result: Floats = self.table[first, second]
+        result: NDArray[np.intp] = first * self.table.shape[1] + second
         return result
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
@@ -210,7 +232,7 @@ class TreeScore(Score):
         """The sum of the leaves that each output falls into."""
         total = np.zeros(len(data))
         for tree, values in zip(self.splits, self.leaves, strict=True):
-            total += values[_leaf(data.codes, tree)]
+            total += values[leaf(data.codes, tree)]
         return total
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
@@ -227,126 +249,32 @@ class Sample:
     a: Encoded
     b: Encoded
 
-
-def columns_in_order(sample: Sample) -> list[Score]:
-    """Half-lines of every feature: nothing is estimated, so these scores may be judged on the same sample."""
-    ramp = np.arange(256, dtype=np.float64)
-    return [ColumnScore(column, ramp) for column in range(len(sample.space.edges))]
-
-
-def columns_by_ratio(sample: Sample) -> list[Score]:
-    """For every feature, its bins in order of the estimated likelihood ratio."""
-    return [ColumnScore(column, _ratio_table(sample, column)) for column in range(len(sample.space.edges))]
+    def part(self, start: float, end: float) -> Sample:
+        """The outputs from one share of each input's to another."""
+        cuts = [slice(int(start * len(side)), int(end * len(side))) for side in (self.a, self.b)]
+        return Sample(self.space, self.a[cuts[0]], self.b[cuts[1]])
 
 
-def coarse_columns(sample: Sample, bins: int = 12) -> list[Score]:
-    """As `columns_by_ratio` with few bins, for small samples."""
-    found: list[Score] = []
-    for column in range(len(sample.space.edges)):
-        group = _coarse(sample, column, bins)
-        a, b = (np.bincount(group[side.codes[:, column]], minlength=bins + 1) for side in (sample.a, sample.b))
-        found.append(ColumnScore(column, _log_ratio(a, b)[group]))
-    return found
-
-
-def cells(sample: Sample) -> list[Score]:
-    """Whole outputs in order of the estimated ratio, where outputs repeat."""
-    if not sample.space.discrete:
-        return []
-    keys, inverse = np.unique(np.concatenate([sample.a.keys, sample.b.keys]), return_inverse=True)
-    if len(keys) > MOST_CELLS:
-        return []
-    first = np.bincount(inverse[: len(sample.a)], minlength=len(keys))
-    second = np.bincount(inverse[len(sample.a) :], minlength=len(keys))
-    careful = _log_ratio(first, second)
-    doubt = np.sqrt(1 / (first + 0.5) + 1 / (second + 0.5))
-    return [CellScore(keys, careful), CellScore(keys, np.sign(careful) * np.maximum(np.abs(careful) - doubt, 0))]
-
-
-def joint(sample: Sample, most: int = 6, bins: int = 20) -> list[Score]:
-    """Grids over pairs of features; the outputs themselves first."""
-    chosen = sample.space.group("base")[:most] or list(range(min(most, len(sample.space.edges))))
-    pairs = [(i, j) for place, i in enumerate(chosen) for j in chosen[place + 1 :]]
-    return [_joint(sample, pair, bins) for pair in pairs]
-
-
-def logistic(sample: Sample, columns: list[int], bins: int) -> list[Score]:
-    """Logistic regression on indicators of coarse bins."""
-    if len(columns) < 2 or len(columns) * (bins - 1) > 400:
-        return []
-    groups = [_coarse(sample, column, bins) for column in columns]
-    width = len(columns) * bins
-    rows = max(2000, min(len(sample.a), MOST_DESIGN // (2 * width)))
-    design = np.concatenate([_design(side[:rows], columns, groups, bins) for side in (sample.a, sample.b)])
-    target = np.concatenate([np.ones(min(rows, len(sample.a))), np.zeros(min(rows, len(sample.b)))])
-    weights = _newton(design, target).reshape(len(columns), bins)
-    tables = np.stack([weight[group] for weight, group in zip(weights, groups, strict=True)])
-    return [SumScore(tuple(columns), tables)]
-
-
-def tied(sample: Sample, columns: list[int], bins: int) -> list[Score]:
-    """One table for all these features, for outputs that are many draws of one kind."""
-    if len(columns) < 3:
-        return []
-    groups = [_coarse(sample, column, bins) for column in columns]
-    design = np.concatenate([_counted(side, columns, groups, bins) for side in (sample.a, sample.b)])
-    target = np.concatenate([np.ones(len(sample.a)), np.zeros(len(sample.b))])
-    weights = _newton(design, target)
-    return [SumScore(tuple(columns), np.stack([weights[group] for group in groups]))]
-
-
-def trees(sample: Sample, rounds: int = 24, depth: int = 3, rows: int = 100_000) -> list[Score]:
-    """Boosted trees over all features."""
-    if len(sample.space.edges) < 2:
-        return []
-    first, second = sample.a[:rows], sample.b[:rows]
-    codes = np.ascontiguousarray(np.concatenate([first.codes, second.codes]).T)
-    target = np.concatenate([np.ones(len(first)), np.zeros(len(second))])
-    margin, splits, leaves = np.zeros(len(target)), [], []
-    for _ in range(rounds):
-        tree, values, places = _grow(codes, target, margin, depth)
-        margin += values[places]
-        splits.append(tree)
-        leaves.append(values)
-    return [TreeScore(tuple(splits), tuple(leaves))]
-
-
-def light(sample: Sample) -> list[Score]:
-    """Learners that are quick and do well on small samples."""
-    base, differences = sample.space.group("base"), sample.space.group("difference")
-    found = coarse_columns(sample) + cells(sample)
-    return found + logistic(sample, base, 2) + logistic(sample, differences, 2)
-
-
-def thorough(sample: Sample) -> list[Score]:
-    """Every learner."""
-    base, differences = sample.space.group("base"), sample.space.group("difference")
-    found = columns_by_ratio(sample) + cells(sample) + joint(sample)
-    for bins in (2, 6):
-        found += logistic(sample, base, bins) + logistic(sample, differences, bins)
-    for columns in (base, base[:1] + differences):
-        found += tied(sample, columns, 2) + tied(sample, columns, 8)
-    return found + trees(sample)
-
-
-def _joined(first: Any, second: Any) -> Any:
+def joined(first: Any, second: Any) -> Any:
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second])
     return [*first, *second]
 
 
 def _edges(column: Floats) -> Floats:
-    """Where to cut: at every value if there are few, else at quantiles that are dense in both tails."""
+    """Where to cut: at every value if there are few, else at infinities and at quantiles, dense in both tails."""
     values = np.sort(column[~np.isnan(column)])
     distinct = np.unique(values)
     if len(distinct) <= MOST_BINS // 2:
         return distinct
-    tails = np.geomspace(8 / len(values), 0.04, 22)
+    finite = values[np.isfinite(values)]
+    tails = np.geomspace(4 / len(finite), 0.04, 22)
     quantiles = np.concatenate([tails, np.linspace(0.05, 0.95, 73), 1 - tails])
-    cuts = values[(quantiles * (len(values) - 1)).astype(int)]
+    cuts = finite[(quantiles * (len(finite) - 1)).astype(int)]
     starts, repeats = np.unique(cuts, return_counts=True)
     atoms = starts[repeats > 1]
-    return np.unique(np.concatenate([starts, np.nextafter(atoms, np.inf)]))
+    edges = np.concatenate([starts, np.nextafter(atoms, np.inf), finite[:1], distinct[~np.isfinite(distinct)]])
+    return np.unique(edges)
 
 
 def _bin(column: Floats, edges: Floats) -> Codes:
@@ -355,112 +283,11 @@ def _bin(column: Floats, edges: Floats) -> Codes:
     return np.where(np.isnan(column), 0, codes).astype(np.uint8)
 
 
-def _log_ratio(a: NDArray[Any], b: NDArray[Any]) -> Floats:
-    scale = (b.sum() + 1) / (a.sum() + 1)
-    result: Floats = np.log((a * scale + 0.5) / (b + 0.5))
-    return result
-
-
-def _counts(sample: Sample, column: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    return (
-        np.bincount(sample.a.codes[:, column], minlength=256),
-        np.bincount(sample.b.codes[:, column], minlength=256),
-    )
-
-
-def _ratio_table(sample: Sample, column: int) -> Floats:
-    return _log_ratio(*_counts(sample, column))
-
-
-def _coarse(sample: Sample, column: int, bins: int) -> NDArray[np.intp]:
-    """A map from the 256 fine bins to at most `bins` groups of about equal weight; NaN keeps to the first."""
-    first, second = _counts(sample, column)
-    mass = (first + second).astype(np.float64)
-    middle = np.cumsum(mass) - mass / 2
-    result: NDArray[np.intp] = np.minimum(bins * middle / max(mass.sum(), 1.0), bins - 1).astype(np.intp)
-    if mass[0] > 0:
-        result = np.minimum(result + 1, bins - 1)
-        result[0] = 0
-    return result
-
-
-def _joint(sample: Sample, pair: tuple[int, int], bins: int) -> JointScore:
-    groups = (_coarse(sample, pair[0], bins), _coarse(sample, pair[1], bins))
-    first, second = (
-        np.bincount(groups[0][side.codes[:, pair[0]]] * bins + groups[1][side.codes[:, pair[1]]], minlength=bins * bins)
-        for side in (sample.a, sample.b)
-    )
-    return JointScore(pair, groups, _log_ratio(first, second).reshape(bins, bins))
-
-
-def _design(side: Encoded, columns: list[int], groups: list[NDArray[np.intp]], bins: int) -> NDArray[np.float32]:
-    result = np.zeros((len(side), len(columns) * bins), dtype=np.float32)
-    rows = np.arange(len(side))
-    for place, (column, group) in enumerate(zip(columns, groups, strict=True)):
-        result[rows, place * bins + group[side.codes[:, column]]] = 1
-    return result
-
-
-def _counted(side: Encoded, columns: list[int], groups: list[NDArray[np.intp]], bins: int) -> NDArray[np.float32]:
-    """How many of the columns fall into each bin, for every output."""
-    result = np.zeros((len(side), bins), dtype=np.float32)
-    rows = np.arange(len(side))
-    for column, group in zip(columns, groups, strict=True):
-        result[rows, group[side.codes[:, column]]] += 1
-    return result
-
-
-def _newton(design: NDArray[np.float32], target: Floats, ridge: float = 2.0, steps: int = 12) -> Floats:
-    """Penalised logistic regression with the curvature bounded once (Boehning), so that each step is cheap and safe."""
-    centre = design.mean(axis=0)
-    curvature = 0.25 * (design.T @ design).astype(np.float64) + ridge * np.eye(design.shape[1])
-    weights = np.zeros(design.shape[1])
-    for _ in range(steps):
-        chance = special.expit(design @ weights.astype(np.float32) - float(centre @ weights))
-        move = np.linalg.solve(curvature, design.T @ (target - chance).astype(np.float32) - ridge * weights)
-        weights = weights + move
-        if np.max(np.abs(move)) < 1e-3:
-            break
-    return weights
-
-
-def _leaf(codes: Codes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
+def leaf(codes: Codes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
     place = np.zeros(len(codes), dtype=np.intp)
     for column, cut in tree:
         place = 2 * place + (codes[:, column] > cut)
     return place
-
-
-def _grow(
-    codes: Codes, target: Floats, margin: Floats, depth: int, rate: float = 0.3
-) -> tuple[tuple[tuple[int, int], ...], Floats, NDArray[np.intp]]:
-    """One tree: at each depth the question that lowers the logistic loss most over all leaves together."""
-    chance = special.expit(margin)
-    gradient, curvature = target - chance, chance * (1 - chance)
-    places = np.zeros(len(target), dtype=np.intp)
-    tree: list[tuple[int, int]] = []
-    for level in range(depth):
-        gains = [_best_cut(codes[column], places, 1 << level, gradient, curvature) for column in range(len(codes))]
-        column = int(np.argmax([gain for gain, _ in gains]))
-        tree.append((column, gains[column][1]))
-        places = 2 * places + (codes[column] > gains[column][1])
-    total, weight = (np.bincount(places, values, minlength=1 << depth) for values in (gradient, curvature))
-    return tuple(tree), rate * total / (weight + 5.0), places
-
-
-def _best_cut(
-    column: Codes, places: NDArray[np.intp], leaves: int, gradient: Floats, curvature: Floats
-) -> tuple[float, int]:
-    """The cut of one feature with the largest gain."""
-    cells = places * 256 + column
-    slope, weight = (
-        np.cumsum(np.bincount(cells, values, minlength=leaves * 256).reshape(leaves, 256), axis=1)
-        for values in (gradient, curvature)
-    )
-    rest_slope, rest_weight = slope[:, -1:] - slope, weight[:, -1:] - weight
-    gain = (slope**2 / (weight + 5.0) + rest_slope**2 / (rest_weight + 5.0)).sum(axis=0)
-    cut = int(np.argmax(gain))
-    return float(gain[cut]), cut
 
 
 def _intervals(chosen: NDArray[np.bool_], edges: Floats) -> str:
@@ -476,6 +303,3 @@ def _intervals(chosen: NDArray[np.bool_], edges: Floats) -> str:
     shown = ["nothing"] if chosen[0] else []
     shown += texts[:6] + ([f"{len(texts) - 6} more"] if len(texts) > 6 else [])
     return " or ".join(shown) or "no output"
-
-
-Learner = Callable[[Sample], list[Score]]

@@ -174,8 +174,12 @@ def _features(matrix: Floats, labels: tuple[str, ...], kind: str = "number") -> 
     if kind == "category":
         return tuple(base)
     derived = _derived(matrix, labels) if matrix.shape[1] > 1 else []
-    found = [feature for feature in base + derived + _bits(matrix, labels) if _varies(feature.column(matrix))]
-    return tuple(found or base[:1])
+    found: dict[bytes, Feature] = {}
+    for feature in base + derived + _bits(matrix, labels):
+        column = feature.column(matrix)
+        if _varies(column):
+            found.setdefault(np.ascontiguousarray(column).tobytes(), feature)
+    return tuple(found.values()) or tuple(base[:1])
 
 
 def _varies(column: Floats) -> bool:
@@ -194,11 +198,11 @@ def _derived(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
         for index in range(min(width - 1, MOST_DERIVED))
     ]
     summaries: list[tuple[str, Column]] = [
-        ("sum", lambda m: np.nansum(_finite(m), axis=1)),
         ("largest", lambda m: _reduce(np.nanmax, m)),
-        ("smallest", lambda m: _reduce(np.nanmin, m)),
-        ("entries that are numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
         ("place of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
+        ("sum", lambda m: np.nansum(_finite(m), axis=1)),
+        ("entries that are numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
+        ("smallest", lambda m: _reduce(np.nanmin, m)),
         ("place of the last number", lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64)),
         ("place of the largest", lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64)),
     ]
@@ -223,7 +227,7 @@ def _bits(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
     """Lattice features, for columns that hold fractions."""
     fractional = [index for index in range(matrix.shape[1]) if _has_fractions(matrix[:, index])]
     found: list[Feature] = []
-    for index in fractional[:4]:
+    for index in fractional[:2]:
         found.append(Feature(f"lowest bit of {labels[index]}", "bits", _lowest(index)))
         found.append(Feature(f"significant bits of {labels[index]}", "bits", _significant(index)))
     if len(fractional) > 1:

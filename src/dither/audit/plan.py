@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log10
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from dither.audit.search import Lead
 from dither.loss import Loss
 
 Progress = Callable[[str, int, int], None]
+
+# How the runs of the search are divided among its rounds: all pairs, the best three, the best one.
+ROUNDS = (0.5, 0.22, 0.28)
+FEWEST_RUNS = 50
 
 
 @dataclass(frozen=True)
@@ -31,37 +36,19 @@ class Plan:
     bits: bool = True
 
     @property
-    def explore(self) -> int:
-        """Runs on each input of each pair in the first look."""
-        return max(50, min(150_000, int(0.2 * self.samples / (2 * len(self.pairs)))))
+    def searching(self) -> float:
+        """The share of the samples that the search may use: the fewer there are, the more it needs."""
+        share = 0.30 + 0.10 * log10(10_000_000 / self.samples)
+        return min(0.5, max(0.15, share if len(self.pairs) > 2 else share - 0.14))
 
     @property
-    def train(self) -> int:
-        """Runs on each input of each finalist."""
-        return max(100, min(600_000, int(0.12 * self.samples / (2 * self.finalists))))
-
-    @property
-    def finalists(self) -> int:
-        """How many pairs are looked at closely."""
-        return min(len(self.pairs), 3)
-
-    @property
-    def choose(self) -> int:
-        """Runs on each input of each finalist, to choose among its events."""
-        share = 0.06 if self.finalists == 1 else 0.16
-        return max(50, int(share * self.samples / (2 * self.finalists)))
-
-    @property
-    def judge(self) -> int:
-        """Runs on each input of the pair that is judged."""
-        spent = self.explore * len(self.pairs) + (self.train + self.choose) * self.finalists
-        return max(100, self.samples // 2 - spent)
-
-    @property
-    def total(self) -> int:
-        """All runs of the audit."""
-        spent = self.explore * len(self.pairs) + (self.train + self.choose) * self.finalists
-        return 2 * (spent + self.judge)
+    def rounds(self) -> tuple[tuple[int, int], ...]:
+        """How many pairs take part in each round of the search, and how many runs it may use in all."""
+        budget, pairs = self.searching * self.samples, len(self.pairs)
+        if pairs == 1:
+            return ((1, int(budget)),)
+        widths = (pairs, min(3, pairs), 1)
+        return tuple((width, int(share * budget)) for width, share in zip(widths, ROUNDS, strict=True))
 
 
 def evidence(pair: Pair, lead: Lead, counts: Counts, p: float, alpha: float) -> Evidence:

@@ -37,14 +37,15 @@ class Source:
     def draw_pair(self, a: Any, b: Any, runs: tuple[int, int], rng: np.random.Generator) -> tuple[Any, Any]:
         """Draws on both inputs; timed runs are interleaved in random order, so that drift hits both alike."""
         if not self.timed:
-            return self._draw(a, runs[0]), self._draw(b, runs[1])
+            return self.draw(a, runs[0]), self.draw(b, runs[1])
         order = rng.permutation(np.repeat([0, 1], runs))
         drawn: tuple[list[Any], list[Any]] = ([], [])
         for side in order:
             drawn[side].append(self._timed((a, b)[side]))
         return _stack_timed(drawn[0]), _stack_timed(drawn[1])
 
-    def _draw(self, value: Any, runs: int) -> Any:
+    def draw(self, value: Any, runs: int) -> Any:
+        """Draws on one input."""
         if not self.vectorised:
             return as_outputs([self.mechanism(value) for _ in range(runs)])
         outputs = self.mechanism(value, runs)

@@ -1,95 +1,120 @@
-"""Finding promising events: learn scores on one part of the search sample, choose thresholds on the other."""
+"""Finding promising events: scores are learned on one part of the sample and tried on the other, and the other way.
+
+Thresholds are chosen on what the tries give together, so the whole sample teaches and the whole sample tells; the score
+is then learned once more from everything. Nothing of this is judged: judgement takes fresh runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from dither.audit import events
-from dither.audit.bounds import predicted_epsilon, predicted_score
+from dither.audit.bounds import division, predicted_epsilon, predicted_score, slope_at
 from dither.audit.claims import Floats, ceiling, strength
-from dither.audit.events import ColumnScore, Event, Sample, Score
+from dither.audit.events import ColumnScore, Event, Sample, Score, Space
+from dither.audit.learners import Learner
 from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
-# Standard errors taken off each probability when the best of many, or of a few, is sought.
-MANY, FEW = 1.2, 1.2
-# Each score gives its best event, and a rarer one that may do better once there are more runs.
-RARER, FEWEST = 0.3, 8
+# Standard errors taken off each log-ratio.
+CAUTION = 0.8
+# Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
+REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
+TREND = 2.0
+# Nats by which counts must be likelier before they are believed, and again before each greater speed is.
+DOUBT, HASTE = 3.0, 1.0
+# Events are looked at whose numbers of hits differ by about this factor's exponential.
+APART = 0.12
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often each of some events happened in so many runs."""
+
+    hits: NDArray[Any]
+    runs: int
 
 
 @dataclass(frozen=True)
 class Lead:
-    """An event that looks good: `swapped` if it is likelier on the second input; a `rare` one is a long shot."""
+    """An event that looks good: `swapped` if it is likelier on the second input."""
 
     event: Event
     swapped: bool
     worth: float
     p: float
     q: float
-    rare: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether a person can check it by hand."""
+        return isinstance(self.event.score, ColumnScore)
 
 
 def worth(claim: Loss, runs: int, alpha: float) -> Worth:
     """What an event of probabilities (p, q) will be worth after `runs` more runs: an epsilon, or standard errors."""
-    if isinstance(claim, Pure):
-        return lambda p, q: predicted_epsilon(p, q, runs, alpha)
     limit = ceiling(claim, strength(claim))
-    return lambda p, q: predicted_score(p, q, runs, limit)
+
+    def value(p: Any, q: Any) -> Any:
+        first = first_share(claim, p, q, runs) * 2 * runs
+        if isinstance(claim, Pure):
+            return predicted_epsilon(p, q, first, 2 * runs - first, alpha)
+        return predicted_score(p, q, first, 2 * runs - first, limit)
+
+    return value
 
 
-def leads(sample: Sample, value: Worth, learner: events.Learner) -> list[Lead]:
-    """The best event of each score, best first; half-lines are judged on everything, learned scores on what is left."""
-    half = (11 * len(sample.a)) // 20
-    training = Sample(sample.space, sample.a[:half], sample.b[:half])
-    rest = Sample(sample.space, sample.a[half:], sample.b[half:])
-    found = [_best(sample, score, value) for score in events.columns_in_order(sample)]
-    # Where a score was fitted, its far tail is not to be trusted: long shots are half-lines only.
-    found += [common(_best(rest, score, value)) for score in learner(training)]
-    return sorted((lead for group in found for lead in group), key=lambda lead: (lead.rare, -lead.worth))
+def first_share(claim: Loss, p: Any, q: Any, runs: int) -> Any:
+    """The share of the runs that the input on which the event is likelier should have."""
+    q = np.asarray(q, dtype=float) + 1.0 / runs
+    slope = p / q if isinstance(claim, Pure) else slope_at(ceiling(claim, strength(claim)), np.minimum(q, 1.0))
+    return division(p, q, slope, runs)
+
+
+@dataclass(frozen=True)
+class Try:
+    """A score, and how often each input's outputs lay at or above, and at or below, thresholds of it."""
+
+    score: Score
+    above: Chain
+    below: Chain
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Nested events: the outputs beyond each of some thresholds, and how often they happened on each input."""
+
+    thresholds: Floats
+    a: Tally
+    b: Tally
+
+
+def tries(sample: Sample, learners: list[Learner]) -> list[Try]:
+    """Half-lines are not learned, so they are tried on everything; learned scores on what did not teach them."""
+    found = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
+    halves = sample.part(0, 0.5), sample.part(0.5, 1)
+    return found + [done for learner in learners if (done := _learned(sample, halves, learner)) is not None]
+
+
+def leads(space: Space, found: list[Try], value: Worth) -> list[Lead]:
+    """The best events of each score, best first."""
+    made = [lead for done in found for lead in _best(space, done, value)]
+    return sorted(made, key=lambda lead: -lead.worth)
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
     """The best lead and others that differ from it in kind or in size."""
     chosen: list[Lead] = []
-    for lead in common(found):
+    for lead in found:
         if len(chosen) < most and np.isfinite(lead.worth) and all(_differs(lead, other) for other in chosen):
             chosen.append(lead)
-    return _with_plain(chosen or found[:1], found)
-
-
-def common(found: list[Lead]) -> list[Lead]:
-    """The leads that are not long shots."""
-    return [lead for lead in found if not lead.rare]
-
-
-def shortlist(found: list[Lead], most: int) -> list[Lead]:
-    """The best common leads, and the best long shots among those that promise more."""
-    chosen = distinct(found, most)
-    rare = sorted((lead for lead in found if lead.rare and lead.worth > chosen[0].worth), key=lambda lead: -lead.worth)
-    return (
-        chosen
-        + [lead for place, lead in enumerate(rare) if all(_differs(lead, other) for other in rare[:place])][:most]
-    )
-
-
-def finalists(found: list[Lead], most: int) -> list[Lead]:
-    """The best lead, the best long shot if it promises more, and others."""
-    rare = [lead for lead in found if lead.rare and np.isfinite(lead.worth) and lead.worth > found[0].worth]
-    return [*distinct(found, most - len(rare[:1])), *rare[:1]]
-
-
-def _with_plain(chosen: list[Lead], found: list[Lead]) -> list[Lead]:
-    """Puts an event that a person can check by hand among those chosen, if one is nearly as good."""
-    plain = next((lead for lead in found if isinstance(lead.event.score, ColumnScore)), None)
-    if plain is None or any(isinstance(lead.event.score, ColumnScore) for lead in chosen):
-        return chosen
-    return [*chosen[:-1], plain] if len(chosen) > 1 and plain.worth > 0.8 * chosen[0].worth else chosen
+    return chosen or found[:1]
 
 
 def _differs(one: Lead, other: Lead) -> bool:
@@ -100,63 +125,143 @@ def _differs(one: Lead, other: Lead) -> bool:
     return kinds[0] != kinds[1] or not 0.6 < (one.p + 1e-9) / (other.p + 1e-9) < 1.7
 
 
-def _best(sample: Sample, score: Score, value: Worth) -> list[Lead]:
-    """The best threshold of a score in each direction."""
-    thresholds, (above_a, above_b), (below_a, below_b) = _tallies(score, sample)
-    runs_a, runs_b = len(sample.a), len(sample.b)
-    found = []
-    for above, p, q in ((True, (above_a, runs_a), (above_b, runs_b)), (False, (below_b, runs_b), (below_a, runs_a))):
-        values = np.asarray(value(_cautious(*p, -MANY), _cautious(*q, MANY)))
-        best = int(np.argmax(values))
-        hopes = np.asarray(value(p[0] / p[1], q[0] / q[1]))
-        hopes = np.where((p[0] <= RARER * p[0][best]) & (p[0] >= FEWEST), hopes, -np.inf)
-        rarer = int(np.argmax(hopes))
-        for place, valued, rare in ((best, values[best], False), (rarer, hopes[rarer], True)):
-            event = Event(sample.space, score, float(thresholds[place]), above)
-            found.append(Lead(event, not above, float(valued), p[0][place] / p[1], q[0][place] / q[1], rare))
-    return found
+def _half_lines(sample: Sample, column: int) -> Try:
+    hits = [np.bincount(side.codes[:, column], minlength=256) for side in (sample.a, sample.b)]
+    ramp, runs = np.arange(256, dtype=np.float64), [len(sample.a), len(sample.b)]
+    above = Chain(ramp, *(Tally(np.cumsum(side[::-1])[::-1], total) for side, total in zip(hits, runs, strict=True)))
+    below = Chain(ramp, *(Tally(np.cumsum(side), total) for side, total in zip(hits, runs, strict=True)))
+    return Try(ColumnScore(column, ramp), above, below)
 
 
-def again(found: list[Lead], hits: NDArray[Any], runs: int, value: Worth) -> list[Lead]:
-    """The same events, valued by fresh counts (a row for each event: on the first input, on the second), best first."""
-    p, q = np.where([lead.swapped for lead in found], hits.T[::-1], hits.T)
-    caution = np.array([0.0 if lead.rare else FEW for lead in found])
-    values = value(_cautious(p, runs, -caution), _cautious(q, runs, caution))
-    moved = [
-        replace(lead, worth=float(values[place]), p=float(p[place] / runs), q=float(q[place] / runs))
-        for place, lead in enumerate(found)
+def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) -> Try | None:
+    """A score that is learned on each half and tried on the other."""
+    final, one, other = learner(sample), learner(halves[0]), learner(halves[1])
+    if final is None or one is None or other is None:
+        return None
+    tried = [
+        _Values.of([other.weighed(halves[0].a), one.weighed(halves[1].a)]),
+        _Values.of([other.weighed(halves[0].b), one.weighed(halves[1].b)]),
     ]
-    return sorted(moved, key=lambda lead: (lead.rare, -lead.worth))
+    whole = _Values.of([final.weighed(sample.a), final.weighed(sample.b)])
+    thresholds = _Values.of([(values.ordered, values.weights) for values in tried]).spread()
+    above = [Tally(values.total - values.before(thresholds, "left"), values.total) for values in tried]
+    below = [Tally(values.before(thresholds, "right"), values.total) for values in tried]
+    return Try(
+        final,
+        Chain(whole.at(1 - _share(above)), *above),
+        Chain(whole.at(_share(below), -0.5), *below),
+    )
 
 
-def _cautious(hits: NDArray[Any], runs: int, side: Any) -> Floats:
-    """A probability moved some standard errors to the unfavourable side, against the winner's curse."""
-    share = hits / runs
-    spread = np.sqrt((hits + np.greater(side, 0)) * (1 - share))
-    result: Floats = np.clip((hits + side * spread + np.maximum(side, 0.0) ** 2 / 2) / runs, 0.0, 1.0)
+@dataclass(frozen=True)
+class _Values:
+    """Values of a score in order, how many outputs have each, and how many have one before it."""
+
+    ordered: Floats
+    weights: Floats
+    until: Floats
+
+    @classmethod
+    def of(cls, parts: list[tuple[Floats, Floats | None]]) -> _Values:
+        values = np.concatenate([part for part, _ in parts])
+        if all(weights is None for _, weights in parts):
+            return cls(np.sort(values), np.ones(len(values)), np.arange(len(values) + 1, dtype=np.float64))
+        weights = np.concatenate([np.ones(len(part)) if weights is None else weights for part, weights in parts])
+        order = np.argsort(values[weights > 0], kind="stable")
+        held = weights[weights > 0][order]
+        return cls(values[weights > 0][order], held, np.concatenate([[0.0], np.cumsum(held)]))
+
+    @property
+    def total(self) -> int:
+        return int(self.until[-1])
+
+    def before(self, thresholds: Floats, side: Literal["left", "right"]) -> Floats:
+        """How many outputs lie below each threshold, or at it too."""
+        result: Floats = self.until[np.searchsorted(self.ordered, thresholds, side=side)]
+        return result
+
+    def at(self, shares: Floats, off: float = 0.5) -> Floats:
+        """The values of the outputs that come after (or, with a negative offset, end) these shares of all."""
+        place = np.searchsorted(self.until, np.rint(shares * self.total) + off) - 1
+        return self.ordered[np.clip(place, 0, len(self.ordered) - 1)]
+
+    def spread(self) -> Floats:
+        """Values that are dense in both tails."""
+        tails = np.geomspace(4 / self.total, 0.05, 60)
+        shares = np.concatenate([[0.0], tails, np.linspace(0.05, 0.95, 120), 1 - tails, [1.0]])
+        return np.unique(self.at(np.clip(shares, 0, 1)))
+
+
+def _share(tallies: list[Tally]) -> Floats:
+    """How many of all outputs lie beyond each threshold."""
+    result: Floats = (tallies[0].hits + tallies[1].hits) / (tallies[0].runs + tallies[1].runs)
     return result
 
 
-def _tallies(score: Score, sample: Sample) -> tuple[Floats, list[NDArray[Any]], list[NDArray[Any]]]:
-    """Candidate thresholds, and for each input how many outputs lie at or above, and at or below, each."""
-    if isinstance(score, ColumnScore):
-        return _column_tallies(score, sample)
-    scores = [np.sort(score.of(side)) for side in (sample.a, sample.b)]
-    thresholds = _thresholds(np.concatenate(scores))
-    above = [len(values) - np.searchsorted(values, thresholds, side="left") for values in scores]
-    return thresholds, above, [np.searchsorted(values, thresholds, side="right") for values in scores]
+def _best(space: Space, done: Try, value: Worth) -> list[Lead]:
+    """The best threshold of a score in each direction."""
+    found = []
+    for high, chain in ((True, done.above), (False, done.below)):
+        kept = _kept(chain)
+        likelier, other = (chain.a, chain.b) if high else (chain.b, chain.a)
+        p, q = Tally(likelier.hits[kept], likelier.runs), Tally(other.hits[kept], other.runs)
+        belief, log_ratio = believed(p, q)
+        ratio = np.exp(log_ratio)
+        mass = p.hits / p.runs + q.hits / q.runs
+        values = np.asarray(value(mass * ratio / (1 + ratio), mass / (1 + ratio)))
+        values = np.where(values > 0, belief * values, values)
+        best = int(np.argmax(values))
+        event = Event(space, done.score, float(chain.thresholds[kept][best]), high)
+        likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
+        found.append(Lead(event, not high, float(values[best]), *map(float, likely)))
+    return found
 
 
-def _column_tallies(score: ColumnScore, sample: Sample) -> tuple[Floats, list[NDArray[Any]], list[NDArray[Any]]]:
-    thresholds, place = np.unique(score.table, return_inverse=True)
-    hits = [np.bincount(side.codes[:, score.column], minlength=256) for side in (sample.a, sample.b)]
-    tallies = [np.bincount(place, side, minlength=len(thresholds)) for side in hits]
-    return thresholds, [np.cumsum(side[::-1])[::-1] for side in tallies], [np.cumsum(side) for side in tallies]
+def _kept(chain: Chain) -> NDArray[np.intp]:
+    """Events that differ in size from each other, and have happened at all."""
+    hits = chain.a.hits + chain.b.hits
+    size = np.where(hits > 0, np.rint(np.log(np.maximum(hits, 1)) / APART), -1)
+    _, first = np.unique(size, return_index=True)
+    return first[size[first] >= 0] if len(first) > 1 else first
 
 
-def _thresholds(pooled: Floats) -> Floats:
-    """Values of the score that are dense in both tails."""
-    values = np.sort(pooled)
-    tails = np.geomspace(4 / len(values), 0.05, 60)
-    shares = np.concatenate([[0.0], tails, np.linspace(0.05, 0.95, 120), 1 - tails, [1.0]])
-    return np.unique(values[(shares * (len(values) - 1)).astype(int)])
+def believed(p: Tally, q: Tally) -> tuple[float, Floats]:
+    """Whether a chain of nested events tells the inputs apart, and the log-ratio of each event after what all say.
+
+    The log-ratio is thought to wander from 0, for the event that is sure, as events grow rarer. How far and how fast it
+    wanders is weighed by how likely that makes the counts, against some doubt; no rare event is believed for its luck.
+    """
+    seen = np.log((p.hits + 0.5) / (p.runs + 1)) - np.log((q.hits + 0.5) / (q.runs + 1))
+    error = 1 / (p.hits + 0.5) - 1 / (p.runs + 1) + 1 / (q.hits + 0.5) - 1 / (q.runs + 1)
+    rarity = np.log((p.runs + q.runs + 1) / (p.hits + q.hits + 0.5))
+    noise = np.minimum(error[:, None], error) + np.diag(1e-6 * error + 1e-12)
+    priors = np.concatenate([_wander(rarity, speed) * REACHES[:, None, None] ** 2 for speed in SPEEDS])
+    doubts = DOUBT + HASTE * np.repeat(np.arange(len(SPEEDS)), len(REACHES))
+    gains = _likelihoods(seen, priors + noise) - _likelihoods(seen, noise[None]) - doubts
+    weights = special.softmax(gains)
+    kept = np.flatnonzero(weights > 0.02 * weights.max())
+    ratios = np.stack([_posterior(seen, noise, prior) for prior in priors[kept]])
+    return float(special.expit(gains.max())), weights[kept] @ ratios / weights[kept].sum()
+
+
+def _wander(rarity: Floats, speed: float) -> Floats:
+    """The covariance of log-ratios that wander, the faster the rarer the event, to and fro and in one direction."""
+    clock = np.expm1(speed * rarity) / speed
+    result: Floats = np.minimum(clock[:, None], clock) + TREND**2 * np.sqrt(np.outer(clock, clock))
+    return result
+
+
+def _likelihoods(seen: Floats, covariances: Floats) -> Floats:
+    """How likely the log-ratios are under each covariance."""
+    factors = np.linalg.cholesky(covariances)
+    scores = np.linalg.solve(factors, np.broadcast_to(seen[:, None], (len(factors), len(seen), 1)))[..., 0]
+    result: Floats = -0.5 * (scores**2).sum(axis=1) - np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+    return result
+
+
+def _posterior(seen: Floats, noise: Floats, prior: Floats) -> Floats:
+    """What the log-ratios are believed to be, some standard errors off."""
+    gain = np.linalg.solve(prior + noise, prior)
+    spread = np.diag(prior) - np.einsum("ij,ij->j", prior, gain)
+    result: Floats = seen @ gain - CAUTION * np.sqrt(np.maximum(spread, 0.0))
+    return result

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from math import exp, log
+from functools import partial
+from math import exp, inf, log
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from dither.audit import events, search
+from dither.audit import learners, search
 from dither.audit.bounds import Counts, detectable
 from dither.audit.claims import Floats, delta, strength, tangent
 from dither.audit.events import Encoded, Sample, Score, Space
+from dither.audit.learners import Learner
 from dither.audit.neighbours import Pair
 from dither.audit.plan import Plan, evidence
 from dither.audit.plots import Tracer
@@ -194,24 +196,23 @@ def _learn(plan: Plan, history: History) -> Bet:
     early = Sample(sample.space, sample.a[:middle_a], sample.b[:middle_b])
     late = Sample(sample.space, sample.a[middle_a:], sample.b[middle_b:])
     value = search.worth(plan.claim, max(2 * len(sample.a), 200), plan.alpha)
-    found = search.distinct(search.leads(sample, value, _learner(history)), 2)
-    scores = _learner(history)(early)
-    growth = [_likelihood_growth(score, late, strength(plan.claim)) for score in scores]
+    chosen = _learners(history)
+    found = search.distinct(search.leads(sample.space, search.tries(sample, chosen), value), 2)
+    scores = [learner(early) for learner in chosen]
+    growth = [_likelihood_growth(score, late, strength(plan.claim)) if score else -inf for score in scores]
     if delta(plan.claim) == 0 and isinstance(plan.claim, Pure):
         order = np.argsort(growth)[::-1][:2]
-        again = _learner(history)(sample)
-        return Bet(tuple(again[index] for index in order), tuple(found), float(growth[order[0]]))
+        again = [chosen[index](sample) for index in order]
+        return Bet(tuple(score for score in again if score), tuple(found), float(growth[order[0]]))
     return Bet((), tuple(found), _event_growth(plan, found[0]))
 
 
-def _learner(history: History) -> events.Learner:
-    small = history.runs < 4000
-
-    def learner(sample: Sample) -> list[Score]:
-        found = events.light(sample)
-        return found if small else found + events.joint(sample, 4, 8) + events.trees(sample, 16, 2, 40_000)
-
-    return learner
+def _learners(history: History) -> list[Learner]:
+    found = learners.light(history.space)
+    if history.runs < 4000:
+        return found
+    surfaces = [partial(learners.surface, pair=pair, degree=2) for pair in learners.pairs(history.space)]
+    return [*found, *surfaces, partial(learners.trees, rows=40_000)]
 
 
 def _likelihood_growth(score: Score, late: Sample, epsilon: float) -> float:
