@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from dither.privacy.ledger.stores import open_store
 from dither.privacy.upkeep import verify
 from dither.serve.documents import decimal
+from dither.serve.watch import TURN
 from serve.house import Town, free_port, serving, town, until
 
 REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}
@@ -280,6 +281,7 @@ def _recorded(got: Got, charges: dict[int, Any], released: dict[int, Any]) -> bo
 
 def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, Any]:
     """The whole thing, as a record."""
+    sys.setswitchinterval(TURN)  # the accounts are threads of one process: none should wait for all others
     words = ("--misses", "100000", "--floor", str(FLOOR), "--slots", str(SLOTS), "--waiting", "200", "--rate", "50",
              "--tick", str(TICK),
              "--port", str(free_port()))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from dither import cli
 from dither.serve import cli as serve_cli
 from dither.serve import gateway_process, kernel_process
 from dither.serve.limits import Rate
-from dither.serve.watch import Child, Supervisor
+from dither.serve.watch import TURN, Child, Supervisor, be_prompt
 
 Run = Callable[..., Any]
 
@@ -109,3 +110,14 @@ def test_every_setting_has_its_variable() -> None:
         options = [each for each in group.commands[name].params if each.param_type_name == "option"]
         assert {each.name for each in options if not each.envvar} == {"as_json"}, name
         assert not any(word in str(each.name) for each in options for word in ("token", "password", "secret"))
+
+
+def test_a_server_that_has_started_lets_what_is_due_pass() -> None:
+    before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
+    try:
+        be_prompt()
+        assert sys.getswitchinterval() == pytest.approx(TURN)
+        assert gc.get_freeze_count() > frozen
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()

@@ -22,8 +22,8 @@ from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
-# Standard errors taken off each log-ratio.
-CAUTION = 0.8
+# Standard errors taken off log-ratios: where a score's threshold is chosen, and where many scores are compared.
+CAUTION, SUSPICION = 0.8, 2.0
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
 TREND = 2.0
@@ -205,15 +205,15 @@ def _best(space: Space, done: Try, value: Worth) -> list[Lead]:
         kept = _kept(chain)
         likelier, other = (chain.a, chain.b) if high else (chain.b, chain.a)
         p, q = Tally(likelier.hits[kept], likelier.runs), Tally(other.hits[kept], other.runs)
-        belief, log_ratio = believed(p, q)
-        ratio = np.exp(log_ratio)
+        belief, log_ratio, error = believed(p, q)
+        ratio = np.exp(log_ratio - CAUTION * error)
         mass = p.hits / p.runs + q.hits / q.runs
-        values = np.asarray(value(mass * ratio / (1 + ratio), mass / (1 + ratio)))
-        values = np.where(values > 0, belief * values, values)
-        best = int(np.argmax(values))
+        best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
+        worst = np.exp(log_ratio[best : best + 1] - SUSPICION * error[best])
+        worth = float(value(mass[best] * worst / (1 + worst), mass[best] / (1 + worst))[0])
         event = Event(space, done.score, float(chain.thresholds[kept][best]), high)
         likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
-        found.append(Lead(event, not high, float(values[best]), *map(float, likely)))
+        found.append(Lead(event, not high, belief * worth if worth > 0 else worth, *map(float, likely)))
     return found
 
 
@@ -225,8 +225,8 @@ def _kept(chain: Chain) -> NDArray[np.intp]:
     return first[size[first] >= 0] if len(first) > 1 else first
 
 
-def believed(p: Tally, q: Tally) -> tuple[float, Floats]:
-    """Whether a chain of nested events tells the inputs apart, and the log-ratio of each event after what all say.
+def believed(p: Tally, q: Tally) -> tuple[float, Floats, Floats]:
+    """Whether a chain of nested events tells the inputs apart; the log-ratio of each event, and its error, after all.
 
     The log-ratio is thought to wander from 0, for the event that is sure, as events grow rarer. How far and how fast it
     wanders is weighed by how likely that makes the counts, against some doubt; no rare event is believed for its luck.
@@ -240,8 +240,9 @@ def believed(p: Tally, q: Tally) -> tuple[float, Floats]:
     gains = _likelihoods(seen, priors + noise) - _likelihoods(seen, noise[None]) - doubts
     weights = special.softmax(gains)
     kept = np.flatnonzero(weights > 0.02 * weights.max())
-    ratios = np.stack([_posterior(seen, noise, prior) for prior in priors[kept]])
-    return float(special.expit(gains.max())), weights[kept] @ ratios / weights[kept].sum()
+    ratios, errors = zip(*(_posterior(seen, noise, prior) for prior in priors[kept]), strict=True)
+    shares = weights[kept] / weights[kept].sum()
+    return float(special.expit(gains.max())), shares @ np.stack(ratios), shares @ np.stack(errors)
 
 
 def _wander(rarity: Floats, speed: float) -> Floats:
@@ -259,9 +260,8 @@ def _likelihoods(seen: Floats, covariances: Floats) -> Floats:
     return result
 
 
-def _posterior(seen: Floats, noise: Floats, prior: Floats) -> Floats:
-    """What the log-ratios are believed to be, some standard errors off."""
+def _posterior(seen: Floats, noise: Floats, prior: Floats) -> tuple[Floats, Floats]:
+    """What the log-ratios are believed to be, and their standard errors."""
     gain = np.linalg.solve(prior + noise, prior)
     spread = np.diag(prior) - np.einsum("ij,ij->j", prior, gain)
-    result: Floats = seen @ gain - CAUTION * np.sqrt(np.maximum(spread, 0.0))
-    return result
+    return seen @ gain, np.sqrt(np.maximum(spread, 0.0))

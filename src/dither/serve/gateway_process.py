@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dither.errors import InvalidParameter
 from dither.serve.gateway import Settings, application
 from dither.serve.remote import Heads, Mutual, RemoteKernel
-from dither.serve.watch import end_with_parent
+from dither.serve.watch import be_prompt, end_with_parent
 
 HEAD_SECONDS = 10.0
 MOST_HEADERS = 1 << 15
@@ -78,7 +77,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     (settings.state / "address").write_text(f"{'https' if settings.certificate else 'http'}://{host}:{port}")
     server = uvicorn.Server(_config(settings, application(kernel, settings.limits)))
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    gc.freeze()  # what is there by now stays; looking through it again and again would hold up replies for 40 ms
+    be_prompt()
     server.run(sockets=[listener])
 
 

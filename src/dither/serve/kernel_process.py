@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import os
@@ -26,7 +25,7 @@ from dither.serve.kernel_server import READERS, FramesServer, KernelServer, Line
 from dither.serve.logs import PUBLIC, open_logs
 from dither.serve.oidc import read_issuer
 from dither.serve.turns import Limits, Turns
-from dither.serve.watch import end_with_parent
+from dither.serve.watch import be_prompt, end_with_parent
 
 GRACE = 5.0
 
@@ -151,7 +150,7 @@ def run_kernel(settings: KernelSettings) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
     end_with_parent(process.stop)
-    gc.freeze()  # what is there by now stays; looking through it again and again would hold up answers for 40 ms
+    be_prompt()
     process.run()
     sys.stdout.flush()
     os._exit(0)  # threads may be inside a driver, whose teardown is not worth waiting for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import signal
@@ -19,6 +20,7 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "PYTHO
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}  # the C library keeps memory for every thread otherwise, and it only grows
 GRACE = 15.0
 LONGEST_PAUSE = 10.0
+TURN = 0.0005  # seconds for which a busy thread may keep the others of its process waiting
 
 
 def end_with_parent(stop: Callable[[], object]) -> None:
@@ -124,3 +126,13 @@ class Supervisor:
             print(f"dither: the {child.name} ended; starting it again", file=sys.stderr, flush=True)
             child.pause = min(LONGEST_PAUSE, 2 * child.pause)
             child.start()
+
+
+def be_prompt() -> None:
+    """Once a server has started: nothing that is due soon waits long for what is busy.
+
+    What is there by now stays, so it is not looked through for garbage again and again, for 40 ms each time; and a
+    thread whose instant has come waits for half a millisecond of each busy thread, not for five.
+    """
+    gc.freeze()
+    sys.setswitchinterval(TURN)
