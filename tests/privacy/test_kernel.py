@@ -26,7 +26,7 @@ from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
 from dither.access.expr import Column, Compare, Constant, Instant, Or
 from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
-from dither.access.relation import Auto, BoundGroups, BoundRows, Sample, Scan, Where
+from dither.access.relation import Auto, BoundGroups, BoundRows, Project, Sample, Scan, Where
 from dither.access.spelling import binary
 from dither.errors import (
     BudgetExceeded,
@@ -880,7 +880,7 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
     assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
 
 
-ONES = (Constant(1),) * 1001
+ONES = (Constant(1),) * 1701
 
 
 def vector_of(size: int, norm: Any = "l1") -> Request:
@@ -919,6 +919,28 @@ def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened:
         room.kernel.answer(Request("shop", (replace(counting().parts[0], measure=Sums(Scan("users"), ONES)),)), "ann")
     assert room.kernel.books.head == before and not room.kernel.books.misses("shop")[0]
     assert room.kernel.answer(vector_of(20), "ann").parts
+
+
+def test_what_is_too_wide_inside_is_refused_before_the_charge(world: Any, opened: Any) -> None:
+    """A count of rows that were made 1,700 columns wide: one number comes out, and yet PostgreSQL gives up on it."""
+    room = opened(world(100))
+    wide = Project(Scan("users"), tuple((f"k{number}", Column("age")) for number in range(1700)))
+    before = room.kernel.books.head
+    with pytest.raises(Unsupported, match="too wide"):
+        room.kernel.answer(Request("shop", (Part(Count(wide), DiscreteLaplace(Fraction(1))),)), "ann")
+    assert room.kernel.books.head == before
+
+
+def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
+    world: Any, opened: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """How deep or wide a plan may be is no part of what it costs: verifying goes by the losses alone."""
+    room = opened(world(100))
+    room.kernel.answer(vector_of(400), "ann")
+    monkeypatch.setattr("dither.privacy.appraisal.MOST_COLUMNS", 300)
+    with pytest.raises(Unsupported, match="too wide"):
+        room.kernel.answer(vector_of(400), "ann")
+    assert verify(tmp_path / "ledger.sqlite", losses_of).sound
 
 
 def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:

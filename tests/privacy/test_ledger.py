@@ -26,7 +26,7 @@ from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, Ledge
 from dither.loss import ZCDP, Approximate, Pure, to_json
 from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain, writing
 from dither.privacy.ledger.rules import Population, canonical, cost_of, key
-from dither.privacy.ledger.stores import FORMAT, link, open_any, open_store
+from dither.privacy.ledger.stores import FORMAT, Store, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
 from dither.schema import Group, Unit
 from dither.wire.model import Head
@@ -702,6 +702,19 @@ def test_a_copy_keeps_what_was_late_and_what_the_curator_did_about_it(place: str
     back = Ledger(tmp_path / "back.sqlite")
     misses, since = back.misses("shop")
     assert (len(misses), since, back.unlocked("shop"), back.slowed("shop", "class")) == (3, 2, 1, 1)
+
+
+def test_what_is_noted_is_copied_in_one_write(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand refusals, each kept by itself, took 40 s; a copy that was cut off then had rows and no misses."""
+    ledger = Ledger(place)
+    ledger.register(dataset(1))
+    ledger.refuse("ann", "shop", "budget_exceeded")
+    ledger.miss("shop", "class")
+    ledger.close()
+    monkeypatch.setattr(Store, "note", lambda *_: pytest.fail("one by one"))
+    backup(place, tmp_path / "copy.sqlite")
+    kept = open_store(tmp_path / "copy.sqlite").all_notes()
+    assert kept == open_store(place).all_notes() and [note.kind for note in kept] == ["refusal", "miss"]
 
 
 @pytest.mark.tier("test")

@@ -70,7 +70,7 @@ NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
 MOST_WEIGHTS = 1 << 20
 MOST_FILLINGS = 1 << 10
 MOST_WORK = 40_000
-MOST_VALUES = 1_000  # PostgreSQL gives up at 1,664 columns
+MOST_COLUMNS = 1_600  # PostgreSQL gives up at 1,664, wherever in a statement
 MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give up at several hundred
 
 
@@ -98,8 +98,11 @@ class Appraisal:
         return (*self.find, *self.steps)
 
 
-def appraise(ctx: Context, request: Request) -> Appraisal:
-    """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded."""
+def appraise(ctx: Context, request: Request, spelled: bool = True) -> Appraisal:
+    """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded.
+
+    Whether it can be `spelled` for a database changes no loss, and may change from one version to the next.
+    """
     used = {auto.tag for part in request.parts for auto in autos(part.measure)}
     if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
         raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
@@ -119,7 +122,7 @@ def appraise(ctx: Context, request: Request) -> Appraisal:
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))]
+    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))] if spelled else []
     for measure in dict.fromkeys(step.measure for step in ends):
         check_spelling(ctx, measure)
     return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
@@ -138,7 +141,8 @@ def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
 def check_spelling(ctx: Context, measure: Measure) -> None:
     """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
     plan = measure.plan(Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()}))
-    if depth(plan.select) > MOST_DEPTH or plan.values > MOST_VALUES:
+    most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
+    if depth(plan.select) > MOST_DEPTH or any(len(e.expressions) > most for e in plan.select.find_all(exp.Select)):
         raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
 
 
@@ -166,7 +170,7 @@ def kind_like(domain: Domain) -> RawKind:
 
 def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
     """What a recorded request costs, and the windows that it touches: for the verifier."""
-    appraisal = appraise(ctx, decode(request.encode(), Request))
+    appraisal = appraise(ctx, decode(request.encode(), Request), spelled=False)
     return appraisal.losses, appraisal.windows
 
 

@@ -155,7 +155,7 @@ class LocalKernel:
             return self._now(task)
         name, work = task.request.dataset, self._work(task.house, task.appraisal)
         start = self._clock.milliseconds()
-        instants = self._schedule.instants(start, work, self._misses(name, work))
+        instants = self._schedule.instants(start, work, self.books.slowed(name, work.time_class))
         try:
             drawn: Release | EngineFailure = self._guarded(task, lambda: self._drawn(task, instants[-1]))
         except EngineFailure as problem:
@@ -308,9 +308,6 @@ class LocalKernel:
         cells = sum(prod(step.quoted.shape) for step in appraisal.all_steps)
         return work_of([step.measure for step in appraisal.all_steps], house.rows, cells)
 
-    def _misses(self, dataset: str, work: Work) -> int:
-        return self.books.slowed(dataset, work.time_class)
-
     # --- What may be known ---
 
     def whose(self, token: str) -> str:
@@ -338,8 +335,8 @@ class LocalKernel:
         account, house = self._asking(request.dataset, token)
         request, appraisal = self._appraised(house, request)
         free, affordable = self.books.preview(self._claim(house, request, appraisal, account.name))
-        work = self._work(house, appraisal)
-        wait = 0 if self._schedule is None else self._schedule.prediction(work, self._misses(request.dataset, work))
+        pace, work = self._schedule, self._work(house, appraisal)
+        wait = 0 if pace is None else pace.prediction(work, self.books.slowed(request.dataset, work.time_class))
         find = tuple(step.quoted for step in appraisal.find) or None
         parts = tuple(step.quoted for step in appraisal.steps)
         return Quote(
@@ -454,8 +451,7 @@ class LocalKernel:
         """How many values had to be corrected in answers so far; for the curator only."""
         totals = Counter[str]()
         for slot in self._house(dataset).slots:
-            totals.update(slot.corrected)
-            totals.update(slot.engine.corrections())
+            totals.update(slot.corrected + Counter(slot.engine.corrections()))
         return totals
 
     def close(self) -> None:

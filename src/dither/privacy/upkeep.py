@@ -147,9 +147,8 @@ def _copy(source: Store, target: Store) -> Head:
             replay.take(row)
         if not target.append(before, page):
             raise LedgerError("the copy was written to by someone else")
-    target.rebuild(replay.head.sequence, replay.state)
-    for note in source.all_notes():  # misses count towards the lock and the statement also after a restore
-        target.note(note.kind, note.about, note.time, note.body)
+    # Misses count towards the lock and the statement also after a restore.
+    target.rebuild(replay.head.sequence, replay.state, source.all_notes())
     return replay.head
 
 

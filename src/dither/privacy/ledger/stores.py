@@ -213,12 +213,14 @@ class Store(ABC):
                 self._run(statement.format_map(self._types))
             self._set("format", FORMAT)
 
-    def rebuild(self, sequence: int, state: Mapping[str, str]) -> None:
-        """Brings an older layout to this version's, in one transaction."""
+    def rebuild(self, sequence: int, state: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
+        """Brings an older layout to this version's, or a copy to what it copies, in one transaction."""
         with self._alone():
             for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
             self._run("DELETE FROM state")
+            for note in notes:
+                self._run("INSERT INTO notes VALUES (?, ?, ?, ?, ?)", *note)
             self._keep(state)
             self._set("state", sequence)
             self._set("format", FORMAT)
