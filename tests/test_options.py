@@ -98,6 +98,8 @@ def test_more_is_spent_on_an_answer_over_http(there: Place) -> None:
     body = {"dataset": "town", "query": COUNT, "rho": "1/100", "request_id": "first"}
     first = there.post("/v1/answer", body).json()
     charges = there.charges()
+    quoted = there.post("/v1/quote", {**body, "remeasure": "1/10"}).json()
+    assert "measuring again costs rho 1/10 on top of this" in quoted["notes"]
     second = there.post("/v1/answer", {**body, "remeasure": "1/10"}).json()
     assert there.charges() == charges + 1, "the first draw was paid for"
     assert len(second["releases"]) == 2 and any("2 draws are combined" in note for note in second["notes"])

@@ -290,6 +290,9 @@ class Gateway:
             price = session.quote_batch(asked.queries, **asked.options)
         else:
             price = session.quote(asked.queries[0], **asked.options)
+        if asked.more is not None:
+            kind = "epsilon" if asked.options["rho"] is None else "rho"
+            price = replace(price, notes=(*price.notes, f"measuring again costs {kind} {asked.more} on top of this"))
         return {**documents.price_data(price), "waiting": self.kernel.waits.get(asked.dataset, 0)}
 
     async def _explain(self, request: Request, token: str) -> Response:
