@@ -172,3 +172,27 @@ def test_damaged_bytes_never_give_another_error(release: Release, tmp_path: Path
         damaged = data[:place_of] + bytes([data[place_of] ^ 0x55]) + data[place_of + 1 :]
         with suppress(DitherError):
             assert len(unpack(damaged).parts) == 2
+
+
+def test_a_first_message_that_is_no_schema_is_not_read_as_one(release: Release) -> None:
+    """Arrow would read it all the same, unchecked: with one byte more out of place, that ended the process."""
+    whole = streamed([1], [2])
+    kinds = {
+        place_of: pa.ipc.MessageReader.open_stream(whole[:place_of] + b"\x80" + whole[place_of + 1 :])
+        for place_of in range(8, 64)
+    }
+    (place_of,) = [at for at, reader in kinds.items() if _type_of(reader) == "unknown"]
+    for first in (0, 2, 3, 128, 255):
+        for other in range(8, 136):
+            damaged = bytearray(whole)
+            damaged[other] ^= 0x80
+            damaged[place_of] = first
+            with pytest.raises(InvalidPlan):
+                unpack(bare(release) + bytes(damaged))
+
+
+def _type_of(reader: Any) -> str:
+    try:
+        return str(reader.read_next_message().type)
+    except (pa.ArrowException, OSError):
+        return ""
