@@ -989,6 +989,23 @@ def test_corrections_of_every_engine_are_counted_also_of_those_that_failed(world
     assert len(room.spies) == 6 and room.kernel.corrections("shop") == {"values": 111}
 
 
+def test_corrections_are_counted_once_though_an_engine_cannot_be_opened_again(
+    world: Any, opened: Any, monkeypatch: Any
+) -> None:
+    room = opened(world(100))
+    room.spy.corrections = lambda: {"values": 7}
+    (slot,) = room.kernel._house("shop").slots
+    slot.failed = True
+    with monkeypatch.context() as while_it_lasts:
+        while_it_lasts.setattr(room.kernel, "_open", lambda _: (_ for _ in ()).throw(EngineFailure))
+        for number in range(3):
+            with pytest.raises(EngineFailure):
+                room.kernel.answer(counting(draw=number), "ann")
+            assert room.kernel.corrections("shop") == {"values": 7}
+    room.kernel.answer(counting(draw=9), "ann")
+    assert room.kernel.corrections("shop") == {"values": 7}
+
+
 def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(world: Any, opened: Any) -> None:
     clock = HeldClock()
     room = opened(world(100), clock=clock, schedule=Schedule(floor=200, most_misses=9))

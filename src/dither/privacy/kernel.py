@@ -224,10 +224,10 @@ class LocalKernel:
     def _working(self, task: _Task) -> Engine:
         """The task's engine, opened again if it has failed: the public tables must be those that were registered."""
         if task.slot.failed:
-            task.slot.corrected.update(task.slot.engine.corrections())
             with suppress(Exception):
                 task.slot.engine.close()
-            task.slot.engine = self._open(task.house.context.dataset)
+            before, task.slot.engine = task.slot.engine, self._open(task.house.context.dataset)
+            task.slot.corrected.update(before.corrections())
             if task.slot.engine.ctx.facts != task.house.context.facts:
                 raise EngineFailure
             task.slot.failed = False
