@@ -256,6 +256,7 @@ class Sample:
 
 
 def joined(first: Any, second: Any) -> Any:
+    """Both inputs' outputs together."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second])
     return [*first, *second]
@@ -284,6 +285,7 @@ def _bin(column: Floats, edges: Floats) -> Codes:
 
 
 def leaf(codes: Codes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
+    """The leaf of a tree that each output falls into."""
     place = np.zeros(len(codes), dtype=np.intp)
     for column, cut in tree:
         place = 2 * place + (codes[:, column] > cut)

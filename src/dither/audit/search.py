@@ -22,7 +22,7 @@ from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
-# Standard errors taken off log-ratios: where a score's threshold is chosen, and where many scores are compared.
+# Standard errors taken off log-ratios: where thresholds or pairs are chosen, and where the last of many scores is.
 CAUTION, SUSPICION = 0.8, 2.0
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
@@ -102,9 +102,9 @@ def tries(sample: Sample, learners: list[Learner]) -> list[Try]:
     return found + [done for learner in learners if (done := _learned(sample, halves, learner)) is not None]
 
 
-def leads(space: Space, found: list[Try], value: Worth) -> list[Lead]:
-    """The best events of each score, best first."""
-    made = [lead for done in found for lead in _best(space, done, value)]
+def leads(space: Space, found: list[Try], value: Worth, suspicion: float = SUSPICION) -> list[Lead]:
+    """The best events of each score, best first; scores are compared some standard errors down."""
+    made = [lead for done in found for lead in _best(space, done, value, suspicion)]
     return sorted(made, key=lambda lead: -lead.worth)
 
 
@@ -198,7 +198,7 @@ def _share(tallies: list[Tally]) -> Floats:
     return result
 
 
-def _best(space: Space, done: Try, value: Worth) -> list[Lead]:
+def _best(space: Space, done: Try, value: Worth, suspicion: float) -> list[Lead]:
     """The best threshold of a score in each direction."""
     found = []
     for high, chain in ((True, done.above), (False, done.below)):
@@ -209,7 +209,7 @@ def _best(space: Space, done: Try, value: Worth) -> list[Lead]:
         ratio = np.exp(log_ratio - CAUTION * error)
         mass = p.hits / p.runs + q.hits / q.runs
         best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
-        worst = np.exp(log_ratio[best : best + 1] - SUSPICION * error[best])
+        worst = np.exp(log_ratio[best : best + 1] - suspicion * error[best])
         worth = float(value(mass[best] * worst / (1 + worst), mass[best] / (1 + worst))[0])
         event = Event(space, done.score, float(chain.thresholds[kept][best]), high)
         likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
