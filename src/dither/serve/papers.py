@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ def papers(folder: Path | None) -> list[Path]:
 
 def _fits(path: Path) -> bool:
     known = NAME.fullmatch(path.name) is not None and path.suffix in KINDS
-    return known and path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES
+    return known and path.is_file() and not path.is_symlink() and _readable(path)
+
+
+def _readable(path: Path) -> bool:
+    return os.access(path, os.R_OK) and path.stat().st_size <= MOST_BYTES
 
 
 def papers_data(folder: Path | None) -> list[dict[str, Any]]:

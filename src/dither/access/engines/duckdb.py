@@ -144,7 +144,8 @@ class Database:
         try:
             yield cursor
         except duckdb.Error:
-            self._statements = STATEMENTS
+            with self._lock:
+                self._statements = STATEMENTS
             raise
         finally:
             cursor.close()
