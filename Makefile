@@ -7,6 +7,8 @@ CORE   := $(VENV)/.stamp-core
 SERVER := $(VENV)/.stamp-server
 DEV    := $(VENV)/.stamp-dev
 WORKERS ?= 2
+# The workers share the cores already.
+export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help

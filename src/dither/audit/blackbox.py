@@ -133,7 +133,8 @@ def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, chosen)
     value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching) / 2), plan.alpha)
-    found = search.leads(space, tried, value, search.SUSPICION if last else search.CAUTION)
+    many = last and isinstance(plan.claim, Pure)  # other claims are valued in standard errors already
+    found = search.leads(space, tried, value, search.SUSPICION if many else search.CAUTION)
     return Look(look.pair, encoder, tuple(seen), tuple(found))
 
 
