@@ -287,6 +287,13 @@ def test_samples_are_divided_as_stated() -> None:
         assert plan.rounds[-1][0] == 1
 
 
+def test_alpha_is_divided_among_the_events_that_are_judged() -> None:
+    """The named bug: each event judged at the whole of alpha, which true claims would survive too seldom to be seen."""
+    assert [blackbox.shares_of(0.01, events).sum() for events in (1, 2)] == pytest.approx([0.01, 0.01])
+    assert blackbox.shares_of(0.01, 2).min() > 0
+    assert len(blackbox.SHARES) == 2
+
+
 def test_an_input_that_pairs_share_is_run_once_a_round() -> None:
     calls: list[tuple[int, int]] = []
     rng = np.random.default_rng(10)

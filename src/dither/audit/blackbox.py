@@ -151,8 +151,12 @@ def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float)
     runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
     hits, tracer = _count(plan, pair, found, runs)
     counted = [_counts(lead, row, runs) for lead, row in zip(found, hits, strict=True)]
-    shares = np.array(SHARES[: len(found)]) / sum(SHARES[: len(found)]) * plan.alpha
-    return _verdict(plan, pair, found, counted, shares, tracer, started)
+    return _verdict(plan, pair, found, counted, shares_of(plan.alpha, len(found)), tracer, started)
+
+
+def shares_of(alpha: float, events: int) -> Any:
+    """What each judged event may wrong a true claim by: together no more than alpha."""
+    return np.array(SHARES[:events]) / sum(SHARES[:events]) * alpha
 
 
 def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> tuple[Any, Tracer]:
