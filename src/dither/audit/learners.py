@@ -31,6 +31,7 @@ from dither.audit.events import (
     Space,
     SumScore,
     TreeScore,
+    leaf,
 )
 
 Groups = NDArray[np.intp]
@@ -351,13 +352,6 @@ def _newton(design: _Design, penalty: float, steps: int = 8) -> Floats:
     return centred
 
 
-def _leaves(codes: Codes, tree: tuple[tuple[int, int], ...]) -> Groups:
-    place = np.zeros(codes.shape[1], dtype=np.intp)
-    for column, cut in tree:
-        place = 2 * place + (codes[column] > cut)
-    return place
-
-
 def _grow(
     codes: Codes, target: Floats, margin: Floats, depth: int, rate: float = 0.3
 ) -> tuple[tuple[tuple[int, int], ...], Floats, Groups]:
@@ -366,11 +360,11 @@ def _grow(
     gradient, curvature = target - chance, chance * (1 - chance)
     tree: list[tuple[int, int]] = []
     for level in range(depth):
-        places = _leaves(codes, tuple(tree))
+        places = leaf(codes.T, tuple(tree))
         gains = [_best_cut(codes[column], places, 1 << level, gradient, curvature) for column in range(len(codes))]
         column = int(np.argmax([gain for gain, _ in gains]))
         tree.append((column, gains[column][1]))
-    places = _leaves(codes, tuple(tree))
+    places = leaf(codes.T, tuple(tree))
     total, weight = (np.bincount(places, values, minlength=1 << depth) for values in (gradient, curvature))
     return tuple(tree), rate * total / (weight + 5.0), places
 
