@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dither.errors import NotFound
 from dither.serve.gateway import Settings
-from dither.serve.papers import PROOFS, paper, papers
+from dither.serve.papers import PROOFS, Shelf, paper, papers
 from serve.house import place
 
 
@@ -62,3 +65,65 @@ def test_without_a_folder_there_are_no_reports(tmp_path: Path) -> None:
     with place(tmp_path) as there:
         assert there.get("/v1/reports", "aud").json() == {"items": []}
         assert there.get("/v1/reports/x.md", "aud").status_code == 404
+
+
+LATER = 10_000_000_000
+
+
+def later() -> int:
+    """A clock by which every file was written long ago."""
+    return time.time_ns() + LATER
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed."""
+    found: list[str] = []
+    digest = hashlib.file_digest
+
+    def noted(file: Any, kind: str) -> Any:
+        found.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    return found
+
+
+def test_a_paper_that_stays_as_it_was_is_hashed_once(folder: Path, hashed: list[str]) -> None:
+    """Every listing once read every file: 57 pages of proofs, and reports of up to 16 MB."""
+    shelf = Shelf(folder, later)
+    first = shelf.listed()
+    assert shelf.listed() == shelf.listed() == first and hashed == ["mechanism.json", "zoo.html"]
+    for each in first:
+        text = (folder / each["name"]).read_bytes()
+        assert (each["bytes"], each["sha256"]) == (len(text), hashlib.sha256(text).hexdigest())
+
+
+def test_a_paper_that_changed_is_hashed_again_whatever_its_size_and_time(folder: Path, hashed: list[str]) -> None:
+    shelf, path = Shelf(folder, later), folder / "mechanism.json"
+    before, state = shelf.listed(), path.stat()
+    while path.stat().st_ctime_ns == state.st_ctime_ns:  # the clock ticks every few milliseconds
+        path.write_text("[]")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    after = shelf.listed()
+    assert after[0]["sha256"] == hashlib.sha256(b"[]").hexdigest() != before[0]["sha256"] and after[1] == before[1]
+    assert hashed == ["mechanism.json", "zoo.html", "mechanism.json"]
+    (folder / "other.json").write_text("()")
+    os.replace(folder / "other.json", path)
+    assert shelf.listed()[0]["sha256"] == hashlib.sha256(b"()").hexdigest()
+
+
+def test_a_paper_of_this_very_moment_is_not_remembered(folder: Path, hashed: list[str]) -> None:
+    """Within one tick of a file system's clock it can change again and look the same."""
+    shelf = Shelf(folder)
+    assert shelf.listed() == shelf.listed() and len(hashed) == 4
+
+
+def test_a_paper_that_is_gone_is_forgotten(folder: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(folder, later)
+    shelf.listed()
+    (folder / "zoo.html").unlink()
+    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"] and len(shelf._known) == 1
+    gone = folder / "gone.txt"
+    monkeypatch.setattr("dither.serve.papers.papers", lambda _: [gone, folder / "mechanism.json"])
+    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"]

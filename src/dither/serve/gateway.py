@@ -36,7 +36,7 @@ from dither.serve.jobs import Jobs
 from dither.serve.limits import Buckets, Known, Rate, UnderWay
 from dither.serve.metrics import Metrics
 from dither.serve.openapi import document
-from dither.serve.papers import PROOFS, paper, papers_data
+from dither.serve.papers import PROOFS, Shelf, paper
 from dither.serve.questions import Asked
 from dither.serve.remote import RemoteKernel
 from dither.session import Session
@@ -366,9 +366,11 @@ class Gateway:
         return JSONResponse({"status": "forgotten"})
 
     def _papers(self, folder: Path | None) -> Handler:
+        shelf = Shelf(folder)
+
         async def handler(request: Request, token: str) -> Response:
             await run_in_threadpool(self.kernel.datasets, token)
-            return JSONResponse({"items": await run_in_threadpool(papers_data, folder)})
+            return JSONResponse({"items": await run_in_threadpool(shelf.listed)})
 
         return handler
 

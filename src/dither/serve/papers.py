@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dither.errors import NotFound
 
@@ -14,6 +17,17 @@ PROOFS = Path(__file__).resolve().parents[1] / "proofs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 KINDS = {".md": "text/markdown", ".json": "application/json", ".html": "text/html", ".txt": "text/plain"}
 MOST_BYTES = 1 << 24
+SETTLED = 2_000_000_000  # nanoseconds: no file system's clock is coarser
+
+
+class Stamp(NamedTuple):
+    """What tells one state of a file from another; nobody can set the time of a change."""
+
+    device: int
+    inode: int
+    bytes: int
+    written: int
+    changed: int
 
 
 def papers(folder: Path | None) -> list[Path]:
@@ -32,10 +46,33 @@ def _readable(path: Path) -> bool:
     return os.access(path, os.R_OK) and path.stat().st_size <= MOST_BYTES
 
 
-def papers_data(folder: Path | None) -> list[dict[str, Any]]:
-    """Their names, sizes and hashes, so that two readers know that they read the same."""
-    found = ((path, path.read_bytes()) for path in papers(folder))
-    return [{"name": path.name, "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} for path, text in found]
+class Shelf:
+    """The papers of one folder, with their hashes; a file that stays as it was is read once."""
+
+    def __init__(self, folder: Path | None, now: Callable[[], int] = time.time_ns) -> None:
+        self.folder, self._now = folder, now
+        self._known: dict[Path, tuple[Stamp, str]] = {}
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Their names, sizes and hashes, so that two readers know that they read the same."""
+        found, known = [], {}
+        for path in papers(self.folder):
+            with suppress(OSError):  # it may be gone by now
+                stamp, digest = self._hashed(path)
+                found.append({"name": path.name, "bytes": stamp.bytes, "sha256": digest})
+                known[path] = stamp, digest
+        # What was written just now may be written again without its clock moving on.
+        oldest = self._now() - SETTLED
+        self._known = {path: (stamp, digest) for path, (stamp, digest) in known.items() if stamp.changed < oldest}
+        return found
+
+    def _hashed(self, path: Path) -> tuple[Stamp, str]:
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            stamp = Stamp(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            if path in self._known and self._known[path][0] == stamp:
+                return self._known[path]
+            return stamp, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def paper(folder: Path | None, name: str) -> tuple[bytes, str]:
