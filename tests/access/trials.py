@@ -194,7 +194,7 @@ SLOTS = ("bigint", "varchar", "boolean")
 class Branch:
     """A named subquery, its columns and how each is held: one side of a union whose columns are slots by type."""
 
-    table: str
+    table: exp.Table
     columns: tuple[str, ...]
     kinds: tuple[str, ...]
 
@@ -208,7 +208,7 @@ class Branch:
             for slot in (f"{kind}{index}" for index in range(width[kind])):
                 value = named(filled[slot]) if slot in filled else cast(exp.null(), kind)
                 picked.append(exp.alias_(value, slot))
-        return exp.select(*picked).from_(exp.Table(this=exp.to_identifier(self.table)))
+        return exp.select(*picked).from_(self.table)
 
     def read(self, table: pa.Table) -> pa.Table:
         return pa.table([table.column("x"), *map(table.column, self.slots())], names=["x", *self.columns])

@@ -24,9 +24,13 @@ from dither.access.spelling import (
     case,
     cast,
     double,
+    either,
+    is_null,
+    negated,
     null,
     own,
     plain,
+    present,
     text,
     times,
     whole,
@@ -73,7 +77,7 @@ def clean_packed(column: Column, raw: Sql, kind: RawKind, zone: str, spelling: S
     if spare is None:
         return found
     filled = exp.Coalesce(this=found, expressions=[spelling.packed(text(spare), values)])
-    return case([(_present(raw), filled)]) if column.domain.nullable else filled
+    return case([(present(raw), filled)]) if column.domain.nullable else filled
 
 
 def _spare_text(column: Column, domain: Category) -> str | None:
@@ -97,7 +101,7 @@ def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, spelling: Spel
 def sound(column: Column, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     """True where `clean` need not correct the record: a value inside its bounds, or an allowed NULL."""
     valid = _valid(column.domain, raw, kind, spelling)
-    return exp.or_(_is_null(raw), valid) if column.domain.nullable else valid
+    return either([is_null(raw), valid]) if column.domain.nullable else valid
 
 
 def _valid(domain: Domain, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
@@ -109,13 +113,13 @@ def _valid(domain: Domain, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
             value = _microseconds(raw, kind, spelling)
             return both([binary(exp.GTE, value, whole(domain.lo)), binary(exp.LTE, value, whole(domain.hi))])
         case Boolean():
-            return _present(_boolean(raw, kind, spelling))
+            return present(_boolean(raw, kind, spelling))
         case Category(values=values):
             return _among(_text(raw, kind), _spelled(values), spelling)
         case Reference(kind="integer") | Identifier(kind="integer"):
-            return _present(_integer(raw, kind, spelling))
+            return present(_integer(raw, kind, spelling))
         case _:
-            return _present(_text(raw, kind))
+            return present(_text(raw, kind))
 
 
 def fallback(column: Column) -> Sql:
@@ -142,14 +146,6 @@ def _spare_moment(column: Column, domain: Moment) -> int:
     return min(max(column.default, domain.lo), domain.hi) if isinstance(column.default, int) else domain.lo
 
 
-def _is_null(value: Sql) -> Sql:
-    return binary(exp.Is, value, exp.null())
-
-
-def _present(value: Sql) -> Sql:
-    return exp.not_(_is_null(value))
-
-
 def _bound(value: Fraction) -> Sql:
     if value.denominator == 1:
         return exp.Literal.number(value.numerator)
@@ -165,7 +161,7 @@ def _otherwise(column: Column, raw: Sql, value: Sql) -> Sql:
     """The value where there is one; what a NULL becomes where the record has none; else the fallback."""
     if column.default is None and physical(column.domain) != "boolean":
         return value
-    return case([(_present(value), value), (_is_null(raw), _missing(column))], fallback(column))
+    return case([(present(value), value), (is_null(raw), _missing(column))], fallback(column))
 
 
 def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
@@ -176,24 +172,24 @@ def _double(raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
         case "integer" | "decimal" | "float":
             value = cast(raw, "double")
         case "boolean":
-            value = cast(case([(raw, plain(1)), (exp.not_(raw), plain(0))]), "double")
+            value = cast(case([(raw, plain(1)), (negated(raw), plain(0))]), "double")
         case _:
             return null("double")
-    return case([(exp.not_(spelling.is_nan(value)), value)])
+    return case([(negated(spelling.is_nan(value)), value)])
 
 
 def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, spelling: Spelling) -> Sql:
     lo, hi = ends(domain)
     if kind == "integer":
         inside = _scaled(cast(raw, "bigint"), domain, spelling)
-        value, missing = raw, (_is_null(raw), _missing(column))
+        value, missing = raw, (is_null(raw), _missing(column))
     else:
         value = _double(raw, kind, spelling)
         inside = within(_snapped(value, domain), lo, hi)
-        missing = (_is_null(raw), _missing(column))
+        missing = (is_null(raw), _missing(column))
     least, most = _bound(lo * domain.step), _bound(hi * domain.step)
     common = both([binary(exp.GT, value, least), binary(exp.LT, value, most)])
-    invalid = [(_is_null(value), fallback(column))] if kind != "integer" else []
+    invalid = [(is_null(value), fallback(column))] if kind != "integer" else []
     return case([(common, inside), missing, *invalid, (binary(exp.LTE, value, least), whole(lo))], whole(hi))
 
 
@@ -241,8 +237,8 @@ def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, 
     common = both([binary(exp.GT, value, whole(domain.lo)), binary(exp.LT, value, whole(domain.hi))])
     branches = [
         (common, held),
-        (_is_null(raw), _missing(spare)),
-        (_is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
+        (is_null(raw), _missing(spare)),
+        (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
         (binary(exp.LTE, value, whole(domain.lo)), whole(_local_end(domain.lo, domain, zone))),
     ]
     return case(branches, whole(_local_end(domain.hi, domain, zone)))
@@ -314,4 +310,4 @@ def _category(column: Column, domain: Category, raw: Sql, kind: RawKind, spellin
     for declared in domain.values:
         if (other := unicodedata.normalize("NFD", declared)) not in domain.values:
             branches.append((binary(exp.EQ, value, text(other)), text(declared)))
-    return case([*branches, (_is_null(raw), _missing(column))], fallback(column))
+    return case([*branches, (is_null(raw), _missing(column))], fallback(column))

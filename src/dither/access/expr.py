@@ -60,13 +60,18 @@ from dither.access.spelling import (
     Sql,
     add,
     binary,
+    both,
     call,
     case,
     cast,
     double,
+    either,
+    is_null,
+    negated,
     null,
     own,
     plain,
+    present,
     sub,
     text,
     times,
@@ -425,7 +430,7 @@ class Function(Expr):
         argument = _held(real(value, child.step), *self._reach(child))
         defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, plain(0))
         if self.name in ("exp", "logistic"):
-            defined = exp.Not(this=exp.Is(this=own(value), expression=exp.null()))
+            defined = present(value)
         return case([(defined, snapped(self._call(argument), target))])
 
     def _call(self, argument: Sql) -> Sql:
@@ -641,7 +646,7 @@ class And(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "AND").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return exp.and_(*(condition(child, scope, "AND") for child in self.children)) if self.children else exp.true()
+        return both([condition(child, scope, "AND") for child in self.children])
 
 
 @dataclass(frozen=True)
@@ -654,7 +659,7 @@ class Or(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "OR").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return exp.or_(*(condition(child, scope, "OR") for child in self.children)) if self.children else exp.false()
+        return either([condition(child, scope, "OR") for child in self.children])
 
 
 @dataclass(frozen=True)
@@ -667,7 +672,7 @@ class Not(Expr):
         return as_boolean(self.child.domain(scope), "NOT")
 
     def sql(self, scope: Scope) -> Sql:
-        return exp.not_(condition(self.child, scope, "NOT"))
+        return negated(condition(self.child, scope, "NOT"))
 
 
 @dataclass(frozen=True)
@@ -681,7 +686,7 @@ class IsNull(Expr):
         return Boolean()
 
     def sql(self, scope: Scope) -> Sql:
-        return binary(exp.Is, self.child.sql(scope), exp.null())
+        return is_null(self.child.sql(scope))
 
 
 @dataclass(frozen=True)
@@ -796,7 +801,7 @@ class AsNumber(Expr):
 
     def sql(self, scope: Scope) -> Sql:
         value = condition(self.child, scope, "a cast to a number")
-        return case([(value, whole(1)), (exp.not_(value), whole(0))])
+        return case([(value, whole(1)), (negated(value), whole(0))])
 
 
 @dataclass(frozen=True)
@@ -923,7 +928,7 @@ class Bucket(Expr):
         edges, (lo, hi) = self._edges(child), span(child)
         first, last = bisect_right(edges, lo), bisect_right(edges, hi)
         found = _search(value, edges, first, last)
-        return case([(exp.Not(this=binary(exp.Is, value, exp.null())), found)]) if child.nullable else found
+        return case([(present(value), found)]) if child.nullable else found
 
 
 @dataclass(frozen=True)
@@ -1020,7 +1025,7 @@ def membership(value: Sql, held: Sequence[int | str | bool], domain: Domain) -> 
     """Whether a value is among public ones; NULL stays NULL."""
     if held:
         return exp.In(this=own(value), expressions=[constant(v) for v in held])
-    return case([(binary(exp.Is, value, exp.null()), null("boolean"))], exp.false())
+    return case([(is_null(value), null("boolean"))], exp.false())
 
 
 def constant(held: int | str | bool) -> Sql:

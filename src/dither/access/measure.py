@@ -70,9 +70,12 @@ from dither.access.spelling import (
     both,
     case,
     cast,
+    either,
     fits_64_bits,
+    is_null,
     own,
     plain,
+    present,
     rows_count,
     select,
     times,
@@ -297,7 +300,7 @@ def keyed(
     held: tuple[Sequence[Any], ...],
     values: tuple[Expr, ...],
     hidden: Sequence[str],
-) -> str:
+) -> exp.Table:
     """A subquery of keys k0.., values v0.., hidden columns and corrections; rows with unlisted keys left out."""
     scope = statement.scope(child)
     picked = [aliased(_grouped_by(statement, child, key, scope), f"k{index}") for index, key in enumerate(keys)]
@@ -324,13 +327,13 @@ def _grouped_by(statement: Statement, child: Relation, key: Key, scope: Scope) -
 
 def _among(value: Sql, held: Sequence[int | str | bool | None]) -> Sql:
     listed_values = exp.In(this=own(value), expressions=[constant(v) for v in held if v is not None])
-    empty = binary(exp.Is, value, exp.null())
+    empty = is_null(value)
     if None not in held:
         return listed_values
-    return exp.or_(listed_values, empty) if len(held) > 1 else empty
+    return either([listed_values, empty]) if len(held) > 1 else empty
 
 
-def collected(statement: Statement, table: str, keys: int, totals: list[Sql]) -> exp.Select:
+def collected(statement: Statement, table: exp.Table, keys: int, totals: list[Sql]) -> exp.Select:
     """The totals of each group of keys, and how many corrections went into them."""
     names = [named(f"k{index}") for index in range(keys)]
     picked = [*names, *(aliased(value, f"v{index}") for index, value in enumerate(totals))]
@@ -419,8 +422,9 @@ class RankCounts(Measure):
         rest = [named(column) for column in ("b", *statement.trials())]
         body = select(picked, *rest).from_(statement.table(self.child), copy=False)
         bins = aliased(_search(named("v0"), edges, 0, len(edges)), "k0")
-        present = exp.not_(binary(exp.Is, named("v0"), exp.null()))
-        table = statement.add(select(bins, *rest).from_(statement.add(body), copy=False).where(present, copy=False))
+        table = statement.add(
+            select(bins, *rest).from_(statement.add(body), copy=False).where(present(named("v0")), copy=False)
+        )
         totals = [saturated(rows_count(), SATURATED)]
         return Plan(collected(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
@@ -508,7 +512,7 @@ class Clipped(Measure):
     def _kept(self, statement: Statement) -> list[Sql]:
         return [*self._keys(), named("b"), *map(named, statement.trials())]
 
-    def _per_unit(self, statement: Statement, table: str, hidden: list[str]) -> str:
+    def _per_unit(self, statement: Statement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Each unit's sums per key, held at 2^31."""
         by = [*self._keys(), *map(named, hidden)]
         sums = [
@@ -520,7 +524,7 @@ class Clipped(Measure):
             select(*by, *sums, corrections).from_(table, copy=False).group_by(*(key.copy() for key in by), copy=False)
         )
 
-    def _with_norms(self, statement: Statement, table: str, hidden: list[str]) -> str:
+    def _with_norms(self, statement: Statement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
         sizes: list[Sql] = [exp.Abs(this=own(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
@@ -528,7 +532,7 @@ class Clipped(Measure):
         window = exp.Window(this=exp.Sum(this=size), partition_by=[named(column) for column in hidden])
         return statement.add(select(*self._kept(statement), *cells, aliased(window, "n")).from_(table, copy=False))
 
-    def _scaled(self, statement: Statement, table: str) -> str:
+    def _scaled(self, statement: Statement, table: exp.Table) -> exp.Table:
         """Each cell times bound / norm, towards zero, where the norm passes the bound."""
         radius, spelling = fixed(self.bound), statement.spelling
         if self.norm == "l2":
@@ -543,7 +547,7 @@ class Clipped(Measure):
             scaled.append(aliased(case([(fits_already, cell)], shrunk), f"v{index}"))
         return statement.add(select(*self._kept(statement), *scaled).from_(table, copy=False))
 
-    def _with_root(self, statement: Statement, table: str) -> str:
+    def _with_root(self, statement: Statement, table: exp.Table) -> exp.Table:
         """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
         cells = [named(f"s{index}") for index in range(len(self.values))]
         near = cast(exp.Floor(this=exp.Sqrt(this=cast(named("n"), "double"))), "bigint")

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import wraps
+from functools import cache, wraps
 from hashlib import sha256
 from math import ceil, floor, prod
 from typing import Any, ClassVar, Literal, TypeVar
@@ -48,8 +48,22 @@ from dither.access.expr import (
     ordinal,
     typed,
 )
-from dither.access.spelling import Sql, add, added, binary, both, case, cast, plain, rows_count, select, text, whole
-from dither.access.statement import Statement, aliased, equal, named, saturated
+from dither.access.spelling import (
+    Sql,
+    add,
+    added,
+    binary,
+    both,
+    case,
+    cast,
+    plain,
+    present,
+    rows_count,
+    select,
+    text,
+    whole,
+)
+from dither.access.statement import Statement, aliased, equal, inner, met, named, saturated
 from dither.errors import InvalidParameter, InvalidPlan, Unbounded, Unsupported
 from dither.schema import Category, Domain, Identifier, Moment, Number, Reference, Table
 
@@ -285,7 +299,7 @@ class Scan(Relation):
         picked += [aliased(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
         return select(*picked).from_(origin.source.copy(), copy=False)
 
-    def _tagged(self, statement: Statement, table: str, columns: list[str], known: list[str]) -> exp.Select:
+    def _tagged(self, statement: Statement, table: exp.Table, columns: list[str], known: list[str]) -> exp.Select:
         """The hidden unit columns and order; rows without a valid unit key are dropped."""
         scope, origin = statement.scope(self), statement.origins[self.table]
         read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
@@ -302,7 +316,7 @@ class Scan(Relation):
         picked += [aliased(order, "o"), *map(named, ["b", *statement.trials()])]
         picked += [named(statement.rank_column(unit)) for unit in statement.ranks(self)]
         body = select(*picked).from_(table, copy=False)
-        valid = [exp.not_(binary(exp.Is, scope.names[name], exp.null())) for name in missing]
+        valid = [present(scope.names[name]) for name in missing]
         return body.where(both(valid), copy=False) if valid else body
 
     def _unit_names(self, ctx: Context) -> list[str]:
@@ -599,7 +613,7 @@ def _size(domain: Domain) -> int | None:
 
 def grouped(
     statement: Statement,
-    table: str,
+    table: exp.Table,
     keys: list[Sql],
     values: list[Sql],
     domain: dict[str, Domain],
@@ -701,13 +715,9 @@ class PublicJoin(Relation):
             hidden += [aliased(named(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))]
         hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
         matched = equal([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
-        first, second = (public, private) if self.how == "right" else (private, public)
-        names = ("r", "l") if self.how == "right" else ("l", "r")
-        kind = "inner" if self.how == "inner" else "left"
-        source = select(*columns, *hidden).from_(exp.alias_(exp.to_table(first), names[0], table=True), copy=False)
-        return source.join(
-            exp.alias_(exp.to_table(second), names[1], table=True), on=matched, join_type=kind, copy=False
-        )
+        sides = (private, "l"), (public, "r")
+        first, second = reversed(sides) if self.how == "right" else sides
+        return met([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
 
     def ranked_here(self, ctx: Context) -> bool:
         """Whether each private row stays exactly one row."""
@@ -811,11 +821,8 @@ class UnitJoin(Relation):
         hidden += join_hidden(statement, seed=31, right=self.how == "inner")
         keys = [(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)]
         matched = equal([*keys, *join_trials(statement)])
-        source = select(*columns, *hidden).from_(
-            exp.alias_(exp.to_table(statement.table(self.left)), "l", table=True), copy=False
-        )
-        right = exp.alias_(exp.to_table(statement.table(self.right)), "r", table=True)
-        return source.join(right, on=matched, join_type=self.how, copy=False)
+        left, right = statement.table(self.left), statement.table(self.right)
+        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, self.how)
 
 
 @dataclass(frozen=True)
@@ -854,10 +861,9 @@ class KeyJoin(Relation):
         matched = equal([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
         left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
         right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
-        source = select(*columns, *hidden).from_(exp.alias_(exp.to_table(left), "l", table=True), copy=False)
-        return source.join(exp.alias_(exp.to_table(right), "r", table=True), on=matched, join_type="inner", copy=False)
+        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, "inner")
 
-    def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> str:
+    def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> exp.Table:
         scope, table = statement.scope(side), statement.table(side)
         columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trials()]
         return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))
@@ -1086,32 +1092,35 @@ class BoundGroups(Relation):
         return self._groups(statement, statement.add(within), names, [*unit, *trials], keys)
 
     def _groups(
-        self, statement: Statement, table: str, names: list[str], unit: list[Sql], keys: list[Sql]
+        self, statement: Statement, table: exp.Table, names: list[str], unit: list[Sql], keys: list[Sql]
     ) -> exp.Select:
         """The first groups of each unit, in an order of the group's keys and unit alone."""
         order = exp.Order(expressions=[statement.sorted_by("g"), *(key.copy() for key in keys)])
         window = exp.Window(this=exp.DenseRank(), partition_by=[u.copy() for u in unit], order=order)
-        ranked = select(*(named(n) for n in names), window.as_("n")).from_(table, copy=False)
+        ranked = select(*(named(n) for n in names), aliased(window, "n")).from_(table, copy=False)
         kept = binary(exp.LTE, named("n"), plain(fixed(self.groups)))
-        return (
-            select(*(named(n) for n in names))
-            .from_(ranked.subquery("ranked", copy=False), copy=False)
-            .where(kept, copy=False)
-        )
+        return select(*(named(n) for n in names)).from_(inner(ranked), copy=False).where(kept, copy=False)
 
 
 Node = TypeVar("Node")
 
 
-def walk(node: Any) -> Iterator[Any]:
+def walk(plan: Any) -> Iterator[Any]:
     """Every node of a plan, parents first."""
-    if isinstance(node, tuple):
-        for item in node:
-            yield from walk(item)
-    elif dataclasses.is_dataclass(node) and not isinstance(node, type):
-        yield node
-        for part in dataclasses.fields(node):
-            yield from walk(getattr(node, part.name))
+    left = [plan]
+    while left:
+        node = left.pop()
+        if isinstance(node, tuple):
+            left.extend(reversed(node))
+        elif (names := _parts(node.__class__)) is not None:
+            yield node
+            left.extend(getattr(node, name) for name in reversed(names))
+
+
+@cache
+def _parts(kind: type) -> tuple[str, ...] | None:
+    """The names of the parts of a kind of node; None for what is no node."""
+    return tuple(part.name for part in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def needs_order(plan: Any) -> bool:
@@ -1132,12 +1141,19 @@ def fill(plan: Node, found: Mapping[str, int]) -> Node:
 def _filled(node: Any, found: Mapping[str, int]) -> Any:
     if isinstance(node, Auto):
         return max(1, min(found[node.tag], node.most)) if node.tag in found else node
+    # What holds no bound stays the very node that it is: what is known about it need not be worked out again.
     if isinstance(node, tuple):
-        return tuple(_filled(item, found) for item in node)
-    if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        values = {part.name: _filled(getattr(node, part.name), found) for part in dataclasses.fields(node)}
-        return type(node)(**values)
+        items = [_filled(item, found) for item in node]
+        return node if _same(items, node) else tuple(items)
+    if (names := _parts(node.__class__)) is not None:
+        before = [getattr(node, name) for name in names]
+        after = [_filled(part, found) for part in before]
+        return node if _same(after, before) else type(node)(**dict(zip(names, after, strict=True)))
     return node
+
+
+def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(ones, others, strict=True))
 
 
 def windows_touched(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
@@ -1159,7 +1175,7 @@ def _base(node: Relation) -> Relation:
 
 
 def _inputs(node: Any) -> list[Any]:
-    return [getattr(node, part.name) for part in dataclasses.fields(node)]
+    return [getattr(node, name) for name in _parts(node.__class__) or ()]
 
 
 BY_NAME: dict[str, type] = {

@@ -71,12 +71,24 @@ def own(node: Sql) -> Sql:
     return node if node.parent is None else node.copy()
 
 
-TYPES = {name: exp.DataType.build(name) for name in ("bigint", "double", "varchar", "boolean", "timestamp", "hugeint")}
+TYPES = {
+    "bigint": exp.DType.BIGINT,
+    "double": exp.DType.DOUBLE,
+    "varchar": exp.DType.VARCHAR,
+    "boolean": exp.DType.BOOLEAN,
+    "timestamp": exp.DType.TIMESTAMP,
+    "hugeint": exp.DType.INT128,
+}
 
 
 def cast(node: Sql, kind: str) -> Sql:
     """CAST(node AS kind)."""
-    return exp.Cast(this=own(node), to=TYPES[kind].copy())
+    return exp.Cast(this=own(node), to=exp.DataType(this=TYPES[kind]))
+
+
+def try_cast(node: Sql, kind: str) -> Sql:
+    """The cast, NULL where it is not possible."""
+    return exp.TryCast(this=own(node), to=exp.DataType(this=TYPES[kind]))
 
 
 def wrap(node: Sql) -> Sql:
@@ -108,16 +120,27 @@ def added(terms: Sequence[Sql]) -> Sql:
     return binary(exp.Add, added(terms[:middle]), added(terms[middle:]))
 
 
-def depth(tree: Sql) -> int:
-    """How many nodes stand inside each other at most; a chain of ANDs or ORs is written and read as one."""
-    most, left = 0, [(tree, 1)]
+@dataclass(frozen=True)
+class Extent:
+    """How large a statement is: its nodes, how many of them stand inside each other, and the columns of a SELECT."""
+
+    nodes: int
+    depth: int
+    columns: int
+
+
+def extent(tree: Sql) -> Extent:
+    """A statement's extent at its largest; a chain of ANDs or ORs is written and read as one."""
+    nodes = depth = columns = 0
+    left = [(tree, 1)]
     while left:
         node, level = left.pop()
-        most = max(most, level)
-        for child in node.iter_expressions():
-            chained = isinstance(node, exp.Connector) and type(child) is type(node)
-            left.append((child, level if chained else level + 1))
-    return most
+        nodes, depth = nodes + 1, max(depth, level)
+        if isinstance(node, exp.Select):
+            columns = max(columns, len(node.expressions))
+        chain = type(node) if isinstance(node, exp.Connector) else None
+        left += [(child, level if type(child) is chain else level + 1) for child in node.iter_expressions()]
+    return Extent(nodes, depth, columns)
 
 
 def sub(left: Sql, right: Sql) -> Sql:
@@ -135,6 +158,26 @@ def times(left: Sql, right: Sql | int) -> Sql:
 def both(conditions: Sequence[Sql]) -> Sql:
     """The conjunction."""
     return exp.and_(*map(own, conditions), copy=False) if conditions else exp.true()
+
+
+def either(conditions: Sequence[Sql]) -> Sql:
+    """The disjunction."""
+    return exp.or_(*map(own, conditions), copy=False) if conditions else exp.false()
+
+
+def negated(condition: Sql) -> Sql:
+    """NOT."""
+    return exp.not_(own(condition), copy=False)
+
+
+def is_null(value: Sql) -> Sql:
+    """Whether there is no value."""
+    return binary(exp.Is, value, exp.null())
+
+
+def present(value: Sql) -> Sql:
+    """Whether there is a value."""
+    return negated(is_null(value))
 
 
 def case(branches: Sequence[tuple[Sql, Sql]], default: Sql | None = None) -> Sql:
@@ -198,8 +241,7 @@ class Spelling:
 
     def microseconds(self, moment: Sql) -> Sql:
         """A timestamp or date as microseconds since 1970; NULL for infinities and where microseconds do not reach."""
-        near = exp.TryCast(this=own(moment), to=exp.DataType.build("timestamp"))
-        return exp.Anonymous(this="epoch_us", expressions=[near])
+        return exp.Anonymous(this="epoch_us", expressions=[try_cast(moment, "timestamp")])
 
     def fingerprint(self, value: Sql) -> Sql:
         """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
@@ -243,7 +285,7 @@ class Spelling:
 
     def number_of_text(self, value: Sql) -> Sql:
         """The double that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, NUMBER), exp.TryCast(this=own(value), to=exp.DataType.build("double")))])
+        return case([(self.matches(value, NUMBER), try_cast(value, "double"))])
 
     def boolean_of_text(self, value: Sql) -> Sql:
         """The truth value that a text spells, or NULL; never fails."""
@@ -258,21 +300,21 @@ class Spelling:
 
     def moment_of_text(self, value: Sql) -> Sql:
         """The timestamp that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, MOMENT), exp.TryCast(this=own(value), to=exp.DataType.build("timestamp")))])
+        return case([(self.matches(value, MOMENT), try_cast(value, "timestamp"))])
 
     def moment_of_date(self, value: Sql) -> Sql:
         """A date as a timestamp, NULL where the calendar of timestamps does not reach; never fails."""
-        return exp.TryCast(this=own(value), to=exp.DataType.build("timestamp"))
+        return try_cast(value, "timestamp")
 
     def integer_of_text(self, value: Sql) -> Sql:
         """The 64-bit integer whose usual spelling is this text, or NULL; never fails."""
-        number = exp.TryCast(this=own(value), to=exp.DataType.build("bigint"))
+        number = try_cast(value, "bigint")
         spelled = binary(exp.EQ, cast(number, "varchar"), value)
         return case([(spelled, number)])
 
     def integer_of_wide(self, value: Sql) -> Sql:
         """An integer of any width as 64 bits, or NULL where it does not fit; never fails."""
-        return exp.TryCast(this=own(value), to=exp.DataType.build("bigint"))
+        return try_cast(value, "bigint")
 
 
 def _texts(values: Sequence[str]) -> Sql:

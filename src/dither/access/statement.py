@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sqlglot import exp
 
@@ -20,16 +20,20 @@ from dither.access.spelling import (
     FEW_VALUES,
     FOLD,
     MODULUS,
+    Extent,
     Part,
     RawKind,
     Spelling,
     Sql,
     binary,
+    both,
     call,
     case,
     cast,
+    extent,
     low_bits,
     mixed,
+    negated,
     own,
     plain,
     select,
@@ -64,7 +68,9 @@ class Origin:
 
 def named(name: str, table: str | None = None) -> Sql:
     """A column by a name of ours."""
-    return exp.column(name, table=table)
+    if table is None:
+        return exp.Column(this=exp.to_identifier(name))
+    return exp.Column(this=exp.to_identifier(name), table=exp.to_identifier(table))
 
 
 def part(value: Sql, domain: Domain, spelling: Spelling, packed: bool) -> Part:
@@ -73,7 +79,7 @@ def part(value: Sql, domain: Domain, spelling: Spelling, packed: bool) -> Part:
         case Number() | Moment() if (bits := _bits(domain)) < FOLD.bit_length():
             return Part(_or_else(value, domain, span(domain)[1] + 1), bits)
         case Boolean():
-            return Part(case([(value, whole(2)), (exp.not_(value), whole(1))], whole(0)), 2)
+            return Part(case([(value, whole(2)), (negated(value), whole(1))], whole(0)), 2)
         case Category(values=values) if len(values) <= FEW_VALUES:
             place = spelling.place(value) if packed else spelling.position(value, values)
             return Part(_or_else(place, domain, 0), len(values).bit_length())
@@ -118,20 +124,21 @@ class Statement:
         self.counted = counted
         self.trial = trial
         self.ordered = ordered
+        self.extent = Extent(0, 0, 0)
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
 
-    def table(self, node: Relation) -> str:
-        """The name of the subquery that computes a relation; equal relations share one."""
+    def table(self, node: Relation) -> exp.Table:
+        """The subquery that computes a relation, to be read once; equal relations share one."""
         if node not in self._names:
-            self._names[node] = self.add(node.select(self))
-        return self._names[node]
+            self._names[node] = self.add(node.select(self)).name
+        return _table(self._names[node])
 
-    def add(self, body: exp.Select | exp.SetOperation) -> str:
-        """Names a subquery."""
+    def add(self, body: exp.Select | exp.SetOperation) -> exp.Table:
+        """Names a subquery, and gives it back to be read once."""
         name = f"t{len(self._bodies)}"
         self._bodies.append((name, body))
-        return name
+        return _table(name)
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """The visible columns of a relation, for its parent's expressions."""
@@ -188,36 +195,61 @@ class Statement:
         """What rows are sorted by, for a column that holds an order."""
         return spread(self.spelling, named(column))
 
-    def numbered(self, table: str, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
+    def numbered(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
         window = exp.Window(
             this=exp.RowNumber(),
             partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
             order=exp.Order(expressions=[named("s")]),
         )
-        ranked = select(*(named(c) for c in columns), window.as_("n")).from_(
+        ranked = select(*(named(c) for c in columns), aliased(window, "n")).from_(
             self.add(self.placed(table, columns)), copy=False
         )
         kept = binary(exp.LTE, named("n"), plain(limit))
-        return (
-            select(*(named(c) for c in columns))
-            .from_(ranked.subquery("ranked", copy=False), copy=False)
-            .where(kept, copy=False)
-        )
+        return select(*(named(c) for c in columns)).from_(inner(ranked), copy=False).where(kept, copy=False)
 
-    def placed(self, table: str, columns: Sequence[str]) -> exp.Select:
+    def placed(self, table: exp.Table, columns: Sequence[str]) -> exp.Select:
         """Rows as they go into a sort, with s, what they are sorted by."""
         # In a column of its own the order's common parts are worked out once; inside the window they would not be.
         return select(*(named(c) for c in columns), aliased(self.sorted_by("o"), "s")).from_(table, copy=False)
 
     def finish(self, body: exp.Select) -> exp.Select:
-        """The whole statement."""
-        statement = body
-        for name, part in self._bodies:
-            statement = statement.with_(name, as_=part, copy=False)
-        if sum(1 for _ in statement.walk()) > MOST_SQL_NODES:
+        """The whole statement; its extent is known from then on."""
+        tables = [exp.CTE(this=part, alias=_alias(name)) for name, part in self._bodies]
+        body.set("with_", exp.With(expressions=tables))
+        self.extent = extent(body)
+        if self.extent.nodes > MOST_SQL_NODES:
             raise InvalidPlan("the plan is too large; use fewer or simpler expressions")
-        return statement
+        return body
+
+
+def _table(name: str) -> exp.Table:
+    """A table by a name of ours: made, since parsing it would take longer than all else."""
+    return exp.Table(this=exp.to_identifier(name))
+
+
+def _alias(name: str) -> exp.TableAlias:
+    return exp.TableAlias(this=exp.to_identifier(name))
+
+
+def inner(body: exp.Select) -> exp.Subquery:
+    """A subquery in its place."""
+    return exp.Subquery(this=body, alias=_alias("ranked"))
+
+
+def met(
+    columns: Sequence[Sql],
+    first: tuple[exp.Table, str],
+    second: tuple[exp.Table, str],
+    on: Sql,
+    how: Literal["inner", "left"],
+) -> exp.Select:
+    """Columns of two tables, each under a name, joined where a condition holds."""
+    for table, name in (first, second):
+        table.set("alias", _alias(name))
+    kind = {"kind": "INNER"} if how == "inner" else {"side": "LEFT"}
+    join = exp.Join(this=second[0], on=on, **kind)
+    return select(*columns).from_(first[0], copy=False).join(join, copy=False)
 
 
 def aliased(value: Sql, name: str) -> Sql:
@@ -227,7 +259,7 @@ def aliased(value: Sql, name: str) -> Sql:
 
 def equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
     """All pairs equal: a join condition."""
-    return exp.and_(*(binary(exp.EQ, left, right) for left, right in pairs))
+    return both([binary(exp.EQ, left, right) for left, right in pairs])
 
 
 def saturated(value: Sql, most: int, least: int | None = None) -> Sql:

@@ -36,7 +36,7 @@ from dither.access.relation import (
     walk,
     windows_touched,
 )
-from dither.access.spelling import RawKind, depth
+from dither.access.spelling import RawKind
 from dither.access.statement import Origin, Statement
 from dither.errors import InvalidPlan, Unsupported
 from dither.loss import Loss, Sensitivity
@@ -140,9 +140,10 @@ def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
 
 def check_spelling(ctx: Context, measure: Measure) -> None:
     """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
-    plan = measure.plan(Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()}))
+    statement = Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()})
+    measure.plan(statement)
     most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
-    if depth(plan.select) > MOST_DEPTH or any(len(e.expressions) > most for e in plan.select.find_all(exp.Select)):
+    if statement.extent.depth > MOST_DEPTH or statement.extent.columns > most:
         raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
 
 

@@ -15,7 +15,7 @@ from dither.access.context import Context, PublicFacts
 from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.access.measure import Measure, PartitionCounts, Vector
 from dither.access.relation import Scan, needs_order
-from dither.access.spelling import RawKind, Spelling, Sql, binary, case, rows_count, select, whole
+from dither.access.spelling import RawKind, Spelling, Sql, case, present, rows_count, select, whole
 from dither.access.statement import Origin, Statement, aliased, named
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Column, Dataset, Reference, Scalar, Table
@@ -129,8 +129,8 @@ class SqlEngine(ABC):
         statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
         scan = statement.table(Scan(table))
         key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
-        present = exp.not_(binary(exp.Is, key, exp.null()))
-        body = select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan, copy=False).where(present, copy=False)
+        body = select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan, copy=False)
+        body.where(present(key), copy=False)
         found = self._run(statement.finish(body.group_by(key.copy(), copy=False)))
         return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
 

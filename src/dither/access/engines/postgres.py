@@ -9,6 +9,7 @@ engine a role that may only SELECT; its transactions are READ ONLY in any case.
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import psycopg
 import pyarrow as pa
@@ -48,7 +49,12 @@ SAFE_DIGITS = 200
 
 def typed(node: Sql, kind: str) -> Sql:
     """CAST to a type of PostgreSQL's own."""
-    return exp.Cast(this=own(node), to=exp.DataType.build(kind, dialect="postgres"))
+    return exp.Cast(this=own(node), to=_type(kind).copy())
+
+
+@cache
+def _type(kind: str) -> exp.DataType:
+    return exp.DataType.build(kind, dialect="postgres")
 
 
 def function(name: str, *arguments: Sql) -> Sql:
