@@ -182,6 +182,8 @@ def test_the_command_line_asks_all_of_it(tmp_path: Path) -> None:
     assert len(run("ask", at, "SELECT COUNT(*) AS n FROM visits", "--rho", "1", "--split", "2")["answers"]) == 2
     by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
     assert run("quote", at, by_place, "--rho", "1", "--bound", "groups=1,rows=1")["affordable"]
+    run("ask", at, COUNT, "--rho", "1/9", "--draw", "5")
+    assert [run("quote", at, COUNT, "--rho", "1/9", "--draw", draw)["free"] for draw in "045"] == [False, False, True]
     assert [each["column"] for each in run("quote", at, COUNT, BY_AGE, "--rho", "1")["expected"]] == ["n", "n"]
     assert {row["kind"] for row in run("ledger", "show", at)} == {"dataset", "charge", "answer"}
 

@@ -118,10 +118,12 @@ class Session:
         (answer,) = self._answer(self._asked([query], chosen), request_id, draw)
         return answer
 
-    def quote(self, query: str, **options: Unpack[Options]) -> Price:
+    def quote(self, query: str, *, draw: int = 0, **options: Unpack[Options]) -> Price:
         """Cost and expected error of a question, from public facts; nothing is read and nothing spent."""
         chosen = told([query], options)
-        return self._price(self._asked([query], chosen)) if chosen.delta is None else self._selection(query, chosen)
+        if chosen.delta is not None:
+            return self._selection(query, chosen, draw)
+        return self._price(self._asked([query], chosen), draw)
 
     def explain(self, query: str, **options: Unpack[Options]) -> Explanation:
         """How a query is understood: measures, bounds, recipe, sensitivity; free."""
@@ -134,9 +136,9 @@ class Session:
         """Several questions in one charge of the total; counts over one table share their joint cost."""
         return self._answer(self._asked(queries, told(queries, options, "delta")), request_id, draw)
 
-    def quote_batch(self, queries: Sequence[str], **options: Unpack[Options]) -> Price:
+    def quote_batch(self, queries: Sequence[str], *, draw: int = 0, **options: Unpack[Options]) -> Price:
         """What a batch would cost and how far off each of its columns would be."""
-        return self._price(self._asked(queries, told(queries, options, "delta")))
+        return self._price(self._asked(queries, told(queries, options, "delta")), draw)
 
     def split(self, query: str, threshold: int, **options: Unpack[Options]) -> tuple[Answer, Answer]:
         """The same question of light units (at most `threshold` rows) and of heavy ones, each bounded."""
@@ -235,10 +237,10 @@ class Session:
             for column in expected(self.context, plan, whole.parts_of(place, parts), asked.confidence, asked.rows)
         )
 
-    def _price(self, asked: _Asked, more: Sequence[Part] = (), loss: Loss | None = None) -> Price:
+    def _price(self, asked: _Asked, draw: int, more: Sequence[Part] = (), loss: Loss | None = None) -> Price:
         whole = joined(self.context, asked.plans, asked.spend)
         parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
-        request = self._request(asked.plans[0].unit, [*more, *parts], searches)
+        request = self._request(asked.plans[0].unit, [*more, *parts], searches, draw=draw)
         quoted: Quote = self.kernel.quote(request, self.token)
         columns = self._expected(whole, asked)
         total, unit = loss or asked.spend.loss, asked.plans[0].unit
@@ -287,7 +289,7 @@ class Session:
         part = asking.selection_part(planner.undeclared(question), budget, half, delta)
         return _Selecting(question, planner, part, Spend(budget.share(half)), delta)
 
-    def _selection(self, query: str, chosen: Chosen) -> Price:
+    def _selection(self, query: str, chosen: Chosen, draw: int) -> Price:
         """What selecting keys and answering would cost together; how many there will be does not matter to it."""
         how = self._selecting(query, chosen)
         scope = Scope(how.question.relation.domain(self.context))
@@ -295,16 +297,16 @@ class Session:
         asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
         loss = spend(chosen.epsilon, chosen.rho).loss
         total = Approximate(loss.epsilon, how.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, how.delta)
-        return self._price(asked, [how.part], total)
+        return self._price(asked, draw, [how.part], total)
 
     def _selected(self, query: str, chosen: Chosen, request_id: str, draw: int) -> Answer:
         """Keys that enough units have, then the question over those; refused if not both can be paid."""
-        price = self._selection(query, chosen)
-        if not (price.affordable or price.free):
-            raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
         how = self._selecting(query, chosen)
         suffix = f"{request_id}:keys" if request_id else ""
         request = self._request(how.question.unit, [how.part], (), suffix, draw)
+        # Where the keys are paid for, the answer is either paid for too, or refused before anything is spent.
+        if not (self._selection(query, chosen, draw).affordable or self.kernel.quote(request, self.token).free):
+            raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
         first = self.kernel.answer(request, self.token)
         keys = first.parts[0].keys or ()
         if not keys:

@@ -209,7 +209,12 @@ def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
         assert session.budget[0].spent == spent
         with pytest.raises(InvalidParameter, match="within"):
             session.quote(query, within=4, delta="1/10000")
-        session.sql(query, rho=2, delta="1/10000", bound=1)
+        answer = session.sql(query, rho=2, delta="1/10000", bound=1)
+        assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
+        again = session.sql(query, rho=2, delta="1/10000", bound=1)  # paid for: what is left need not cover it twice
+        assert again.to_dicts() == answer.to_dicts() and all(release.cached for release in again.releases)
+        with pytest.raises(BudgetExceeded, match="nothing was spent"):
+            session.sql(query, rho=2, delta="1/10000", bound=1, draw=1)
         assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
     finally:
         session.kernel.close()  # type: ignore[attr-defined]
@@ -299,6 +304,23 @@ def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> Non
         assert len(answers) == 30 and all(len(answer.bounds) == 1 for answer in answers)
         assert len({id(answer.releases[0]) for answer in answers}) == 1
         assert len(answers[0].releases[0].find or ()) == 30
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_another_draw_is_another_price(tmp_path: Path) -> None:
+    """The named bug: the quote for a second draw said that it was free, because the first had been asked."""
+    session = dither.connect(build(tmp_path), account="team-a")
+    query, pair = "SELECT COUNT(*) AS n FROM users", ["SELECT COUNT(*) AS n FROM users", "SELECT AVG(age) FROM users"]
+    try:
+        session.sql(query, epsilon=1, draw=3)
+        session.batch(pair, epsilon=1, draw=3)
+        for draw, free in ((0, False), (3, True), (4, False)):
+            assert session.quote(query, epsilon=1, draw=draw).free is free
+            assert session.quote_batch(pair, epsilon=1, draw=draw).free is free
+            spent = session.budget[0].spent
+            session.sql(query, epsilon=1, draw=draw)
+            assert (session.budget[0].spent == spent) is free  # as the quote said
     finally:
         session.kernel.close()  # type: ignore[attr-defined]
 

@@ -63,6 +63,18 @@ def test_a_quote_is_free_and_explains(there: Place) -> None:
     assert lines[0] == "unit of privacy: person" and there.spent() == before
 
 
+def test_a_quote_is_of_the_draw_that_is_asked(there: Place) -> None:
+    """The named bug: /v1/quote took `draw`, and said of every draw what was true of the first."""
+    body = {"dataset": "town", "query": COUNT, "epsilon": "1/7"}
+    many = {"dataset": "town", "queries": [COUNT, COUNT], "epsilon": "1/7"}
+    assert not there.post("/v1/answer", {**body, "draw": 2}).json()["free"]
+    assert there.post("/v1/batch", {**many, "draw": 2}).status_code == 200
+    for draw, free in ((0, False), (1, False), (2, True)):
+        assert there.post("/v1/quote", {**body, "draw": draw}).json()["free"] is free
+        assert there.post("/v1/quote", {**many, "draw": draw}).json()["free"] is free
+        assert there.post("/v1/answer", {**body, "draw": draw}).json()["free"] is free
+
+
 def test_an_answer_as_arrow(there: Place) -> None:
     reply = there.post("/v1/answer", {"dataset": "town", "query": COUNT, "epsilon": "0.5"}, accept=ARROW)
     assert reply.headers["content-type"] == ARROW

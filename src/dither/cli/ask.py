@@ -123,12 +123,13 @@ def _without(options: Options, what: str, *names: str) -> None:
         raise InvalidParameter(f"{what} does not go with --{refused[0]}")
 
 
-def quote(session: Session, queries: Queries, options: Options, as_json: AsJson = False) -> None:
+def quote(session: Session, queries: Queries, options: Options, draw: Draw = 0, as_json: AsJson = False) -> None:
     """Cost and expected error of a question, from public facts alone; free."""
-    several = len(queries) > 1
-    if several:
+    if len(queries) > 1:
         _without(options, "a batch", "delta")
-    price = session.quote_batch(queries, **options) if several else session.quote(queries[0], **options)
+        price = session.quote_batch(queries, draw=draw, **options)
+    else:
+        price = session.quote(queries[0], draw=draw, **options)
     if as_json:
         print_json(documents.price_data(price))
         return

@@ -287,9 +287,9 @@ class Gateway:
     def _price(self, asked: Asked, token: str) -> dict[str, Any]:
         session = self._session(asked.dataset, token)
         if asked.many:
-            price = session.quote_batch(asked.queries, **asked.options)
+            price = session.quote_batch(asked.queries, draw=asked.draw, **asked.options)
         else:
-            price = session.quote(asked.queries[0], **asked.options)
+            price = session.quote(asked.queries[0], draw=asked.draw, **asked.options)
         if asked.more is not None:
             kind = "epsilon" if asked.options["rho"] is None else "rho"
             price = replace(price, notes=(*price.notes, f"measuring again costs {kind} {asked.more} on top of this"))
