@@ -1,13 +1,19 @@
 """Outputs of any shape as columns of numbers: values, positions, lengths, differences, and the bits of floats.
 
 The lowest set bit of a float tells the lattice that it lies on; neighbours whose outputs lie on different lattices are
-told apart by it alone, which is how the floating-point attacks show up without being looked for.
+told apart by it alone, which is how the floating-point attacks show up without being looked for. Whatever an output is,
+it is read by a function that was fixed before the judged outputs were drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -18,6 +24,12 @@ from dither.errors import InvalidParameter
 
 LONGEST = 64
 MOST_DERIVED = 64
+MOST_NAMED = 12
+EXACT = 2**53  # beyond this, floats do not hold every integer
+NUMBERS = (int, float, np.integer, np.floating, np.bool_, Fraction, Decimal)
+KEYED = (dict, set, frozenset)
+NESTED = (list, tuple, dict, set, frozenset, complex)
+EPOCH = datetime(1970, 1, 1)
 
 Column = Callable[[Floats], Floats]
 
@@ -55,15 +67,47 @@ def learn(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
 
 def _learn(outputs: Any, timed: bool) -> Encoder:
     codes: dict[Hashable, int] = {}
-    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf":
+    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and not _is_large(outputs):
         labels = _numeric_labels(outputs)
         labels = ("time", *labels[1:]) if timed else labels
-        return Encoder(_matrix, labels, codes, _features(_matrix(outputs), labels))
+        read = _matrix_reader(len(labels))
+        return Encoder(read, labels, codes, _features(read(outputs), labels))
     items = _items(outputs)
-    if all(isinstance(item, int | float | np.number | np.bool_) for item in items[:1000]):
-        values = _numbers(items)
-        return Encoder(_numbers, ("output",), codes, _features(values, ("output",)))
+    if all(isinstance(item, NUMBERS) for item in items):
+        return _learn_numbers(items, codes)
     return _learn_structured(items, codes)
+
+
+def _is_large(outputs: NDArray[Any]) -> bool:
+    """Whether these are integers that floats do not hold."""
+    if outputs.dtype.kind not in "iu" or outputs.ndim != 1 or not len(outputs):
+        return False
+    return max(int(outputs.max()), -int(outputs.min())) > EXACT
+
+
+def _learn_numbers(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+    """Numbers; large integers are counted from one in their middle, so that floats hold the difference."""
+    whole = all(isinstance(item, int | np.integer) for item in items)
+    large = whole and max((abs(int(item)) for item in items), default=0) > EXACT
+    start = int(sorted(items)[len(items) // 2]) if large else 0
+
+    def read(outputs: Any) -> Floats:
+        return np.array([_number(item, start) for item in _items(outputs)], dtype=np.float64)[:, None]
+
+    labels = (f"output - {start}" if start else "output",)
+    return Encoder(read, labels, codes, _features(read(items), labels))
+
+
+def _number(item: Any, start: int = 0) -> float:
+    """A number as a float, too large ones as infinities; NaN for anything else."""
+    if not isinstance(item, NUMBERS):
+        return nan
+    try:
+        return float(int(item) - start) if start and isinstance(item, int | np.integer) else float(item)
+    except OverflowError:
+        return inf if item > 0 else -inf
+    except ValueError:  # a signalling NaN of Decimal
+        return nan
 
 
 def row_keys(matrix: Floats) -> NDArray[np.uint64]:
@@ -96,50 +140,149 @@ def _numeric_labels(outputs: NDArray[Any]) -> tuple[str, ...]:
     return tuple(f"output[{index}]" for index in range(int(np.prod(outputs.shape[1:]))))
 
 
-def _matrix(outputs: Any) -> Floats:
-    array = np.asarray(outputs)
-    return array.reshape(len(array), -1).astype(np.float64, copy=False)
+def _matrix_reader(width: int) -> Callable[[Any], Floats]:
+    """Reads numbers or vectors of so many numbers; an output that is none has NaN everywhere."""
 
+    def read(outputs: Any) -> Floats:
+        if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and outputs[:1].size in (0, width):
+            return outputs.reshape(len(outputs), width).astype(np.float64, copy=False)
+        matrix = np.full((len(outputs), width), nan)
+        for row, item in enumerate(_items(outputs)):
+            entries = leaves(item)
+            if len(entries) == width:
+                matrix[row] = [_number(entry) for entry in entries]
+        return matrix
 
-def _numbers(outputs: Any) -> Floats:
-    return np.array([float(item) for item in outputs], dtype=np.float64)[:, None]
+    return read
 
 
 def _items(outputs: Any) -> list[Any]:
-    return [item.tolist() if isinstance(item, np.ndarray) else item for item in outputs]
+    """Outputs as Python's own: arrays as lists, records as dictionaries, times as seconds since 1970."""
+    return outputs.tolist() if isinstance(outputs, np.ndarray) else [_item(item) for item in outputs]
+
+
+def _item(item: Any) -> Any:
+    if isinstance(item, np.ndarray | np.void | np.str_ | np.bytes_):
+        return item.tolist()
+    if isinstance(item, np.datetime64 | np.timedelta64):
+        return int(item.astype(np.int64))
+    if isinstance(item, date | timedelta):
+        return _seconds(item)
+    if is_dataclass(item) and not isinstance(item, type):
+        return {each.name: getattr(item, each.name) for each in fields(item)}
+    return item
+
+
+def _seconds(when: date | timedelta) -> float:
+    if isinstance(when, timedelta):
+        return when.total_seconds()
+    moment = when if isinstance(when, datetime) else datetime(when.year, when.month, when.day)
+    return (moment.replace(tzinfo=None) - (moment.utcoffset() or timedelta(0)) - EPOCH).total_seconds()
+
+
+def leaves(item: Any) -> list[Any]:
+    """The entries of an output one after another, those of nested ones too.
+
+    >>> leaves([("a", 1.5), {"n": 2}])
+    ['a', 1.5, 2]
+    """
+    if isinstance(item, complex):
+        return [item.real, item.imag]
+    if isinstance(item, dict):
+        return [leaf for key in sorted(item, key=repr) for leaf in leaves(item[key])]
+    if isinstance(item, set | frozenset):
+        return sorted(item, key=repr)
+    if isinstance(item, list | tuple | np.ndarray):
+        return [leaf for entry in item for leaf in leaves(entry)]
+    return [_item(item)]
+
+
+def _shape(item: Any) -> Hashable:
+    """How an output is nested."""
+    if isinstance(item, dict):
+        return tuple((repr(key), _shape(item[key])) for key in sorted(item, key=repr))
+    return tuple(_shape(entry) for entry in item) if isinstance(item, list | tuple | np.ndarray) else 0
 
 
 def _learn_structured(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
     """Categories, sequences of any length, sets and dictionaries."""
-    if any(isinstance(item, dict | set | frozenset) for item in items):
+    _check_comparable(items)
+    if any(isinstance(item, KEYED) for item in items):
         return _learn_keyed(items, codes)
-    longest = max((len(item) for item in items if isinstance(item, list | tuple)), default=0)
+    nested = any(
+        isinstance(item, complex) or (isinstance(item, list | tuple) and any(isinstance(each, NESTED) for each in item))
+        for item in items
+    )
+    spread = [leaves(item) for item in items] if nested else items
+    longest = max((len(item) for item in spread if isinstance(item, list | tuple)), default=0)
     if longest > LONGEST:
         raise InvalidParameter(f"outputs may be sequences of at most {LONGEST} entries; got {longest}")
+    if longest == 0 and not any(isinstance(item, NUMBERS) for item in items):
+        return _learn_categories(items, codes)
+
+    nestings: dict[Hashable, int] | None = {} if nested else None
 
     def read(outputs: Any) -> Floats:
-        return _read_sequences(_items(outputs), longest, codes)
+        return _read_sequences(_items(outputs), max(longest, 1), codes, nestings)
 
-    labels = ("output",) if longest == 0 else ("length", *_positions(longest))
     matrix = read(items)
-    return Encoder(read, labels, codes, _features(matrix, labels, "category" if longest == 0 else "sequence"))
+    labels = ("length", *_positions(longest, _legend(codes)), *(("nesting",) if nested else ()))
+    return Encoder(read, labels, codes, _features(matrix, labels, "sequence"))
 
 
-def _positions(longest: int) -> list[str]:
-    return [name for index in range(longest) for name in (f"kind[{index}]", f"value[{index}]")]
+def _learn_categories(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+    """One of several: each has a number, in an order that does not tell which input came first."""
+    for item in sorted(items, key=repr):
+        _code(item, codes)
+
+    def read(outputs: Any) -> Floats:
+        return np.array([float(_code(item, codes)) for item in _items(outputs)])[:, None]
+
+    labels = (f"place of the output in {_named(codes)}",)
+    return Encoder(read, labels, codes, _features(read(items), labels, "category"))
 
 
-def _read_sequences(items: Sequence[Any], longest: int, codes: dict[Hashable, int]) -> Floats:
+def _check_comparable(items: list[Any]) -> None:
+    """Objects that are equal to nothing but themselves hide whatever they hold."""
+    equal: Any = object.__eq__
+    alone = [each for each in items if type(each).__eq__ is equal and not isinstance(each, Enum | type | None)]
+    if len({id(each) for each in alone}) > LONGEST:
+        kind = type(alone[0]).__name__
+        raise InvalidParameter(
+            f"outputs of type {kind} cannot be compared: return numbers, texts, lists, sets or dictionaries of them"
+        )
+
+
+def _named(codes: dict[Hashable, int]) -> str:
+    """The categories that have numbers, in their order."""
+    shown = [repr(each) for each in codes][:MOST_NAMED]
+    return f"({', '.join(shown)}{', ...' if len(codes) > MOST_NAMED else ''})"
+
+
+def _legend(codes: dict[Hashable, int]) -> str:
+    """What the numbers in the columns of kinds stand for."""
+    return f" (-2 a number, or the place in {_named(codes)})" if codes else ""
+
+
+def _positions(longest: int, legend: str) -> list[str]:
     if longest == 0:
-        return np.array([float(_code(item, codes)) for item in items])[:, None]
-    matrix = np.full((len(items), 1 + 2 * longest), np.nan)
+        return [f"kind{legend}", "value"]
+    return [name for index in range(longest) for name in (f"kind[{index}]{legend}", f"value[{index}]")]
+
+
+def _read_sequences(
+    items: Sequence[Any], longest: int, codes: dict[Hashable, int], nestings: dict[Hashable, int] | None
+) -> Floats:
+    matrix = np.full((len(items), 1 + 2 * longest + (nestings is not None)), nan)
     for row, item in enumerate(items):
-        entries = item if isinstance(item, list | tuple) else [item]
+        entries = leaves(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
         matrix[row, 0] = len(entries)
         for index, entry in enumerate(entries[:longest]):
-            numeric = isinstance(entry, int | float | np.number) and not isinstance(entry, bool)
+            numeric = isinstance(entry, NUMBERS) and not isinstance(entry, bool | np.bool_)
             matrix[row, 1 + 2 * index] = -2 if numeric else _code(entry, codes)
-            matrix[row, 2 + 2 * index] = float(entry) if numeric else np.nan
+            matrix[row, 2 + 2 * index] = _number(entry) if numeric else nan
+        if nestings is not None:
+            matrix[row, -1] = _code(_shape(item), nestings)
     return matrix
 
 
@@ -150,22 +293,38 @@ def _code(item: Any, codes: dict[Hashable, int]) -> int:
 
 
 def _learn_keyed(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
-    """Sets and dictionaries: a column for each key, NaN where it is absent."""
-    keys = sorted({key for item in items for key in item}, key=repr)[:LONGEST]
+    """Sets and dictionaries: a column for each key, NaN where it is absent; other outputs stand under `()`."""
+    keys = sorted({key for item in items for key in _spread(item)}, key=repr)[:LONGEST]
 
     def read(outputs: Any) -> Floats:
-        rows = [[_entry(item, key, codes) for key in keys] + [float(len(item))] for item in outputs]
-        return np.array(rows, dtype=np.float64)
+        rows = [_keyed_row(item, keys, codes) for item in _items(outputs)]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(keys) + 1)
 
     labels = (*(f"output[{key!r}]" for key in keys), "size")
     return Encoder(read, labels, codes, _features(read(items), labels))
 
 
-def _entry(item: Any, key: Hashable, codes: dict[Hashable, int]) -> float:
-    if key not in item:
-        return float("nan")
-    value = item[key] if isinstance(item, dict) else 1.0
-    return float(value) if isinstance(value, int | float | np.number) else float(_code(value, codes))
+def _keyed_row(item: Any, keys: list[Hashable], codes: dict[Hashable, int]) -> list[float]:
+    held = _spread(item)
+    return [*(_entry(held, key, codes) for key in keys), float(len(item)) if isinstance(item, KEYED) else nan]
+
+
+def _spread(item: Any, path: tuple[Hashable, ...] = ()) -> dict[Hashable, Any]:
+    """What stands under each key, nested keys as tuples; 1 for the members of a set."""
+    if isinstance(item, set | frozenset):
+        item = dict.fromkeys(item, 1.0)
+    elif path and isinstance(item, list | tuple | np.ndarray):
+        item = dict(enumerate(item))
+    if not isinstance(item, dict):
+        return {path[0] if len(path) == 1 else path: item}
+    return {name: held for key, value in item.items() for name, held in _spread(value, (*path, key)).items()}
+
+
+def _entry(held: dict[Hashable, Any], key: Hashable, codes: dict[Hashable, int]) -> float:
+    if key not in held:
+        return nan
+    value = _item(held[key])
+    return _number(value) if isinstance(value, NUMBERS) else float(_code(value, codes))
 
 
 def _features(matrix: Floats, labels: tuple[str, ...], kind: str = "number") -> tuple[Feature, ...]:

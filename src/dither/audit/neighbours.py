@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -89,29 +90,55 @@ def generated(strategy: Any, count: int = 30, seed: int = 0) -> list[Pair]:
     return distinct(drawn)
 
 
-def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-    """Each pair once, without those whose inputs are equal."""
+def distinct(pairs: Any) -> list[Pair]:
+    """Each pair once, without those whose inputs are equal; pairs may be given as a Hypothesis strategy."""
+    if hasattr(pairs, "example") and not isinstance(pairs, Iterable):
+        return generated(pairs)
     seen: dict[str, Pair] = {}
-    for a, b in pairs:
-        if repr(a) != repr(b):
-            seen.setdefault(repr((a, b)), (a, b))
+    for pair in pairs:
+        if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+            raise InvalidParameter("neighbours are pairs of inputs: [(a, b), ...]")
+        a, b = pair
+        first, second = fingerprint(a), fingerprint(b)
+        if first != second:
+            seen.setdefault(f"{first} {second}", (a, b))
     return list(seen.values())
+
+
+def fingerprint(value: Any) -> str:
+    """A text that is equal for equal inputs, however long they are: that of an array or a table leaves nothing out."""
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}[{','.join(fingerprint(each) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key!r}:{fingerprint(each)}' for key, each in value.items())}}}"
+    if hasattr(value, "columns") and hasattr(value, "__array__"):
+        return f"{list(value.columns)!r}{fingerprint(np.asarray(value))}"
+    if isinstance(value, np.ndarray):
+        held = fingerprint(value.tolist()) if value.dtype.hasobject else sha256(value.tobytes()).hexdigest()
+        return f"{value.dtype}{value.shape}{held}"
+    return repr(value)
 
 
 def probed(draw: Callable[[Any], Any]) -> list[Pair]:
     """The first family of pairs that the mechanism accepts, for a caller who named none."""
+    reasons: list[str] = []
     for family in (counts(), records(), tiny()):
-        if all(_accepted(draw, value) for pair in family for value in pair):
+        reason = next(filter(None, (_refusal(draw, value) for pair in family for value in pair)), None)
+        if reason is None:
             return family
-    raise InvalidParameter("no standard input was accepted; name the neighbours: neighbours=[(a, b), ...]")
+        reasons.append(reason)
+    raise InvalidParameter(
+        f"no standard input was accepted; name the neighbours: neighbours=[(a, b), ...]. {reasons[0]}"
+    )
 
 
-def _accepted(draw: Callable[[Any], Any], value: Any) -> bool:
+def _refusal(draw: Callable[[Any], Any], value: Any) -> str | None:
+    """Why the mechanism does not take an input."""
     try:
         draw(value)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return str(error)
+    return None
 
 
 def _first(first: Vector, rest: Vector) -> Vector:

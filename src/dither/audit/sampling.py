@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dither.errors import InvalidParameter
+from dither.audit.features import LONGEST
+from dither.audit.neighbours import fingerprint
+from dither.errors import DitherError, InvalidParameter
 
 SIZES = frozenset({"size", "n", "count", "samples", "draws", "n_samples"})
+
+PLAIN = (int, float, complex, np.number, np.bool_, np.ndarray)
 
 Clock = Callable[[], int]
 
@@ -46,20 +52,68 @@ class Source:
 
     def draw(self, value: Any, runs: int) -> Any:
         """Draws on one input."""
-        if not self.vectorised:
-            return as_outputs([self.mechanism(value) for _ in range(runs)])
-        outputs = self.mechanism(value, runs)
-        if len(outputs) != runs:
-            raise InvalidParameter(
-                f"the mechanism was asked for {runs} outputs and gave {len(outputs)}; "
-                "say vectorised=False if it answers once a call"
-            )
+        before = fingerprint(value)
+        outputs = self._many(value, runs) if self.vectorised else self._one_by_one(value, runs)
+        if fingerprint(value) != before:
+            raise InvalidParameter("the mechanism changes its input: give it a copy to work on")
         return as_outputs(outputs)
+
+    def _one_by_one(self, value: Any, runs: int) -> list[Any]:
+        try:
+            outputs = [self.mechanism(value) for _ in range(runs)]
+        except Exception as error:
+            raise _failure(error, value) from error
+        _check_awaited(*outputs)
+        return outputs
+
+    def _many(self, value: Any, runs: int) -> Any:
+        try:
+            outputs = _listed(self.mechanism(value, runs))
+        except Exception as error:
+            raise _failure(error, value) from error
+        if outputs is None or len(outputs) != runs:
+            gave = "something else" if outputs is None else f"{len(outputs)}"
+            raise InvalidParameter(
+                f"the mechanism was asked for {runs} outputs, by its second argument, and gave {gave}; "
+                "say vectorised=False if it answers once a call, or wrap it as lambda value: f(value, ...)"
+            )
+        return outputs
 
     def _timed(self, value: Any) -> tuple[int, Any]:
         started = self.clock()
-        output = self.mechanism(value, 1)[0] if self.vectorised else self.mechanism(value)
-        return self.clock() - started, output
+        output = self.mechanism(value, 1) if self.vectorised else self.mechanism(value)
+        elapsed = self.clock() - started
+        return elapsed, output[0] if self.vectorised else output
+
+
+def _failure(error: Exception, value: Any) -> Exception:
+    """What to tell about an error inside the mechanism."""
+    if isinstance(error, DitherError):
+        return error
+    shown, frame = repr(value), traceback.extract_tb(error.__traceback__)[-1]
+    return InvalidParameter(
+        f"the mechanism failed on {shown if len(shown) <= 80 else shown[:77] + '...'} "
+        f"({frame.filename}, line {frame.lineno}): {type(error).__name__}: {error}; "
+        "if analysts see such an error, it is an output: catch it and return its name"
+    )
+
+
+def _check_awaited(*outputs: Any) -> None:
+    if outputs and inspect.isawaitable(outputs[0]):
+        for output in filter(inspect.iscoroutine, outputs):
+            output.close()
+        raise InvalidParameter("the mechanism is asynchronous: wrap it as lambda value: asyncio.run(f(value))")
+
+
+def _listed(outputs: Any) -> Any:
+    """Outputs that can be counted; None if this is no collection of outputs."""
+    _check_awaited(outputs)
+    if isinstance(outputs, str | bytes | dict | set | frozenset) or not hasattr(outputs, "__iter__"):
+        return None
+    if hasattr(outputs, "__array__"):
+        array = np.asanyarray(outputs)
+        return array if array.ndim else None
+    return list(outputs)
 
 
 def takes_size(mechanism: Callable[..., Any]) -> bool:
@@ -74,16 +128,32 @@ def takes_size(mechanism: Callable[..., Any]) -> bool:
 
 def as_outputs(outputs: Any) -> Any:
     """A numeric array where the outputs are numbers or equally long vectors of numbers; else a list."""
-    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf":
-        return outputs
+    if isinstance(outputs, np.ndarray):
+        return _numeric(outputs)
     listed = list(outputs)
-    if listed and all(isinstance(item, int | float | np.number | np.bool_ | np.ndarray) for item in listed[:50]):
+    if listed and all(isinstance(item, PLAIN) or _is_long(item) for item in listed[:50]):
         try:
             array = np.asarray(listed)
         except ValueError:
             return listed
-        return array if array.dtype.kind in "biuf" else listed
+        return _numeric(array) if array.dtype.kind in "biufc" else listed
     return listed
+
+
+def _is_long(item: Any) -> bool:
+    """Whether it is a list that is read as a vector or not at all."""
+    return isinstance(item, list | tuple) and len(item) > LONGEST
+
+
+def _numeric(outputs: NDArray[Any]) -> Any:
+    """Real numbers: two for a complex one, NaN for what is masked, ticks for times; a list if these are no numbers."""
+    if isinstance(outputs, np.ma.MaskedArray):
+        outputs = np.ma.filled(outputs.astype(np.float64), np.nan) if outputs.dtype.kind in "biuf" else outputs
+    if outputs.dtype.kind in "mM":
+        return outputs.astype(np.int64)
+    if outputs.dtype.kind == "c":
+        return np.stack([outputs.real, outputs.imag], axis=-1)
+    return outputs if outputs.dtype.kind in "biuf" else list(outputs)
 
 
 def _stack_timed(runs: list[tuple[int, Any]]) -> Any:
