@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,10 +17,10 @@ import pytest
 from hypothesis import strategies
 
 from dither import audit
-from dither.audit import features
+from dither.audit import enumeration, features
 from dither.audit.neighbours import distinct, fingerprint
 from dither.audit.sampling import Source, as_outputs
-from dither.errors import InvalidParameter
+from dither.errors import InvalidParameter, Unsupported
 from dither.loss import Pure
 
 RNG = np.random.default_rng(7)
@@ -180,3 +182,69 @@ def test_neighbours_may_be_a_strategy() -> None:
 def test_neighbours_that_are_no_pairs_are_refused(pairs: Any) -> None:
     with pytest.raises(InvalidParameter, match="pairs of inputs"):
         audit.privacy(twice, Pure(1), pairs, samples=1000)
+
+
+# ---- the exact audit -----------------------------------------------------------------------------------------------
+
+
+def counts_calls() -> Callable[[int, Any], int]:
+    """State that is kept from one execution to the next."""
+    calls: list[int] = []
+    return lambda value, bits: calls.append(0) or len(calls) // 300
+
+
+ELSEWHERE: dict[str, Callable[[int, Any], Any]] = {
+    "a generator of its own": lambda value, bits: value if RNG.random() < 0.1 else 0,
+    "with bits besides": lambda value, bits: (value if RNG.random() < 0.5 else 0) + int(bits.integer(8) < 100),
+    "numpy's, hardly ever": lambda value, bits: bool(np.random.random() < 1e-12),
+    "Python's, hardly ever": lambda value, bits: random.random() < 1e-12,
+    "state": counts_calls(),
+}
+
+
+@pytest.mark.parametrize("mechanism", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_randomness_from_elsewhere_is_never_certified(mechanism: Callable[[int, Any], Any]) -> None:
+    """The named bug: code that split no bits ran once on each input, and what it gave was taken for certain."""
+    # Unseen with probability below 1e-11 (0.9^500 twice, 0.5^500); the others are seen surely.
+    with pytest.raises(Unsupported, match="elsewhere"):
+        audit.exact(mechanism, (1, 0))
+
+
+def test_outcomes_are_counted_as_an_analyst_sees_them() -> None:
+    fair: list[Callable[[int, Any], Any]] = [
+        lambda value, bits: float("nan") if bits.integer(1) else 0.0,
+        lambda value, bits: {"a": {int(bits.integer(1))}},
+    ]
+    assert all(audit.exact(mechanism, (0, 1)).epsilon_upper() == 0 for mechanism in fair)
+    assert audit.exact(lambda value, bits: -0.0 if value else 0.0, (0, 1)).epsilon_lower() == np.inf
+
+
+def forever(value: int, bits: Any) -> None:
+    while bits.integer(1) >= 0:
+        pass
+
+
+def deciding_forever(value: int, bits: Any) -> None:
+    while bits.integer(1) in (0, 1):
+        pass
+
+
+def test_executions_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enumeration, "MOST_ASKED", 10_000)
+    for mechanism in (forever, deciding_forever):
+        with pytest.raises(Unsupported, match="ended"):
+            audit.exact(mechanism, (0, 1), most_runs=10)
+
+
+def test_slips_in_the_exact_audit_are_told_in_words() -> None:
+    with pytest.raises(InvalidParameter, match="NameError"):
+        audit.exact(lambda value, bits: undefined, (0, 1))  # type: ignore[name-defined]  # noqa: F821
+    with pytest.raises(InvalidParameter, match="two inputs"):
+        audit.exact(lambda value, bits: 0, 3)
+    with pytest.raises(Unsupported, match="bytearray"):
+        audit.exact(lambda value, bits: bytearray(b"a"), (0, 1))
+
+
+def test_reports_are_json_that_every_reader_takes() -> None:
+    read = json.loads(audit.exact(lambda value, bits: value, (0, 1)).report(), parse_constant=pytest.fail)
+    assert read["epsilon_lower"] == "inf"

@@ -2,11 +2,13 @@
 
 One execution is a path of decisions; the tape replays a path, then follows the heaviest branch and notes the others.
 Masses are integers of 2^-256, rounded down, so that each outcome has at least its mass and at most its mass and what
-is left. Code that reads randomness elsewhere takes different turns on a replay, and is refused.
+is left. Code that reads randomness elsewhere takes different turns on a replay, or ends differently when the same
+executions are repeated (`check_steady`), and is refused.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ FLOAT_BITS = 53
 Run = Callable[["Tape"], Any]
 Path = tuple[Any, Any] | None  # the decisions before, and one more
 AGAIN = "starts over"
+MOST_ASKED = 4_000_000  # random numbers in one execution
+REPEATED = 500
+AT_ONCE = 50
 
 
 class Undecided(Exception):
@@ -75,13 +80,15 @@ class Tape:
     """One execution's random numbers: a `Bits` source, with `random`, `below` and known laws besides."""
 
     def __init__(self, path: Path, mass: int, branches: Callable[[int, Path], None]) -> None:
-        self.mass, self._branches = mass, branches
+        self.mass, self._branches, self._asked = mass, branches, 0
         self._end, self._replay = path, _unrolled(path)
 
     def split(self, branches: Branches, total: int) -> Any:
         """What the branch taken brings: as on the path, then the heaviest; the others are noted."""
         if self._replay:
             return self._replay.pop()
+        if not self.mass:
+            raise Undecided
         found = branches()
         chosen = max(range(len(found)), key=lambda place: found[place][0])
         for place, (weight, what) in enumerate(found):
@@ -93,6 +100,9 @@ class Tape:
 
     def integer(self, bits: int) -> Any:
         """One uniform integer of `bits` bits."""
+        self._asked += 1
+        if self._asked > MOST_ASKED:
+            raise Unsupported(f"an execution asked for more than {MOST_ASKED} random numbers and had not ended")
         return Lazy(Uniform(self, 0, (1 << bits) - 1)) if bits else 0
 
     def words(self, size: int, bits: int) -> Any:
@@ -153,6 +163,26 @@ def enumerated(run: Run, residual: float, most_runs: int) -> ExactLaw:
     return ExactLaw(masses, runs)
 
 
+def check_steady(run: Run) -> None:
+    """Refuses code that does not end as before when its likeliest executions are repeated."""
+    states = _states()
+    first = enumerated(run, 0.0, AT_ONCE)
+    done = first.runs
+    while done < REPEATED:
+        again = enumerated(run, 0.0, AT_ONCE)
+        done += again.runs
+        if again.masses != first.masses:
+            raise Unsupported(ELSEWHERE)
+    if _states() != states:
+        raise Unsupported(ELSEWHERE)
+
+
+def _states() -> tuple[Any, Any]:
+    """Where the generators that everybody shares are."""
+    kind, words, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), (kind, np.asarray(words).tobytes(), *rest)
+
+
 def _outcome(run: Run, tape: Tape) -> Hashable:
     """What the run gives back; an error of arithmetic is seen by whoever asked, so it is an outcome too."""
     try:
@@ -166,10 +196,23 @@ def _outcome(run: Run, tape: Tape) -> Hashable:
 
 
 def key(outcome: Any) -> Hashable:
-    """An outcome as something to count by: arrays and lists as tuples, numbers as Python's own."""
+    """An outcome as something to count by: arrays and lists as tuples, numbers as Python's own.
+
+    Not-a-number is equal to itself here, and minus zero is not zero: an analyst sees the sign.
+    """
     decided = known(outcome)
-    if isinstance(decided, np.ndarray):
+    if isinstance(decided, np.ndarray | np.generic):
         decided = decided.tolist()
     if isinstance(decided, list | tuple):
         return tuple(key(each) for each in decided)
-    return decided  # type: ignore[no-any-return]
+    if isinstance(decided, dict):
+        return tuple(sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
+    if isinstance(decided, set | frozenset):
+        return frozenset(key(each) for each in decided)
+    if isinstance(decided, float) and (decided != decided or repr(decided) == "-0.0"):
+        return repr(decided)
+    if not isinstance(decided, Hashable):
+        raise Unsupported(
+            f"outcomes of type {type(decided).__name__} cannot be counted: return numbers, texts or lists"
+        )
+    return decided

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from dither.audit.claims import ORDERS
-from dither.audit.enumeration import UNIT, ExactLaw, Tape
+from dither.audit.enumeration import UNIT, ExactLaw, Rejected, Tape, Undecided
 from dither.audit.neighbours import Pair
-from dither.audit.standing import law
-from dither.errors import InvalidParameter
+from dither.audit.sampling import failure
+from dither.audit.standing import law, steady
+from dither.audit.stated import finite
+from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational, to_json
 from dither.privacy.directed import exp_down, exp_up, log_down
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, Staircase
@@ -145,8 +148,8 @@ class ExactResult:
         outcome, on_a, on_b = self.worst()
         verdict = {} if claim is None else {"claim": to_json(claim), "certified": self.certifies(claim)}
         return {
-            **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": self.epsilon_lower(),
-            "epsilon_upper": self.epsilon_upper(), "residual": self.residual, "runs": self.runs,
+            **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": finite(self.epsilon_lower()),
+            "epsilon_upper": finite(self.epsilon_upper()), "residual": self.residual, "runs": self.runs,
             "outputs": len(self.law_a.masses), "worst_output": repr(outcome), "probability_a": float(on_a[0]),
             "probability_b": float(on_b[0]), "family": self.family,
         }  # fmt: skip
@@ -174,7 +177,7 @@ class ExactResult:
 
 def exact(
     mechanism: Callable[[Any, Tape], Any] | Mechanism,
-    pair: Pair,
+    pair: Pair | Any,
     *,
     residual: float = 1e-15,
     most_runs: int = 1_000_000,
@@ -183,17 +186,28 @@ def exact(
 
     A mechanism of Dither is taken as it is. Merged states and replaced samplers: see `enumeration.py`.
     """
+    if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+        raise InvalidParameter("a pair is two inputs: (a, b)")
     a, b = pair
     run = _runner(mechanism)
-    first = law(lambda tape: run(a, tape), residual, most_runs)
+    if not isinstance(mechanism, Mechanism):
+        for value in (a, b):
+            steady(partial(run, value))
+    first = _ended(law(partial(run, a), residual, most_runs))
     if isinstance(mechanism, INVARIANT):
         by = np.asarray(b, np.int64) - np.asarray(a, np.int64)
         second = first.moved(lambda outcome: tuple((np.asarray(outcome) + by).tolist()))
         return ExactResult(
             a, b, first, second, f"every pair of inputs that differ by {by.tolist()} ({mechanism.proof})"
         )
-    second = law(lambda tape: run(b, tape), residual, most_runs)
+    second = _ended(law(partial(run, b), residual, most_runs))
     return ExactResult(a, b, first, second, "this pair alone")
+
+
+def _ended(law: ExactLaw) -> ExactLaw:
+    if not law.masses:
+        raise Unsupported(f"none of {law.runs} executions ended with an output")
+    return law
 
 
 def delta_of(claim: Loss) -> Fraction:
@@ -206,7 +220,15 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
         return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)
     if not callable(mechanism):
         raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
-    run: Callable[[Any, Tape], Any] = mechanism
+
+    def run(value: Any, tape: Tape) -> Any:
+        try:
+            return mechanism(value, tape)
+        except (Undecided, Rejected, ArithmeticError, ValueError):
+            raise
+        except Exception as error:
+            raise failure(error, value) from error
+
     return run
 
 

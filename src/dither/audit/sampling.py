@@ -62,7 +62,7 @@ class Source:
         try:
             outputs = [self.mechanism(value) for _ in range(runs)]
         except Exception as error:
-            raise _failure(error, value) from error
+            raise failure(error, value) from error
         _check_awaited(*outputs)
         return outputs
 
@@ -70,7 +70,7 @@ class Source:
         try:
             outputs = _listed(self.mechanism(value, runs))
         except Exception as error:
-            raise _failure(error, value) from error
+            raise failure(error, value) from error
         if outputs is None or len(outputs) != runs:
             gave = "something else" if outputs is None else f"{len(outputs)}"
             raise InvalidParameter(
@@ -86,7 +86,7 @@ class Source:
         return elapsed, output[0] if self.vectorised else output
 
 
-def _failure(error: Exception, value: Any) -> Exception:
+def failure(error: Exception, value: Any) -> Exception:
     """What to tell about an error inside the mechanism."""
     if isinstance(error, DitherError):
         return error

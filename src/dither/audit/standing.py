@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.enumeration import ExactLaw, Rejected, Run, Tape, Undecided, enumerated
+from dither.audit.enumeration import ExactLaw, Rejected, Run, Tape, Undecided, check_steady, enumerated
 from dither.audit.lazily import Table
 from dither.privacy.mechanisms import quantiles, selection
 from dither.privacy.noise import FULL, exp_enclosure, lattice, race
@@ -48,6 +48,12 @@ def law(run: Run, residual: float = 1e-15, most_runs: int = MOST_RUNS) -> ExactL
     """The law of `run(tape)`, with Dither's samplers replaced by their laws."""
     with enumerable():
         return enumerated(run, residual, most_runs)
+
+
+def steady(run: Run) -> None:
+    """Refuses code that reads randomness or keeps state elsewhere."""
+    with enumerable():
+        check_steady(run)
 
 
 @contextmanager

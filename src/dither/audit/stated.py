@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def claim(text: str) -> Loss:
     if kind is None or not all(given.values()):
         raise InvalidParameter(f"a claim is 'epsilon=1', 'epsilon=1, delta=1e-5' or 'rho=0.5', got {text!r}")
     return kind(**{name: rational(value, name) for name, value in given.items()})
+
+
+def finite(number: float) -> float | str:
+    """A number for JSON, which has neither infinities nor NaN: these are texts."""
+    return number if isfinite(number) else str(number)
 
 
 def found(place: str) -> Any:
