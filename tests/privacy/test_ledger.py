@@ -26,7 +26,7 @@ from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, Ledge
 from dither.loss import ZCDP, Approximate, Pure, to_json
 from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain, writing
 from dither.privacy.ledger.rules import Population, canonical, cost_of, key
-from dither.privacy.ledger.stores import FORMAT, Store, link, open_any, open_store
+from dither.privacy.ledger.stores import FORMAT, PostgresStore, SqliteStore, Store, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
 from dither.schema import Group, Unit
 from dither.wire.model import Head
@@ -662,6 +662,144 @@ def test_a_restored_copy_is_closed_until_the_gap_is_marked(place: str, tmp_path:
     for taken in (lambda: backup(place, tmp_path / "backup.sqlite"), lambda: restore(tmp_path / "backup.sqlite", back)):
         with pytest.raises(LedgerError, match="overwrites"):
             taken()
+
+
+def copied(place: Path) -> Path:
+    """A backup of a ledger that has gone on since, so that what the copy says was spent is too little."""
+    ledger = Ledger(place / "first.sqlite")
+    ledger.register(dataset(1))
+    paid(ledger, claim(1, "1/4"))
+    backup(place / "first.sqlite", place / "copy.sqlite")
+    paid(ledger, claim(2, "3/4"))
+    ledger.close()
+    return place / "copy.sqlite"
+
+
+def lets_spend(place: str | Path) -> bool:
+    """Whether a kernel that starts on this ledger now would charge a question, and answer it."""
+    if str(place).startswith("postgres"):  # it would wait for whoever writes, who here waits for it
+        place = f"{place}{'&' if '?' in str(place) else '?'}options=-c%20lock_timeout%3D100"
+    try:
+        ledger = Ledger(place, create=False)
+    except LedgerError:
+        return False
+    try:
+        return ledger.preview(claim(3, "1/2")) == (False, True)
+    except (LedgerError, NotFound):
+        return False
+    finally:
+        ledger.close()
+
+
+def before_each_statement(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Acts before whatever a store is about to do, but not while it acts."""
+    acting = False
+
+    def watched(connected: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def first(self: Any) -> Any:
+            nonlocal acting
+            if not acting:
+                acting = True
+                try:
+                    act()
+                finally:
+                    acting = False
+            return connected(self)
+
+        return first
+
+    for kind in (SqliteStore, PostgresStore):
+        monkeypatch.setattr(kind, "_connected", watched(kind._connected))
+
+
+def test_a_restore_is_closed_from_its_first_moment(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: rows were copied first and the mark came after, so a kernel that started between them answered."""
+    copy, seen = copied(tmp_path), list[bool]()
+    Ledger(place).close()
+    before_each_statement(monkeypatch, lambda: seen.append(lets_spend(place)))
+    restore(copy, place)
+    monkeypatch.undo()
+    assert len(seen) > 5 and not any(seen) and not lets_spend(place)
+    assert lets_spend(copy) and verify(place).sound
+    Ledger(place).mark_gap(Head(9, "f" * 64), Pure("1/4"))
+    assert lets_spend(place)
+
+
+def test_a_restore_that_is_killed_leaves_nothing_or_a_closed_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The named bug: cut off before the mark, a copy was a ledger like any other, with less spent than there was."""
+    copy, back, left, killed = copied(tmp_path), tmp_path / "back.sqlite", 0, 0
+
+    def count_down() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+
+    while True:
+        left = killed
+        with monkeypatch.context() as patch:
+            before_each_statement(patch, count_down)
+            try:
+                restore(copy, back)
+                break
+            except KeyboardInterrupt:
+                killed += 1
+        if back.exists():
+            assert not lets_spend(back)
+            for each in tmp_path.glob("back.sqlite*"):
+                each.unlink()
+    assert killed > 10 and not lets_spend(back) and verify(back).sound
+
+
+def test_a_ledger_that_is_in_use_is_not_restored_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that started on the empty place keeps it, and one that was only about to finds the closed copy."""
+    copy, early = copied(tmp_path), Ledger(tmp_path / "back.sqlite")
+    taken = [early]
+
+    def take() -> None:
+        if taken and open_store(tmp_path / "back.sqlite").head().sequence == 0:
+            taken.pop().register(dataset(1))
+
+    restore(copy, tmp_path / "other.sqlite")
+    with monkeypatch.context() as patch:
+        before_each_statement(patch, take)
+        with pytest.raises(LedgerError, match="overwrites"):
+            restore(copy, tmp_path / "back.sqlite")
+    assert early.head.sequence == 1 and verify(tmp_path / "back.sqlite").sound
+    waiting = Ledger(tmp_path / "third.sqlite")
+    restore(copy, tmp_path / "third.sqlite")
+    waiting.register(dataset(1))
+    with pytest.raises(LedgerError, match="closed after a restore"):
+        waiting.charge(claim(3, "1/4"))
+
+
+@pytest.mark.parametrize("policy", ["shared", "separate"])
+def test_what_may_have_been_answered_in_a_lost_stretch_is_not_drawn_again(
+    place: str, tmp_path: Path, policy: str
+) -> None:
+    """The named bug: a charge that had no answer yet when the copy was made gave a second draw for the same loss."""
+    ledger, back = Ledger(place), tmp_path / "back.sqlite"
+    ledger.register(dataset(1, policy=policy, groups=teams()))
+    receipt = paid(ledger, claim(1, "1/4", request_id="mine"))
+    answered = paid(ledger, claim(2, "1/8"))
+    ledger.record(answered, "known")
+    backup(place, tmp_path / "copy.sqlite")
+    ledger.record(receipt, "given to the analyst")
+    restore(tmp_path / "copy.sqlite", back)
+    restored, again = Ledger(back), [claim(1, "1/4"), claim(1, "1/4", request_id="mine"), claim(1, "1/4", "cyd")]
+    for _ in ("closed", "open"):
+        for asked in again:
+            with pytest.raises(BudgetExceeded, match="another draw"):
+                restored.charge(asked)
+            assert restored.preview(asked) == (False, False)
+        restored.mark_gap(ledger.head, Pure(0))
+    assert [row.kind for row in restored.rows()].count("charge") == 2
+    assert restored.charge(claim(2, "1/8")) == Recorded(answered.sequence, "known", paid=True)
+    since = paid(restored, claim(3, "1/4"))  # what is charged since then can be drawn after a crash, as ever
+    assert paid(Ledger(back), claim(3, "1/4")).sequence == since.sequence
+    assert verify(back).sound
 
 
 def test_a_gap_of_unknown_size_spends_everything(place: str) -> None:

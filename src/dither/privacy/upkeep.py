@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dither.access.context import Context
 from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
-from dither.privacy.ledger.chain import Ledger
 from dither.privacy.ledger.rules import Book, Memory, canonical
 from dither.privacy.ledger.stores import FORMAT, GENESIS, Row, Store, check_format, link, open_any, open_store
+from dither.privacy.ledger.writing import instant
+from dither.privacy.pacing import SystemClock
 from dither.wire.model import Head, UnitLoss
 
 Appraise = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
@@ -94,6 +96,13 @@ class Replay:
         self.state.update(self._last.updates)
         self.head, self._checked = row.head, row.time
 
+    def add(self, kind: str, body: Mapping[str, Any]) -> Row:
+        """A further row, made now."""
+        now = instant(SystemClock().utc())
+        row = link(self.head, kind, max(now, self._checked), canonical(body))
+        self.take(row)
+        return row
+
     def _book(self) -> Book:
         def read(names: list[str]) -> dict[str, str]:
             return {name: self.state[name] for name in names if name in self.state}
@@ -126,41 +135,32 @@ def restore(copy: Path, place: str | Path) -> Head:
     """Puts a copy in an empty place, closed until the curator marks what was spent since; returns the copy's end."""
     source, target = open_store(copy, create=False), open_store(place)
     try:
-        if target.head() != GENESIS:
-            raise LedgerError("there is a ledger at that place already; a restore never overwrites")
-        head = _copy(source, target)
+        return _copy(source, target, closed=True)
     finally:
         source.close()
         target.close()
-    ledger = Ledger(place)
-    ledger.mark_restored(head)
-    ledger.close()
-    return head
 
 
-def _copy(source: Store, target: Store) -> Head:
-    """Copies every row, checking each by the rules, then the state that they lead to, and what is noted beside them."""
+def _copy(source: Store, target: Store, *, closed: bool = False) -> Head:
+    """Copies every row, once each has passed the rules, the state that they lead to, and what is noted beside them.
+
+    All of it, and the mark that closes a restored ledger, is there at once or not at all: nobody finds a copy that lets
+    spend what was spent since.
+    """
     replay = Replay(source)
-    for page in _pages(source.rows()):
-        before = replay.head
-        for row in page:
-            replay.take(row)
-        if not target.append(before, page):
-            raise LedgerError("the copy was written to by someone else")
-    # Misses count towards the lock and the statement also after a restore.
-    target.rebuild(replay.head.sequence, replay.state, source.all_notes())
-    return replay.head
-
-
-def _pages(rows: Iterator[Row], size: int = 1000) -> Iterator[list[Row]]:
-    page: list[Row] = []
-    for row in rows:
-        page.append(row)
-        if len(page) == size:
-            yield page
-            page = []
-    if page:
-        yield page
+    for row in source.rows():
+        replay.take(row)
+    head = replay.head
+    rows = (row for row in source.rows() if row.sequence <= head.sequence)  # a ledger that is backed up goes on
+    mark = [replay.add("restore", {"head": asdict(head)})] if closed else []
+    try:
+        # Misses count towards the lock and the statement also after a restore.
+        target.rebuild(replay.head.sequence, replay.state, chain(rows, mark), source.all_notes())
+    except LedgerError:
+        if target.head() != GENESIS:
+            raise LedgerError("there is a ledger at that place already; a copy never overwrites") from None
+        raise
+    return head
 
 
 def migrate(place: str | Path) -> tuple[int, int]:

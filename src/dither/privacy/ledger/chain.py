@@ -7,7 +7,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -115,14 +115,21 @@ class Ledger(Chain):
             raise LedgerError("the dataset was registered anew by another kernel; this one must be restarted")
         root = self._repeated(draft.book, claim, question[1])
         first, unpaid = draft.book.unpaid(population, dataset, claim.account, question)
+        self._check_unanswered(draft.book, root or first)
         paid = first if root is None and not unpaid else root
         if paid is not None:
-            return self._outcome(
-                draft, paid, True, self._own(draft, population, dataset, claim.account, question, paid)
-            )
+            own = self._own(draft, population, dataset, claim.account, question, paid)
+            return self._outcome(draft, paid, True, own)
         row = draft.add("charge", self._charge_body(claim, population, question[1], first, unpaid))
         own = (row.sequence, row.time)
         return Receipt(_MINT, *own) if first is None else self._outcome(draft, first, False, own)
+
+    def _check_unanswered(self, book: Book, root: int | None) -> None:
+        """Refuses to draw for a charge whose answer may have left in a stretch of the ledger that was lost."""
+        if root is None or book.get(key("answer", root)) is not None:
+            return
+        if any(row.kind in ("restore", "gap") for row in self._store.rows(root)):
+            raise BudgetExceeded("paid for before the ledger was restored, and maybe answered: ask for another draw")
 
     def _own(
         self, draft: Draft, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
@@ -259,16 +266,12 @@ class Ledger(Chain):
             return None, ""
         return Account(str(body["name"]), str(body["role"])), str(body["token"])
 
-    def mark_restored(self, source: Head) -> None:
-        """Closes a ledger that was restored from a copy, until the gap is marked."""
-        self._submit(lambda draft: draft.add("restore", {"head": _head(source)}))
-
     def mark_gap(self, head: Head, spent: Loss | None, by: str = KERNEL) -> None:
         """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
 
         def decide(draft: Draft) -> None:
             loss, names = None if spent is None else to_json(spent), draft.book.populations()
-            draft.add("gap", {"by": by, "head": _head(head), "populations": names, "spent": loss})
+            draft.add("gap", {"by": by, "head": asdict(head), "populations": names, "spent": loss})
 
         self._submit(decide)
 
@@ -338,14 +341,10 @@ class Ledger(Chain):
 
     def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
         """The last recorded answer to a question that an account asked of any version of a dataset."""
-        charges, found = set[int](), None
+        asked, charges, found = (dataset, account, digest), set[int](), None
         for row in self.rows():
             body = json.loads(row.body)
-            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == (
-                dataset,
-                account,
-                digest,
-            ):
+            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == asked:
                 charges.add(row.sequence)
             if row.kind == "answer" and body["charge"] in charges:
                 found = str(body["release"])
@@ -408,10 +407,6 @@ class Ledger(Chain):
 def hashed(token: str) -> str:
     """What is kept of a token: it has 256 random bits, so a plain hash does."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _head(head: Head) -> dict[str, object]:
-    return {"hash": head.hash, "sequence": head.sequence}
 
 
 def _balance(pool: Pool, spent: tuple[int, ...]) -> Balance:

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,14 +213,17 @@ class Store(ABC):
                 self._run(statement.format_map(self._types))
             self._set("format", FORMAT)
 
-    def rebuild(self, sequence: int, state: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
-        """Brings an older layout to this version's, or a copy to what it copies, in one transaction."""
+    def rebuild(
+        self, sequence: int, state: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[Note] = ()
+    ) -> None:
+        """Brings an older layout to this version's, or fills an empty place with a copy, in one transaction."""
         with self._alone():
             for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
             self._run("DELETE FROM state")
-            for note in notes:
-                self._run("INSERT INTO notes VALUES (?, ?, ?, ?, ?)", *note)
+            for table, found in (("rows", rows), ("notes", notes)):
+                insert = f"INSERT INTO {table} VALUES ({', '.join([self._mark] * 5)})"  # noqa: S608 constants
+                self._connected().cursor().executemany(insert, found)
             self._keep(state)
             self._set("state", sequence)
             self._set("format", FORMAT)
