@@ -21,7 +21,7 @@ from dither.access import expr as x
 from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.engines import open_engine
-from dither.access.engines.duckdb import STATEMENTS, Database, DuckDBEngine
+from dither.access.engines.duckdb import STATEMENTS, DuckDBEngine, Opening
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
@@ -32,6 +32,7 @@ ROWS = {
 }
 BY_COUNTRY = m.Count(r.Scan("users"), (m.Key("country", x.Column("country")),))
 HEAVY = m.Count(r.BoundRows(r.Scan("t"), "user", 2))
+COUNT_USERS = m.Count(r.Scan("users"))
 
 
 @pytest.mark.tier("test")
@@ -126,6 +127,14 @@ def settings_of(world: DuckDBEngine) -> dict[str, str]:
     return dict(world._connection.sql("SELECT name, value FROM duckdb_settings()").fetchall())
 
 
+def apart_from_spills(world: DuckDBEngine) -> dict[str, str]:
+    """The settings, without the name of the folder that each opening has for itself."""
+    found = settings_of(world)
+    place = found["temp_directory"]
+    assert Path(place).parent == Path(world._database.scratch.name)
+    return {name: str(value).replace(place, "spills") for name, value in found.items()}
+
+
 def test_a_renewed_connection_is_as_limited_and_finds_the_same_tables(tmp_path: Path) -> None:
     connection = duckdb.connect(str(tmp_path / "t.duckdb"))
     connection.execute("CREATE TABLE t AS SELECT range AS id, range % 7 AS v FROM range(50)")
@@ -133,11 +142,11 @@ def test_a_renewed_connection_is_as_limited_and_finds_the_same_tables(tmp_path: 
     columns = {"id": Column("id", Identifier("integer")), "v": Column("v", Number(Fraction(0), Fraction(9)))}
     declared = Table("t", True, columns, Source("duckdb", {"path": str(tmp_path / "t.duckdb"), "table": "t"}))
     world = DuckDBEngine(Dataset("d", "d", "1", {"t": declared}, {"user": Unit("user", "user", {"t": "id"})}, ()))
-    first, settings, answer = world._connection, settings_of(world), world.vector(HEAVY).tolist()
+    first, settings, answer = world._connection, apart_from_spills(world), world.vector(HEAVY).tolist()
     for _ in range(STATEMENTS):
         assert world.vector(HEAVY).tolist() == answer
     assert world._connection is not first
-    assert settings_of(world) == settings
+    assert apart_from_spills(world) == settings
     with pytest.raises(duckdb.Error):
         world._connection.execute("SET memory_limit = '100GB'")
     with pytest.raises(duckdb.Error):
@@ -178,7 +187,7 @@ def test_a_database_is_opened_anew_only_while_no_statement_runs_and_after_one_th
     world = engine(tmp_path, **ROWS)
     first, database = world._connection, world._database
     with database.cursor():
-        database._statements = STATEMENTS
+        database._opening.statements = STATEMENTS
         with database.cursor():
             assert world._connection is first
     with database.cursor():
@@ -188,6 +197,57 @@ def test_a_database_is_opened_anew_only_while_no_statement_runs_and_after_one_th
         cursor.execute("SELECT nothing")
     with database.cursor():
         assert world._connection is not second
+
+
+@pytest.mark.parametrize("problem", [duckdb.FatalException, duckdb.InternalException])
+def test_after_a_fatal_error_new_statements_find_a_new_database_and_old_ones_end(
+    tmp_path: Path, problem: type[duckdb.Error]
+) -> None:
+    """The named bug: the broken one stayed until no statement was at work, and all that came meanwhile failed."""
+    world = engine(tmp_path, **ROWS)
+    first, database, answer = world._connection, world._database, world.vector(COUNT_USERS).tolist()
+    with database.cursor() as at_work:
+        places = set(Path(database.scratch.name).iterdir())
+        with pytest.raises(problem), database.cursor():
+            raise problem("the database has been invalidated")
+        assert world.another().vector(COUNT_USERS).tolist() == answer
+        assert world._connection is not first
+        assert len({*Path(database.scratch.name).iterdir()} - places) == 1  # what they spill stays apart
+        assert at_work.execute("SELECT 42").fetchall() == [(42,)]
+        with pytest.raises(problem), database.cursor():  # and again: each is closed by whoever leaves it last
+            raise problem("once more")
+        assert world.vector(COUNT_USERS).tolist() == answer
+    with pytest.raises(duckdb.Error):
+        first.execute("SELECT 1")
+    assert len([*Path(database.scratch.name).iterdir()]) == 1
+    assert world.vector(COUNT_USERS).tolist() == answer
+
+
+def test_a_late_failure_on_an_old_database_leaves_the_new_one_alone(tmp_path: Path) -> None:
+    world = engine(tmp_path, **ROWS)
+    database = world._database
+    with pytest.raises(duckdb.Error), database.cursor():
+        with pytest.raises(duckdb.Error), database.cursor():
+            raise duckdb.FatalException
+        with database.cursor():
+            second = world._connection
+        raise duckdb.FatalException
+    with database.cursor():
+        assert world._connection is second
+
+
+def test_a_database_that_cannot_be_opened_anew_is_tried_again(tmp_path: Path) -> None:
+    world = engine(tmp_path, **ROWS)
+    answer, database = world.vector(COUNT_USERS).tolist(), world._database
+    with pytest.raises(duckdb.Error), database.cursor():
+        raise duckdb.FatalException
+    database._settled.append("ATTACH '/nowhere/at/all.duckdb' AS x (READ_ONLY)")
+    for _ in range(2):
+        with pytest.raises(EngineFailure):
+            world.vector(COUNT_USERS)
+    database._settled.pop()
+    assert world.vector(COUNT_USERS).tolist() == answer
+    assert len([*Path(database.scratch.name).iterdir()]) == 1
 
 
 class InUse(ctypes.Structure):
@@ -208,7 +268,7 @@ def kilobytes_in_use() -> int:
 
 def growth(world: DuckDBEngine, rounds: int) -> int:
     """Kilobytes that so many rounds of statements leave behind, each measured just after a renewal."""
-    world._database._statements = STATEMENTS
+    world._database._opening.statements = STATEMENTS
     world.vector(HEAVY)
     before = kilobytes_in_use()
     for _ in range(rounds * STATEMENTS):
@@ -222,7 +282,7 @@ def test_statements_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     growth(world, 1)
     assert growth(world, 4) < 400
     # The test sees what it is for: without renewals a statement leaves about 10 KB behind.
-    monkeypatch.setattr(Database, "_renew", lambda self: None)
+    monkeypatch.setattr(Opening, "spent", False)
     assert growth(world, 4) > 800
 
 

@@ -24,6 +24,7 @@ from sqlglot import exp
 
 from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
+from dither.access.engines.duckdb import Database
 from dither.access.expr import Column, Compare, Constant, Instant, Or
 from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
 from dither.access.relation import Auto, BoundGroups, BoundRows, Project, Sample, Scan, Where
@@ -1030,6 +1031,32 @@ def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(w
     room.spies[1].before = lambda: None
     assert room.kernel.answer(counting(draw=1), "ann").parts
     assert len(room.spies) == 2
+
+
+def test_an_engine_that_failed_is_replaced_on_the_database_of_the_others(
+    world: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The named bug: each that failed had a database of its own from then on, with its own 3.5 GB and threads."""
+    kernel, made = LocalKernel(world(100), tmp_path / "ledger.sqlite", slots=3), list[Database]()
+    slots, opening = kernel._house("shop").slots, Database.__init__
+    monkeypatch.setattr(Database, "__init__", lambda self: (made.append(self), opening(self))[1])
+    first = slots[0].engine._database
+
+    def ask(*draws: int) -> None:
+        for draw in draws:
+            assert kernel.answer(counting(draw=draw), "ann").parts
+
+    slots[0].failed = slots[2].failed = True
+    ask(1, 2, 3)
+    assert made == [] and {slot.engine._database for slot in slots} == {first} and len(first._engines) == 3
+    assert len({id(slot.engine) for slot in slots}) == 3 and not any(slot.failed for slot in slots)
+    for slot in slots:
+        slot.failed = True
+    ask(4, 5, 6)  # where none is sound, what is wrong may be the database: it is opened once, for all of them
+    assert [slot.engine._database for slot in slots] == made * 3 and len(made) == 1
+    assert not Path(first.scratch.name).exists()
+    kernel.close()
+    assert not Path(made[0].scratch.name).exists()
 
 
 def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened: Any, monkeypatch: Any) -> None:

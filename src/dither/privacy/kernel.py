@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from dither.access.context import Context, PublicFacts, with_facts
-from dither.access.engines import Engine, open_engine, several
+from dither.access.engines import Engine, beside, open_engine, several
 from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, InvalidPlan, NotAllowed, NotFound
 from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
@@ -35,16 +35,7 @@ from dither.privacy.sizing import size_parts
 from dither.privacy.tails import rung
 from dither.schema import Dataset, Scalar, Unit, load
 from dither.wire.codec import RESPONSE, decode, description, digest, encode
-from dither.wire.model import (
-    Balance,
-    Entry,
-    LedgerRow,
-    Quote,
-    Release,
-    ReleasedPart,
-    Request,
-    Statement,
-)
+from dither.wire.model import Balance, Entry, LedgerRow, Quote, Release, ReleasedPart, Request, Statement
 
 
 @cache
@@ -222,12 +213,14 @@ class LocalKernel:
         return self._recorded(mine, cached=False)
 
     def _working(self, task: _Task) -> Engine:
-        """The task's engine, opened again if it has failed: the public tables must be those that were registered."""
+        """The task's engine, replaced if it has failed: the public tables must be those that were registered."""
         if task.slot.failed:
-            with suppress(Exception):
-                task.slot.engine.close()
-            before, task.slot.engine = task.slot.engine, self._open(task.house.context.dataset)
+            before, opened = task.slot.engine, partial(self._open, task.house.context.dataset)
+            working = next((slot.engine for slot in task.house.slots if not slot.failed), None)
+            task.slot.engine = opened() if working is None else beside(working, opened)
             task.slot.corrected.update(before.corrections())
+            with suppress(Exception):
+                before.close()
             if task.slot.engine.ctx.facts != task.house.context.facts:
                 raise EngineFailure
             task.slot.failed = False

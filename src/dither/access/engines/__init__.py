@@ -66,8 +66,13 @@ def open_engine(dataset: Dataset, **options: str) -> Engine:
     return engine
 
 
+def beside(engine: Engine, opened: Callable[[], Engine]) -> Engine:
+    """One more engine over the same data: on the same database where it can share that, else opened for itself."""
+    another: Callable[[], Engine] = getattr(engine, "another", opened)
+    return another()
+
+
 def several(count: int, opened: Callable[[], Engine]) -> tuple[Engine, ...]:
     """So many engines over the same data: on one database where they can share it, else each opened for itself."""
     first = opened()
-    another: Callable[[], Engine] = getattr(first, "another", opened)
-    return (first, *(another() for _ in range(count - 1)))
+    return (first, *(beside(first, opened) for _ in range(count - 1)))

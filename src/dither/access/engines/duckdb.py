@@ -7,8 +7,8 @@ import csv
 import gzip
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -114,6 +114,38 @@ def _opened(path: str, errors: str = "strict") -> TextIO:
     return open(path, newline="", encoding="utf-8-sig", errors=errors)
 
 
+class Opening:
+    """One DuckDB, from when it is opened until its last statement has ended."""
+
+    def __init__(self, scratch: str, settled: Sequence[str] = ()) -> None:
+        # Two that overlap must not spill into each other's files.
+        self._spill = tempfile.TemporaryDirectory(dir=scratch)
+        self.connection = duckdb.connect(":memory:", config={"temp_directory": self._spill.name})
+        self.statements = self.at_work = 0
+        self.worn = self.broken = False
+        try:
+            for statement in settled:
+                self.connection.execute(statement)
+        except duckdb.Error:
+            self.close()
+            raise
+
+    @property
+    def spent(self) -> bool:
+        """Whether the next statement should find another one: at once if this one is broken, else once it is idle."""
+        return self.broken or (not self.at_work and (self.worn or self.statements >= STATEMENTS))
+
+    def failed(self, problem: duckdb.Error) -> None:
+        """A statement failed; after some problems DuckDB refuses all others."""
+        self.worn = True
+        self.broken |= isinstance(problem, duckdb.FatalException | duckdb.InternalException)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.connection.close()
+        self._spill.cleanup()
+
+
 class Database:
     """One DuckDB of this process, which several engines share; while none is at work it is opened anew, now and then.
 
@@ -122,11 +154,15 @@ class Database:
 
     def __init__(self) -> None:
         self.scratch = tempfile.TemporaryDirectory(prefix="dither-")
-        self.connection = duckdb.connect(":memory:")
+        self._opening = Opening(self.scratch.name)
         self._engines: set[int] = set()
         self._lock = threading.Lock()
         self._settled: list[str] = []
-        self._statements = self._at_work = 0
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """What later statements will use."""
+        return self._opening.connection
 
     def settle(self, statement: str) -> None:
         """Runs what holds for every later statement, also once it is opened anew."""
@@ -136,29 +172,37 @@ class Database:
     @contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection for one statement; after one that failed, the next finds a new database."""
-        with self._lock:
-            if self._statements >= STATEMENTS and not self._at_work:
-                self._renew()
-            cursor = self.connection.cursor()
-            self._at_work, self._statements = self._at_work + 1, self._statements + 1
+        opening = self._entered()
         try:
-            yield cursor
-        except duckdb.Error:
+            with closing(opening.connection.cursor()) as cursor:
+                yield cursor
+        except duckdb.Error as problem:
             with self._lock:
-                self._statements = STATEMENTS
+                opening.failed(problem)
             raise
         finally:
-            cursor.close()
-            with self._lock:
-                self._at_work -= 1
+            self._left(opening)
 
-    def _renew(self) -> None:
-        """Goes on with a new connection, once it is as limited as the old one."""
-        fresh = duckdb.connect(":memory:")
-        for statement in self._settled:
-            fresh.execute(statement)
-        before, self.connection, self._statements = self.connection, fresh, 0
-        before.close()
+    def _entered(self) -> Opening:
+        """What a statement works on; a new one, as limited as the one before, where that is spent."""
+        with self._lock:
+            if self._opening.spent:
+                before, self._opening = self._opening, Opening(self.scratch.name, self._settled)
+                self._retire(before)
+            self._opening.at_work += 1
+            self._opening.statements += 1
+            return self._opening
+
+    def _left(self, opening: Opening) -> None:
+        with self._lock:
+            opening.at_work -= 1
+            if opening is not self._opening:
+                self._retire(opening)
+
+    def _retire(self, opening: Opening) -> None:
+        """Closes what nobody will use again, once nobody does."""
+        if not opening.at_work:
+            opening.close()
 
     def join(self, engine: object) -> None:
         """One more engine uses it."""
@@ -170,7 +214,7 @@ class Database:
         with self._lock:
             self._engines.discard(id(engine))
             if not self._engines:
-                self.connection.close()
+                self._opening.close()
                 self.scratch.cleanup()
 
 
@@ -197,7 +241,6 @@ class DuckDBEngine(SqlEngine):
     def _limit(self, memory: str, disk: str, threads: int | None) -> None:
         settings = {
             "memory_limit": memory,
-            "temp_directory": self._database.scratch.name,
             "max_temp_directory_size": disk,
             # The first rewrites ROW_NUMBER() <= k at 2.5 times the time and spills without end. The second splits a
             # window by the file's row groups, at 1.4 times the time. The third believes Parquet's statistics, which
