@@ -110,10 +110,10 @@ def statdp(member: Member, samples: int, folder: Path, seed: int) -> float | Non
 
 def _one_by_one(draw: Callable[..., Any], block: int = 100_000) -> Callable[..., Any]:
     """The mechanism as StatDP calls it, from draws made in blocks."""
-    stores: dict[str, list[Any]] = {}
+    stores: dict[bytes, list[Any]] = {}
 
     def algorithm(prng: Any, value: Any) -> Any:
-        store = stores.setdefault(repr(value), [])
+        store = stores.setdefault(np.asarray(value).tobytes(), [])
         if not store:
             store.extend(_plain(draw(value, block)))
         return store.pop()

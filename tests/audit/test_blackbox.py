@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies
 
 from dither import audit
-from dither.audit import blackbox, neighbours, zoo
-from dither.audit.events import Space
+from dither.audit import blackbox, learners, neighbours, search, zoo
+from dither.audit.events import Sample, Space
 from dither.audit.report import PrivacyResult
 from dither.audit.sampling import as_outputs, takes_size
 from dither.errors import InvalidParameter
@@ -289,9 +289,22 @@ def test_samples_are_divided_as_stated() -> None:
 
 def test_alpha_is_divided_among_the_events_that_are_judged() -> None:
     """The named bug: each event judged at the whole of alpha, which true claims would survive too seldom to be seen."""
-    assert [blackbox.shares_of(0.01, events).sum() for events in (1, 2)] == pytest.approx([0.01, 0.01])
-    assert blackbox.shares_of(0.01, 2).min() > 0
-    assert len(blackbox.SHARES) == 2
+    for events in range(1, len(blackbox.SHARES) + 1):
+        shares = blackbox.shares_of(0.01, events)
+        assert len(shares) == events and shares.min() > 0
+        assert shares.sum() == pytest.approx(0.01)
+
+
+def test_no_more_events_are_judged_than_alpha_is_divided_among() -> None:
+    rng = np.random.default_rng(21)
+    sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    found = search.leads(space, search.tries(sample, learners.quick(space)), search.worth(Pure(0.1), 10_000, 0.05))
+    chosen = blackbox._finalists(found)
+    assert len(found) > 50 and 1 < len(chosen) <= len(blackbox.SHARES)
+    assert chosen[0] is found[0] and any(lead.plain for lead in chosen)
+    assert len(blackbox.MEASURES) == len(blackbox.SHARES)
 
 
 def test_an_input_that_pairs_share_is_run_once_a_round() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither.audit import learners, search
-from dither.audit.events import Sample, Space
+from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Space
 from dither.audit.search import CAUTION, Tally, believed
 from dither.loss import Pure
 
@@ -67,3 +67,87 @@ def test_the_event_holds_as_much_as_what_was_tried() -> None:
     for lead in search.leads(space, tried, search.worth(Pure(1), 100_000, 0.05)):
         held = np.mean([lead.event.contains(side).mean() for side in (a, b)])
         assert held == pytest.approx((lead.p + lead.q) / 2, rel=0.1)
+
+
+def test_a_score_of_few_values_keeps_its_size() -> None:
+    """Where a score has few values no threshold holds just what was tried; those that hold much more are left out."""
+    # The named bug: a threshold goes to the value at that share, and the event is twenty times what was believed.
+    rng = np.random.default_rng(17)
+    a, b = ((rng.random((20_000, 4)) < chance).astype(float) for chance in (0.2, 0.1))
+    space = Space.learn(a, b)
+    sample = Sample(space, space.encode(a), space.encode(b))
+    columns = space.group("base")
+    chosen = [partial(learners.tied, columns=columns, bins=2), partial(learners.trees, rounds=2)]
+    for done in search.tries(sample, chosen)[-2:]:
+        for high, found in ((True, done.above), (False, done.below)):
+            assert found is not None
+            for threshold, first, second in zip(found.thresholds, found.a.hits, found.b.hits, strict=True):
+                event = Event(space, done.score, float(threshold), high)
+                held = np.mean([event.contains(side).mean() for side in (a, b)])
+                assert abs(np.log(held / ((first + second) / 40_000))) <= search.MOST_OFF + 1e-9
+
+
+def test_halves_of_another_scale_are_tried_as_one() -> None:
+    """A score that is twice as large on one half is the same score: events go by places, not by values."""
+    rng = np.random.default_rng(18)
+    a, b = rng.normal(0.5, 1, (20_000, 2)), rng.normal(0, 1, (20_000, 2))
+    space = Space.learn(a, b)
+    sample = Sample(space, space.encode(a), space.encode(b))
+    scales = iter([1.0, 1.0, 5.0])
+
+    def learner(part: Sample) -> ColumnScore:
+        return ColumnScore(0, next(scales) * np.arange(256.0))
+
+    above = search.tries(sample, [learner])[-1].above
+    assert above is not None
+    hits = above.a.hits[np.argmin(np.abs(above.a.hits + above.b.hits - 4000))]
+    best = np.sum(a[:, 0] >= np.quantile(np.concatenate([a[:, 0], b[:, 0]]), 0.9))
+    assert hits == pytest.approx(best, rel=0.05)
+
+
+def test_corners_are_found_and_read_by_hand() -> None:
+    """Inputs that differ only where one feature is small and another beyond a number: found, and said in words."""
+    rng = np.random.default_rng(19)
+    sides = []
+    for chance in (0.06, 0.03):
+        place, value = rng.integers(0, 8, 60_000).astype(float), rng.normal(size=60_000)
+        moved = (place <= 2) & (rng.random(60_000) < chance)
+        sides.append(np.column_stack([place, np.where(moved, np.abs(value) + 3, value)]))
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 100_000, 0.05))
+    assert found[0].plain and isinstance(found[0].event.score, CornerScore)
+    best = next(lead for lead in found if lead.event.score.columns == (0, 1))
+    assert best.worth > 0.8 * found[0].worth and not best.swapped
+    assert str(best.event).startswith("output[0] in [-inf, 3.0) and output[1] in [")
+    low = float(str(best.event).split("output[1] in [")[1].split(",")[0])
+    for side in sides:
+        assert np.array_equal(best.event.contains(side), (side[:, 0] <= 2) & (side[:, 1] >= low))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_half_lines_are_tried_both_ways(swapped: bool) -> None:
+    """An upper tail may be likelier on either input."""
+    rng = np.random.default_rng(20)
+    sides = [rng.laplace(shift, 1, 20_000) for shift in ((0, 1) if swapped else (1, 0))]
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    upper = [lead for lead in search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 10_000, 0.05))
+             if lead.event.above and lead.swapped == swapped]  # fmt: skip
+    assert upper[0].worth > 0.5
+
+
+def test_scores_say_more_together() -> None:
+    """Two numbers that each tell a little: the mean of their scores tells more than either."""
+    rng = np.random.default_rng(22)
+    sides = [np.rint(1024 * rng.laplace(shift, 1, (40_000, 3))) / 1024 for shift in (0.2, 0.0)]
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    value = search.worth(Pure(0.1), 100_000, 0.05)
+    alone = search.tries(sample, [partial(learners.coarse_column, column=column) for column in range(3)])
+    together = search.committees(sample, alone, value)
+    assert [len(done.score.members) for done in together if isinstance(done.score, Committee)] == [3]
+    best = [search.leads(space, found, value)[0] for found in (alone[-3:], together)]
+    assert best[1].worth > 1.3 * best[0].worth
+    held = np.mean([best[1].event.contains(side).mean() for side in sides])
+    assert held == pytest.approx((best[1].p + best[1].q) / 2, rel=0.25)

@@ -1,7 +1,7 @@
 """The black-box audit: is there a pair of neighbours and an event that break the claim?
 
 Fixed mode spends a stated number of samples: a little on every pair, more on the better half, and most of them, fresh,
-on judging one event of one pair, or two among which alpha is divided; the input on which the event is rarer has more of
+on judging one pair: up to five events, among which alpha is divided; the input on which the event is rarer has more of
 the runs. Sequential mode (`sequential.py`) stops as soon as the evidence suffices. In both, nothing that is judged was
 seen by the search.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from dither.audit import events, features, learners, neighbours, search
 from dither.audit.bounds import Counts, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, strength
-from dither.audit.events import Sample, Space
+from dither.audit.events import Committee, Sample, Space
 from dither.audit.features import Encoder
 from dither.audit.neighbours import Pair
 from dither.audit.plan import FEWEST_RUNS, Plan, Progress, evidence
@@ -34,8 +34,10 @@ from dither.loss import Approximate, Loss, Pure
 CHUNK_VALUES = 4_000_000
 # Runs on each input that make it worth while to try every learner.
 ENOUGH = 3000
-# Of alpha: for the best event, and for the best that a person can check by hand.
-SHARES = (0.9, 0.1)
+# Of alpha, for the events that are judged, best first: little of it costs little, and what looked best may be luck.
+SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)
+# By which measure of suspicion each is the best, and how good it must look at least, of the best by that measure.
+MEASURES, HOPEFUL = (0, 1, 0, 1, 2), 0.5
 
 
 def privacy(
@@ -75,7 +77,7 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
         spent += sum(len(side) for side in {id(side): side for pair in drawn for side in pair}.values())
         last = place == len(plan.rounds) - 1
         looks = [_closer(plan, look, drawn[done], last, done) for done, look in enumerate(looks)]
-    return _judge(plan, looks[0].pair, _finalists(looks[0].leads), max(200, plan.samples - spent), started)
+    return _judge(plan, looks[0].pair, _finalists(list(looks[0].leads)), max(200, plan.samples - spent), started)
 
 
 @dataclass(frozen=True)
@@ -133,15 +135,28 @@ def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, chosen)
     value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching) / 2), plan.alpha)
+    tried += search.committees(sample, tried, value) if last else []
     many = last and isinstance(plan.claim, Pure)  # other claims are valued in standard errors already
-    found = search.leads(space, tried, value, search.SUSPICION if many else search.CAUTION)
+    found = search.leads(space, tried, value, search.SUSPICIONS if many else (search.CAUTION,))
     return Look(look.pair, encoder, tuple(seen), tuple(found))
 
 
-def _finalists(found: Sequence[Lead]) -> list[Lead]:
-    """The best event and, if a person can't check that by hand, the best that one can, unless it is much worse."""
-    plain = next((lead for lead in found if lead.plain), found[0])
-    return [found[0]] if found[0].plain or plain.worth < 0.5 * found[0].worth else [found[0], plain]
+def _finalists(found: list[Lead]) -> list[Lead]:
+    """The best events of several kinds; a committee's, and one that a person can check by hand, if they may win."""
+    chosen = search.chosen(found, MEASURES, HOPEFUL)
+    for wanted in (_by_hand, _by_committee):
+        hopeful = [lead for lead in found if wanted(lead) and lead.worth >= HOPEFUL * found[0].worth]
+        if hopeful and not any(map(wanted, chosen)):
+            chosen = [chosen[0], hopeful[0], *chosen[1:]][: len(SHARES)]
+    return chosen
+
+
+def _by_committee(lead: Lead) -> bool:
+    return isinstance(lead.event.score, Committee)
+
+
+def _by_hand(lead: Lead) -> bool:
+    return lead.plain
 
 
 def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:

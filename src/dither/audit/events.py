@@ -194,6 +194,34 @@ class JointScore(Score):
 
 
 @dataclass(frozen=True)
+class CornerScore(Score):
+    """The bin of the second feature where that of the first lies in a range; elsewhere beyond every threshold."""
+
+    columns: tuple[int, int]
+    first: int
+    last: int
+    above: bool
+
+    def of(self, data: Encoded) -> Floats:
+        """The bin, or one that no event holds."""
+        first, second = (data.codes[:, column] for column in self.columns)
+        inside = (first >= self.first) & (first <= self.last) & (second > 0)
+        return np.where(inside, second.astype(np.float64), -np.inf if self.above else np.inf)
+
+    def describe(self, space: Space, above: bool, threshold: float) -> str:
+        """Both half-lines."""
+        codes = np.arange(256)
+        chosen = (
+            (codes >= self.first) & (codes <= self.last),
+            (codes >= threshold) if above else (codes > 0) & (codes <= threshold),
+        )
+        return " and ".join(
+            f"{space.names[column]} in {_intervals(held, space.edges[column])}"
+            for column, held in zip(self.columns, chosen, strict=True)
+        )
+
+
+@dataclass(frozen=True)
 class SumScore(Score):
     """A sum, over features, of a number for each bin: what logistic regression learns."""
 
@@ -239,6 +267,30 @@ class TreeScore(Score):
         """The number of trees and what they read."""
         names = ", ".join(space.names[column] for column in self.columns[:6])
         return f"score of {len(self.splits)} boosted trees {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
+
+
+@dataclass(frozen=True)
+class Committee(Score):
+    """The mean of several scores."""
+
+    members: tuple[Score, ...]
+
+    @property
+    def columns(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The features that any member reads."""
+        return tuple(sorted({column for member in self.members for column in member.columns}))
+
+    def of(self, data: Encoded) -> Floats:
+        """The mean for each output."""
+        total = np.zeros(len(data))
+        for member in self.members:
+            total += member.of(data)
+        return total / len(self.members)
+
+    def describe(self, space: Space, above: bool, threshold: float) -> str:
+        """How many scores there are and what they read."""
+        names = ", ".join(space.names[column] for column in self.columns[:6])
+        return f"mean of {len(self.members)} scores {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
 
 
 @dataclass(frozen=True)

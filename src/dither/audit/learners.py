@@ -75,6 +75,7 @@ def thorough(space: Space) -> list[Learner]:
         found += [partial(surface, pair=pair, degree=degree) for degree in (2, 3, 5)]
         found += [partial(surface, pair=pair, degree=degree, free=True) for degree in (1, 3)]
     for columns in _families(space):
+        found += [partial(additive, columns=columns, bins=bins, power=1.0) for bins in (2, 4)]
         found += [partial(additive, columns=columns, bins=3)]
         found += [partial(tied, columns=columns, bins=bins) for bins in (2, 8)]
     return [*found, trees]
@@ -174,11 +175,11 @@ def _grid(side: Encoded, pair: tuple[int, int], coarse: tuple[Groups, Groups], s
     return np.bincount(cell, minlength=shape[0] * shape[1])
 
 
-def additive(sample: Sample, columns: list[int], bins: int) -> Score | None:
+def additive(sample: Sample, columns: list[int], bins: int, power: float = MASS_POWER) -> Score | None:
     """A table for each feature, and the sum of what they say: logistic regression on indicators of bins."""
     if len(columns) < 2:
         return None
-    coarse = [groups(sample, column, bins) for column in columns]
+    coarse = [groups(sample, column, bins, power) for column in columns]
     width = max(int(group.max()) for group in coarse) + 1
     if len(columns) * width > MOST_WIDTH:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log10
+from math import ceil, log10
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from dither.loss import Loss
 
 Progress = Callable[[str, int, int], None]
 
-# How the runs of the search are divided among its rounds: all pairs, the best three, the best one.
-ROUNDS = (0.5, 0.22, 0.28)
+# How the runs of the search are divided among its rounds: all pairs, the better half, the best two, the best one.
+ROUNDS = (0.33, 0.25, 0.25, 0.17)
 FEWEST_RUNS = 50
 
 
@@ -38,7 +38,7 @@ class Plan:
     @property
     def searching(self) -> float:
         """The share of the samples that the search may use: the fewer there are, the more it needs."""
-        share = 0.30 + 0.10 * log10(10_000_000 / self.samples)
+        share = 0.33 + 0.10 * log10(10_000_000 / self.samples)
         return min(0.5, max(0.15, share if len(self.pairs) > 2 else share - 0.14))
 
     @property
@@ -47,7 +47,7 @@ class Plan:
         budget, pairs = self.searching * self.samples, len(self.pairs)
         if pairs == 1:
             return ((1, int(budget)),)
-        widths = (pairs, min(3, pairs), 1)
+        widths = (pairs, max(2, ceil(pairs / 2)), 2, 1)
         return tuple((width, int(share * budget)) for width, share in zip(widths, ROUNDS, strict=True))
 
 

@@ -14,23 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from dither.audit import learners
 from dither.audit.bounds import division, predicted_epsilon, predicted_score, slope_at
 from dither.audit.claims import Floats, ceiling, strength
-from dither.audit.events import ColumnScore, Event, Sample, Score, Space
+from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Score, Space
 from dither.audit.learners import Learner
 from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
-# Standard errors taken off log-ratios: where thresholds or pairs are chosen, and where the last of many scores is.
-CAUTION, SUSPICION = 0.8, 2.0
+# Standard errors taken off log-ratios: where thresholds or pairs are chosen, and where the last of many scores are.
+CAUTION, SUSPICIONS = 0.8, (2.0, 1.0, 0.0)
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
 TREND = 2.0
 # Nats by which counts must be likelier before they are believed, and again before each greater speed is.
 DOUBT, HASTE = 3.0, 1.0
 # Events are looked at whose numbers of hits differ by about this factor's exponential.
-APART = 0.12
+APART = 0.2
+# There are many corners: those are looked at of which an event is so many standard errors off.
+PROMISING = 2.5
+# So many of the best scores are averaged.
+COMMITTEES = (3, 6)
+# A threshold is not carried over if more or less lies beyond it than was tried, by this factor's exponential.
+MOST_OFF = 0.2
 
 
 @dataclass(frozen=True)
@@ -43,18 +50,23 @@ class Tally:
 
 @dataclass(frozen=True)
 class Lead:
-    """An event that looks good: `swapped` if it is likelier on the second input."""
+    """An event that looks good, and how good by each measure of suspicion; `swapped`: likelier on the second input."""
 
     event: Event
     swapped: bool
-    worth: float
+    worths: tuple[float, ...]
     p: float
     q: float
 
     @property
+    def worth(self) -> float:
+        """What it is worth by the first measure."""
+        return self.worths[0]
+
+    @property
     def plain(self) -> bool:
         """Whether a person can check it by hand."""
-        return isinstance(self.event.score, ColumnScore)
+        return isinstance(self.event.score, ColumnScore | CornerScore)
 
 
 def worth(claim: Loss, runs: int, alpha: float) -> Worth:
@@ -79,11 +91,17 @@ def first_share(claim: Loss, p: Any, q: Any, runs: int) -> Any:
 
 @dataclass(frozen=True)
 class Try:
-    """A score, and how often each input's outputs lay at or above, and at or below, thresholds of it."""
+    """A score, and how often each input's outputs lay at or above, and at or below, thresholds of it.
+
+    A learned score is larger where the first input is likelier, and was learned from each half of the outputs too; of
+    others either input may be the likelier, in `any_way`.
+    """
 
     score: Score
-    above: Chain
-    below: Chain
+    above: Chain | None
+    below: Chain | None
+    any_way: bool = False
+    halves: tuple[Score, Score] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,27 +112,40 @@ class Chain:
     a: Tally
     b: Tally
 
+    def __getitem__(self, part: Any) -> Chain:
+        return Chain(self.thresholds[part], *(Tally(side.hits[part], side.runs) for side in (self.a, self.b)))
 
-def tries(sample: Sample, learners: list[Learner]) -> list[Try]:
-    """Half-lines are not learned, so they are tried on everything; learned scores on what did not teach them."""
+
+def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
+    """Half-lines and corners are not learned, so they are tried on everything; learned scores on what did not teach."""
     found = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
+    found += [done for pair in learners.pairs(sample.space) for done in _corners(sample, pair)]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
-    return found + [done for learner in learners if (done := _learned(sample, halves, learner)) is not None]
+    return found + [done for learner in teachers if (done := _learned(sample, halves, learner)) is not None]
 
 
-def leads(space: Space, found: list[Try], value: Worth, suspicion: float = SUSPICION) -> list[Lead]:
+def leads(space: Space, found: list[Try], value: Worth, suspicions: tuple[float, ...] = SUSPICIONS) -> list[Lead]:
     """The best events of each score, best first; scores are compared some standard errors down."""
-    made = [lead for done in found for lead in _best(space, done, value, suspicion)]
+    made = [lead for done in found for lead in _best(space, done, value, suspicions)]
     return sorted(made, key=lambda lead: -lead.worth)
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
     """The best lead and others that differ from it in kind or in size."""
-    chosen: list[Lead] = []
-    for lead in found:
-        if len(chosen) < most and np.isfinite(lead.worth) and all(_differs(lead, other) for other in chosen):
-            chosen.append(lead)
-    return chosen or found[:1]
+    return chosen(found, (0,) * most)
+
+
+def chosen(found: list[Lead], measures: tuple[int, ...], hopeful: float | None = None) -> list[Lead]:
+    """The best lead by each measure that differs from those before, unless it has less than this share of the best."""
+    result: list[Lead] = []
+    for measure in measures:
+        at = measure % len(found[0].worths)
+        least = -np.inf if hopeful is None else hopeful * max(lead.worths[at] for lead in found)
+        for lead in sorted(found, key=lambda lead: -lead.worths[at]):
+            if lead.worths[at] >= least and np.isfinite(lead.worth) and all(_differs(lead, other) for other in result):
+                result.append(lead)
+                break
+    return result or found[:1]
 
 
 def _differs(one: Lead, other: Lead) -> bool:
@@ -127,10 +158,47 @@ def _differs(one: Lead, other: Lead) -> bool:
 
 def _half_lines(sample: Sample, column: int) -> Try:
     hits = [np.bincount(side.codes[:, column], minlength=256) for side in (sample.a, sample.b)]
-    ramp, runs = np.arange(256, dtype=np.float64), [len(sample.a), len(sample.b)]
-    above = Chain(ramp, *(Tally(np.cumsum(side[::-1])[::-1], total) for side, total in zip(hits, runs, strict=True)))
-    below = Chain(ramp, *(Tally(np.cumsum(side), total) for side, total in zip(hits, runs, strict=True)))
-    return Try(ColumnScore(column, ramp), above, below)
+    score = ColumnScore(column, np.arange(256, dtype=np.float64))
+    runs = len(sample.a), len(sample.b)
+    return Try(score, _beyond(hits, runs, True), _beyond(hits, runs, False), any_way=True)
+
+
+def _corners(sample: Sample, pair: tuple[int, int]) -> list[Try]:
+    """A half-line of one feature where another, which has few values, lies at or beyond one of them."""
+    few, other = sorted(pair, key=lambda column: len(sample.space.edges[column]))
+    values, runs = len(sample.space.edges[few]), (len(sample.a), len(sample.b))
+    if not 1 < values <= learners.FEW_VALUES:
+        return []
+    grids = [
+        np.bincount(side.codes[:, few] * np.intp(256) + side.codes[:, other], minlength=65536).reshape(256, 256)
+        for side in (sample.a, sample.b)
+    ]
+    found = []
+    for first, last in [(start, values + 1) for start in range(3, values + 2)] + [
+        (1, end) for end in range(2, values + 1)
+    ]:
+        hits = [grid[first : last + 1].sum(axis=0) for grid in grids]
+        for side in hits:
+            side[0] = 0  # where the other feature is missing
+        for above in (True, False):
+            chain, score = _beyond(hits, runs, above)[1:], CornerScore((few, other), first, last, above)
+            if _promising(chain):
+                found.append(Try(score, chain if above else None, None if above else chain, any_way=True))
+    return found
+
+
+def _promising(chain: Chain) -> bool:
+    """Whether any of the events is some standard errors off, as few are by chance."""
+    a, b = chain.a.hits + 0.5, chain.b.hits + 0.5
+    off = np.log(a / chain.a.runs) - np.log(b / chain.b.runs)
+    return bool(np.any(np.abs(off) > PROMISING * np.sqrt(1 / a + 1 / b)))
+
+
+def _beyond(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> Chain:
+    """How often each side's bin was at or above each bin, or at or below."""
+    order = slice(None, None, -1 if above else 1)
+    tallies = (Tally(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
+    return Chain(np.arange(256, dtype=np.float64), *tallies)
 
 
 def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) -> Try | None:
@@ -138,19 +206,55 @@ def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) ->
     final, one, other = learner(sample), learner(halves[0]), learner(halves[1])
     if final is None or one is None or other is None:
         return None
-    tried = [
-        _Values.of([other.weighed(halves[0].a), one.weighed(halves[1].a)]),
-        _Values.of([other.weighed(halves[0].b), one.weighed(halves[1].b)]),
-    ]
+    return _crossed(sample, halves, final, (one, other))
+
+
+def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
+    """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
+    learned = [done for done in tried if done.halves is not None]
+    worths = [max(lead.worth for lead in _best(sample.space, done, value, SUSPICIONS[1:2])) for done in learned]
+    order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
+    halves = sample.part(0, 0.5), sample.part(0.5, 1)
+    return [_together(sample, halves, order[:size]) for size in COMMITTEES if size <= len(order)]
+
+
+def _together(sample: Sample, halves: tuple[Sample, Sample], members: list[Try]) -> Try:
+    taught = [done.halves for done in members if done.halves is not None]
+    parts = Committee(tuple(one for one, _ in taught)), Committee(tuple(other for _, other in taught))
+    return _crossed(sample, halves, Committee(tuple(done.score for done in members)), parts)
+
+
+def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts: tuple[Score, Score]) -> Try:
+    """What each half says of the score that was learned from the other."""
+    one, other = parts
+    placed = _places(other, halves[0]), _places(one, halves[1])
+    tried = [_Values.of([half[side] for half in placed]) for side in (0, 1)]
     whole = _Values.of([final.weighed(sample.a), final.weighed(sample.b)])
     thresholds = _Values.of([(values.ordered, values.weights) for values in tried]).spread()
     above = [Tally(values.total - values.before(thresholds, "left"), values.total) for values in tried]
     below = [Tally(values.before(thresholds, "right"), values.total) for values in tried]
-    return Try(
-        final,
-        Chain(whole.at(1 - _share(above)), *above),
-        Chain(whole.at(_share(below), -0.5), *below),
-    )
+    return Try(final, _carried(whole, above, True), _carried(whole, below, False), halves=parts)
+
+
+def _places(score: Score, sample: Sample) -> list[tuple[Floats, Floats | None]]:
+    """For each output of both inputs, or each value, the share of all whose score is less: halves differ in scale."""
+    sides = [score.weighed(side) for side in (sample.a, sample.b)]
+    both = _Values.of(sides)
+    places = [(both.before(values, "left") + both.before(values, "right")) / (2 * both.total) for values, _ in sides]
+    return [(place, weights) for place, (_, weights) in zip(places, sides, strict=True)]
+
+
+def _carried(whole: _Values, tallies: list[Tally], above: bool) -> Chain:
+    """Thresholds of the whole sample's score beyond which there lies as much as was tried, where there are such."""
+    starts = np.concatenate([[True], np.diff(whole.ordered) > 0])
+    values = whole.ordered[starts][:: -1 if above else 1]
+    held = whole.total - whole.before(values, "left") if above else whole.before(values, "right")
+    wanted = (tallies[0].hits + tallies[1].hits) / (tallies[0].runs + tallies[1].runs) * whole.total
+    sizes, goals = np.log(held), np.log(np.maximum(wanted, 0.5))
+    after = np.clip(np.searchsorted(sizes, goals), 1, len(sizes) - 1) if len(sizes) > 1 else np.zeros(len(goals), int)
+    nearest = np.where(goals - sizes[after - 1] < sizes[after] - goals, after - 1, after)
+    off = np.abs(sizes[nearest] - goals)
+    return Chain(values[nearest], *tallies)[off <= max(MOST_OFF, off.min())]
 
 
 @dataclass(frozen=True)
@@ -192,28 +296,25 @@ class _Values:
         return np.unique(self.at(np.clip(shares, 0, 1)))
 
 
-def _share(tallies: list[Tally]) -> Floats:
-    """How many of all outputs lie beyond each threshold."""
-    result: Floats = (tallies[0].hits + tallies[1].hits) / (tallies[0].runs + tallies[1].runs)
-    return result
-
-
-def _best(space: Space, done: Try, value: Worth, suspicion: float) -> list[Lead]:
+def _best(space: Space, done: Try, value: Worth, suspicions: tuple[float, ...]) -> list[Lead]:
     """The best threshold of a score in each direction."""
     found = []
-    for high, chain in ((True, done.above), (False, done.below)):
-        kept = _kept(chain)
-        likelier, other = (chain.a, chain.b) if high else (chain.b, chain.a)
-        p, q = Tally(likelier.hits[kept], likelier.runs), Tally(other.hits[kept], other.runs)
-        belief, log_ratio, error = believed(p, q)
-        ratio = np.exp(log_ratio - CAUTION * error)
-        mass = p.hits / p.runs + q.hits / q.runs
-        best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
-        worst = np.exp(log_ratio[best : best + 1] - suspicion * error[best])
-        worth = float(value(mass[best] * worst / (1 + worst), mass[best] / (1 + worst))[0])
-        event = Event(space, done.score, float(chain.thresholds[kept][best]), high)
-        likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
-        found.append(Lead(event, not high, belief * worth if worth > 0 else worth, *map(float, likely)))
+    for high, tried in ((True, done.above), (False, done.below)):
+        if tried is None:
+            continue
+        chain = tried[_kept(tried)]
+        belief, log_ratio, error = believed(chain.a, chain.b)
+        mass = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
+        for swapped in (False, True) if done.any_way else (not high,):
+            sign = -1 if swapped else 1
+            ratio = np.exp(sign * log_ratio - CAUTION * error)
+            best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
+            doubted = np.exp(sign * log_ratio[best] - np.array(suspicions) * error[best])
+            worths = value(mass[best] * doubted / (1 + doubted), mass[best] / (1 + doubted))
+            event = Event(space, done.score, float(chain.thresholds[best]), high)
+            likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
+            believable = tuple(np.where(worths > 0, belief * worths, worths).tolist())
+            found.append(Lead(event, swapped, believable, *map(float, likely)))
     return found
 
 
