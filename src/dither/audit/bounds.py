@@ -26,6 +26,9 @@ DIVISION = (0.1, 0.9)
 # A z-score below -8 is counted as -8: either coordinate does that with probability 6.3e-16, which is added back.
 LOWEST_SCORE = -8.0
 FLOOR_COST = 2e-15
+# So few hits expected that none at all has probability above a half: no count of them speaks against the null, and a
+# ceiling that is steep at 0 (Renyi of a low order) would give them all the weight.
+SILENT = 0.5
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def _cell_p_values(counts: Counts, limit: Ceiling, edges: Floats) -> Floats:
     slope = _slopes(q_low, q_high, p_low, p_high)
     weight_a = np.sqrt(np.maximum(p_middle * (1 - p_middle), 1e-18) / counts.runs_a)
     weight_b = slope * np.sqrt(np.maximum(middle * (1 - middle), 1e-18) / counts.runs_b)
+    weight_b = np.where(q_low * counts.runs_b > SILENT, weight_b, 0.0)
     z_a = _score(_at_least(counts.hits_a, counts.runs_a, p_high), _at_most(counts.hits_a - 1, counts.runs_a, p_high))
     z_b = _score(_at_most(counts.hits_b, counts.runs_b, q_low), _at_least(counts.hits_b + 1, counts.runs_b, q_low))
     z = (weight_a * z_a + weight_b * z_b) / np.hypot(weight_a, weight_b)

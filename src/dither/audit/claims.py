@@ -14,6 +14,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 
 Floats = NDArray[np.float64]
@@ -25,6 +26,8 @@ LARGEST_STRENGTH = 300.0
 
 def strength(claim: Loss) -> float:
     """The number that the claim states."""
+    if not isinstance(claim, Pure | Approximate | ZCDP | Renyi):
+        raise InvalidParameter(f"a claim is a loss of dither.loss, such as Pure(1), got {claim!r}")
     match claim:
         case Pure() | Approximate():
             return float(claim.epsilon)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fractions import Fraction
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +19,11 @@ from dither.audit.blackbox import privacy
 from dither.audit.canonical import certify
 from dither.audit.exactly import ExactResult, exact
 from dither.audit.fitting import fit
+from dither.audit.neighbours import generated
 from dither.audit.report import PrivacyResult
 from dither.audit.schedules import entries, interval, repeated, told
 from dither.audit.stated import claim as parsed
-from dither.audit.stated import found
+from dither.audit.stated import found, words
 from dither.audit.times import timing
 from dither.audit.transformations import Domain, Space, Stated, Vectors, transformation
 from dither.audit.zoo import Member, catalogue, member
@@ -31,17 +32,21 @@ from dither.loss import Approximate, Loss, Pure, rational
 from dither.privacy.laws import GaussianLaw, LaplaceLaw
 
 REFUTED = 1
+ENDINGS = (".html", ".htm", ".json")
 LAWS = {"laplace": LaplaceLaw, "gaussian": GaussianLaw}
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Place = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
 ClaimText = Annotated[
-    str, typer.Option("--claim", help="what it promises: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1'")
+    str,
+    typer.Option(
+        "--claim", help="what it promises: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1', 'order=8, epsilon=1'"
+    ),
 ]
 PairText = Annotated[str, typer.Option("--pair", help="two neighbouring inputs as JSON: '[0, 1]'")]
 Alpha = Annotated[float, typer.Option(help="the chance of refuting what is right")]
-Seed = Annotated[int | None, typer.Option(help="the seed of the auditor's own choices")]
+Seed = Annotated[int | None, typer.Option(min=0, help="the seed of the auditor's own choices")]
 NoBits = Annotated[bool, typer.Option("--no-bits", help="do not look at the last digits of floats")]
 ReportPath = Annotated[Path | None, typer.Option("--report", help="write a report: .html with plots, or .json")]
 
@@ -67,6 +72,7 @@ def mechanism(
     as_json: AsJson = False,
 ) -> None:
     """Look for two inputs and an event that break a mechanism's claim; exit with 1 if there are."""
+    _check_report(report)
     stated, pairs = parsed(claim), None if neighbours is None else _pairs(neighbours)
     mode = "sequential" if sequential else "fixed"
     with _bar(as_json) as progress:
@@ -171,6 +177,7 @@ def zoo(
     """List the right and wrong mechanisms of the zoo, or audit one of them."""
     if name is None:
         return _listed(catalogue(), as_json)
+    _check_report(report)
     animal = member(name)
     with _bar(as_json) as progress:
         result = privacy(
@@ -181,7 +188,13 @@ def zoo(
 
 
 app.command()(certify)
-app.command()(service)
+
+
+@app.command("service")
+@wraps(service)
+def attacked(*given: Any, **options: Any) -> None:
+    """Attack a running service."""
+    _leave(any(finding.learned for finding in service(*given, **options)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -211,14 +224,31 @@ def schedule(
 
 
 def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
-    if report is not None:
-        result.report(report)
     if as_json:
         typer.echo(result.report(kind="json"))
     else:
         typer.echo(str(result))
         typer.echo(str(result.evidence))
+    if report is not None:
+        _written(result, report)
     _leave(result.refuted)
+
+
+def _check_report(path: Path | None) -> None:
+    """Before anything is run: is there a place for the report?"""
+    if path is None:
+        return
+    if path.suffix.lower() not in ENDINGS:
+        raise InvalidParameter(f"a report ends in {', '.join(ENDINGS)}; got {path.name!r}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidParameter(f"no report can be written to {path}: there is no such directory, or only a directory")
+
+
+def _written(result: PrivacyResult, path: Path) -> None:
+    try:
+        result.report(path)
+    except OSError as error:
+        raise InvalidParameter(f"the report {path} cannot be written: {error.strerror}") from None
 
 
 def _refuted(result: ExactResult, stated: Loss) -> bool:
@@ -229,8 +259,8 @@ def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
     """In words; what is surely false comes with the least delta that would make it true."""
     if _refuted(result, stated):
         least = float(result.delta_lower(rational(getattr(stated, "epsilon", 0))))
-        return f"REFUTED: {stated}; no delta below {least:.4g} is true at this epsilon"
-    return f"{'CERTIFIED' if certified else 'not certified'}: {stated}"
+        return f"REFUTED: {words(stated)}; no delta below {least:.4g} is true at this epsilon"
+    return f"{'CERTIFIED' if certified else 'not certified'}: {words(stated)}"
 
 
 def _leave(refuted: bool) -> None:
@@ -240,7 +270,7 @@ def _leave(refuted: bool) -> None:
 
 def _listed(members: tuple[Member, ...], as_json: bool) -> None:
     if as_json:
-        rows = [{"name": each.name, "claim": str(each.claim), "private": each.private} for each in members]
+        rows = [{"name": each.name, "claim": words(each.claim), "private": each.private} for each in members]
         typer.echo(json.dumps(rows, indent=2))
         return
     grid = Grid("name", "claim holds", "true epsilon", "about")
@@ -253,7 +283,9 @@ def _listed(members: tuple[Member, ...], as_json: bool) -> None:
 def _pairs(text: str) -> list[tuple[Any, Any]]:
     listed = _json(text) if text.lstrip().startswith("[") else found(text)
     listed = listed() if callable(listed) else listed
-    if not isinstance(listed, list | tuple) or any(len(pair) != 2 for pair in listed):
+    if hasattr(listed, "example"):  # a strategy of Hypothesis
+        return generated(listed)
+    if not isinstance(listed, list | tuple) or any(not hasattr(pair, "__len__") or len(pair) != 2 for pair in listed):
         raise InvalidParameter("neighbours are a list of pairs, such as '[[0, 1], [10, 11]]'")
     return [(a, b) for a, b in listed]
 
@@ -285,7 +317,10 @@ def _space(text: str) -> Space:
 def _law(text: str) -> Any:
     kind, _, parameter = text.partition(":")
     if kind in LAWS:
-        return LAWS[kind](Fraction(rational(parameter, "the parameter of the law")))
+        given = rational(parameter, "the parameter of the law")
+        if given <= 0:
+            raise InvalidParameter(f"the parameter of the law must be above 0, got {parameter}")
+        return LAWS[kind](given)
     return found(text)
 
 

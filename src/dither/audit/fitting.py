@@ -16,6 +16,8 @@ import numpy as np
 from scipy import special, stats
 
 from dither.audit.claims import Floats
+from dither.audit.sampling import failure
+from dither.audit.stated import finite
 from dither.errors import InvalidParameter
 from dither.privacy.laws import Law
 
@@ -28,6 +30,8 @@ FAR = 2.0**-12  # of a probability below this, doubles show digits far beyond th
 GRID = 2.0**53
 SECTORS = 8
 SHARP = 2.0**-5
+MOST_SPAN = 30_000_000
+ROUNDED = 1e-13  # a sum of masses may lack this
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class FitResult:
 
     def report(self) -> str:
         """The result as JSON."""
-        return json.dumps({**asdict(self), "refuted": self.refuted, "p_value": self.p_value}, indent=2)
+        tests = [{**asdict(each), "statistic": finite(each.statistic)} for each in self.tests]
+        return json.dumps({**asdict(self), "tests": tests, "refuted": self.refuted, "p_value": self.p_value}, indent=2)
 
 
 def fit(
@@ -85,15 +90,42 @@ def fit(
     """
     if draws < 1000 or not 0 < alpha < 0.5:
         raise InvalidParameter("fit needs at least 1000 draws and alpha between 0 and 0.5")
-    values = np.asarray(sampler(draws))
+    if not (hasattr(law, "cdf") or isinstance(law, Law) or callable(law)):
+        raise InvalidParameter("a law is one of dither.privacy.laws, a frozen law of scipy, or a mass function")
+    values = _drawn(sampler, draws)
     if values.shape != (draws,):
         raise InvalidParameter(f"the sampler was asked for {draws} draws and gave an array of shape {values.shape}")
+    if stranger := _strangers(values, law, alpha):
+        return FitResult(draws, alpha, (stranger,))
     below, mass = _distribution(law, values)
     spread = np.random.default_rng(seed).random(draws)
     uniform = np.clip(below + mass * spread, 2.0**-60, 1 - 2.0**-53)
     found = [*_tests(uniform), chi_squared(values, law) if mass.any() else _equal_cells(uniform)]
     holes = () if mass.any() or values.dtype != np.float64 else (*_raw_bits(values), *_inverted(values, law))
     return FitResult(draws, alpha, (*found, *holes))
+
+
+def _drawn(sampler: Callable[[int], Any], draws: int) -> Any:
+    try:
+        return np.asarray(sampler(draws))
+    except Exception as error:
+        raise failure(error, draws) from error
+
+
+def _strangers(values: Any, law: Any, alpha: float) -> FitTest | None:
+    """Draws that no law explains: what is no number, or so far out that the table of a law cannot reach it."""
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        return FitTest("draws that are no numbers", float(np.isnan(values).sum()), 0.0)
+    if values.dtype.kind not in "iu" or int(values.max()) - int(values.min()) < MOST_SPAN:
+        return None
+    middle = int(np.median(values))
+    points = np.arange(middle - MOST_SPAN // 20, middle + MOST_SPAN // 20 + 1)
+    far = int(np.sum((values < points[0]) | (values > points[-1])))
+    expected = max(0.0, 1.0 - float(np.sum(_masses(law, points)))) + ROUNDED
+    p_value = float(special.bdtrc(far - 1, len(values), expected))
+    if p_value > alpha:
+        raise InvalidParameter(f"the draws span more than {MOST_SPAN} integers, too many for a table of the law")
+    return FitTest("draws far out", float(far), p_value)
 
 
 def _tests(uniform: Floats) -> Iterator[FitTest]:
@@ -123,10 +155,21 @@ def _distribution(law: Any, values: Any) -> tuple[Floats, Floats]:
 
 def _support(law: Any, values: Any) -> tuple[Any, Floats]:
     if values.dtype.kind not in "iu":
-        raise InvalidParameter("a mass function needs integer draws")
+        raise InvalidParameter(
+            "the law is discrete: a mass function needs integer draws; for floats give a law of scipy, such as "
+            "scipy.stats.laplace(0, 5)"
+        )
     points = np.arange(int(values.min()), int(values.max()) + 1)
-    masses = law.mass(points) if isinstance(law, Law) else law(points)
-    return points, np.asarray(masses, float)
+    return points, _masses(law, points)
+
+
+def _masses(law: Any, points: Any) -> Floats:
+    """The probability of each of these integers."""
+    if hasattr(law, "cdf"):
+        masses = law.pmf(points) if hasattr(law, "pmf") else law.cdf(points + 0.5) - law.cdf(points - 0.5)
+    else:
+        masses = law.mass(points) if isinstance(law, Law) else law(points)
+    return np.asarray(masses, float)
 
 
 # ---- tests ---------------------------------------------------------------------------------------------------------

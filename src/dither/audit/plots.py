@@ -69,7 +69,7 @@ class Tracer:
         first, second = (np.sort(side if self._event.above else -side) for side in scores)
         if self._lead.swapped:
             first, second = second, first
-        cuts = np.unique(np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 400)))
+        cuts = np.unique(np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 400), method="lower"))
         p = 1 - np.searchsorted(first, cuts) / len(first)
         q = 1 - np.searchsorted(second, cuts) / len(second)
         top = float(np.max(np.log(np.maximum(p, 1e-9) / np.maximum(q, 1 / len(second)))))

@@ -40,17 +40,23 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def assert_private(request: pytest.FixtureRequest) -> Callable[..., PrivacyResult]:
     """A function that fails the test when the auditor refutes a claim."""
-    config = request.config
+    given = _given(request.config)
 
     def check(mechanism: Callable[..., Any], claim: Loss | str, **options: Any) -> PrivacyResult:
-        given = {
-            "samples": config.getoption("--audit-samples") or SAMPLES,
-            "alpha": config.getoption("--audit-alpha") or FALSE_ALARM,
-            "seed": config.getoption("--audit-seed"),
-        }
+        __tracebackhide__ = True
         return audited(mechanism, claim, **{**given, **options})
 
     return check
+
+
+def _given(config: pytest.Config) -> dict[str, Any]:
+    """What the command line says; what it does not say is as it always was."""
+    samples, alpha = config.getoption("--audit-samples"), config.getoption("--audit-alpha")
+    return {
+        "samples": SAMPLES if samples is None else samples,
+        "alpha": FALSE_ALARM if alpha is None else alpha,
+        "seed": config.getoption("--audit-seed"),
+    }
 
 
 def audited(
@@ -81,17 +87,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("private")
     if marker is None:
         return None
-    if not marker.args:
+    options = dict(marker.kwargs)
+    claim = marker.args[0] if marker.args else options.pop("claim", None)
+    if claim is None:
         pytest.fail("the marker private needs a claim: @pytest.mark.private('epsilon=1')", pytrace=False)
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     mechanism = pyfuncitem.obj(**arguments)
     if not callable(mechanism):
         pytest.fail("a test with the marker private returns the mechanism", pytrace=False)
-    config = pyfuncitem.config
-    given = {
-        "samples": config.getoption("--audit-samples") or SAMPLES,
-        "alpha": config.getoption("--audit-alpha") or FALSE_ALARM,
-        "seed": config.getoption("--audit-seed"),
-    }
-    audited(mechanism, marker.args[0], **{**given, **marker.kwargs})
+    audited(mechanism, claim, **{**_given(pyfuncitem.config), **options})
     return True

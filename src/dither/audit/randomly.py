@@ -65,12 +65,22 @@ def random_dp(
     if pairs < 10 or not 0 < alpha < 1 or (mechanism is None) == (loss is None):
         raise InvalidParameter("random_dp needs 10 pairs or more, alpha in (0, 1), and a mechanism or a loss")
     rng, allowed = np.random.default_rng(seed), rational(delta)
+    if not 0 <= allowed < 1 or (epsilon is not None and rational(epsilon) < 0):
+        raise InvalidParameter("delta must be in [0, 1) and epsilon must not be negative")
     of = loss or (lambda a, b: _exact_loss(mechanism, a, b, allowed, residual))
-    losses = np.array([of(*draw(rng)) for _ in range(pairs)], float)
+    losses = np.array([of(*_pair(draw(rng))) for _ in range(pairs)], float)
+    if np.isnan(losses).any():
+        raise InvalidParameter("a loss was not a number; an unknown loss is infinite: float('inf')")
     judged = losses if epsilon is not None else losses[pairs // 2 :]
     limit = float(rational(epsilon)) if epsilon is not None else float(losses[: pairs // 2].max())
     extra = 0.0 if loss else (1 + exp(min(limit, 500.0))) * residual  # what the exact audit leaves undecided
     return RandomResult(limit, float(allowed) + extra, share_above(judged, limit, alpha), alpha, tuple(judged.tolist()))
+
+
+def _pair(drawn: Any) -> Pair:
+    if not hasattr(drawn, "__len__") or len(drawn) != 2:
+        raise InvalidParameter("draw(rng) gives a pair of inputs: (a, b)")
+    return drawn[0], drawn[1]
 
 
 def share_above(losses: NDArray[np.float64], epsilon: float, alpha: float) -> float:

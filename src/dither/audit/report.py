@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.claims import ceiling, delta, strength
+from dither.audit.claims import LARGEST_STRENGTH, ceiling, delta, strength
 from dither.audit.events import Event
+from dither.audit.stated import finite, words
 from dither.errors import InvalidParameter
 from dither.loss import Loss, to_json
 
@@ -80,23 +81,27 @@ class PrivacyResult:
     def __str__(self) -> str:
         head = "REFUTED" if self.refuted else "not refuted"
         found = f"epsilon is at least {self.epsilon_lower:.4g} at delta {delta(self.claim):.3g}"
-        kept = f"a true strength of {self.detectable:.4g} would have been found 9 times in 10 by an event like this"
+        kept = "no strength would have been found by an event like this"
+        if self.detectable < LARGEST_STRENGTH:
+            kept = f"a true strength of {self.detectable:.4g} would have been found 9 times in 10 by an event like this"
         tail = f"p = {self.p_value:.3g}" if self.refuted else kept
-        return f"{head}: {self.claim}; {found} ({100 * (1 - self.alpha):g}% sure); {tail}; {self.samples} samples"
+        return (
+            f"{head}: {words(self.claim)}; {found} ({100 * (1 - self.alpha):g}% sure); {tail}; {self.samples} samples"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         return {
             "claim": to_json(self.claim), "mode": self.mode, "alpha": self.alpha, "refuted": self.refuted,
-            "p_value": self.p_value, "epsilon_lower": self.epsilon_lower, "strength_lower": self.strength_lower,
+            "p_value": self.p_value, "epsilon_lower": finite(self.epsilon_lower), "strength_lower": self.strength_lower,
             "samples": self.samples, "pairs_tried": self.pairs_tried, "cpu_seconds": round(self.cpu_seconds, 3),
-            "power": {"detectable_strength": self.detectable, "power": 0.9},
+            "power": {"detectable_strength": finite(self.detectable), "power": 0.9},
             "evidence": _evidence_dict(self.evidence), "curve": [list(point) for point in self.plots.curve],
         }  # fmt: skip
 
     def report(self, path: str | Path | None = None, *, kind: str | None = None) -> str:
         """The report as HTML or JSON (by the path's ending, else `kind`, else HTML); written to `path` if given."""
-        chosen = kind or ("json" if path is not None and str(path).endswith(".json") else "html")
+        chosen = kind or ("json" if path is not None and Path(path).suffix.lower() == ".json" else "html")
         if chosen not in ("html", "json"):
             raise InvalidParameter(f"a report is 'html' or 'json', not {chosen!r}")
         text = json.dumps(self.as_dict(), indent=2, default=str) if chosen == "json" else page(self)
@@ -112,7 +117,7 @@ def page(result: PrivacyResult) -> str:
     figures = _densities(result.plots) + _loss_curve(result)
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Audit: {verdict}</title><style>{STYLE}</style>"
-        f"<h1 class='{'bad' if result.refuted else 'good'}'>Claim {escape(str(result.claim))}: {verdict}</h1>"
+        f"<h1 class='{'bad' if result.refuted else 'good'}'>Claim {escape(words(result.claim))}: {verdict}</h1>"
         f"<p>{escape(str(result))}</p><table>{rows}</table>{figures}</html>"
     )
 

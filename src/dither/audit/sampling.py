@@ -63,7 +63,7 @@ class Source:
             outputs = [self.mechanism(value) for _ in range(runs)]
         except Exception as error:
             raise failure(error, value) from error
-        _check_awaited(*outputs)
+        check_awaited(*outputs)
         return outputs
 
     def _many(self, value: Any, runs: int) -> Any:
@@ -98,7 +98,8 @@ def failure(error: Exception, value: Any) -> Exception:
     )
 
 
-def _check_awaited(*outputs: Any) -> None:
+def check_awaited(*outputs: Any) -> None:
+    """Refuses what an asynchronous function gives before it has run."""
     if outputs and inspect.isawaitable(outputs[0]):
         for output in filter(inspect.iscoroutine, outputs):
             output.close()
@@ -107,7 +108,7 @@ def _check_awaited(*outputs: Any) -> None:
 
 def _listed(outputs: Any) -> Any:
     """Outputs that can be counted; None if this is no collection of outputs."""
-    _check_awaited(outputs)
+    check_awaited(outputs)
     if isinstance(outputs, str | bytes | dict | set | frozenset) or not hasattr(outputs, "__iter__"):
         return None
     if hasattr(outputs, "__array__"):

@@ -6,14 +6,15 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from dither.audit.claims import Floats
-from dither.audit.sampling import Clock
+from dither.audit.sampling import Clock, check_awaited, failure
+from dither.audit.stated import finite
 from dither.errors import InvalidParameter
 
 QUANTILES = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
@@ -44,7 +45,7 @@ class TimingResult:
 
     def report(self) -> str:
         """The result as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps({**asdict(self), "detectable_shift": finite(self.detectable_shift)}, indent=2)
 
 
 def timing(
@@ -66,12 +67,21 @@ def timing(
     """
     if runs < 100 or not 0 < alpha < 0.5:
         raise InvalidParameter("timing needs at least 100 runs on each input and alpha between 0 and 0.5")
+    if not callable(function):
+        raise InvalidParameter(f"timing needs a function of one input, got {type(function).__name__}")
     rng = np.random.default_rng(seed)
-    for _ in range(warmup):
-        function(a)
-        function(b)
+    for value in (a, b) * max(warmup, 1):
+        _warm(function, value)
     times = _blocks(function, a, b, runs, rng, clock)
     return _compare(times / 1e9, alpha)
+
+
+def _warm(function: Callable[[Any], Any], value: Any) -> None:
+    """A run that is not timed; what is no function of this input is told."""
+    try:
+        check_awaited(function(value))
+    except Exception as error:
+        raise failure(error, value) from error
 
 
 def _blocks(
@@ -109,8 +119,9 @@ def _sign(first: Any, second: Any) -> float:
 
 
 def _detectable(times: Floats, alpha: float, power: float = 0.9) -> float:
-    """The shift of one input's times that the sign test of the differences would find with this power."""
+    """The shift of one input's times that the sign test of the differences would find: at least a step of the clock."""
     wanted = 0.5 + (special.ndtri(1 - alpha / 2) + special.ndtri(power)) / (2 * sqrt(len(times)))
     differences = np.abs(times[:, 0] - times[:, 1])
     symmetric = np.concatenate([differences, -differences])
-    return float(np.quantile(symmetric, min(wanted, 1.0)))
+    steps = np.diff(np.unique(times))
+    return max(float(np.quantile(symmetric, min(wanted, 1.0))), float(steps.min()) if len(steps) else inf)

@@ -10,12 +10,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from importlib import import_module
 from itertools import groupby
-from math import inf, nextafter
+from math import inf, isnan, nextafter
+from numbers import Real
 from typing import Any, Protocol
 
+from dither.audit.stated import finite
 from dither.errors import InvalidParameter
 
 Row = dict[str, Any]
@@ -52,8 +53,12 @@ class Domain:
     rows: int = 1
 
     def __post_init__(self) -> None:
-        if not self.columns or any(len(values) == 0 for values in self.columns.values()):
-            raise InvalidParameter("a domain needs at least one column, and each column at least one value")
+        if not self.columns or not all(_is_listed(values) for values in self.columns.values()):
+            raise InvalidParameter("a domain needs at least one column, and each column a list of values or two ends")
+        if wrong := [name for name, values in self.columns.items() if _is_range(values) and values[0] > values[1]]:
+            raise InvalidParameter(f"the low end comes before the high end; not so in: {', '.join(wrong)}")
+        if self.rows < 1:
+            raise InvalidParameter(f"a unit has at least one row, got {self.rows}")
         if self.unit is not None and self.unit not in self.columns:
             raise InvalidParameter(f"no column {self.unit!r}; there are: {', '.join(self.columns)}")
 
@@ -149,9 +154,17 @@ class Stated:
     claimed: float
 
 
+def _is_listed(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+
+
+def _is_range(values: Sequence[Any]) -> bool:
+    return len(values) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in values)
+
+
 def _value(values: Sequence[Any], rng: random.Random) -> Any:
     """One of several values; between two numbers, anything from one to the other."""
-    if len(values) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in values):
+    if not _is_range(values):
         return rng.choice(list(values))
     low, high = values
     if rng.random() < 0.5:
@@ -167,6 +180,7 @@ class TransformationResult:
     largest: float
     pairs: int
     counterexample: tuple[Data, Data] | None
+    error: str = ""
 
     @property
     def refuted(self) -> bool:
@@ -177,12 +191,15 @@ class TransformationResult:
         if self.counterexample is None:
             return f"not refuted: {self.pairs} pairs moved the result by at most {self.largest:g} of {self.claimed:g}"
         a, b = (listed(each) for each in self.counterexample)
-        return f"REFUTED: the result moves by {self.largest:.7g}, more than {self.claimed:.7g}, between {a} and {b}"
+        failed = f"; on one of them the function fails: {self.error}" if self.error else ""
+        moved = f"the result moves by {self.largest:.7g}, more than {self.claimed:.7g}"
+        return f"REFUTED: {moved}, between {a} and {b}{failed}"
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         return {
-            "refuted": self.refuted, "claimed": self.claimed, "largest": self.largest, "pairs": self.pairs,
+            "refuted": self.refuted, "claimed": self.claimed, "largest": finite(self.largest), "pairs": self.pairs,
+            **({"error": self.error} if self.error else {}),
             "counterexample": None if self.counterexample is None else [listed(each) for each in self.counterexample],
         }  # fmt: skip
 
@@ -198,8 +215,8 @@ def listed(data: Data) -> str:
 
 def transformation(
     function: Callable[[Data], Any],
-    domain: Space,
-    claimed: float | Fraction,
+    domain: Space | Mapping[str, Sequence[Any]],
+    claimed: Any,
     distance: Distance | None = None,
     *,
     pairs: int = 500,
@@ -208,18 +225,29 @@ def transformation(
     """Searches for neighbours between which `function` moves by more than `claimed`; a wrong claim is shown small.
 
     The distance is that of multisets for tables (rows, lists of rows, data frames), of L1 for numbers, vectors and
-    dictionaries of numbers; an error on one side only is an infinite distance.
+    dictionaries of numbers; an error or NaN on one side only is an infinite distance.
     """
-    measure = _moved(function, domain, distance or change)
-    rng, largest, limit = random.Random(seed), 0.0, float(claimed)
+    if not isinstance(claimed, Real) or not 0 <= float(claimed) < inf or pairs < 1:
+        raise InvalidParameter("the claim is a number from 0 on (a distance comes after it), for one pair or more")
+    space = Domain(domain) if isinstance(domain, Mapping) else domain
+    measure = _moved(function, space, distance or change)
+    rng, largest, limit = random.Random(seed), -inf, float(claimed)
     for tried in range(1, pairs + 1):
-        a, b = domain.pair(rng)
+        a, b = space.pair(rng)
         moved = measure(a, b)
         largest = max(largest, moved)
         if moved > limit * (1 + 1e-9):
-            small = shrunk(a, b, lambda one, two: measure(one, two) > limit * (1 + 1e-9), domain)
-            return TransformationResult(limit, measure(*small), tried, small)
+            small = shrunk(a, b, lambda one, two: measure(one, two) > limit * (1 + 1e-9), space)
+            return TransformationResult(limit, measure(*small), tried, small, _error(function, space, *small))
+    if largest < 0:
+        raise InvalidParameter(f"the function failed on every pair: {_error(function, space, a, b)}")
     return TransformationResult(limit, largest, pairs, None)
+
+
+def _error(function: Callable[[Data], Any], space: Space, *sides: Data) -> str:
+    """What the function fails with on one of these, if it does."""
+    failed = [each for each in (_tried(function, space.copied(side)) for side in sides) if isinstance(each, Exception)]
+    return f"{type(failed[0]).__name__}: {failed[0]}" if failed else ""
 
 
 def sql(query: str, connection: Any, domain: Domain, name: str = "t") -> Callable[[Rows], Any]:
@@ -252,7 +280,10 @@ def change(a: Any, b: Any) -> float:
         return _between_lists(a, b)
     if isinstance(a, str) or isinstance(b, str) or a is None or b is None:
         return 0.0 if a == b else inf
-    return abs(float(a) - float(b))
+    one, two = float(a), float(b)
+    if one == two or (isnan(one) and isnan(two)):
+        return 0.0
+    return inf if isnan(one - two) else abs(one - two)
 
 
 def _between_lists(a: list[Any], b: list[Any]) -> float:
@@ -277,8 +308,9 @@ def _moved(function: Callable[[Data], Any], space: Space, distance: Distance) ->
         results = [_tried(function, space.copied(side)) for side in (a, b)]
         failed = [isinstance(each, Exception) for each in results]
         if any(failed):
-            return 0.0 if all(failed) else inf
-        return distance(*results)
+            return -inf if all(failed) else inf
+        moved = float(distance(*results))
+        return inf if isnan(moved) else moved
 
     return measure
 

@@ -101,7 +101,11 @@ class Target:
     def of(cls, url: str, tokens: Mapping[str, str], dataset: str | None = None, epsilon: str = "1/1000") -> Target:
         """A service at an address."""
         send = over_http(url)
-        return cls(send, dict(tokens), discovered(send, tokens["analyst"], dataset), epsilon)
+        try:
+            columns = discovered(send, tokens["analyst"], dataset)
+        except (OSError, http.client.HTTPException) as error:
+            raise InvalidParameter(f"{url} does not answer: {error}") from None
+        return cls(send, dict(tokens), columns, epsilon)
 
     def call(self, method: str, path: str, body: Any = None, who: str = "analyst", **headers: str) -> Reply:
         """One request, as one of the accounts."""
@@ -122,10 +126,18 @@ class Target:
         return {f"{each['level']} {each['name']} {each['unit']} {each['kind']}": str(each["spent"]) for each in items}
 
 
+def _has_port(url: str) -> bool:
+    """Whether the port, if one is named, can be one."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
 def over_http(url: str) -> Send:
     """Sends over plain sockets, so that nothing is corrected on the way."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(url):
         raise InvalidParameter("an address looks like http://127.0.0.1:8765")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
@@ -144,6 +156,8 @@ def over_http(url: str) -> Send:
 def discovered(send: Send, token: str, dataset: str | None = None) -> Columns:
     """A private table with a number, from what the service makes public."""
     reply = send("GET", "/v1/datasets", b"", {"authorization": f"Bearer {token}"})
+    if reply.status in (401, 403):
+        raise InvalidParameter("the service does not know the token")
     data = reply.json()
     for each in data.get("datasets", []) if isinstance(data, dict) else []:
         if dataset is not None and each["name"] != dataset:
