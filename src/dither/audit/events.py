@@ -206,7 +206,7 @@ class CornerScore(Score):
         """The bin, or one that no event holds."""
         first, second = (data.codes[:, column] for column in self.columns)
         inside = (first >= self.first) & (first <= self.last) & (second > 0)
-        return np.where(inside, second.astype(np.float64), -np.inf if self.above else np.inf)
+        return np.where(inside, second.astype(np.float64), -1.0 if self.above else 256.0)
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
         """Both half-lines."""
