@@ -108,15 +108,13 @@ class Store(ABC):
     _pairs = "json_each(?)"
     _types: Mapping[str, str]
     _guards: Sequence[str]
+    _process: int
+    _connection: Any
     _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
 
     @abstractmethod
     def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, all or none; false if the ledger ends elsewhere or its snapshot has a key of `absent`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of the database."""
 
     @abstractmethod
     def _connected(self) -> Any:
@@ -138,6 +136,11 @@ class Store(ABC):
         with self._errors():
             found: list[Any] = self._connected().execute(query.replace("?", self._mark), values).fetchall()
             return found
+
+    def close(self) -> None:
+        """Closes this process's connection."""
+        if self._process == os.getpid():
+            self._connection.close()
 
     def head(self) -> Head:
         """The ledger's end."""
@@ -232,6 +235,7 @@ class Store(ABC):
 class SqliteStore(Store):
     """One file, in WAL mode, synced on every commit; safe to open from several processes."""
 
+    _connection: sqlite3.Connection
     _types = {"integer": "INTEGER", "clustered": " WITHOUT ROWID"}
     _guards = SQLITE_GUARDS
 
@@ -291,11 +295,6 @@ class SqliteStore(Store):
                 return False
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
         return True
-
-    def close(self) -> None:
-        """Closes this process's connection."""
-        if self._process == os.getpid():
-            self._connection.close()
 
 
 class PostgresStore(Store):
@@ -359,11 +358,6 @@ class PostgresStore(Store):
             except self._driver.errors.UniqueViolation:
                 return False
         return bool(done.rowcount == len(rows))
-
-    def close(self) -> None:
-        """Closes this process's connection."""
-        if self._process == os.getpid():
-            self._connection.close()
 
 
 def check_format(found: int) -> None:
