@@ -22,7 +22,7 @@ from dither.audit.cli import app
 from dither.errors import DitherError, InvalidParameter
 from dither.privacy.bits import SystemBits
 from dither.privacy.noise import discrete_laplace
-from serve.house import Town, free_port, serving, town
+from serve.house import Careless, Town, free_port, serving, town
 
 WORDS = ("--misses", "1000", "--floor", "100", "--rate", "5000", "--burst", "50000")
 TOKENS = {"TOKEN": "ann", "OTHER_TOKEN": "bob", "AUDITOR_TOKEN": "aud"}
@@ -70,25 +70,6 @@ def test_a_regression_is_what_passed_before() -> None:
     kept = [entry(0), entry(1), entry(1), entry(0), entry(1, "exact"), entry(1)]
     words = [line.split()[1] for line in schedules.told(kept)]
     assert words == ["passed", "REGRESSION", "FOUND", "passed", "FOUND", "REGRESSION"]
-
-
-class Careless(http.server.BaseHTTPRequestHandler):
-    """Answers everything with the same description of a dataset, whoever asks."""
-
-    def answer(self) -> None:
-        columns = {"age": "0 to 120 in steps of 1"}
-        data = {"datasets": [{"name": "d", "tables": {"people": {"private": True, "columns": columns}}}]}
-        body = json.dumps(data).encode()
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = do_DELETE = answer
-
-    def log_message(self, *given: object) -> None:
-        """Quiet."""
 
 
 def known(there: Town, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,6 +25,19 @@ from dither.wire import Request
 from post.bare import BareKernel
 from post.small_world import build, statements
 from post.test_intervals import ALARM, planned, redraws
+
+
+@contextmanager
+def opened(tmp_path: Path, declared: str = "", instead: str = "") -> Iterator[Session]:
+    """A session over a kernel of its own; its description may say something else."""
+    path = build(tmp_path)
+    if declared:
+        path.write_text(path.read_text().replace(declared, instead))
+    session = dither.connect(path, account="team-a")
+    try:
+        yield session
+    finally:
+        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def charged(request: Request, kernel: BareKernel) -> Fraction:
@@ -173,13 +188,10 @@ def test_a_batch_is_solved_too(blind: Session) -> None:
 
 def test_sizes_come_from_the_kernel_where_it_knows_them(tmp_path: Path) -> None:
     """The noisy size of registration, in equal parts: about 400 people in 6 countries."""
-    session = dither.connect(build(tmp_path), account="team-a")
-    try:
+    with opened(tmp_path) as session:
         price = session.quote("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
         assert price["a"].rows != 1000 and price["a"].needs_rows
         assert price["a"].rows == max(1.0, (session.context.rows("users") or 0) / 6)
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_what_nothing_is_known_about_has_no_warning(blind: Session) -> None:
@@ -193,11 +205,8 @@ def test_what_nothing_is_known_about_has_no_warning(blind: Session) -> None:
 
 def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
     """The whole of the loss and its delta; refused as a whole, so that no half is spent in vain."""
-    path = build(tmp_path)
-    path.write_text(path.read_text().replace("kind: pure, epsilon: 1000", "kind: zcdp, rho: 3, delta: 0.001"))
-    session = dither.connect(path, account="team-a")
     query = "SELECT age, gender, COUNT(*) AS n FROM users GROUP BY age, gender"
-    try:
+    with opened(tmp_path, "kind: pure, epsilon: 1000", "kind: zcdp, rho: 3, delta: 0.001") as session:
         price = session.quote(query, rho=2, delta="1/10000", bound=1)
         assert price.loss == ZCDP(2, "1/10000") and price.affordable
         assert price["n"].half_width > 0
@@ -216,8 +225,6 @@ def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
         with pytest.raises(BudgetExceeded, match="nothing was spent"):
             session.sql(query, rho=2, delta="1/10000", bound=1, draw=1)
         assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_options_that_do_not_exist_are_refused_by_name(blind: Session) -> None:
@@ -293,26 +300,22 @@ def test_each_question_of_a_batch_has_a_bound_of_its_own(session: Session, kerne
 @pytest.mark.tier("test")
 def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> None:
     """Each question has a bound of its own; the ladders are thinned so that pricing them all stays cheap."""
-    session = dither.connect(build(tmp_path), account="team-a")
     queries = [
         f"SELECT COUNT(*) AS n, SUM(price) AS s FROM actions WHERE seconds < {most}" for most in range(20, 620, 20)
     ]
-    try:
+    with opened(tmp_path) as session:
         spent = session.budget[0].spent[0]
         answers = session.batch(queries, epsilon=3)
         assert session.budget[0].spent[0] - spent == 3 * 10**15
         assert len(answers) == 30 and all(len(answer.bounds) == 1 for answer in answers)
         assert len({id(answer.releases[0]) for answer in answers}) == 1
         assert len(answers[0].releases[0].find or ()) == 30
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_another_draw_is_another_price(tmp_path: Path) -> None:
     """The named bug: the quote for a second draw said that it was free, because the first had been asked."""
-    session = dither.connect(build(tmp_path), account="team-a")
     query, pair = "SELECT COUNT(*) AS n FROM users", ["SELECT COUNT(*) AS n FROM users", "SELECT AVG(age) FROM users"]
-    try:
+    with opened(tmp_path) as session:
         session.sql(query, epsilon=1, draw=3)
         session.batch(pair, epsilon=1, draw=3)
         for draw, free in ((0, False), (3, True), (4, False)):
@@ -321,8 +324,6 @@ def test_another_draw_is_another_price(tmp_path: Path) -> None:
             spent = session.budget[0].spent
             session.sql(query, epsilon=1, draw=draw)
             assert (session.budget[0].spent == spent) is free  # as the quote said
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_a_batch_quote_is_one_price(blind: Session) -> None:
@@ -435,10 +436,7 @@ def test_options_in_the_text_count_like_arguments(blind: Session) -> None:
 
 def test_connect_in_process(tmp_path: Path) -> None:
     """The real kernel: charged exactly, remembered, refused when spent."""
-    path = build(tmp_path)
-    path.write_text(path.read_text().replace("epsilon: 1000", "epsilon: 2"))
-    session = dither.connect(path, account="team-a")
-    try:
+    with opened(tmp_path, "epsilon: 1000", "epsilon: 2") as session:
         spent = session.budget[0].spent[0]
         answer = session.sql("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
         assert session.budget[0].spent[0] - spent == 10**15
@@ -450,17 +448,12 @@ def test_connect_in_process(tmp_path: Path) -> None:
         assert not session.quote("SELECT COUNT(*) FROM users", epsilon=1).affordable
         assert len(session.history) >= 1
         assert sorted(session.tables) == ["actions", "urls", "users"]
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None:
     """Charged once, answered again for nothing, refused without spending; history and the answer show both draws."""
-    path = build(tmp_path)
-    path.write_text(path.read_text().replace("epsilon: 1000", "epsilon: 2"))
-    session = dither.connect(path, account="team-a")
     query = "SELECT COUNT(*) AS n, COUNT(DISTINCT url_id) AS d, SUM(price) AS s FROM actions"
-    try:
+    with opened(tmp_path, "epsilon: 1000", "epsilon: 2") as session:
         spent, charges = session.budget[0].spent[0], len(session.history)
         answer = session.sql(query, epsilon=1, request_id="once")
         assert session.budget[0].spent[0] - spent == 10**15 and len(session.history) == charges + 1
@@ -473,8 +466,6 @@ def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None
             session.sql(query, epsilon="3/2")
         assert session.budget[0].spent[0] - spent == 10**15
         assert "in the same charge" in str(session.explain(query))
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]
 
 
 def test_connect_needs_a_name_and_a_token(session: Session, kernel: BareKernel) -> None:
@@ -491,11 +482,8 @@ def test_losses_are_reported_with_the_answer(session: Session) -> None:
 
 def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
     """A key with a handful of units behind it is not named; common ones are, with their counts."""
-    path = build(tmp_path)
-    path.write_text(path.read_text().replace("kind: pure, epsilon: 1000", "kind: zcdp, rho: 100, delta: 0.001"))
-    session = dither.connect(path, account="team-a")
     query = "SELECT age, gender, COUNT(*) AS n FROM users GROUP BY age, gender"
-    try:
+    with opened(tmp_path, "kind: pure, epsilon: 1000", "kind: zcdp, rho: 100, delta: 0.001") as session:
         answer = session.sql("SELECT gender, COUNT(*) AS n FROM users GROUP BY gender", rho=2, delta="1/10000")
         assert {row["gender"] for row in answer.to_dicts()} == {"f", "m", "x"}
         assert "selected privately" in answer.notes[-1]
@@ -503,5 +491,3 @@ def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
         assert len(fewer) < 48 * 3
         with pytest.raises(NotFound, match="enough units"):
             session.sql("SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", rho=2, delta="1/10000", bound=1)
-    finally:
-        session.kernel.close()  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import socket
 import subprocess
@@ -248,3 +250,22 @@ def free_port() -> int:
 
 
 __all__ = ["SALARY", "SEPARATE", "SHARED", "Place", "Schedule", "Town", "place", "serving", "town", "until", "within"]
+
+
+class Careless(http.server.BaseHTTPRequestHandler):
+    """Answers everything with the same description of a dataset, whoever asks."""
+
+    def answer(self) -> None:
+        columns = {"age": "0 to 120 in steps of 1"}
+        data = {"datasets": [{"name": "d", "tables": {"people": {"private": True, "columns": columns}}}]}
+        body = json.dumps(data).encode()
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = answer
+
+    def log_message(self, *given: object) -> None:
+        """Quiet."""

@@ -20,7 +20,7 @@ from conftest import require
 from dither.audit.attacks import ATTACKS
 from dither.privacy.upkeep import verify
 from dither.session import connect
-from serve.house import SEPARATE, Town, serving, town, until
+from serve.house import SEPARATE, Careless, Town, serving, town, until
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.xdist_group("servers")]
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
@@ -207,25 +207,6 @@ def test_the_attack_command_finds_a_weak_service(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
     assert done.returncode != 0 and "LEARNED by no token" in done.stdout and "learned something" in done.stderr
-
-
-class Careless(http.server.BaseHTTPRequestHandler):
-    """Answers everything with the same description of a dataset, whoever asks."""
-
-    def answer(self) -> None:
-        columns = {"age": "0 to 120 in steps of 1"}
-        data = {"datasets": [{"name": "d", "tables": {"people": {"private": True, "columns": columns}}}]}
-        body = json.dumps(data).encode()
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = do_DELETE = answer
-
-    def log_message(self, *given: object) -> None:
-        """Quiet."""
 
 
 def test_it_stops_cleanly_and_the_ledger_holds(tmp_path: Path) -> None:
