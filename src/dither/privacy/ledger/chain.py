@@ -126,7 +126,8 @@ class Ledger(Chain):
 
     def _check_unanswered(self, book: Book, root: int | None) -> None:
         """Refuses to draw for a charge whose answer may have left in a stretch of the ledger that was lost."""
-        if root is None or book.get(key("answer", root)) is not None:
+        lost = book.get(key("closed")) is not None  # now, or at some time
+        if root is None or not lost or book.get(key("answer", root)) is not None:
             return
         if any(row.kind in ("restore", "gap") for row in self._store.rows(root)):
             raise BudgetExceeded("paid for before the ledger was restored, and maybe answered: ask for another draw")
