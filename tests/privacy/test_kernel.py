@@ -24,7 +24,7 @@ from sqlglot import exp
 
 from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
-from dither.access.engines.duckdb import Database
+from dither.access.engines.duckdb import Database, DuckDBEngine
 from dither.access.expr import Column, Compare, Constant, Instant, Or
 from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
 from dither.access.relation import Auto, BoundGroups, BoundRows, Project, Sample, Scan, Where
@@ -48,7 +48,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.pacing import Schedule
 from dither.privacy.tails import rung
-from dither.privacy.upkeep import verify
+from dither.privacy.upkeep import backup, restore, verify
 from dither.schema import Dataset, Source, Unit
 from dither.wire import AutoBound, Calibrate, Head, Part, Release, Request, Tradeoff
 from privacy.ledger_cases import DAY, HeldClock, dataset, pure, teams, zcdp
@@ -1057,6 +1057,24 @@ def test_an_engine_that_failed_is_replaced_on_the_database_of_the_others(
     assert not Path(first.scratch.name).exists()
     kernel.close()
     assert not Path(made[0].scratch.name).exists()
+
+
+def test_a_kernel_starts_on_a_restored_ledger_whose_size_was_never_recorded(
+    world: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The size may have been drawn and shown in the stretch that was lost: it is not drawn again."""
+    with monkeypatch.context() as while_it_lasts, pytest.raises(EngineFailure):
+        while_it_lasts.setattr(DuckDBEngine, "vector", lambda *_: (_ for _ in ()).throw(EngineFailure))
+        LocalKernel(world(100), tmp_path / "ledger.sqlite")
+    backup(tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite")
+    restore(tmp_path / "copy.sqlite", tmp_path / "back.sqlite")
+    books = kernel_module.Ledger(tmp_path / "back.sqlite")
+    books.mark_gap(Head(99, "f" * 64), Pure(1))
+    books.close()
+    kernel = LocalKernel(world(100), tmp_path / "back.sqlite")
+    assert kernel._house("shop").rows == {} and kernel.answer(counting(), "ann").parts
+    assert [row.kind for row in kernel.books.rows()].count("answer") == 1
+    kernel.close()
 
 
 def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened: Any, monkeypatch: Any) -> None:
