@@ -491,6 +491,7 @@ def test_slips_on_the_command_line_are_told_in_a_line(tmp_path: Path) -> None:
         ([*common], "ZeroDivisionError"),
         ([*common, "--neighbours", "[[0, 1]]"], "slips.py, line 1"),
         ([*common, "--neighbours", "[1, 2]"], "a list of pairs"),
+        ([*common, "--neighbours", f"{path}:f"], "TypeError"),
         ([*common, "--report", "report.pdf"], ".html"),
         ([*common, "--report", str(tmp_path / "absent" / "report.html")], "no such directory"),
         ([*common, "--seed", "-1"], "--seed"),

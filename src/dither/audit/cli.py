@@ -282,7 +282,7 @@ def _listed(members: tuple[Member, ...], as_json: bool) -> None:
 
 def _pairs(text: str) -> list[tuple[Any, Any]]:
     listed = _json(text) if text.lstrip().startswith("[") else found(text)
-    listed = listed() if callable(listed) else listed
+    listed = found(f"{text}()") if callable(listed) else listed
     if hasattr(listed, "example"):  # a strategy of Hypothesis
         return generated(listed)
     if not isinstance(listed, list | tuple) or any(not hasattr(pair, "__len__") or len(pair) != 2 for pair in listed):
