@@ -23,7 +23,20 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Show, verify, back up, restore and migrate a ledger."
 )
 
-Place = Annotated[str, typer.Argument(help="the ledger: a file's path or a postgresql:// address", show_default=False)]
+
+def _is_ledger(place: str) -> str:
+    """Refuses a description, which `show` takes and the other commands do not."""
+    if place.endswith((".yml", ".yaml")):
+        raise InvalidParameter(f"{place} is a description; name the ledger itself, a file that ends in .ledger")
+    return place
+
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        callback=_is_ledger, help="the ledger: a file's path or a postgresql:// address", show_default=False
+    ),
+]
 Seen = Annotated[str | None, typer.Option("--head", help="an end that was seen before, as SEQUENCE:HASH")]
 
 

@@ -6,13 +6,14 @@ import json
 import os
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from dither.errors import InvalidParameter
+from dither.errors import DitherError, InvalidParameter
 from dither.serve.files import secret_file
 from dither.serve.remote import Mutual
 from dither.serve.watch import Child, Supervisor, bare_environment, group_of
@@ -83,6 +84,12 @@ DESK = STATE / "private" / "admin.sock"
 
 def _ready(what: str, where: str, as_json: bool) -> None:
     typer.echo(json.dumps({what: where}) if as_json else f"{what}: {where}")
+
+
+def _check_installed(command: str) -> None:
+    """Said once, before anything is started: a gateway that lacks its libraries would be started again for ever."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "httpx")):
+        raise DitherError(f"'dither {command}' needs more: pip install 'dither[server]'")
 
 
 def _no_secret(ledger: str) -> str:
@@ -163,6 +170,7 @@ def gateway(
     as_json: AsJson = False,
 ) -> None:
     """Face the analysts: accounts, SQL, the web page; without data, and without a way to it."""
+    _check_installed("gateway")
     from dither.serve.gateway import Settings
     from dither.serve.gateway_process import GatewaySettings, run_gateway
     from dither.serve.limits import Rate as Limit
@@ -202,6 +210,7 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Start a kernel and a gateway on this machine, each a process of its own, and keep them running."""
+    _check_installed("serve")
     state = state.absolute()
     own = state / "gateway"
     own.mkdir(parents=True, exist_ok=True)
