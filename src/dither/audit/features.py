@@ -29,6 +29,8 @@ EXACT = 2**53  # beyond this, floats do not hold every integer
 NUMBERS = (int, float, np.integer, np.floating, np.bool_, Fraction, Decimal)
 KEYED = (dict, set, frozenset)
 NESTED = (list, tuple, dict, set, frozenset, complex)
+OWN = frozenset({int, float, bool, str, bytes, list, tuple, dict, set, frozenset, type(None)})
+OPEN = frozenset({list, tuple, dict, set, frozenset, np.ndarray})
 EPOCH = datetime(1970, 1, 1)
 
 Column = Callable[[Floats], Floats]
@@ -100,6 +102,8 @@ def _learn_numbers(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
 
 def _number(item: Any, start: int = 0) -> float:
     """A number as a float, too large ones as infinities; NaN for anything else."""
+    if type(item) is float:
+        return item
     if not isinstance(item, NUMBERS):
         return nan
     try:
@@ -158,7 +162,9 @@ def _matrix_reader(width: int) -> Callable[[Any], Floats]:
 
 def _items(outputs: Any) -> list[Any]:
     """Outputs as Python's own: arrays as lists, records as dictionaries, times as seconds since 1970."""
-    return outputs.tolist() if isinstance(outputs, np.ndarray) else [_item(item) for item in outputs]
+    if isinstance(outputs, np.ndarray):
+        return outputs.tolist()  # type: ignore[no-any-return]
+    return [item if type(item) in OWN else _item(item) for item in outputs]
 
 
 def _item(item: Any) -> Any:
@@ -278,12 +284,21 @@ def _read_sequences(
         entries = leaves(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
         matrix[row, 0] = len(entries)
         for index, entry in enumerate(entries[:longest]):
-            numeric = isinstance(entry, NUMBERS) and not isinstance(entry, bool | np.bool_)
-            matrix[row, 1 + 2 * index] = -2 if numeric else _code(entry, codes)
-            matrix[row, 2 + 2 * index] = _number(entry) if numeric else nan
+            if _is_number(entry):
+                matrix[row, 1 + 2 * index], matrix[row, 2 + 2 * index] = -2, _number(entry)
+            else:
+                matrix[row, 1 + 2 * index] = _code(entry, codes)
         if nestings is not None:
             matrix[row, -1] = _code(_shape(item), nestings)
     return matrix
+
+
+def _is_number(entry: Any) -> bool:
+    """Whether an entry of a sequence is a number; yes and no are not. Python's own types are told at once."""
+    kind = type(entry)
+    if kind in OWN:
+        return kind is float or kind is int
+    return isinstance(entry, NUMBERS) and not isinstance(entry, np.bool_)
 
 
 def _code(item: Any, codes: dict[Hashable, int]) -> int:
@@ -305,7 +320,7 @@ def _learn_keyed(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
 
 
 def _keyed_row(item: Any, keys: list[Hashable], codes: dict[Hashable, int]) -> list[float]:
-    held = _spread(item)
+    held = item if isinstance(item, dict) and OPEN.isdisjoint(map(type, item.values())) else _spread(item)
     return [*(_entry(held, key, codes) for key in keys), float(len(item)) if isinstance(item, KEYED) else nan]
 
 
@@ -323,7 +338,10 @@ def _spread(item: Any, path: tuple[Hashable, ...] = ()) -> dict[Hashable, Any]:
 def _entry(held: dict[Hashable, Any], key: Hashable, codes: dict[Hashable, int]) -> float:
     if key not in held:
         return nan
-    value = _item(held[key])
+    value = held[key]
+    if type(value) is float:
+        return value
+    value = _item(value)
     return _number(value) if isinstance(value, NUMBERS) else float(_code(value, codes))
 
 
