@@ -6,6 +6,7 @@ from fractions import Fraction
 from random import Random
 
 import pyarrow as pa
+import pytest
 from sqlglot import exp
 
 import access.plans as plans
@@ -14,6 +15,7 @@ from access.reference import Raw
 from access.shrink import smallest
 from access.trials import Bench, DuckBench, Tally, Violation
 from dither.access import expr as x
+from dither.access import measure as m
 from dither.access import relation as r
 from dither.access.context import Context
 from dither.access.statement import Origin, Statement, named
@@ -24,6 +26,14 @@ EXPONENTS = (Fraction(2), Fraction(3), Fraction(1, 2), Fraction(-1), Fraction(-3
 FUNCTIONS = [
     *(x.Function(name, x.Column("v"), step) for name in ("sqrt", "ln", "exp", "logistic") for step in STEPS),
     *(x.Power(x.Column("v"), exponent) for exponent in EXPONENTS),
+]
+ACTIONS = r.BoundRows(r.Scan("actions"), "user", 7)
+MEASURES = [
+    m.Count(ACTIONS, (m.Key("url", x.Column("url")), m.Key("action", x.Column("action")))),
+    m.Count(ACTIONS, (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
+    m.Sum(r.Scan("users"), x.Column("age"), (m.Key("country", x.Column("country")),)),
+    m.Clipped(r.Scan("actions"), "user", (x.Constant(1),), 5, "l2", (m.Key("action", x.Column("action")),)),
+    m.Count(r.UnitJoin(ACTIONS, r.Scan("users"), "user"), (m.Key("age", x.Column("age")),)),
 ]
 
 
@@ -39,6 +49,16 @@ def random_plans(bench: Bench, count: int, seed: int, batch: int = 5, alone: int
         except Violation as violation:
             raise smallest(violation, bench) from None
     return tally
+
+
+def promises_hold(
+    bench: Bench, name: str, count: int, seed: int, capsys: pytest.CaptureFixture[str], alone: int = 4
+) -> None:
+    """Random plans on an engine, with a line that says how many there were."""
+    tally = random_plans(bench, count, seed, alone=alone)
+    with capsys.disabled():
+        print(f"\n  tests/access: {tally.line(name)}")
+    assert tally.plans == count
 
 
 def largest_difference(bench: Bench) -> int:

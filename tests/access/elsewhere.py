@@ -13,33 +13,22 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from access import agreement, worlds
+from access import agreement
 from access.benches import SparkBench
-from access.test_spark import MEASURES
+from access.test_spark import on_spark
 from conftest import SparkCluster
 from dither.access.engines import open_engine
 from dither.access.engines.spark import SparkEngine
-from dither.schema import Dataset, Source, Table
-
-
-def stored(path: Path, **options: str) -> Dataset:
-    """The tables of worlds.py, already written there, for Spark."""
-    data = worlds.dataset(path, worlds.USER, worlds.ACTION, worlds.MONTH)
-    tables = {}
-    for name, table in data.tables.items():
-        source = Source("spark", {"path": str(path / f"{name}.parquet"), **options})
-        tables[name] = Table(name, table.private, table.columns, source, table.unique)
-    return Dataset("web", "web", "1", tables, data.units, ())
 
 
 def vectors(engine: Any) -> list[list[int]]:
-    return [engine.vector(measure, secret=3).tolist() for measure in MEASURES]
+    return [engine.vector(measure, secret=3).tolist() for measure in agreement.MEASURES]
 
 
 def on_cluster(path: Path, url: str, count: int) -> dict[str, Any]:
     """On a standalone cluster, which may have several workers."""
     session = SparkCluster(url, path).session()
-    found = vectors(SparkEngine(stored(path), "4", session.newSession()))
+    found = vectors(SparkEngine(on_spark(path), "4", session.newSession()))
     tally = agreement.random_plans(SparkBench(session.newSession()), count, seed=9, alone=12)
     tasks = session.sparkContext.parallelize(range(8), 8).map(_worker).collect()
     session.stop()
@@ -54,7 +43,7 @@ def _worker(_: int) -> str:
 
 def through_connect(path: Path, url: str, count: int) -> dict[str, Any]:
     """Through Spark Connect, opened as a dataset's description would."""
-    engine: Any = open_engine(stored(path, remote=url))
+    engine: Any = open_engine(on_spark(path, remote=url))
     found = vectors(engine)
     engine.close()
     tally = agreement.random_plans(SparkBench(engine._session), count, seed=10, alone=12)

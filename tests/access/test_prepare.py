@@ -30,14 +30,7 @@ from dither.cli import app
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Dataset, Source
 
-ROWS = {
-    "users": [(i, 18.0 + i % 60, "FR" if i % 3 else "ZZ") for i in range(40)] + [(1, 99.0, "DE"), (None, 20.0, "FR")],
-    "actions": [
-        (i % 37, f"u{i % 5}", ["view", "like", "share", "spam"][i % 4], worlds.YEAR_2020 + i * worlds.DAY // 3)
-        for i in range(900)
-    ],
-    "urls": [(f"u{i}", "news" if i % 2 else "sport") for i in range(4)],
-}
+ROWS = worlds.many()
 BOUNDED = m.Count(r.BoundRows(r.Scan("actions"), "user", 7), (m.Key("action", x.Column("action")),))
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import access.worlds as worlds
-from access.agreement import largest_difference, random_plans
+from access.agreement import ACTIONS, MEASURES, largest_difference, promises_hold
 from access.benches import SparkBench
 from access.trials import Violation
 from dither.access import expr as x
@@ -24,22 +24,7 @@ from dither.access.spelling import Spelling, cast
 from dither.errors import EngineFailure, InvalidSchema
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
 
-ROWS = {
-    "users": [(i, 18.0 + i % 60, "FR" if i % 3 else "ZZ") for i in range(40)] + [(1, 99.0, "DE"), (None, 20.0, "FR")],
-    "actions": [
-        (i % 37, f"u{i % 5}", ["view", "like", "share", "${env:HOME}"][i % 4], worlds.YEAR_2020 + i * worlds.DAY // 3)
-        for i in range(900)
-    ],
-    "urls": [(f"u{i}", "news" if i % 2 else "sport") for i in range(4)],
-}
-ACTIONS = r.BoundRows(r.Scan("actions"), "user", 7)
-MEASURES = [
-    m.Count(ACTIONS, (m.Key("url", x.Column("url")), m.Key("action", x.Column("action")))),
-    m.Count(ACTIONS, (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
-    m.Sum(r.Scan("users"), x.Column("age"), (m.Key("country", x.Column("country")),)),
-    m.Clipped(r.Scan("actions"), "user", (x.Constant(1),), 5, "l2", (m.Key("action", x.Column("action")),)),
-    m.Count(r.UnitJoin(ACTIONS, r.Scan("users"), "user"), (m.Key("age", x.Column("age")),)),
-]
+ROWS = worlds.many(unlisted="${env:HOME}")
 
 pytestmark = pytest.mark.tier("test")
 
@@ -50,11 +35,7 @@ def bench(spark: Any) -> SparkBench:
 
 
 def test_promises_hold_on_spark(tier: Any, bench: SparkBench, capsys: pytest.CaptureFixture[str]) -> None:
-    count = tier.pick(quick=0, test=30, deep=500)
-    tally = random_plans(bench, count, seed=6, alone=12)
-    with capsys.disabled():
-        print(f"\n  tests/access: {tally.line('spark')}")
-    assert tally.plans == count
+    promises_hold(bench, "spark", tier.pick(quick=0, test=30, deep=500), 6, capsys, alone=12)
 
 
 def test_functions_are_within_a_step_of_duckdb(bench: SparkBench) -> None:

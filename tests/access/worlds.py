@@ -73,6 +73,17 @@ def write(path: Path, **rows: list[tuple[Any, ...]]) -> None:
         pq.write_table(pa.table(arrays), path / f"{name}.parquet")
 
 
+def many(unlisted: str = "spam") -> dict[str, list[tuple[Any, ...]]]:
+    """Rows of every table, some of them outside their domains: ages, countries, actions, a key twice, a key missing."""
+    actions = ["view", "like", "share", unlisted]
+    return {
+        "users": [(i, 18.0 + i % 60, "FR" if i % 3 else "ZZ") for i in range(40)]
+        + [(1, 99.0, "DE"), (None, 20.0, "FR")],
+        "actions": [(i % 37, f"u{i % 5}", actions[i % 4], YEAR_2020 + i * DAY // 3) for i in range(900)],
+        "urls": [(f"u{i}", "news" if i % 2 else "sport") for i in range(4)],
+    }
+
+
 def engine(path: Path, *units: Unit, **rows: list[tuple[Any, ...]]) -> DuckDBEngine:
     """An engine over freshly written tables."""
     path.mkdir(parents=True, exist_ok=True)
