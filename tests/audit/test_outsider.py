@@ -31,6 +31,7 @@ from dither.audit.bounds import Counts, p_value, strength_lower
 from dither.audit.claims import ceiling, strength
 from dither.audit.cli import app
 from dither.audit.neighbours import distinct, fingerprint
+from dither.audit.report import inputs
 from dither.audit.sampling import Source, as_outputs
 from dither.audit.stated import claim as parsed
 from dither.audit.stated import found, words
@@ -189,6 +190,16 @@ def test_long_inputs_are_told_apart_wherever_they_differ() -> None:
     assert distinct([(a, b), (a, b.copy()), (a, a.copy())]) == [(a, b)]
     assert len(distinct([tuple(frames), ([a], [b]), ({"n": a}, {"n": b})])) == 3
     assert fingerprint(np.array([a, None], object)[1:]) != fingerprint(np.array([None, a], object)[1:])
+
+
+def test_long_inputs_are_shown_with_what_differs() -> None:
+    a, b = np.zeros((60, 60)), np.zeros((60, 60))
+    b[30, 7] = 1
+    assert [text.rsplit("with ", 1)[1] for text in inputs(a, b)] == ["0.0 at 7 at 30", "1.0 at 7 at 30"]
+    assert [text.rsplit("... ", 1)[1] for text in inputs([0] * 999, [0] * 1000)] == ["(999 entries)", "(1000 entries)"]
+    ragged = [[0]] * 500
+    assert inputs([*ragged, [1, 2]], [*ragged, [1]])[1].endswith("with [1] at 500")
+    assert inputs(0, 1) == ("0", "1")
 
 
 def test_neighbours_may_be_a_strategy() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dither.audit.claims import LARGEST_STRENGTH, ceiling, delta, strength
 from dither.audit.events import Event
+from dither.audit.neighbours import fingerprint
 from dither.audit.stated import finite, words
 from dither.errors import InvalidParameter
 from dither.loss import Loss, to_json
@@ -36,9 +37,10 @@ class Evidence:
     p_value: float
 
     def __str__(self) -> str:
+        first, second = inputs(self.a, self.b)
         return (
-            f"on {_short(self.a)} the event has probability {self.probability_a:.6g} "
-            f"[{self.bounds_a[0]:.6g}, {self.bounds_a[1]:.6g}]; on {_short(self.b)} {self.probability_b:.6g} "
+            f"on {first} the event has probability {self.probability_a:.6g} "
+            f"[{self.bounds_a[0]:.6g}, {self.bounds_a[1]:.6g}]; on {second} {self.probability_b:.6g} "
             f"[{self.bounds_b[0]:.6g}, {self.bounds_b[1]:.6g}]; the event: {self.event}"
         )
 
@@ -131,8 +133,9 @@ STYLE = (
 
 def _rows(result: PrivacyResult) -> list[tuple[str, str]]:
     found = result.evidence
+    first, second = inputs(found.a, found.b)
     return [
-        ("First input", _short(found.a)), ("Second input", _short(found.b)), ("Event", str(found.event)),
+        ("First input", first), ("Second input", second), ("Event", str(found.event)),
         ("Probability on the first", f"{found.probability_a:.8g} in {_interval(found.bounds_a)}"),
         ("Probability on the second", f"{found.probability_b:.8g} in {_interval(found.bounds_b)}"),
         ("p-value", f"{found.p_value:.4g}"), ("Epsilon at least", f"{result.epsilon_lower:.6g}"),
@@ -147,14 +150,32 @@ def _interval(bounds: tuple[float, float]) -> str:
 
 
 def _evidence_dict(found: Evidence) -> dict[str, Any]:
+    first, second = inputs(found.a, found.b)
     return {
-        "a": _short(found.a), "b": _short(found.b), "event": str(found.event), "p_value": found.p_value,
+        "a": first, "b": second, "event": str(found.event), "p_value": found.p_value,
         "probability_a": found.probability_a, "bounds_a": list(found.bounds_a),
         "probability_b": found.probability_b, "bounds_b": list(found.bounds_b),
     }  # fmt: skip
 
 
+def inputs(a: Any, b: Any) -> tuple[str, str]:
+    """Two inputs in words; of long ones, where they differ.
+
+    >>> inputs([0] * 1000, [0] * 999 + [1])[1][-21:]
+    '0, 0... with 1 at 999'
+    """
+    first, second = _short(a), _short(b)
+    if first != second or not isinstance(a, list | tuple | np.ndarray) or len(a) == 0:
+        return first, second
+    if len(a) != len(b):
+        return f"{first} ({len(a)} entries)", f"{second} ({len(b)} entries)"
+    place = next((at for at in range(len(a)) if fingerprint(a[at]) != fingerprint(b[at])), 0)
+    inner = inputs(a[place], b[place])
+    return f"{first} with {inner[0]} at {place}", f"{second} with {inner[1]} at {place}"
+
+
 def _short(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
     text = np.array2string(value, threshold=20) if isinstance(value, np.ndarray) else repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
 
