@@ -35,7 +35,7 @@ from dither.audit.report import inputs
 from dither.audit.sampling import Source, as_outputs
 from dither.audit.stated import claim as parsed
 from dither.audit.stated import found, words
-from dither.audit.transformations import Domain, transformation
+from dither.audit.transformations import Domain, change, transformation
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 
@@ -341,6 +341,7 @@ def test_a_result_that_is_no_number_has_moved_without_limit() -> None:
     mean = transformation(lambda rows: sum(row["age"] for row in rows) / len(rows) if rows else np.nan, ages, 1000)
     assert mean.refuted and mean.counterexample is not None and mean.counterexample[0] == []
     assert transformation(len, ages, 1, lambda a, b: float("nan")).refuted
+    assert change({"a": 1, "b": np.nan}, {"a": 1, "b": 2}) == np.inf and change([np.nan, np.inf], [np.nan, np.inf]) == 0
     for steady in (np.nan, np.inf, None):
         assert not transformation(lambda rows, steady=steady: steady, ages, 1).refuted
 
