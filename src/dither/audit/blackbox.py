@@ -35,7 +35,7 @@ CHUNK_VALUES = 4_000_000
 # Runs on each input that make it worth while to try every learner.
 ENOUGH = 3000
 # Of alpha, for the events that are judged, best first: little of it costs little, and what looked best may be luck.
-SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)
+SHARES = (0.5, 0.2, 0.1, 0.1, 0.1)
 # By which measure of suspicion each is the best, and how good it must look at least, of the best by that measure.
 MEASURES, HOPEFUL = (0, 1, 0, 1, 2), 0.5
 

@@ -17,7 +17,7 @@ Keys = NDArray[np.uint64]
 
 MOST_BINS = 240
 # Bins are cut by this many values at most, of all features together.
-MOST_SORTED = 12_000_000
+MOST_SORTED = 6_000_000
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MOST_CELLS = 200_000
 MOST_WIDTH = 400
 CURVATURE_ROWS = 40_000
 # Rows times columns of the largest regression.
-MOST_READ = 5_000_000
+MOST_READ = 3_000_000
 # How strongly neighbouring bins are held together: from hardly to nearly equal.
 SMOOTHNESS = (0.3, 30.0, 1000.0, 30_000.0)
 PENALTIES = (3.0, 300.0)
@@ -75,8 +75,7 @@ def thorough(space: Space) -> list[Learner]:
         found += [partial(surface, pair=pair, degree=degree) for degree in (2, 3, 5)]
         found += [partial(surface, pair=pair, degree=degree, free=True) for degree in (1, 3)]
     for columns in _families(space):
-        found += [partial(additive, columns=columns, bins=bins, power=1.0) for bins in (2, 4)]
-        found += [partial(additive, columns=columns, bins=3)]
+        found += [partial(additive, columns=columns, bins=4, power=1.0), partial(additive, columns=columns, bins=3)]
         found += [partial(tied, columns=columns, bins=bins) for bins in (2, 8)]
     return [*found, trees]
 

@@ -238,10 +238,15 @@ def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts:
 
 def _places(score: Score, sample: Sample) -> list[tuple[Floats, Floats | None]]:
     """For each output of both inputs, or each value, the share of all whose score is less: halves differ in scale."""
-    sides = [score.weighed(side) for side in (sample.a, sample.b)]
+    sides = [_in_order(*score.weighed(side)) for side in (sample.a, sample.b)]
     both = _Values.of(sides)
     places = [(both.before(values, "left") + both.before(values, "right")) / (2 * both.total) for values, _ in sides]
     return [(place, weights) for place, (_, weights) in zip(places, sides, strict=True)]
+
+
+def _in_order(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """The values of single outputs sorted, which makes every search among them quick."""
+    return (np.sort(values), None) if weights is None else (values, weights)
 
 
 def _carried(whole: _Values, tallies: list[Tally], above: bool) -> Chain:
@@ -269,7 +274,8 @@ class _Values:
     def of(cls, parts: list[tuple[Floats, Floats | None]]) -> _Values:
         values = np.concatenate([part for part, _ in parts])
         if all(weights is None for _, weights in parts):
-            return cls(np.sort(values), np.ones(len(values)), np.arange(len(values) + 1, dtype=np.float64))
+            ordered = np.sort(values, kind="stable")
+            return cls(ordered, np.ones(len(values)), np.arange(len(values) + 1, dtype=np.float64))
         weights = np.concatenate([np.ones(len(part)) if weights is None else weights for part, weights in parts])
         order = np.argsort(values[weights > 0], kind="stable")
         held = weights[weights > 0][order]
