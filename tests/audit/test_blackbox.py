@@ -353,3 +353,33 @@ def test_true_claims_are_seldom_refuted(mode: str, tier: Any) -> None:
         )
         refuted += result.refuted
     assert refuted <= most
+
+
+@pytest.mark.parametrize("mode", ["fixed", "sequential"])
+def test_outputs_whose_length_differs_are_told_apart(mode: str) -> None:
+    """The named bug: arrays of different lengths on the two inputs could not be read together."""
+    rng = np.random.default_rng(23)
+
+    def sizes(data: list[float]) -> Any:
+        return np.array(data) + rng.normal(size=len(data))
+
+    result = audit.privacy(sizes, Pure(1), [([1.0], [1.0, 1.0])], samples=4000, mode=mode, seed=3)
+    assert result.refuted
+
+
+def test_a_weak_difference_is_judged_by_what_differs_most() -> None:
+    """Where too few runs promise nothing, the event that is sure promises no less; it must not be chosen."""
+    for seed in range(4):
+        rng = np.random.default_rng([24, seed])
+
+        def answer(value: int, size: int, rng: np.random.Generator = rng) -> Any:
+            return (rng.random(size) < (0.41 if value else 0.29)).astype(int)
+
+        result = audit.privacy(answer, Pure("1/10"), [(0, 1)], samples=2000, alpha=0.05, seed=seed)
+        assert 0 < result.evidence.probability_a < 1
+
+
+@pytest.mark.parametrize("samples", [5e3, None, "many"])
+def test_samples_are_a_whole_number(samples: Any) -> None:
+    with pytest.raises(InvalidParameter, match="whole number"):
+        audit.privacy(lambda value, size: np.zeros(size), Pure(1), [(0, 1)], samples=samples)

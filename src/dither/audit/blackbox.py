@@ -59,10 +59,11 @@ def privacy(
     `timed` makes the time of each call a part of its output; `bits=False` asks about the algorithm on real numbers and
     leaves out what the bits of its floats give away.
     """
+    strength(claim)  # refuses what is no claim
+    _check(samples, alpha, mode)
     source = Source.of(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
     pairs = tuple(_pairs(source, neighbours, rng))
-    _check(samples, alpha, mode)
     plan = Plan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
     return fixed(plan, started) if mode == "fixed" else sequential(plan, started)
@@ -105,6 +106,8 @@ def _pairs(source: Source, given: Sequence[Pair] | None, rng: np.random.Generato
 
 
 def _check(samples: int, alpha: float, mode: str) -> None:
+    if not isinstance(samples, int):
+        raise InvalidParameter(f"samples must be a whole number such as 1_000_000, got {samples!r}")
     if samples < 1000:
         raise InvalidParameter(f"an audit needs at least 1000 samples, got {samples}")
     if not 0 < alpha < 0.5:

@@ -309,9 +309,8 @@ class Sample:
 
 def joined(first: Any, second: Any) -> Any:
     """Both inputs' outputs together."""
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return np.concatenate([first, second])
-    return [*first, *second]
+    arrays = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+    return np.concatenate([first, second]) if arrays and first.shape[1:] == second.shape[1:] else [*first, *second]
 
 
 def _edges(column: Floats) -> Floats:

@@ -25,6 +25,7 @@ Worth = Callable[[Any, Any], Any]
 
 # Standard errors taken off log-ratios: where thresholds or pairs are chosen, and where the last of many scores are.
 CAUTION, SUSPICIONS = 0.8, (2.0, 1.0, 0.0)
+SMALL = 1e-3
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
 TREND = 2.0
@@ -75,9 +76,12 @@ def worth(claim: Loss, runs: int, alpha: float) -> Worth:
 
     def value(p: Any, q: Any) -> Any:
         first = first_share(claim, p, q, runs) * 2 * runs
-        if isinstance(claim, Pure):
-            return predicted_epsilon(p, q, first, 2 * runs - first, alpha)
-        return predicted_score(p, q, first, 2 * runs - first, limit)
+        if not isinstance(claim, Pure):
+            return predicted_score(p, q, first, 2 * runs - first, limit)
+        epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha)
+        # Where nothing is promised, what differs most, by standard errors, is the best: not the event that is sure.
+        off = predicted_score(p, q, first, 2 * runs - first, ceiling(claim, 0.0))
+        return np.where(epsilon > 0, epsilon, -SMALL / (1 + np.maximum(off, 0.0)))
 
     return value
 
