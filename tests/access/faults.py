@@ -34,7 +34,7 @@ def missing_clamp(patch: pytest.MonkeyPatch) -> None:
     def unclamped(column: Any, domain: Number, raw: Any, kind: str, spelled: Any) -> Any:
         if kind != "integer":
             return number(column, domain, raw, kind, spelled)
-        return spelling.case([(clean._is_null(raw), clean._missing(column))], clean._scaled(raw, domain, spelled))
+        return spelling.case([(clean.is_null(raw), clean._missing(column))], clean._scaled(raw, domain, spelled))
 
     number = clean._number
     patch.setattr(clean, "_number", unclamped)

@@ -570,3 +570,38 @@ def test_attacks_that_learn_something_end_with_one(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(service, "run", lambda targets, chosen, finding=finding: [finding])
         done, said = command("service", "http://127.0.0.1:1")
         assert done == status and "1 attacks" in said and ("LEARNED" in said) is learned
+
+
+def test_what_is_not_decided_is_not_certified() -> None:
+    """The named bug: the mass that was left undecided was forgiven, however much."""
+
+    def leak(value: int, bits: Any) -> tuple[int, int]:
+        drawn = int(bits.integer(16))
+        return drawn, value if drawn > 3000 else 0
+
+    found = audit.exact(leak, (0, 1), most_runs=500)
+    assert not found.certifies(Pure(1))
+
+
+@pytest.mark.parametrize(("first", "second"), [(float("nan"), "nan"), ({"a": 1}, [["a", 1]])])
+def test_outcomes_that_can_be_told_apart_are_not_merged(first: Any, second: Any) -> None:
+    found = audit.exact(lambda value, bits: second if value else first, (0, 1))
+    assert not found.certifies(Pure(5))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_words_that_never_repeat_do_not_tell_which_input_came_first(seed: int) -> None:
+    """The named bug: an unseen word got the next number, the first input's words the smaller ones."""
+    # A true claim (outputs ignore the input), judged at alpha 1e-9.
+    rng = random.Random(seed)
+
+    def answer(value: int) -> dict[str, Any]:
+        return {"id": f"{rng.getrandbits(64):x}", "value": round(rng.gauss(0, 1) * 3000)}
+
+    assert not audit.privacy(answer, Pure("1/10"), [(0, 1)], samples=6000, alpha=1e-9, seed=seed).refuted
+
+
+def test_yes_is_read_alike_whatever_else_was_drawn() -> None:
+    kept = as_outputs([False, 0.5, 1.5])
+    assert isinstance(kept, list) and kept[0] is False
+    assert as_outputs([True, False]).tolist() == [1, 0]

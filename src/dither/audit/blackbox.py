@@ -34,6 +34,8 @@ from dither.loss import Approximate, Loss, Pure
 CHUNK_VALUES = 4_000_000
 # Runs on each input that make it worth while to try every learner.
 ENOUGH = 3000
+# More outputs of an input than these teach little more, and take long.
+MOST_ROWS = 800_000
 # Of alpha, for the events that are judged, best first: little of it costs little, and what looked best may be luck.
 SHARES = (0.5, 0.2, 0.1, 0.1, 0.1)
 # By which measure of suspicion each is the best, and how good it must look at least, of the best by that measure.
@@ -134,7 +136,7 @@ def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int
     read = [encoder.read(side) for side in more]
     seen = [np.concatenate(both) for both in zip(look.seen, read, strict=True)] if look.seen else read
     space = Space.of(encoder, *seen)
-    sample = Sample(space, *(space.place(side) for side in seen))
+    sample = Sample(space, *(space.place(side[:MOST_ROWS]) for side in seen))
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, chosen)
     value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching) / 2), plan.alpha)

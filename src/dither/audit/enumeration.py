@@ -198,7 +198,8 @@ def _outcome(run: Run, tape: Tape) -> Hashable:
 def key(outcome: Any) -> Hashable:
     """An outcome as something to count by: arrays and lists as tuples, numbers as Python's own.
 
-    Not-a-number is equal to itself here, and minus zero is not zero: an analyst sees the sign.
+    Not-a-number is equal to itself here, and minus zero is not zero: an analyst sees the sign. Equal numbers of
+    different types (1, 1.0, yes) are one outcome.
     """
     decided = known(outcome)
     if isinstance(decided, np.ndarray | np.generic):
@@ -206,11 +207,11 @@ def key(outcome: Any) -> Hashable:
     if isinstance(decided, list | tuple):
         return tuple(key(each) for each in decided)
     if isinstance(decided, dict):
-        return tuple(sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
+        return ("dict", *sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
     if isinstance(decided, set | frozenset):
         return frozenset(key(each) for each in decided)
     if isinstance(decided, float) and (decided != decided or repr(decided) == "-0.0"):
-        return repr(decided)
+        return ("float", repr(decided))
     if not isinstance(decided, Hashable):
         raise Unsupported(
             f"outcomes of type {type(decided).__name__} cannot be counted: return numbers, texts or lists"

@@ -35,6 +35,8 @@ FINEST = Fraction(1, 1 << 40)
 LARGEST_EPSILON = Fraction(512)
 WITHIN = 1e-6
 ASIDE = 1e-12
+# Nothing is certified of which more than this is undecided: that much a claim is allowed on top of its delta.
+UNDECIDED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class ExactResult:
         and must be within the claim's delta.
         """
         if isinstance(claim, Pure | Approximate):
-            return self._fits(claim.epsilon + Fraction(within), delta_of(claim))
+            decided = self.slack(claim.epsilon) <= Fraction(UNDECIDED)
+            return decided and self._fits(claim.epsilon + Fraction(within), delta_of(claim))
         if self.aside > claim.delta + Fraction(aside):
             return False
         if isinstance(claim, ZCDP):

@@ -23,6 +23,8 @@ from dither.audit.claims import Floats
 from dither.errors import InvalidParameter
 
 LONGEST = 64
+# The number of every category that was not seen while learning.
+UNSEEN = -1
 MOST_DERIVED = 64
 MOST_NAMED = 12
 EXACT = 2**53  # beyond this, floats do not hold every integer
@@ -45,13 +47,29 @@ class Feature:
     column: Column = field(repr=False, compare=False)
 
 
+class Codes(dict[Hashable, int]):
+    """A number for each category that was seen while learning.
+
+    Numbers are settled before anything is judged: were new ones given as outputs appear, an output's number would
+    depend on those before it, and the input that is read first would have the smaller ones.
+    """
+
+    settled = False
+
+    def settle(self) -> None:
+        """Numbers in an order that does not tell which input came first, and no new ones from now on."""
+        for place, item in enumerate(sorted(self, key=repr)):
+            self[item] = place
+        self.settled = True
+
+
 @dataclass(frozen=True)
 class Encoder:
     """How one mechanism's outputs become a matrix, learned from a few of them."""
 
     read: Callable[[Any], Floats] = field(repr=False)
     labels: tuple[str, ...]
-    codes: dict[Hashable, int]
+    codes: Codes
     features: tuple[Feature, ...]
 
     def category(self, code: float) -> str:
@@ -68,7 +86,7 @@ def learn(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
 
 
 def _learn(outputs: Any, timed: bool) -> Encoder:
-    codes: dict[Hashable, int] = {}
+    codes = Codes()
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and not _is_large(outputs):
         labels = _numeric_labels(outputs)
         labels = ("time", *labels[1:]) if timed else labels
@@ -87,7 +105,7 @@ def _is_large(outputs: NDArray[Any]) -> bool:
     return max(int(outputs.max()), -int(outputs.min())) > EXACT
 
 
-def _learn_numbers(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+def _learn_numbers(items: list[Any], codes: Codes) -> Encoder:
     """Numbers; large integers are counted from one in their middle, so that floats hold the difference."""
     whole = all(isinstance(item, int | np.integer) for item in items)
     large = whole and max((abs(int(item)) for item in items), default=0) > EXACT
@@ -210,7 +228,7 @@ def _shape(item: Any) -> Hashable:
     return tuple(_shape(entry) for entry in item) if isinstance(item, list | tuple | np.ndarray) else 0
 
 
-def _learn_structured(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+def _learn_structured(items: list[Any], codes: Codes) -> Encoder:
     """Categories, sequences of any length, sets and dictionaries."""
     _check_comparable(items)
     if any(isinstance(item, KEYED) for item in items):
@@ -226,20 +244,25 @@ def _learn_structured(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
     if longest == 0 and not any(isinstance(item, NUMBERS) for item in items):
         return _learn_categories(items, codes)
 
-    nestings: dict[Hashable, int] | None = {} if nested else None
+    nestings = Codes() if nested else None
 
     def read(outputs: Any) -> Floats:
         return _read_sequences(_items(outputs), max(longest, 1), codes, nestings)
 
+    read(items)
+    codes.settle()
+    if nestings is not None:
+        nestings.settle()
     matrix = read(items)
     labels = ("length", *_positions(longest, _legend(codes)), *(("nesting",) if nested else ()))
     return Encoder(read, labels, codes, _features(matrix, labels, "sequence"))
 
 
-def _learn_categories(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+def _learn_categories(items: list[Any], codes: Codes) -> Encoder:
     """One of several: each has a number, in an order that does not tell which input came first."""
-    for item in sorted(items, key=repr):
+    for item in items:
         _code(item, codes)
+    codes.settle()
 
     def read(outputs: Any) -> Floats:
         return np.array([float(_code(item, codes)) for item in _items(outputs)])[:, None]
@@ -259,13 +282,13 @@ def _check_comparable(items: list[Any]) -> None:
         )
 
 
-def _named(codes: dict[Hashable, int]) -> str:
+def _named(codes: Codes) -> str:
     """The categories that have numbers, in their order."""
     shown = [repr(each) for each in codes][:MOST_NAMED]
     return f"({', '.join(shown)}{', ...' if len(codes) > MOST_NAMED else ''})"
 
 
-def _legend(codes: dict[Hashable, int]) -> str:
+def _legend(codes: Codes) -> str:
     """What the numbers in the columns of kinds stand for."""
     return f" (-2 a number, or the place in {_named(codes)})" if codes else ""
 
@@ -276,9 +299,7 @@ def _positions(longest: int, legend: str) -> list[str]:
     return [name for index in range(longest) for name in (f"kind[{index}]{legend}", f"value[{index}]")]
 
 
-def _read_sequences(
-    items: Sequence[Any], longest: int, codes: dict[Hashable, int], nestings: dict[Hashable, int] | None
-) -> Floats:
+def _read_sequences(items: Sequence[Any], longest: int, codes: Codes, nestings: Codes | None) -> Floats:
     matrix = np.full((len(items), 1 + 2 * longest + (nestings is not None)), nan)
     for row, item in enumerate(items):
         entries = leaves(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
@@ -301,13 +322,13 @@ def _is_number(entry: Any) -> bool:
     return isinstance(entry, NUMBERS) and not isinstance(entry, np.bool_)
 
 
-def _code(item: Any, codes: dict[Hashable, int]) -> int:
-    """A stable number for a category; the dictionary grows as new ones appear."""
+def _code(item: Any, codes: Codes) -> int:
+    """The number of a category; all that appear once the numbers are settled have one and the same."""
     key = item if isinstance(item, Hashable) else repr(item)
-    return codes.setdefault(key, len(codes))
+    return codes.get(key, UNSEEN) if codes.settled else codes.setdefault(key, len(codes))
 
 
-def _learn_keyed(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
+def _learn_keyed(items: list[Any], codes: Codes) -> Encoder:
     """Sets and dictionaries: a column for each key, NaN where it is absent; other outputs stand under `()`."""
     keys = sorted({key for item in items for key in _spread(item)}, key=repr)[:LONGEST]
 
@@ -315,11 +336,13 @@ def _learn_keyed(items: list[Any], codes: dict[Hashable, int]) -> Encoder:
         rows = [_keyed_row(item, keys, codes) for item in _items(outputs)]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(keys) + 1)
 
+    read(items)
+    codes.settle()
     labels = (*(f"output[{key!r}]" for key in keys), "size")
     return Encoder(read, labels, codes, _features(read(items), labels))
 
 
-def _keyed_row(item: Any, keys: list[Hashable], codes: dict[Hashable, int]) -> list[float]:
+def _keyed_row(item: Any, keys: list[Hashable], codes: Codes) -> list[float]:
     held = item if isinstance(item, dict) and OPEN.isdisjoint(map(type, item.values())) else _spread(item)
     return [*(_entry(held, key, codes) for key in keys), float(len(item)) if isinstance(item, KEYED) else nan]
 
@@ -335,7 +358,7 @@ def _spread(item: Any, path: tuple[Hashable, ...] = ()) -> dict[Hashable, Any]:
     return {name: held for key, value in item.items() for name, held in _spread(value, (*path, key)).items()}
 
 
-def _entry(held: dict[Hashable, Any], key: Hashable, codes: dict[Hashable, int]) -> float:
+def _entry(held: dict[Hashable, Any], key: Hashable, codes: Codes) -> float:
     if key not in held:
         return nan
     value = held[key]

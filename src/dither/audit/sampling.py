@@ -132,13 +132,18 @@ def as_outputs(outputs: Any) -> Any:
     if isinstance(outputs, np.ndarray):
         return _numeric(outputs)
     listed = list(outputs)
-    if listed and all(isinstance(item, PLAIN) or _is_long(item) for item in listed[:50]):
+    if listed and all(isinstance(item, PLAIN) or _is_long(item) for item in listed) and _alike(listed):
         try:
             array = np.asarray(listed)
         except ValueError:
             return listed
         return _numeric(array) if array.dtype.kind in "biufc" else listed
     return listed
+
+
+def _alike(items: list[Any]) -> bool:
+    """Whether all are yes or no, or none is: else what a yes is read as would depend on what else was drawn."""
+    return len({isinstance(item, bool | np.bool_) for item in items}) == 1
 
 
 def _is_long(item: Any) -> bool:
