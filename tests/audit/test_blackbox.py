@@ -383,3 +383,23 @@ def test_a_weak_difference_is_judged_by_what_differs_most() -> None:
 def test_samples_are_a_whole_number(samples: Any) -> None:
     with pytest.raises(InvalidParameter, match="whole number"):
         audit.privacy(lambda value, size: np.zeros(size), Pure(1), [(0, 1)], samples=samples)
+
+
+def test_each_event_is_judged_at_its_own_share_of_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bugs: the bound, or the p-value, of an event taken at the whole of alpha."""
+    levels: list[float] = []
+
+    def lower(counts: Any, claim: Loss, alpha: float) -> float:
+        levels.append(alpha)
+        return 0.0
+
+    monkeypatch.setattr(blackbox, "strength_lower", lower)
+    monkeypatch.setattr(blackbox, "p_value", lambda counts, limit: 0.004)
+    rng = np.random.default_rng(25)
+
+    def noisy(value: int, size: int) -> Any:
+        return np.rint(1024 * rng.laplace(0.4 * value, 1, (size, 6))) / 1024
+
+    result = audit.privacy(noisy, Pure("1/10"), [(0, 1)], samples=20_000, alpha=0.01, seed=5)
+    assert len(levels) > 1 and sum(levels) == pytest.approx(0.01)
+    assert result.p_value == pytest.approx(0.004 * 0.01 / max(levels))

@@ -605,3 +605,20 @@ def test_yes_is_read_alike_whatever_else_was_drawn() -> None:
     kept = as_outputs([False, 0.5, 1.5])
     assert isinstance(kept, list) and kept[0] is False
     assert as_outputs([True, False]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda word: {"id": word, "value": 1.0},
+        lambda word: (word, 1.0),
+        lambda word: ((word, 2), 1.0),
+        lambda word: word,
+    ],
+)
+def test_how_a_word_is_read_does_not_depend_on_the_words_before_it(make: Any) -> None:
+    encoder = features.learn([make(word) for word in ("b", "a", "c")] * 4)
+    alone = encoder.read([make("new")])
+    after = encoder.read([make("other"), make("third"), make("new")])[-1:]
+    assert np.array_equal(alone, after, equal_nan=True)
+    assert np.array_equal(encoder.read([make("other")]), alone, equal_nan=True)
