@@ -163,4 +163,4 @@ def _watch(ended: threading.Event, seconds: float, stop: Callable[[], None]) -> 
     wait = max(0.0, seconds)
     while not ended.wait(wait):
         stop()
-        wait = 0.5
+        wait = 0.05
