@@ -1077,6 +1077,18 @@ def test_a_kernel_starts_on_a_restored_ledger_whose_size_was_never_recorded(
     kernel.close()
 
 
+def test_a_kernel_starts_with_a_dataset_that_only_the_lost_stretch_knew(world: Any, tmp_path: Path) -> None:
+    """It is registered again, as spent."""
+    books = kernel_module.Ledger(tmp_path / "ledger.sqlite")
+    books.mark_gap(Head(99, "f" * 64), None)
+    books.close()
+    kernel = LocalKernel(world(10), tmp_path / "ledger.sqlite")
+    with pytest.raises(BudgetExceeded, match="0 left"):
+        kernel.answer(counting(), "ann")
+    assert {row.kind for row in kernel.books.rows()} == {"gap", "dataset"}
+    kernel.close()
+
+
 def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened: Any, monkeypatch: Any) -> None:
     """Multiplicities of public tables are part of the sensitivity that was charged."""
     room = opened(world(100))

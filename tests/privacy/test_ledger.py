@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
-from dither.loss import ZCDP, Approximate, Pure, to_json
+from dither.loss import ZCDP, Approximate, Pure, rational, to_json
 from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain, writing
 from dither.privacy.ledger.rules import Population, canonical, cost_of, key
 from dither.privacy.ledger.stores import FORMAT, PostgresStore, SqliteStore, Store, link, open_any, open_store
 from dither.privacy.upkeep import backup, migrate, restore, verify
-from dither.schema import Group, Unit
-from dither.wire.model import Head
+from dither.schema import Group, Source, Unit
+from dither.wire.model import Head, UnitLoss
 from privacy.ledger_cases import HeldClock, claim, dataset, losses, paid, pure, spent, teams, zcdp
 
 ONE = 10**15
@@ -811,6 +811,153 @@ def test_a_gap_of_unknown_size_spends_everything(place: str) -> None:
             with pytest.raises(BudgetExceeded):
                 ledger.charge(replace(by_month(f"{account}{month}", "1/1000", month), account=account))
     assert verify(place).sound
+
+
+def elsewhere(**changes: Any) -> Any:
+    """A dataset of other people."""
+    made = dataset(1, name="shop2", population="others", **changes)
+    tables = {
+        name: replace(table, source=Source("parquet", {"path": f"2{name}"})) for name, table in made.tables.items()
+    }
+    return replace(made, tables=tables)
+
+
+def alone(policy: str = "separate", **caps: Any) -> Any:
+    """One group of one analyst."""
+    return dataset(1, policy=policy, groups=(Group("red", ("ann",), **caps),))
+
+
+UNKNOWN: dict[str, tuple[list[Any], Any, Any]] = {
+    "the first population": ([], dataset(1), claim(1, "7/8")),
+    "a population": ([dataset(1)], elsewhere(), claim(1, "7/8", dataset="shop2")),
+    "a group": ([alone()], dataset(1, policy="separate", groups=teams()), claim(1, "7/8", "cyd")),
+    "a capped group": (
+        [alone("shared")],
+        dataset(9, groups=(Group("red", ("ann",)), Group("blue", ("cyd",), caps=(pure(1),)))),
+        claim(1, "7/8", "cyd"),
+    ),
+    "an analyst": (
+        [alone("shared", analyst_caps=(pure(1),))],
+        dataset(9, groups=(Group("red", ("ann", "bob"), analyst_caps=(pure(1),)),)),
+        claim(1, "7/8", "bob"),
+    ),
+    "a budget": (
+        [dataset(1)],
+        dataset(1, budgets=(pure(1), zcdp("1/2"))),
+        claim(1, losses=(UnitLoss("user", "pure", Pure("1/8")), UnitLoss("user", "zcdp", ZCDP("31/64")))),
+    ),
+    "a window": (
+        [dataset(1)],
+        replace(elsewhere(), units=monthly().units, budgets=monthly().budgets),
+        by_month("q", "7/8", "2031-12"),
+    ),
+}
+
+
+@pytest.mark.parametrize("left", ["3/4", None])
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_was_registered_in_a_lost_stretch_starts_with_what_the_gap_spent(
+    tmp_path: Path, what: str, left: str | None
+) -> None:
+    """The named bug: what the backup did not know began afresh after the gap, and was spent a second time."""
+    before, lost, asked = UNKNOWN[what]
+    asked = replace(asked, dataset=lost.name)
+    ledger, back = Ledger(tmp_path / "l"), tmp_path / "back"
+    for each in before:
+        ledger.register(each)
+    backup(tmp_path / "l", tmp_path / "copy")
+    ledger.register(lost)
+    paid(ledger, asked)
+    restore(tmp_path / "copy", back)
+    restored = Ledger(back)
+    restored.mark_gap(ledger.head, None if left is None else Pure(1 - rational(left)))
+    restored.close()  # the gap is in the snapshot now
+    restored = Ledger(back)
+    restored.register(lost)
+    restored.register(lost)
+    with pytest.raises(BudgetExceeded):
+        restored.charge(asked)
+    within = Fraction(1, ONE) if left is None else rational(left)
+    kinds = {"pure": Pure(within), "zcdp": ZCDP(within / 2)}
+    affordable = replace(asked, losses=tuple(replace(each, loss=kinds[each.kind]) for each in asked.losses))
+    assert restored.preview(affordable) == (False, left is not None)
+    again = Ledger(back)
+    assert again.preview(affordable) == restored.preview(affordable)
+    assert verify(back).sound
+    restored.close()
+    assert verify(back).sound
+
+
+def test_a_total_holds_every_gap_once(place: str) -> None:
+    """However often a group leaves and comes back, and whether or not it was there when the gap was marked."""
+    ledger, both = Ledger(place), dataset(1, policy="separate", groups=teams())
+    for number, listed in enumerate((both, alone(), both)):
+        ledger.register(listed)
+        ledger.mark_gap(Head(99 + number, "a" * 64), Pure("1/8"))
+    for listed in (alone(), both, replace(both, data_version="2")):
+        ledger.register(listed)
+    for account in ("ann", "cyd"):
+        assert spent(ledger, account, "group") == [(3 * ONE // 8, 0)]
+    assert verify(place).sound
+
+
+def test_an_analyst_who_is_capped_only_after_a_gap_starts_with_it(place: str) -> None:
+    """What an account without a cap spent is kept; the gap joins it when there is a cap that it can count against."""
+    ledger = Ledger(place)
+    ledger.register(dataset(1))
+    paid(ledger, claim(1, "1/4"))
+    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    paid(ledger, claim(2, "1/8"))
+    ledger.register(alone("shared", analyst_caps=(pure(1),)))
+    assert spent(ledger, "ann", "analyst") == spent(ledger) == [(5 * ONE // 8, 0)]
+    assert verify(place).sound
+
+
+def test_a_gap_that_a_later_budget_cannot_count_keeps_it_out(place: str) -> None:
+    ledger = Ledger(place)
+    ledger.register(dataset(1, budgets=(zcdp(1),)))
+    ledger.mark_gap(Head(99, "a" * 64), ZCDP("1/4"))
+    with pytest.raises(InvalidParameter, match="budget of kind pure cannot take this zcdp loss"):
+        ledger.register(elsewhere())
+    ledger.register(elsewhere(budgets=(zcdp(1),)))
+    assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(ONE // 4, 0)]
+
+
+def test_a_gap_of_an_earlier_version_counts_as_it_did(place: str) -> None:
+    """It named its populations; files that hold its effects must verify, so these stay as they were, key by key."""
+    ledger = Ledger(place)
+    ledger.register(dataset(1))
+    head = {"sequence": 99, "hash": "a" * 64}
+    old = {"by": "kernel", "head": head, "populations": ["customers"], "spent": to_json(Pure("1/4"))}
+    for _ in range(2):
+        ledger._submit(lambda draft: draft.add("gap", old))
+    assert spent(ledger) == [(ONE // 2, 0)]
+    ledger.register(elsewhere())
+    assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(0, 0)]
+    ledger.close()
+    assert not any(name.startswith('["gaps"') for name in open_store(place).all_state())
+    ledger = Ledger(place)
+    ledger.mark_gap(Head(100, "b" * 64), Pure("1/8"))
+    ledger._submit(lambda draft: draft.add("gap", old))
+    ledger.register(replace(elsewhere(groups=teams(caps=(pure(1),))), data_version="2"))
+    assert spent(ledger) == [(7 * ONE // 8, 0)]
+    assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(ONE // 8, 0)] * 2
+    with pytest.raises(LedgerError, match="no population"):
+        ledger._submit(lambda draft: draft.add("gap", {**old, "populations": ["nobody"]}))
+    assert verify(place).sound
+
+
+def test_a_gap_that_was_wiped_from_the_state_is_found(tmp_path: Path) -> None:
+    place = tmp_path / "l.sqlite"
+    ledger = Ledger(place)
+    ledger.register(dataset(1))
+    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    ledger.close()
+    for change in ("DELETE FROM state", "UPDATE state SET value = '7'"):
+        for kept in ('["gaps"]', '["gaps",_%'):
+            with tampered(place, tmp_path) as copy:
+                execute(copy, f"{change} WHERE key LIKE '{kept}'")
+                assert "running totals" in verify(copy).problem
 
 
 def test_a_gap_changes_nobodys_later_share(place: str) -> None:

@@ -270,11 +270,8 @@ class Ledger(Chain):
     def mark_gap(self, head: Head, spent: Loss | None, by: str = KERNEL) -> None:
         """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
 
-        def decide(draft: Draft) -> None:
-            loss, names = None if spent is None else to_json(spent), draft.book.populations()
-            draft.add("gap", {"by": by, "head": asdict(head), "populations": names, "spent": loss})
-
-        self._submit(decide)
+        body = {"by": by, "head": asdict(head), "spent": None if spent is None else to_json(spent)}
+        self._submit(lambda draft: draft.add("gap", body))
 
     def check_head(self, head: Head) -> None:
         """Refuses if this ledger is not a continuation of the one that ended at `head`."""
@@ -315,11 +312,9 @@ class Ledger(Chain):
         """The budgets that an account's charges count against; without an account, everyone's of the dataset."""
         with self._reading() as book:
             described, population, _ = book.question(dataset, "")
-            if account is None:
-                groups = tuple(group.name for group in described.groups)
-                pools = population.pools(groups, KERNEL, windows, fresh=True)
-            else:
-                pools = population.pools(population.groups_of(described, account), account, windows, fresh=True)
+            everyone = tuple(group.name for group in described.groups)
+            groups = everyone if account is None else population.groups_of(described, account)
+            pools = population.pools(groups, KERNEL if account is None else account, windows, fresh=True)
             return tuple(_balance(pool, book.spent(population, pool)) for pool in pools if pool.limit is not None)
 
     def charges(self, dataset: str) -> int:

@@ -276,9 +276,9 @@ class Book:
             known[which] = Population(name, tuple(self.dataset(each) for each in members))
         return known[which]
 
-    def populations(self) -> list[str]:
-        """The names of all populations."""
-        found: list[str] = json.loads(self.get(key("populations")) or "[]")
+    def listed(self, name: Literal["populations", "gaps"]) -> list[Any]:
+        """The names of all populations; or what each gap may have spent, as JSON, None where it may have been all."""
+        found: list[Any] = json.loads(self.get(key(name)) or "[]")
         return found
 
     def apply(self, kind: str, body: Mapping[str, Any], sequence: int) -> None:
@@ -307,8 +307,9 @@ class Book:
         return {
             key("dataset", dataset.name): f"{sequence} {hashlib.sha256(canonical(body).encode()).hexdigest()}",
             key("population", dataset.population): json.dumps(names),
-            key("populations"): json.dumps(sorted({*self.populations(), dataset.population})),
+            key("populations"): json.dumps(sorted({*self.listed("populations"), dataset.population})),
             **{key("source", source): dataset.population for source in body["sources"]},
+            **self._lost(Population(dataset.population, (*others, dataset)), self.listed("gaps")),
         }
 
     def _check_kept(self, known: Population | None, dataset: Dataset) -> None:
@@ -437,17 +438,27 @@ class Book:
         return {key("closed"): str(sequence)}
 
     def _gap(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
-        """What a lost stretch of the ledger may have spent, for every total that can be capped."""
-        loss = None if body["spent"] is None else from_json(body["spent"])
+        """What a lost stretch of the ledger may have spent, for every total that can be capped, now or later."""
         updates = {key("closed"): "", key("gap", body["head"]["sequence"], body["head"]["hash"]): str(sequence)}
-        for name in body["populations"]:
+        gaps = [*self.listed("gaps"), body["spent"]]
+        for name in body.get("populations", self.listed("populations")):
             population = self.population(name)
             if population is None:
                 raise LedgerError(f"there is no population {name!r}")
-            for pool in self._gap_pools(population):
-                limit = pool.limit or limit_of(pool.budget)
-                more = tuple(most + 1 for most in limit) if loss is None else cost_of(pool.budget, loss)
-                updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
+            updates |= self._lost(population, gaps)
+        if "populations" in body:  # written before gaps were kept: it counts for these alone
+            return {name: value for name, value in updates.items() if not name.startswith('["gaps"')}
+        return updates | {key("gaps"): json.dumps(gaps, sort_keys=True)}
+
+    def _lost(self, population: Population, gaps: list[Any]) -> dict[str, str]:
+        """The totals of everyone who could have spent, and how many gaps they hold, where they did not hold all."""
+        updates: dict[str, str] = {}
+        for pool in self._gap_pools(population):
+            total, counted = self._held(pool.key, pool), key("gaps", pool.key)
+            for loss in gaps[int(self.get(counted) or 0) :]:
+                most = tuple(limit + 1 for limit in pool.limit or limit_of(pool.budget))
+                total = plus(total, most if loss is None else cost_of(pool.budget, from_json(loss)))
+                updates |= {pool.key: " ".join(map(str, total)), counted: str(len(gaps))}
         return updates
 
     def _gap_pools(self, population: Population) -> Iterator[Pool]:
