@@ -17,8 +17,10 @@ import uvicorn
 
 from dither.access.engines import open_engine
 from dither.errors import Busy, EngineFailure
+from dither.loss import Pure
 from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger import Ledger
 from dither.privacy.pacing import Schedule
 from dither.privacy.upkeep import backup, restore, verify
 from dither.schema import load
@@ -234,13 +236,34 @@ def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) ->
         _run(path, tmp_path, tmp_path / "again.sqlite", asks=1, token=token)
 
 
+def test_a_second_rollback_is_refused_as_the_first_was(tmp_path: Path) -> None:
+    """The named bug: the gateway held on to the end that was given up, and saw nothing until the new one passed it."""
+    path, kept, back = town(tmp_path / "data"), tmp_path / "head", tmp_path / "back.sqlite"
+    token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
+    backup(tmp_path / "one.sqlite", tmp_path / "copy.sqlite")
+    _run(path, tmp_path, tmp_path / "one.sqlite", asks=8, token=token)
+    restore(tmp_path / "copy.sqlite", back)
+    lost = Heads(kept).last
+    books = Ledger(back)
+    books.mark_gap(lost, Pure("8/10"))
+    books.close()
+    shutil.copy(back, tmp_path / "old.sqlite")  # behind the curator's back
+    _run(path, tmp_path, back, asks=2, token=token)
+    new = Heads(kept).last
+    assert new is not None and new.sequence < lost.sequence
+    with pytest.raises(Exception, match="behind a head"):
+        _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
+    assert Heads(kept).last == new
+    _run(path, tmp_path, back, asks=3, token=token)
+
+
 def test_a_gateway_that_forgets_the_end_gives_a_refund(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: nobody remembers the later end, and an old copy goes on as if nothing had been spent."""
     path = town(tmp_path / "data")
     token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
     shutil.copy(tmp_path / "one.sqlite", tmp_path / "old.sqlite")
     _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
-    monkeypatch.setattr(Heads, "saw", lambda self, head: None)
+    monkeypatch.setattr(Heads, "saw", lambda self, head, past: None)
     (tmp_path / "head").unlink()
     _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
 

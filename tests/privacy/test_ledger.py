@@ -624,7 +624,7 @@ def test_truncation_shows_against_a_seen_head(tmp_path: Path) -> None:
     place = tmp_path / "l.sqlite"
     ledger = busy_ledger(str(place))
     seen = ledger.head
-    ledger.check_head(seen)
+    assert ledger.check_head(seen) and ledger.check_head(Head(0, "0" * 64))
     with pytest.raises(LedgerError, match="mark the gap"):
         ledger.check_head(Head(seen.sequence, "f" * 64))
     with pytest.raises(LedgerError, match="mark the gap"):
@@ -653,7 +653,7 @@ def test_a_restored_copy_is_closed_until_the_gap_is_marked(place: str, tmp_path:
     with pytest.raises(LedgerError, match="mark the gap"):
         restored.check_head(seen)
     restored.mark_gap(seen, Pure("1/4"))
-    restored.check_head(seen)
+    assert not restored.check_head(seen) and restored.check_head(restored.head)
     assert spent(restored) == [(ONE // 2, 0)]
     paid(restored, claim(3, "1/2"))
     with pytest.raises(BudgetExceeded):

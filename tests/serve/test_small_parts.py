@@ -68,6 +68,19 @@ def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
     assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
 
 
+def test_an_end_that_a_gap_gave_up_is_replaced_once(tmp_path: Path) -> None:
+    """Answers may overtake one another: on the new chain the furthest counts, and late ones change nothing."""
+    lost, heads = Head(41, "a" * 64), Heads(tmp_path / "head")
+    heads.saw(lost)
+    heads.saw(Head(12, "b" * 64), Head(40, "c" * 64))  # another end was given up, not this one
+    assert heads.last == lost
+    for sequence, furthest in ((13, 13), (12, 13), (14, 14)):
+        heads.saw(Head(sequence, "b" * 64), lost)
+        assert heads.last == Head(furthest, "b" * 64) == Heads(tmp_path / "head").last
+    heads.saw(Head(11, "b" * 64))
+    assert heads.last == Head(14, "b" * 64) == Heads(tmp_path / "head").last
+
+
 def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,8 +37,8 @@ class Books(Protocol):
 
     head: Head
 
-    def check_head(self, head: Head) -> None:
-        """Refuses if the chain does not continue that end."""
+    def check_head(self, head: Head) -> bool:
+        """Refuses if the chain does not continue that end; false if a gap gave it up."""
 
 
 class FramesServer:
@@ -138,24 +138,30 @@ class KernelServer(FramesServer):
         name = message.header.get("call", "")
         if name not in CALLS:
             return failure(InvalidPlan(f"no such call; there are: {', '.join(CALLS)}"))
+        past: dict[str, str] = {}
         try:
+            past = self._checked(message)
             body, form = written(self._done(name, message), message.header.get("accept") == FORM)
         except Busy as problem:
-            return failure(problem, self._public(message))
+            return failure(problem, {**self._public(message), **past})
         except DitherError as problem:
-            return failure(problem, self._end())
+            return failure(problem, {**self._end(), **past})
         except Exception:
             logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
             return failure(DitherError("the kernel could not do this; its log has the detail"))
         if name == "datasets":
             about = {"who": self._who(message.header.get("token", "")), "described": self._described()}
-            return Message({"ok": "yes", **about, **self._end()}, body)
-        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public(message)}, body)
+            return Message({"ok": "yes", **about, **self._end(), **past}, body)
+        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public(message), **past}, body)
+
+    def _checked(self, message: Message) -> dict[str, str]:
+        """Whether the chain continues the end that is expected; `gap` says that a gap gave that end up."""
+        if self._books is None or "expect" not in message.header:
+            return {}
+        return {} if self._books.check_head(head_of(message.header["expect"])) else {"gap": "yes"}
 
     def _done(self, name: str, message: Message) -> Any:
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
-        if self._books is not None and "expect" in message.header:
-            self._books.check_head(head_of(message.header["expect"]))
         if name not in LINES:
             return CALLS[name](self._kernel, token, dataset, message.body)
         # Only those who may ask can take a place in a line.

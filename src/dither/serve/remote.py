@@ -63,23 +63,26 @@ class Heads:
     def __init__(self, place: Path | None = None) -> None:
         self._place, self._lock, self._writing = place, threading.Lock(), threading.Lock()
         self._last = _remembered(place) if place is not None and place.exists() else None
-        self._kept = -1 if self._last is None else self._last.sequence
+        self._kept = self._last
 
     @property
     def last(self) -> Head | None:
         """That end, or None before the first answer."""
         return self._last
 
-    def saw(self, head: Head) -> None:
-        """Remembers an end that lies further than the last, also on disk: those who wait for that share one write."""
+    def saw(self, head: Head, past: Head | None = None) -> None:
+        """Remembers an end that lies further than the last, also on disk: those who wait for that share one write.
+
+        `past` is an end that a gap gave up: where it is the last, `head` takes its place, also if it lies less far.
+        """
         with self._lock:
-            if self._last is None or head.sequence > self._last.sequence:
+            if self._last is None or self._last == past or head.sequence > self._last.sequence:
                 self._last = head
         with self._writing:
-            if self._place is not None and self._kept < head.sequence:
-                furthest = self._last
+            furthest = self._last
+            if self._place is not None and self._kept != furthest:
                 self._write(self._place, head_text(furthest))
-                self._kept = furthest.sequence
+                self._kept = furthest
 
     def _write(self, place: Path, text: str) -> None:
         """Replaces the file in one durable step."""
@@ -123,7 +126,7 @@ class RemoteKernel(Calling):
         answer = self._talk(Message(header if expected is None else {**header, "expect": head_text(expected)}, body))
         head, error = head_of(answer.header["head"]) if "head" in answer.header else None, answer.header.get("error")
         if head is not None and error != LedgerError.code:
-            self.heads.saw(head)
+            self.heads.saw(head, expected if "gap" in answer.header else None)
         if error is not None:
             raise raised(error, answer.header.get("message", ""))
         about = answer.header

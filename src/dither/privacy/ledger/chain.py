@@ -273,13 +273,15 @@ class Ledger(Chain):
         body = {"by": by, "head": asdict(head), "spent": None if spent is None else to_json(spent)}
         self._submit(lambda draft: draft.add("gap", body))
 
-    def check_head(self, head: Head) -> None:
-        """Refuses if this ledger is not a continuation of the one that ended at `head`."""
+    def check_head(self, head: Head) -> bool:
+        """Refuses if this ledger does not continue the one that ended at `head`; false if a gap gave that end up."""
         with self._reading() as book:
             row = self._store.row(head.sequence)
             marked = book.get(key("gap", head.sequence, head.hash))
-        if head != GENESIS and (row is None or row.hash != head.hash) and marked is None:
+        continued = head == GENESIS or (row is not None and row.hash == head.hash)
+        if not continued and marked is None:
             raise LedgerError("the ledger lies behind a head that was seen: the curator must mark the gap as spent")
+        return continued
 
     # --- What may be read ---
 
