@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import IntEnum
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from dither.privacy.mechanisms import DiscreteLaplace, Geometric, NoisyMax, TopK
 from dither.privacy.noise import FULL, bernoulli_exp, discrete_laplace, lattice, uniform_below
 
 F = Fraction
+Undecodable = UnicodeDecodeError
 
 
 # ---- laws of Dither's samplers, at full width and as they run in production ----------------------------------------
@@ -149,6 +153,81 @@ def test_negative_zero_costs_exactly_log_two_more(tier: Any) -> None:
     assert wrong.refutes(Pure(1)) and wrong.epsilon_lower() == pytest.approx(1 + math.log(2), abs=10 * left + 1e-13)
     assert wrong.epsilon_upper() == pytest.approx(1 + math.log(2), abs=10 * left + 1e-10)
     assert wrong.worst()[0] in (0, 1)
+
+
+class Named(NamedTuple):
+    first: Any
+
+
+@dataclass(frozen=True)
+class Held:
+    first: Any
+
+
+@dataclass(frozen=True)
+class HeldToo:
+    first: Any
+
+
+Numbered = IntEnum("Numbered", ["ONE"])
+ALIKE: dict[str, list[Any]] = {
+    "numbers": [1, 1.0, True, 1 + 0j, F(1), Decimal(1), Numbered.ONE, "1", b"1"],
+    "zeros": [0, 0.0, -0.0, False, None, float("nan"), "nan", ("float", "nan")],
+    "halves": [0.5, F(1, 2), Decimal("0.5"), 0.5 + 0j],
+    "rows": [(1,), [1], np.array([1]), np.array([[1]]), Named(1), {1}, frozenset({1}), 1, (True,), [1.0], Named(True)],
+    "tables": [{1: 1}, {1: True}, {1.0: 1}, ("dict", (1, 1)), Counter({1: 1}), Held(1), Held(1.0), HeldToo(1), [1, 1]],
+    "errors": [ValueError, ZeroDivisionError, "raises ValueError", Undecodable, "starts over"],
+}
+
+
+def shown(outcome: Any) -> Any:
+    """An outcome as code gives it: errors are raised."""
+    if isinstance(outcome, type):
+        raise outcome("x") if outcome is not Undecodable else outcome("ascii", b"", 0, 1, "x")
+    return outcome
+
+
+@pytest.mark.parametrize("alike", ALIKE)
+def test_what_an_analyst_can_tell_apart_is_not_one_output(alike: str) -> None:
+    """The named bug: 1, 1.0 and yes were counted as one, so that code that showed its input by type was certified."""
+    for place, first in enumerate(ALIKE[alike]):
+        for other, second in enumerate(ALIKE[alike]):
+            found = exact(lambda value, bits, one=first, two=second: shown(two if value else one), (0, 1))
+            same = place == other
+            assert found.certifies(Pure(0)) == same and found.refutes(Pure(9)) != same, (first, second)
+            assert found.epsilon_lower() == (0 if same else math.inf)
+
+
+def test_outputs_that_only_numpy_tells_apart_are_one() -> None:
+    """Random numbers are Python's here and numpy's in production: what depends on that alone refutes nothing."""
+    numbers = ((1, np.int64(1), np.uint8(1), np.array(1)), (1.5, np.float64(1.5), np.float32(1.5)), (True, np.True_))
+    for one, *others in numbers:
+        for each in others:
+            assert exact(lambda value, bits, a=one, b=each: b if value else a, (0, 1)).certifies(Pure(0))
+            assert exact(lambda value, bits, a=one, b=each: [b if value else a], (0, 1)).certifies(Pure(0))
+
+
+def test_outputs_are_shown_and_looked_up_as_the_code_gives_them() -> None:
+    found = exact(lambda value, bits: [True, 1.0, 1, (1, 0.5), [2, {1: np.array([3.0])}]][int(bits.below(5))], (0, 1))
+    assert sorted(map(repr, found.law_a.masses)) == ["(1, 0.5)", "1", "1.0", "True", "[2, {1: array([3.])}]"]
+    for outcome in (True, 1.0, 1, np.int64(1), (1, 0.5), [2, {1: np.array([3.0])}]):
+        assert found.law_a.interval(outcome)[0] == pytest.approx(1 / 5)
+    for text in ("nan", "inf", "-0.0", "0.25"):
+        assert exact(lambda value, bits, text=text: float(text), (0, 1)).law_a.interval(float(text)) == (1, 1)
+    assert found.law_a.interval(1 + 0j) == (0, F(found.law_a.left, UNIT))
+
+
+def test_zeros_of_a_random_number_keep_their_signs() -> None:
+    """The named bug: a number that was decided late took the sign of its first zero for all of them."""
+    found = law(lambda bits: (bits.below(4) - 1) * 0.0, 0)
+    assert [found.interval(each)[0] for each in (-0.0, 0.0, 0)] == [F(1, 4), F(3, 4), 0]
+
+
+def test_a_tie_that_is_followed_no_further_is_undecided() -> None:
+    """The named bug: it was counted as an output of its own, an error, and so as decided."""
+    none = ExactLaw({}, 1)
+    found = law(lambda bits: int(bits.draw(none)) if bits.integer(1) == 1 else 0, 0)
+    assert found.masses == {0: UNIT // 2} and found.left == UNIT // 2
 
 
 def test_clamped_noise_is_found_though_no_sample_would_show_it() -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ UNIT = 1 << 256
 FLOAT_BITS = 53
 Run = Callable[["Tape"], Any]
 Path = tuple[Any, Any] | None  # the decisions before, and one more
-AGAIN = "starts over"
 MOST_ASKED = 4_000_000  # random numbers in one execution
 REPEATED = 500
 AT_ONCE = 50
@@ -38,6 +38,25 @@ class Undecided(Exception):
 
 class Rejected(Exception):
     """Raised inside a run that starts over, as a rejection sampler does: the outcome `AGAIN`."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """An outcome that Python may take for one of another type (1.0, yes and 1), or that has no hash of its own."""
+
+    kind: type
+    content: Hashable
+    outcome: Any = field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.outcome)
+
+    def __bool__(self) -> bool:
+        return bool(self.outcome)
+
+
+PLAIN = (int, str, bytes, type(None))
+AGAIN = Typed(Rejected, "", "starts over")
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,7 @@ class ExactLaw:
 
     def interval(self, outcome: Hashable) -> tuple[Fraction, Fraction]:
         """Rigorous bounds of the probability of an outcome."""
-        mass = self.masses.get(outcome, 0)
+        mass = self.masses.get(key(outcome), 0)
         return Fraction(mass, UNIT), Fraction(mass + self.left, UNIT)
 
     def accepted(self) -> ExactLaw:
@@ -122,6 +141,8 @@ class Tape:
 
     def draw(self, law: ExactLaw) -> Any:
         """An outcome of a law that is known already."""
+        if not law.masses:
+            raise Undecided
         outcome = self.split(lambda: [(mass, each) for each, mass in law.masses.items()], UNIT)
         if outcome not in law.masses:
             raise Unsupported(ELSEWHERE)
@@ -192,26 +213,39 @@ def _outcome(run: Run, tape: Tape) -> Hashable:
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, DitherError):
             raise
-        return f"raises {type(error).__name__}"
+        return Typed(type(error), "", f"raises {type(error).__name__}")
 
 
 def key(outcome: Any) -> Hashable:
-    """An outcome as something to count by: arrays and lists as tuples, numbers as Python's own.
+    """An outcome as something to count by: whatever an analyst can tell apart is not equal.
 
-    Not-a-number is equal to itself here, and minus zero is not zero: an analyst sees the sign. Equal numbers of
-    different types (1, 1.0, yes) are one outcome.
+    Integers, texts, tuples and broken numbers stand for themselves. Numpy's numbers count as Python's of their kind,
+    since random numbers that are decided late are Python's here whatever they are in production.
     """
     decided = known(outcome)
-    if isinstance(decided, np.ndarray | np.generic):
+    if isinstance(decided, np.generic) or (isinstance(decided, np.ndarray) and not decided.ndim):
         decided = decided.tolist()
+    broken = type(decided) is float and isfinite(decided) and not decided.is_integer()
+    if broken or isinstance(decided, Typed) or type(decided) in PLAIN:
+        return decided  # type: ignore[no-any-return]
+    same = _content(decided)
+    return same if type(decided) is tuple else Typed(type(decided), same, decided)
+
+
+def _content(decided: Any) -> Hashable:
+    """What tells outcomes of one type apart: not-a-number is equal to itself, and minus zero is not zero."""
+    if isinstance(decided, float | complex):
+        return repr(decided)
+    if isinstance(decided, np.ndarray):
+        return key(tuple(decided.tolist()))
     if isinstance(decided, list | tuple):
         return tuple(key(each) for each in decided)
     if isinstance(decided, dict):
-        return ("dict", *sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
+        return tuple(sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
     if isinstance(decided, set | frozenset):
         return frozenset(key(each) for each in decided)
-    if isinstance(decided, float) and (decided != decided or repr(decided) == "-0.0"):
-        return ("float", repr(decided))
+    if is_dataclass(decided) and not isinstance(decided, type):
+        return tuple(key(getattr(decided, each.name)) for each in fields(decided))
     if not isinstance(decided, Hashable):
         raise Unsupported(
             f"outcomes of type {type(decided).__name__} cannot be counted: return numbers, texts or lists"

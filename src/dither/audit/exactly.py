@@ -220,7 +220,7 @@ def delta_of(claim: Loss) -> Fraction:
 
 def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
     if isinstance(mechanism, Mechanism):
-        return lambda value, tape: mechanism.release(np.asarray(value, np.int64), tape)
+        return lambda value, tape: tuple(mechanism.release(np.asarray(value, np.int64), tape).tolist())
     if not callable(mechanism):
         raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
 

@@ -82,6 +82,11 @@ class Uniform:
             raise Unsupported("the code turns a random number back and forth; its cases are not intervals")
 
 
+def _told(value: Any) -> tuple[Any, ...]:
+    """Equal for the same numbers only: of one type, and zeros of one sign."""
+    return type(value), value, isinstance(value, float) and math.copysign(1.0, value)
+
+
 @dataclass(frozen=True)
 class Raised:
     """In place of a number: the code raises."""
@@ -115,7 +120,7 @@ class Lazy:
 
     def decide(self) -> Any:
         """The number itself: every value that it can have is enumerated."""
-        return self.uniform.narrow(self.at)
+        return self.uniform.narrow(lambda raw: _told(self.at(raw)))[1]
 
     def item(self) -> Lazy:
         """As numpy's method, which takes a number out of an array: still undecided."""
@@ -410,7 +415,8 @@ def known(value: Any) -> Any:
     if isinstance(value, LazyWords):
         return value.__array__()
     if isinstance(value, list | tuple):
-        return type(value)(known(each) for each in value)
+        made = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
+        return made(known(each) for each in value)
     return plain(value)
 
 

@@ -178,7 +178,7 @@ def _duel(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Any, mo
     least = min(known for _, known in rivals.values())
     state = {place: (shift, known - least) for place, (shift, known) in rivals.items()}
     place = ("duel", tuple(sorted(state.items())), precision, more)
-    return int(bits.draw(_known(place, lambda tape: whole(dict(state), precision, tape, more))))
+    return int(bits.draw(_known(place, lambda tape: int(whole(dict(state), precision, tape, more)))))
 
 
 def _noisy_max(scores: Vector, rate: Fraction, bits: Any, widths: Any = FULL) -> int:
