@@ -9,17 +9,19 @@ from enum import IntEnum
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import mpmath
 import numpy as np
 import pytest
+from mpmath import mpf
 
-from dither.audit import standing
+from dither.audit import exactly, standing
 from dither.audit.enumeration import UNIT, ExactLaw, Tape
 from dither.audit.exactly import ExactResult, exact
 from dither.audit.standing import enumerable, law, sampler_law
 from dither.errors import Unsupported
 from dither.loss import ZCDP, Pure, Renyi
 from dither.privacy.bits import SystemBits
-from dither.privacy.mechanisms import DiscreteLaplace, Geometric, NoisyMax, TopK
+from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Geometric, NoisyMax, TopK
 from dither.privacy.noise import FULL, bernoulli_exp, discrete_laplace, lattice, uniform_below
 
 F = Fraction
@@ -109,6 +111,68 @@ def test_renyi_claims_set_aside_no_more_than_their_delta() -> None:
     second = math.log(0.25 / 0.25 + 0.25 / 0.75)  # sum of p^2 / q
     assert uneven.renyi_upper((2.0,))[0][1] == pytest.approx(second)
     assert uneven.certifies(Renyi(((2, F(second)),))) and not uneven.certifies(Renyi(((2, F(second) - F(1, 1000)),)))
+
+
+def two(*p: float) -> ExactLaw:
+    """A law of as many outputs."""
+    return ExactLaw(dict(enumerate(int(F(each) * UNIT) for each in p)), 1)
+
+
+@mpmath.workdps(50)
+def least_rho(first: list[float], second: list[float]) -> float:
+    """The largest divergence over its order: the best of many orders, and then of orders around it."""
+    p, q = ([mpf(each) / mpmath.fsum(law) for each in law] for law in (first, second))
+
+    def at(log_gap: Any) -> Any:
+        gap = mpmath.exp(log_gap)
+        total = mpmath.fsum(a * (a / b) ** gap for a, b in zip(p, q, strict=True))
+        return mpmath.log(total) / gap / (1 + gap), log_gap
+
+    best, width = max(at(mpf(each) / 4) for each in range(-100, 40)), mpf(1) / 4
+    while width > 1e-9:
+        width /= 2
+        best = max(best, at(best[1] + width), at(best[1] - width))
+    return float(best[0])
+
+
+RARE = [math.exp(-20), math.exp(-30)]
+LAWS = {
+    "randomized response": ([0.9, 0.1], [0.1, 0.9]),
+    "nearly equal": ([0.5001, 0.4999], [0.5, 0.5]),
+    "a rare output": ([1 - RARE[0], RARE[0]], [1 - RARE[1], RARE[1]]),
+    "two rare outputs": ([1 - RARE[0] - 1e-3, RARE[0], 1e-3], [1 - RARE[1] - 1e-5, RARE[1], 1e-5]),
+    "a count": ([0.2, 0.3, 0.5], [0.25, 0.35, 0.4]),
+    "a threshold": ([0.99, 0.01], [0.9999, 0.0001]),
+}
+
+
+@pytest.mark.parametrize("work", [exactly.WORK, 60])
+@pytest.mark.parametrize("laws", LAWS)
+def test_no_order_loses_more_than_the_certified_rho(laws: str, work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: orders between those of a grid, and below its first, were not looked at."""
+    monkeypatch.setattr(exactly, "WORK", work)
+    monkeypatch.setattr(exactly, "FEWEST_ORDERS", 30)
+    p, q = LAWS[laws]
+    found, truth = ExactResult(0, 1, two(*q), two(*p), "made up"), max(least_rho(p, q), least_rho(q, p))
+    assert found.rho_upper() == replace(found, law_a=found.law_b, law_b=found.law_a).rho_upper()
+    if work == 60:
+        assert truth <= found.rho_upper() <= 1.5 * truth
+        return
+    assert truth - 1e-12 <= found.rho_upper() <= truth + 1e-7
+    assert found.certifies(ZCDP(F(truth))) and not found.certifies(ZCDP(F(truth) * F(99, 100)), within=0)
+
+
+def test_the_certified_rho_of_a_gaussian_is_its_own() -> None:
+    found = exact(DiscreteGaussian(F(4)), ([0], [2]), residual=1e-18)
+    assert 0.5 - 1e-12 <= found.rho_upper() <= 0.5 + 1e-7
+    assert found.certifies(ZCDP("1/2")) and not found.certifies(ZCDP("0.499"))
+
+
+def test_equal_and_foreign_laws_have_rhos_too() -> None:
+    assert ExactResult(0, 1, two(0.25, 0.75), two(0.25, 0.75), "made up").rho_upper() == 0
+    apart = ExactResult(0, 1, two(0.5, 0.5), ExactLaw({7: UNIT}, 1), "made up")
+    assert apart.rho_upper() == math.inf and apart.renyi_upper((2.0,)) == [(2.0, math.inf)]
+    assert not apart.certifies(ZCDP(100, 1))
 
 
 def test_code_that_reads_other_randomness_is_refused() -> None:
