@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import IntEnum
@@ -192,6 +193,50 @@ def test_production_code_is_put_back() -> None:
         assert len(discrete_laplace(F(1), 5000, SystemBits())) == 5000
         assert NoisyMax(F(1)).release(np.array([0, 5000]), SystemBits()).tolist() == [1]
         assert TopK(1, F(1)).release(np.array([0, 5000]), SystemBits()).tolist() == [1]
+
+
+WORDS: dict[str, Callable[[Any], Any]] = {
+    "halves": lambda words: words * 0.5,
+    "short floats": lambda words: words * np.float32(0.1),
+    "a sum with floats": lambda words: words + np.array([0.5]),
+    "wraps at the top": lambda words: words + 65534,
+    "wraps at the bottom": lambda words: words - 1,
+    "is compared after it wrapped": lambda words: words + 65534 < 7,
+    "does not fit": lambda words: words + 65536,
+    "becomes wider": lambda words: words + np.int64(-3),
+    "signed and unsigned": lambda words: words.astype(np.uint64) + words.astype(np.int64),
+    "shifts": lambda words: (words << 13, words >> 1),
+    "shifts out": lambda words: words << 15,
+    "shifts far": lambda words: words.astype(np.uint64) << np.uint64(62),
+    "negative": np.negative,
+    "distances": lambda words: np.abs(words.astype(np.int64) - 2),
+    "logarithms": lambda words: np.log(words + 1),
+    "long logarithms": lambda words: np.log(words.astype(np.uint32) + 1) * 3.0,
+    "logarithm of zero": np.log,
+    "floors of integers": np.floor,
+    "floors of floats": lambda words: np.floor(words * 0.4),
+    "truncated": lambda words: (words * 0.7 - 1.5).astype(np.int64),
+    "compared after it was truncated": lambda words: (words * 0.7 - 1.5).astype(np.int64) == 1,
+    "truncated infinity": lambda words: np.log(words.astype(np.uint64)).astype(np.int64),
+    "narrower": lambda words: (words + 126).astype(np.int8),
+    "quotients": lambda words: np.divide(words, 3),
+    "quotients of large numbers": lambda words: np.divide(words.astype(np.uint64) + (2**53 + 1), 7),
+    "quotients by zero": lambda words: (np.divide(words, 0.0), np.floor_divide(words, 0)),
+    "divisors": lambda words: (np.divide(1.0, words), np.floor_divide(7, words)),
+    "compared with floats": lambda words: words.astype(np.uint64) + (2**53 - 1) > 2.0**53,
+    "compared with short floats": lambda words: words + 65000 == np.float32(65001),
+    "bits": lambda words: (words & 2, words ^ 3, words % 3),
+    "equal": lambda words: (words == 2, words != 2, words.astype(bool)),
+    "listed": lambda words: (words * 0.5).tolist(),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_words_are_computed_with_as_numpy_does(what: str) -> None:
+    """The named bugs: halves of words were cut to whole numbers, so that what they told was certified; none wrapped."""
+    late = law(lambda bits: WORDS[what](bits.words(1, 3)), 0)
+    soon = law(lambda bits: WORDS[what](np.array([int(bits.below(8))], np.uint16)), 0)
+    assert late.masses == soon.masses and not late.left
 
 
 # ---- bugs, found exactly -------------------------------------------------------------------------------------------

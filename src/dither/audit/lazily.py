@@ -22,6 +22,7 @@ from dither.errors import Unsupported
 
 MOST_VALUES = 1 << 16
 NEIGHBOURS = 3
+FLOAT_BYTES = 8  # Python's own floats; numpy's shorter ones round otherwise
 ELSEWHERE = "a replay took another turn: the code reads randomness or keeps state elsewhere"
 Step = Callable[[Any], Any]
 
@@ -331,9 +332,11 @@ class LazyWords:
         return LazyWords(self.cells.reshape(*shape), self.dtype)
 
     def astype(self, dtype: Any) -> Any:
-        """Integers stay lazy; anything else is decided."""
+        """Integers that hold every value stay lazy; anything else is decided."""
         if np.dtype(dtype).kind in "iu":
-            return LazyWords(self.cells, dtype)
+            cells = _truncated(self.cells) if self.dtype.kind == "f" else self.cells
+            if all(_fits(cell, np.dtype(dtype)) for cell in cells.ravel()):
+                return LazyWords(cells, dtype)
         return self.__array__().astype(dtype)
 
     def tolist(self) -> Any:
@@ -347,14 +350,15 @@ class LazyWords:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or ufunc.__name__ not in {*OPERATORS, *MONOTONE, "absolute"}:
             return getattr(ufunc, method)(*(known(each) for each in inputs), **options)
-        cells = np.broadcast_arrays(*(_cells(each) for each in inputs))
-        act = OPERATORS.get(ufunc.__name__, abs if ufunc.__name__ == "absolute" else ufunc)
-        out = np.empty(cells[0].shape, object)
-        for place in np.ndindex(out.shape):
-            out[place] = act(*(each[place] for each in cells))
-        if ufunc.__name__ in {"less", "less_equal", "greater", "greater_equal", "equal", "not_equal"}:
-            return out.astype(bool)
-        return LazyWords(out, np.int64)
+        samples = [_sample(each) for each in inputs]
+        found = ufunc(*samples).dtype
+        works = np.result_type(*samples) if any(np.asarray(each).dtype.kind == "f" for each in samples) else found
+        if any(each.kind == "f" and each.itemsize != FLOAT_BYTES for each in (found, works)) or _divides(ufunc, inputs):
+            return ufunc(*(known(each) for each in inputs))
+        out = _mapped(ufunc, inputs, floats=works.kind == "f" and len(inputs) == 2)
+        if found.kind in "iu" and not all(_fits(cell, found) for cell in out.ravel()):
+            return ufunc(*(known(each) for each in inputs))
+        return out.astype(bool) if found.kind == "b" else LazyWords(out, found)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         if function is np.searchsorted and isinstance(inputs[1], LazyWords):
@@ -417,7 +421,52 @@ def known(value: Any) -> Any:
     if isinstance(value, list | tuple):
         made = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
         return made(known(each) for each in value)
-    return plain(value)
+    return value.decide() if isinstance(value, Lazy) else value
+
+
+def _sample(value: Any) -> Any:
+    """Something of the same type to ask numpy what it would make of it."""
+    if isinstance(value, LazyWords):
+        return np.ones(1, value.dtype)
+    if isinstance(value, Lazy):
+        return type(value.at(value.uniform.low))(1)
+    return np.asarray(value) if isinstance(value, list | tuple) else value
+
+
+def _divides(ufunc: Any, inputs: Any) -> bool:
+    """Whether it may divide by zero, of which numpy and Python make different things."""
+    return ufunc in (np.divide, np.floor_divide) and (isinstance(inputs[1], LazyWords | Lazy) or not np.all(inputs[1]))
+
+
+def _mapped(ufunc: Any, inputs: Any, *, floats: bool) -> Any:
+    """The function of every cell; where numpy works in floating point, integers become floats first."""
+    cells = np.broadcast_arrays(*(_cells(each) for each in inputs))
+    act = OPERATORS.get(ufunc.__name__, abs if ufunc.__name__ == "absolute" else ufunc)
+    out = np.empty(cells[0].shape, object)
+    for place in np.ndindex(out.shape):
+        out[place] = act(*(_floating(each[place]) if floats else each[place] for each in cells))
+    return out
+
+
+def _truncated(cells: Any) -> Any:
+    out = np.empty(cells.shape, object)
+    for place in np.ndindex(out.shape):
+        out[place] = math.trunc(cells[place])
+    return out
+
+
+def _floating(cell: Any) -> Any:
+    return cell._then(float) if isinstance(cell, Lazy) else float(cell)
+
+
+def _fits(cell: Any, dtype: Any) -> bool:
+    """Whether an integer type holds every value of a number: those at its ends are the extremes."""
+    info = np.iinfo(dtype)
+    try:
+        ends = [cell.at(end) for end in (cell.uniform.low, cell.uniform.high)] if isinstance(cell, Lazy) else [cell]
+    except (OverflowError, ValueError):
+        return False
+    return all(info.min <= each <= info.max for each in ends)
 
 
 def _cells(value: Any) -> Any:
