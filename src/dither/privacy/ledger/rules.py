@@ -453,7 +453,7 @@ class Book:
     def _lost(self, population: Population, gaps: list[Any]) -> dict[str, str]:
         """The totals of everyone who could have spent, and how many gaps they hold, where they did not hold all."""
         updates: dict[str, str] = {}
-        for pool in self._gap_pools(population):
+        for pool in self._gap_pools(population) if gaps else ():
             total, counted = self._held(pool.key, pool), key("gaps", pool.key)
             for loss in gaps[int(self.get(counted) or 0) :]:
                 most = tuple(limit + 1 for limit in pool.limit or limit_of(pool.budget))
