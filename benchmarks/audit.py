@@ -5,7 +5,7 @@
     python benchmarks/audit.py table [--rows FILE]                                what was measured so far, as a table
     python benchmarks/audit.py zoo [--samples 2000000]                            every member, refuted or not
     python benchmarks/audit.py sequential [--repeats 51]                          pairs until refuted
-    python benchmarks/audit.py wolf [--repeats 1000]                              refutations of true claims
+    python benchmarks/audit.py wolf [fixed] [sequential] [--repeats 1000]         refutations of true claims
 
 The first two write a line to FILE (JSON) as soon as a row is measured, and leave out rows that are there already, so
 that they may be stopped and started again. The table shows medians over the seeds. The optimum is the 95% lower bound
@@ -37,7 +37,7 @@ CATALOGUE = (
     "svt3", "svt4", "svt5", "svt6", "numerical_svt", "svt34_parallel", "laplace_parallel", "truncated_geometric",
     "prefix_sum", "rappor", "one_time_rappor", "float_laplace",
 )  # fmt: skip
-SEEDS = (7001, 7013, 7019)
+SEEDS = (8009, 8011, 8017)
 HEAD = (
     "| mechanism | true | found | optimum | share | of each run | DP-Sniper, as many samples | StatDP, as many samples "
     "| DP-Sniper, published | StatDP, published | refuted | samples | CPU s |\n|" + "---|" * 13
@@ -148,11 +148,11 @@ def sequential(repeats: int) -> list[str]:
     return lines
 
 
-def wolf(repeats: int, samples: int = 4000) -> list[str]:
+def wolf(repeats: int, modes: Sequence[str], samples: int = 4000) -> list[str]:
     """How often true claims are refuted at alpha 0.01, over the members whose claim is true and tight."""
     members = [member for member in zoo.catalogue() if member.private]
     lines = ["| mode | repetitions | refuted | CPU s |", "|---|---|---|---|"]
-    for mode in ("fixed", "sequential"):
+    for mode in modes or ("fixed", "sequential"):
         started, refuted = time.process_time(), 0
         for seed in range(repeats):
             member = members[seed % len(members)]
@@ -201,7 +201,7 @@ def main() -> None:
     elif chosen.part == "sequential":
         lines = sequential(chosen.repeats or 51)
     else:
-        lines = wolf(chosen.repeats or 1000)
+        lines = wolf(chosen.repeats or 1000, chosen.names)
     if chosen.markdown:
         chosen.markdown.write_text("\n".join(lines) + "\n")
 

@@ -64,7 +64,7 @@ def test_the_event_holds_as_much_as_what_was_tried() -> None:
     space = Space.learn(a, b)
     sample = Sample(space, space.encode(a), space.encode(b))
     tried = search.tries(sample, [partial(learners.tied, columns=space.group("base"), bins=8)])[-1:]
-    for lead in search.leads(space, tried, search.worth(Pure(1), 100_000, 0.05)):
+    for lead in search.leads(space, tried, search.worth(Pure(1), 100_000, 0.05), search.CAUTION, search.CAUTION):
         held = np.mean([lead.event.contains(side).mean() for side in (a, b)])
         assert held == pytest.approx((lead.p + lead.q) / 2, rel=0.1)
 
@@ -115,7 +115,7 @@ def test_corners_are_found_and_read_by_hand() -> None:
         sides.append(np.column_stack([place, np.where(moved, np.abs(value) + 3, value)]))
     space = Space.learn(*sides)
     sample = Sample(space, *(space.encode(side) for side in sides))
-    found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 100_000, 0.05))
+    found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 100_000, 0.05), 0.8, 2.0)
     assert found[0].plain and isinstance(found[0].event.score, CornerScore)
     best = next(lead for lead in found if lead.event.score.columns == (0, 1))
     assert best.worth > 0.8 * found[0].worth and not best.swapped
@@ -132,8 +132,8 @@ def test_half_lines_are_tried_both_ways(swapped: bool) -> None:
     sides = [rng.laplace(shift, 1, 20_000) for shift in ((0, 1) if swapped else (1, 0))]
     space = Space.learn(*sides)
     sample = Sample(space, *(space.encode(side) for side in sides))
-    upper = [lead for lead in search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 10_000, 0.05))
-             if lead.event.above and lead.swapped == swapped]  # fmt: skip
+    found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 10_000, 0.05), 0.8, 2.0)
+    upper = [lead for lead in found if lead.event.above and lead.swapped == swapped]
     assert upper[0].worth > 0.5
 
 
@@ -147,7 +147,7 @@ def test_scores_say_more_together() -> None:
     alone = search.tries(sample, [partial(learners.coarse_column, column=column) for column in range(3)])
     together = search.committees(sample, alone, value)
     assert [len(done.score.members) for done in together if isinstance(done.score, Committee)] == [3]
-    best = [search.leads(space, found, value)[0] for found in (alone[-3:], together)]
+    best = [search.leads(space, found, value, search.TRUST, search.SUSPICION)[0] for found in (alone[-3:], together)]
     assert best[1].worth > 1.3 * best[0].worth
     held = np.mean([best[1].event.contains(side).mean() for side in sides])
     assert held == pytest.approx((best[1].p + best[1].q) / 2, rel=0.25)

@@ -1,16 +1,16 @@
 """The black-box audit: is there a pair of neighbours and an event that break the claim?
 
-Fixed mode spends a stated number of samples: a little on every pair, more on the better half, and most of them, fresh,
-on judging one pair: up to five events, among which alpha is divided; the input on which the event is rarer has more of
-the runs. Sequential mode (`sequential.py`) stops as soon as the evidence suffices. In both, nothing that is judged was
-seen by the search.
+Fixed mode spends a stated number of samples: a little on every pair, more on the better half, much on what there is to
+learn about the best, and most of them, fresh, on judging one event of it; the input on which the event is rarer has
+more of the runs. Sequential mode (`sequential.py`) stops as soon as the evidence suffices. In both, nothing that is
+judged was seen by the search.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from dither.audit import events, features, learners, neighbours, search
 from dither.audit.bounds import Counts, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, strength
-from dither.audit.events import Committee, Sample, Space
+from dither.audit.events import Sample, Space
 from dither.audit.features import Encoder
 from dither.audit.neighbours import Pair
 from dither.audit.plan import FEWEST_RUNS, Plan, Progress, evidence
@@ -35,11 +35,7 @@ CHUNK_VALUES = 4_000_000
 # Runs on each input that make it worth while to try every learner.
 ENOUGH = 3000
 # More outputs of an input than these teach little more, and take long.
-MOST_ROWS = 800_000
-# Of alpha, for the events that are judged, best first: little of it costs little, and what looked best may be luck.
-SHARES = (0.5, 0.2, 0.1, 0.1, 0.1)
-# By which measure of suspicion each is the best, and how good it must look at least, of the best by that measure.
-MEASURES, HOPEFUL = (0, 1, 0, 1, 2), 0.5
+MOST_ROWS = 1_600_000
 
 
 def privacy(
@@ -73,23 +69,35 @@ def privacy(
 
 def fixed(plan: Plan, started: float) -> PrivacyResult:
     """The audit with a stated number of samples."""
-    looks, spent = [Look(pair) for pair in plan.pairs], 0
-    for place, (width, budget) in enumerate(plan.rounds):
+    looks, narrow = [Look(pair) for pair in plan.pairs], _narrow(plan)
+    spent, rounds = 2 * FEWEST_RUNS, plan.rounds(narrow)
+    value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching(narrow)) / 2), plan.alpha)
+    for place, (width, budget) in enumerate(rounds):
         looks = sorted(looks, key=lambda look: -look.worth)[:width]
         drawn = _drawn(plan, looks, budget)
         spent += sum(len(side) for side in {id(side): side for pair in drawn for side in pair}.values())
-        last = place == len(plan.rounds) - 1
-        looks = [_closer(plan, look, drawn[done], last, done) for done, look in enumerate(looks)]
-    return _judge(plan, looks[0].pair, _finalists(list(looks[0].leads)), max(200, plan.samples - spent), started)
+        last = place == len(rounds) - 1
+        if last and not narrow:  # where there is much to choose from, not by the runs in which the pair looked good
+            looks = [replace(look, seen=look.recent) for look in looks]
+        looks = [_closer(plan, look, drawn[done], value, last, done) for done, look in enumerate(looks)]
+    return _judge(plan, looks[0].pair, list(looks[0].leads), max(200, plan.samples - spent), started)
+
+
+def _narrow(plan: Plan) -> bool:
+    """Whether outputs are one number each, by a first glance at them."""
+    glance = plan.source.draw_pair(*plan.pairs[0], (FEWEST_RUNS, FEWEST_RUNS), plan.rng)
+    encoder = features.learn(events.joined(*glance), plan.source.timed, plan.bits)
+    return sum(feature.group == "base" for feature in encoder.features) == 1
 
 
 @dataclass(frozen=True)
 class Look:
-    """A pair, what was seen of it, and what that promises."""
+    """A pair, what was seen of it, of that the last, and what it all promises."""
 
     pair: Pair
     encoder: Encoder | None = None
     seen: tuple[Any, ...] = ()
+    recent: tuple[Any, ...] = ()
     leads: tuple[Lead, ...] = ()
 
     @property
@@ -129,7 +137,7 @@ def _drawn(plan: Plan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
     return [(runs[id(look.pair[0])], runs[id(look.pair[1])]) for look in looks]
 
 
-def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int) -> Look:
+def _closer(plan: Plan, look: Look, more: tuple[Any, Any], value: search.Worth, last: bool, done: int) -> Look:
     """A closer look at a pair, with more of its outputs; the last is with every learner."""
     plan.progress("search" if last else "explore", done, len(plan.pairs))
     encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
@@ -138,45 +146,23 @@ def _closer(plan: Plan, look: Look, more: tuple[Any, Any], last: bool, done: int
     space = Space.of(encoder, *seen)
     sample = Sample(space, *(space.place(side[:MOST_ROWS]) for side in seen))
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
-    tried = search.tries(sample, chosen)
-    value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching) / 2), plan.alpha)
+    tried = search.tries(sample, search.shortlist(sample, chosen, value) if last else chosen)
     tried += search.committees(sample, tried, value) if last else []
-    many = last and isinstance(plan.claim, Pure)  # other claims are valued in standard errors already
-    found = search.leads(space, tried, value, search.SUSPICIONS if many else (search.CAUTION,))
-    return Look(look.pair, encoder, tuple(seen), tuple(found))
-
-
-def _finalists(found: list[Lead]) -> list[Lead]:
-    """The best events of several kinds; a committee's, and one that a person can check by hand, if they may win."""
-    chosen = search.chosen(found, MEASURES, HOPEFUL)
-    for wanted in (_by_hand, _by_committee):
-        hopeful = [lead for lead in found if wanted(lead) and lead.worth >= HOPEFUL * found[0].worth]
-        if hopeful and not any(map(wanted, chosen)):
-            chosen = [chosen[0], hopeful[0], *chosen[1:]][: len(SHARES)]
-    return chosen
-
-
-def _by_committee(lead: Lead) -> bool:
-    return isinstance(lead.event.score, Committee)
-
-
-def _by_hand(lead: Lead) -> bool:
-    return lead.plain
+    # Other claims are valued in standard errors already.
+    sure = last and isinstance(plan.claim, Pure)
+    doubts = (search.TRUST, search.SUSPICION) if sure else (search.CAUTION, search.CAUTION)
+    return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(search.leads(space, tried, value, *doubts)))
 
 
 def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
-    """Fresh runs of one pair decide; alpha is divided among the events."""
+    """Fresh runs of one pair decide on the best event; one that a person can check by hand is counted too."""
+    judged = [found[0], *[lead for lead in found if lead.plain][:1]]
     share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left)
     likelier = int(share[0] * left)
     runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
-    hits, tracer = _count(plan, pair, found, runs)
-    counted = [_counts(lead, row, runs) for lead, row in zip(found, hits, strict=True)]
-    return _verdict(plan, pair, found, counted, shares_of(plan.alpha, len(found)), tracer, started)
-
-
-def shares_of(alpha: float, events: int) -> Any:
-    """What each judged event may wrong a true claim by: together no more than alpha."""
-    return np.array(SHARES[:events]) / sum(SHARES[:events]) * alpha
+    hits, tracer = _count(plan, pair, judged, runs)
+    counted = [_counts(lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
+    return _verdict(plan, pair, judged, counted, tracer, started)
 
 
 def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> tuple[Any, Tracer]:
@@ -195,39 +181,26 @@ def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> 
 
 
 def _verdict(
-    plan: Plan, pair: Pair, found: list[Lead], counted: list[Counts], shares: Any, tracer: Tracer, started: float
+    plan: Plan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
 ) -> PrivacyResult:
-    limit = ceiling(plan.claim, strength(plan.claim))
-    # Each event has its own share of alpha: p-values are put on the scale of the whole.
-    scaled = [
-        min(1.0, p_value(counts, limit) * plan.alpha / float(share))
-        for counts, share in zip(counted, shares, strict=True)
-    ]
-    lower = [strength_lower(counts, plan.claim, float(share)) for counts, share in zip(counted, shares, strict=True)]
-    best = max(range(len(found)), key=lambda place: (lower[place], -scaled[place]))
-    shown = _plainest(found, lower, strength(plan.claim), best)
-    epsilon = max(lower) if isinstance(plan.claim, Pure | Approximate) else _epsilon(plan, counted, shares)
-    runs = counted[best].runs_b
+    """The first event alone decides; the other may be shown instead."""
+    first, runs = counted[0], counted[0].runs_b
+    p = p_value(first, ceiling(plan.claim, strength(plan.claim)))
+    lower = strength_lower(first, plan.claim, plan.alpha)
+    pure = isinstance(plan.claim, Pure | Approximate)
+    epsilon = lower if pure else epsilon_lower(first, delta(plan.claim), plan.alpha)
+    shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower) else 0
     return PrivacyResult(
-        plan.claim, "fixed", plan.alpha, min(scaled) <= plan.alpha, min(scaled), epsilon, lower[best],
-        evidence(pair, found[shown], counted[shown], scaled[shown], plan.alpha), plan.samples, len(plan.pairs),
-        detectable(max(counted[best].hits_b, 0.5) / runs, runs, plan.claim, float(shares[best])),
+        plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
+        evidence(pair, judged[shown], counted[shown], p, plan.alpha), plan.samples, len(plan.pairs),
+        detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha),
         time.process_time() - started, tracer.plots(),
     )  # fmt: skip
 
 
-def _epsilon(plan: Plan, counted: list[Counts], shares: Any) -> float:
-    """A bound on epsilon at the claim's delta, from the same counts."""
-    extra = delta(plan.claim)
-    return max(epsilon_lower(counts, extra, float(share)) for counts, share in zip(counted, shares, strict=True))
-
-
-def _plainest(found: list[Lead], lower: list[float], stated: float, best: int) -> int:
-    """The event to show: one that a person can check by hand, if it too refutes the claim and nearly as much."""
-    for place, lead in enumerate(found):
-        if lead.plain and lower[place] > max(stated, 0.8 * lower[best]):
-            return place
-    return best
+def _as_good(plan: Plan, counts: Counts, lower: float) -> bool:
+    """Whether the event that a person can check by hand refutes the claim too, and nearly as much."""
+    return strength_lower(counts, plan.claim, plan.alpha) > max(strength(plan.claim), 0.8 * lower)
 
 
 def _counts(lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:

@@ -17,8 +17,11 @@ from dither.loss import Loss
 
 Progress = Callable[[str, int, int], None]
 
-# How the runs of the search are divided among its rounds: all pairs, the better half, the best two, the best one.
-ROUNDS = (0.33, 0.25, 0.25, 0.17)
+# Of ten million samples, those of the search: of one pair and of several, whose outputs are one number, or more than
+# that, of which there is more to learn. And how they are divided among the rounds: all pairs, the better half, the best
+# two, the best one.
+SEARCHING = {True: (0.10, 0.18), False: (0.28, 0.40)}
+ROUNDS = {True: (0.33, 0.22, 0.22, 0.23), False: (0.16, 0.22, 0.20, 0.42)}
 FEWEST_RUNS = 50
 
 
@@ -35,20 +38,18 @@ class Plan:
     progress: Progress
     bits: bool = True
 
-    @property
-    def searching(self) -> float:
+    def searching(self, narrow: bool) -> float:
         """The share of the samples that the search may use: the fewer there are, the more it needs."""
-        share = 0.33 + 0.10 * log10(10_000_000 / self.samples)
-        return min(0.5, max(0.15, share if len(self.pairs) > 2 else share - 0.14))
+        share = SEARCHING[narrow][len(self.pairs) > 1] + 0.10 * log10(10_000_000 / self.samples)
+        return min(0.5, max(0.1, share))
 
-    @property
-    def rounds(self) -> tuple[tuple[int, int], ...]:
+    def rounds(self, narrow: bool) -> tuple[tuple[int, int], ...]:
         """How many pairs take part in each round of the search, and how many runs it may use in all."""
-        budget, pairs = self.searching * self.samples, len(self.pairs)
+        budget, pairs = self.searching(narrow) * self.samples, len(self.pairs)
         if pairs == 1:
             return ((1, int(budget)),)
         widths = (pairs, max(2, ceil(pairs / 2)), 2, 1)
-        return tuple((width, int(share * budget)) for width, share in zip(widths, ROUNDS, strict=True))
+        return tuple((width, int(share * budget)) for width, share in zip(widths, ROUNDS[narrow], strict=True))
 
 
 def evidence(pair: Pair, lead: Lead, counts: Counts, p: float, alpha: float) -> Evidence:

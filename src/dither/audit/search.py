@@ -23,8 +23,11 @@ from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
 
-# Standard errors taken off log-ratios: where thresholds or pairs are chosen, and where the last of many scores are.
-CAUTION, SUSPICIONS = 0.8, (2.0, 1.0, 0.0)
+# Standard errors taken off log-ratios: at first, to choose thresholds and pairs; at last, to choose thresholds and the
+# best of many scores; and the best of many where that is done again and again.
+CAUTION, TRUST, SUSPICION, MISTRUST = 0.8, 0.3, 1.25, 2.0
+# The best learners on so many outputs of each input learn from all of them; others take time that they are not worth.
+SHORT_ROWS, SHORTLIST = 400_000, 12
 SMALL = 1e-3
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
@@ -51,18 +54,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Lead:
-    """An event that looks good, and how good by each measure of suspicion; `swapped`: likelier on the second input."""
+    """An event that looks good, and what it promises; `swapped`: likelier on the second input."""
 
     event: Event
     swapped: bool
-    worths: tuple[float, ...]
+    worth: float
     p: float
     q: float
-
-    @property
-    def worth(self) -> float:
-        """What it is worth by the first measure."""
-        return self.worths[0]
 
     @property
     def plain(self) -> bool:
@@ -128,27 +126,32 @@ def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
     return found + [done for learner in teachers if (done := _learned(sample, halves, learner)) is not None]
 
 
-def leads(space: Space, found: list[Try], value: Worth, suspicions: tuple[float, ...] = SUSPICIONS) -> list[Lead]:
-    """The best events of each score, best first; scores are compared some standard errors down."""
-    made = [lead for done in found for lead in _best(space, done, value, suspicions)]
+def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Learner]:
+    """The learners that do best on a part of the sample; all of them if it is small."""
+    if len(sample.a) <= SHORT_ROWS or len(teachers) <= SHORTLIST:
+        return teachers
+    part = sample.part(0, SHORT_ROWS / len(sample.a))
+    halves = part.part(0, 0.5), part.part(0.5, 1)
+    tried = [(learner, _learned(part, halves, learner)) for learner in teachers]
+    worths = [
+        -np.inf if done is None else max(lead.worth for lead in _best(sample.space, done, value, TRUST, SUSPICION))
+        for _, done in tried
+    ]
+    return [teachers[place] for place in np.argsort(-np.array(worths), kind="stable")[:SHORTLIST]]
+
+
+def leads(space: Space, found: list[Try], value: Worth, caution: float, suspicion: float) -> list[Lead]:
+    """The best events of each score, best first; thresholds and scores are compared some standard errors down."""
+    made = [lead for done in found for lead in _best(space, done, value, caution, suspicion)]
     return sorted(made, key=lambda lead: -lead.worth)
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
     """The best lead and others that differ from it in kind or in size."""
-    return chosen(found, (0,) * most)
-
-
-def chosen(found: list[Lead], measures: tuple[int, ...], hopeful: float | None = None) -> list[Lead]:
-    """The best lead by each measure that differs from those before, unless it has less than this share of the best."""
     result: list[Lead] = []
-    for measure in measures:
-        at = measure % len(found[0].worths)
-        least = -np.inf if hopeful is None else hopeful * max(lead.worths[at] for lead in found)
-        for lead in sorted(found, key=lambda lead: -lead.worths[at]):
-            if lead.worths[at] >= least and np.isfinite(lead.worth) and all(_differs(lead, other) for other in result):
-                result.append(lead)
-                break
+    for lead in found:
+        if len(result) < most and np.isfinite(lead.worth) and all(_differs(lead, other) for other in result):
+            result.append(lead)
     return result or found[:1]
 
 
@@ -216,7 +219,7 @@ def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) ->
 def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
     """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
     learned = [done for done in tried if done.halves is not None]
-    worths = [max(lead.worth for lead in _best(sample.space, done, value, SUSPICIONS[1:2])) for done in learned]
+    worths = [max(lead.worth for lead in _best(sample.space, done, value, TRUST, SUSPICION)) for done in learned]
     order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
     return [_together(sample, halves, order[:size]) for size in COMMITTEES if size <= len(order)]
@@ -306,7 +309,7 @@ class _Values:
         return np.unique(self.at(np.clip(shares, 0, 1)))
 
 
-def _best(space: Space, done: Try, value: Worth, suspicions: tuple[float, ...]) -> list[Lead]:
+def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: float) -> list[Lead]:
     """The best threshold of a score in each direction."""
     found = []
     for high, tried in ((True, done.above), (False, done.below)):
@@ -317,13 +320,13 @@ def _best(space: Space, done: Try, value: Worth, suspicions: tuple[float, ...]) 
         mass = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
         for swapped in (False, True) if done.any_way else (not high,):
             sign = -1 if swapped else 1
-            ratio = np.exp(sign * log_ratio - CAUTION * error)
+            ratio = np.exp(sign * log_ratio - caution * error)
             best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
-            doubted = np.exp(sign * log_ratio[best] - np.array(suspicions) * error[best])
-            worths = value(mass[best] * doubted / (1 + doubted), mass[best] / (1 + doubted))
+            doubted = np.exp(sign * log_ratio[[best]] - suspicion * error[[best]])
+            promised = float(value(mass[[best]] * doubted / (1 + doubted), mass[[best]] / (1 + doubted))[0])
             event = Event(space, done.score, float(chain.thresholds[best]), high)
             likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
-            believable = tuple(np.where(worths > 0, belief * worths, worths).tolist())
+            believable = belief * promised if promised > 0 else promised
             found.append(Lead(event, swapped, believable, *map(float, likely)))
     return found
 

@@ -197,7 +197,8 @@ def _learn(plan: Plan, history: History) -> Bet:
     late = Sample(sample.space, sample.a[middle_a:], sample.b[middle_b:])
     value = search.worth(plan.claim, max(2 * len(sample.a), 200), plan.alpha)
     chosen = _learners(history)
-    found = search.distinct(search.leads(sample.space, search.tries(sample, chosen), value), 2)
+    tried = search.tries(sample, chosen)
+    found = search.distinct(search.leads(sample.space, tried, value, search.CAUTION, search.MISTRUST), 2)
     scores = [learner(early) for learner in chosen]
     growth = [_likelihood_growth(score, late, strength(plan.claim)) if score else -inf for score in scores]
     if delta(plan.claim) == 0 and isinstance(plan.claim, Pure):
