@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from dither.audit import exactly, standing
+from dither.audit import exactly, lazily, standing
 from dither.audit.enumeration import UNIT, ExactLaw, Tape
 from dither.audit.exactly import ExactResult, exact
 from dither.audit.standing import enumerable, law, sampler_law
@@ -239,6 +239,65 @@ def test_words_are_computed_with_as_numpy_does(what: str) -> None:
     assert late.masses == soon.masses and not late.left
 
 
+LATE: dict[str, Callable[[Any], Any]] = {
+    "shown": lambda number: (str(number), f"{number}", f"{number:3d}", repr(number)),
+    "added to an array": lambda number: number + np.array([100, 2]),
+    "an array and it": lambda number: np.array([100, 2]) - number,
+    "compared with an array": lambda number: (number < np.array([1, 2]), np.array([1, 2]) < number),
+    "logarithms of numbers below zero": lambda number: bool(np.log(number - 5.0) < 0),
+    "equal to a logarithm": lambda number: (np.log(number - 5.0) == 0, bool(np.log(number - 5.0))),
+    "not a number": lambda number: (number == math.nan, number != math.nan, number < math.nan),
+    "beyond numbers": lambda number: (number + math.inf, number * 1e308 * 10 == math.inf),
+    "whole numbers of infinities": lambda number: int(np.log(number)),
+}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_numbers_that_are_decided_late_end_as_those_that_are_decided_first(what: str) -> None:
+    """The named bugs: errors of the comparison itself were outcomes of the code, and nan was equal to everything."""
+    late = law(lambda bits: LATE[what](bits.below(8)), 0)
+    soon = law(lambda bits: LATE[what](int(bits.below(8))), 0)
+    assert late.masses == soon.masses and not late.left
+
+
+def test_words_are_shown_as_arrays() -> None:
+    found = law(lambda bits: (str(bits.words(1, 1)), repr(bits.words(1, 1))), 0)
+    assert ("[1]", "array([0], dtype=uint16)") in found.masses and len(found.masses) == 4
+
+
+FAILING: dict[str, Callable[[Any, Tape], Any]] = {
+    "floors of infinities": lambda value, bits: math.floor(np.log(bits.below(8))) + value,
+    "rounded infinities": lambda value, bits: round(np.log(bits.below(8))) + value,
+    "floats of large numbers": lambda value, bits: value if bits.integer(1100) * 0.5 > 3 else 0,
+    "with words": lambda value, bits: bits.words(1, 3) + math.floor(np.log(bits.below(8))) + value,
+    "quotients by zero": lambda value, bits: value if bits.words(1, 3)[0] / 0.0 > 1 else 0,
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_what_fails_for_some_numbers_is_not_said_to_fail_for_all(what: str) -> None:
+    """The named bug: where the first or last number made the code fail, all did, on both inputs: it was certified."""
+    with pytest.raises(Unsupported, match="fails for some"):
+        exact(FAILING[what], (0, 1))
+
+
+def test_code_that_catches_everything_does_not_hide_that_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: it caught the refusal too, gave the same output on both inputs, and was certified."""
+    monkeypatch.setattr(lazily, "MOST_VALUES", 10)
+    nothing = ExactLaw({}, 1)
+
+    def caught(value: int, bits: Tape, act: Callable[[Tape], Any]) -> int:
+        try:
+            return value + int(act(bits))
+        except Exception:
+            return 0
+
+    for act in (lambda bits: bits.integer(5), lambda bits: math.floor(np.log(bits.below(8)))):
+        with pytest.raises(Unsupported):
+            exact(lambda value, bits, act=act: caught(value, bits, act), (0, 1))
+    assert law(lambda bits: caught(1, bits, lambda tape: tape.draw(nothing)), 0, 5).left == UNIT
+
+
 # ---- bugs, found exactly -------------------------------------------------------------------------------------------
 
 
@@ -285,6 +344,11 @@ ALIKE: dict[str, list[Any]] = {
     "halves": [0.5, F(1, 2), Decimal("0.5"), 0.5 + 0j],
     "rows": [(1,), [1], np.array([1]), np.array([[1]]), Named(1), {1}, frozenset({1}), 1, (True,), [1.0], Named(True)],
     "tables": [{1: 1}, {1: True}, {1.0: 1}, ("dict", (1, 1)), Counter({1: 1}), Held(1), Held(1.0), HeldToo(1), [1, 1]],
+    "equal numbers": [Decimal("1"), Decimal("1.0"), np.longdouble(0.0), np.longdouble(-0.0)],
+    "equal ranges": [range(0, 3, 2), range(0, 4, 2)],
+    "shapes": [np.zeros((0, 2)), np.zeros((0, 3)), np.zeros(0), np.zeros((2, 0)), [], ()],
+    "numpy's own": [np.array([1]), np.array([1], "M8[ns]"), np.array([1], "m8[ns]"), np.datetime64(1, "ns"), 1],
+    "fields": [np.array([(1,)], [("a", "i4")]), np.array([(1,)], [("b", "i4")]), np.array([1])],
     "errors": [ValueError, ZeroDivisionError, "raises ValueError", Undecodable, "starts over"],
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither.audit import learners, search
-from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Space
+from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Space, SumScore
 from dither.audit.search import CAUTION, Tally, believed
 from dither.loss import Pure
 
@@ -151,3 +151,18 @@ def test_scores_say_more_together() -> None:
     assert best[1].worth > 1.3 * best[0].worth
     held = np.mean([best[1].event.contains(side).mean() for side in sides])
     assert held == pytest.approx((best[1].p + best[1].q) / 2, rel=0.25)
+
+
+def test_a_rare_event_of_many_scores_is_doubted_more_than_one_of_a_column() -> None:
+    """The named bug: three dozen hits of one of many corners were believed, and the judgement found nothing."""
+    space = Space.learn(np.arange(40.0), np.arange(40.0))
+    value = search.worth(Pure(0.1), 3_000_000, 0.05)
+    worths = {}
+    for hits in (8, 30_000):
+        counts = np.array([hits, 2 * hits, 4 * hits])
+        chain = search.Chain(np.arange(3.0), search.Tally(3 * counts, 1_000_000), search.Tally(counts, 1_000_000))
+        for score in (ColumnScore(0, np.arange(256.0)), SumScore((0,), np.zeros((1, 256)))):
+            done = search.Try(score, chain, None)
+            worths[hits, type(score)] = search.leads(space, [done], value, 0.3, 2.0)[0].worth
+    assert worths[8, SumScore] < 0.93 * worths[8, ColumnScore]
+    assert worths[30_000, SumScore] == pytest.approx(worths[30_000, ColumnScore], rel=0.01)

@@ -101,6 +101,7 @@ class Tape:
     def __init__(self, path: Path, mass: int, branches: Callable[[int, Path], None]) -> None:
         self.mass, self._branches, self._asked = mass, branches, 0
         self._end, self._replay = path, _unrolled(path)
+        self.refused: Unsupported | None = None
 
     def split(self, branches: Branches, total: int) -> Any:
         """What the branch taken brings: as on the path, then the heaviest; the others are noted."""
@@ -117,11 +118,16 @@ class Tape:
         self.mass, self._end = self.mass * weight // total, (self._end, what)
         return what
 
+    def refuse(self, reason: str) -> Unsupported:
+        """The error to raise; the run counts as refused also where the code catches it."""
+        self.refused = Unsupported(reason)
+        return self.refused
+
     def integer(self, bits: int) -> Any:
         """One uniform integer of `bits` bits."""
         self._asked += 1
         if self._asked > MOST_ASKED:
-            raise Unsupported(f"an execution asked for more than {MOST_ASKED} random numbers and had not ended")
+            raise self.refuse(f"an execution asked for more than {MOST_ASKED} random numbers and had not ended")
         return Lazy(Uniform(self, 0, (1 << bits) - 1)) if bits else 0
 
     def words(self, size: int, bits: int) -> Any:
@@ -142,10 +148,11 @@ class Tape:
     def draw(self, law: ExactLaw) -> Any:
         """An outcome of a law that is known already."""
         if not law.masses:
+            self.mass = 0  # also where the code catches everything
             raise Undecided
         outcome = self.split(lambda: [(mass, each) for each, mass in law.masses.items()], UNIT)
         if outcome not in law.masses:
-            raise Unsupported(ELSEWHERE)
+            raise self.refuse(ELSEWHERE)
         return outcome
 
 
@@ -179,6 +186,8 @@ def enumerated(run: Run, residual: float, most_runs: int) -> ExactLaw:
             runs += 1
             with suppress(Undecided):
                 outcome = _outcome(run, tape)
+                if tape.refused is not None:
+                    raise tape.refused
                 masses[outcome] = masses.get(outcome, 0) + tape.mass
                 settled += tape.mass
     return ExactLaw(masses, runs)
@@ -223,7 +232,9 @@ def key(outcome: Any) -> Hashable:
     since random numbers that are decided late are Python's here whatever they are in production.
     """
     decided = known(outcome)
-    if isinstance(decided, np.generic) or (isinstance(decided, np.ndarray) and not decided.ndim):
+    if isinstance(decided, np.ndarray) and not decided.ndim:
+        decided = decided[()]
+    if isinstance(decided, np.generic) and not isinstance(decided, np.datetime64 | np.timedelta64):
         decided = decided.tolist()
     broken = type(decided) is float and isfinite(decided) and not decided.is_integer()
     if broken or isinstance(decided, Typed) or type(decided) in PLAIN:
@@ -237,7 +248,8 @@ def _content(decided: Any) -> Hashable:
     if isinstance(decided, float | complex):
         return repr(decided)
     if isinstance(decided, np.ndarray):
-        return key(tuple(decided.tolist()))
+        form = str(decided.dtype) if decided.dtype.kind in "mMV" else ""  # as numbers these look alike
+        return decided.shape, form, key(tuple(decided.tolist()))
     if isinstance(decided, list | tuple):
         return tuple(key(each) for each in decided)
     if isinstance(decided, dict):
@@ -250,4 +262,4 @@ def _content(decided: Any) -> Hashable:
         raise Unsupported(
             f"outcomes of type {type(decided).__name__} cannot be counted: return numbers, texts or lists"
         )
-    return decided
+    return decided, repr(decided)  # Decimal("1") and Decimal("1.0") are equal

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Number
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ MOST_VALUES = 1 << 16
 NEIGHBOURS = 3
 FLOAT_BYTES = 8  # Python's own floats; numpy's shorter ones round otherwise
 ELSEWHERE = "a replay took another turn: the code reads randomness or keeps state elsewhere"
+FAILS = "the code fails for some values of a random number that is not decided: take it by int() or float() first"
 Step = Callable[[Any], Any]
 
 
@@ -36,6 +38,9 @@ class Fork(Protocol):
     def split(self, branches: Branches, total: int) -> Any:
         """What the branch taken brings; each (weight, what) has probability weight / total."""
 
+    def refuse(self, reason: str) -> Unsupported:
+        """The error to raise; the run counts as refused also where the code catches it."""
+
 
 @dataclass
 class Uniform:
@@ -47,14 +52,23 @@ class Uniform:
     spent: bool = False
 
     def narrow(self, label: Step) -> Any:
-        """Decides the label of the number; labels are constant on intervals."""
+        """Decides the label of the number; labels are constant on intervals.
+
+        An error in between is not the code's: it would be raised for some of the numbers only, or elsewhere.
+        """
+        try:
+            return self._narrowed(label)
+        except (ArithmeticError, ValueError, TypeError):
+            raise self.fork.refuse(FAILS) from None
+
+    def _narrowed(self, label: Step) -> Any:
         if self.spent:
-            raise Unsupported("a random word was used again after it had been joined to another")
+            raise self.fork.refuse("a random word was used again after it had been joined to another")
         whole = self.high - self.low + 1
         low, high, value = self.fork.split(lambda: [(run[1] - run[0] + 1, run) for run in self._runs(label)], whole)
         inside, outside = label(low) == value == label(high), (low - 1, high + 1)
         if not inside or any(self.low <= near <= self.high and label(near) == value for near in outside):
-            raise Unsupported(ELSEWHERE)
+            raise self.fork.refuse(ELSEWHERE)
         self.low, self.high = low, high
         return value
 
@@ -70,7 +84,7 @@ class Uniform:
             self._check(label, start, outside)
             runs.append((start, inside, value))
             if len(runs) > MOST_VALUES:
-                raise Unsupported(f"a random number was used in a way that has more than {MOST_VALUES} cases")
+                raise self.fork.refuse(f"a random number was used in a way that has more than {MOST_VALUES} cases")
             start, value = outside, label(outside)
         return [*runs, (start, self.high, value)]
 
@@ -80,12 +94,26 @@ class Uniform:
         before = range(max(start, place - NEIGHBOURS), place)
         after = range(place, min(self.high, place + NEIGHBOURS) + 1)
         if any(label(near) != value for near in before) or any(label(near) == value for near in after):
-            raise Unsupported("the code turns a random number back and forth; its cases are not intervals")
+            raise self.fork.refuse("the code turns a random number back and forth; its cases are not intervals")
 
 
 def _told(value: Any) -> tuple[Any, ...]:
     """Equal for the same numbers only: of one type, and zeros of one sign."""
     return type(value), value, isinstance(value, float) and math.copysign(1.0, value)
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _order(value: Any, other: Any) -> int:
+    """-1, 0 or 1 for less, equal or more; 2 where one of them is not a number."""
+    return 2 if value != value or other != other else int(value > other) - int(value < other)
+
+
+def _compared(value: Any, other: Any, operation: Callable[[Any, Any], bool]) -> tuple[bool, bool]:
+    """Whether the number is one at all, and how the comparison ends."""
+    return bool(value == value), bool(operation(value, other))
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,19 @@ class Lazy:
         """The number itself: every value that it can have is enumerated."""
         return self.uniform.narrow(lambda raw: _told(self.at(raw)))[1]
 
+    def __repr__(self) -> str:
+        return repr(self._shown())
+
+    def __str__(self) -> str:
+        return str(self._shown())
+
+    def __format__(self, form: str) -> str:
+        return format(self._shown(), form)
+
+    def _shown(self) -> Any:
+        low, high = self.uniform.low, self.uniform.high
+        return self.at(low) if low == high else self.decide()
+
     def item(self) -> Lazy:
         """As numpy's method, which takes a number out of an array: still undecided."""
         return self
@@ -132,26 +173,31 @@ class Lazy:
 
     def _with(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
         known = plain(other)
+        if not isinstance(known, Number) or not _finite(known):
+            return operation(self.decide(), known)
         return self._then(lambda value: operation(value, known))
 
     def _sign(self, other: Any) -> int:
         known = plain(other)
-        return int(self.uniform.narrow(lambda raw: (self.at(raw) > known) - (self.at(raw) < known)))
+        return int(self.uniform.narrow(lambda raw: _order(self.at(raw), known)))
 
-    def _below(self, other: Any, operation: Callable[[Any, Any], bool]) -> bool:
+    def _below(self, other: Any, operation: Callable[[Any, Any], bool]) -> Any:
+        """A comparison; not-a-number, from where a logarithm does not exist, lies to one side of the numbers."""
         known = plain(other)
-        return bool(self.uniform.narrow(lambda raw: bool(operation(self.at(raw), known))))
+        if not isinstance(known, Number):
+            return operation(self.decide(), known)
+        return self.uniform.narrow(lambda raw: _compared(self.at(raw), known, operation))[1]
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: Any) -> Any:
         return self._below(other, operator.lt)
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: Any) -> Any:
         return self._below(other, operator.le)
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: Any) -> Any:
         return self._below(other, operator.gt)
 
-    def __ge__(self, other: Any) -> bool:
+    def __ge__(self, other: Any) -> Any:
         return self._below(other, operator.ge)
 
     def __eq__(self, other: object) -> bool:
@@ -263,7 +309,8 @@ class Lazy:
         """Numpy's functions of one number, where they keep order; others see the number itself."""
         if method == "__call__" and not options and ufunc.__name__ in MONOTONE and len(inputs) == 1:
             return self._then(ufunc)
-        if method == "__call__" and not options and ufunc.__name__ in OPERATORS and len(inputs) == 2:
+        single = not any(isinstance(each, np.ndarray) for each in inputs)
+        if single and method == "__call__" and not options and ufunc.__name__ in OPERATORS and len(inputs) == 2:
             first, second = inputs
             dunder = OPERATORS[ufunc.__name__]
             return dunder(first, second) if isinstance(first, Lazy) else dunder(plain(first), second)
@@ -347,6 +394,12 @@ class LazyWords:
         decided = [plain(cell) for cell in self.cells.ravel()]
         return np.array(decided, dtype or self.dtype).reshape(self.cells.shape)
 
+    def __repr__(self) -> str:
+        return repr(self.__array__())
+
+    def __str__(self) -> str:
+        return str(self.__array__())
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or ufunc.__name__ not in {*OPERATORS, *MONOTONE, "absolute"}:
             return getattr(ufunc, method)(*(known(each) for each in inputs), **options)
@@ -429,7 +482,10 @@ def _sample(value: Any) -> Any:
     if isinstance(value, LazyWords):
         return np.ones(1, value.dtype)
     if isinstance(value, Lazy):
-        return type(value.at(value.uniform.low))(1)
+        try:
+            return type(value.at(value.uniform.low))(1)
+        except (ArithmeticError, ValueError):
+            raise value.uniform.fork.refuse(FAILS) from None
     return np.asarray(value) if isinstance(value, list | tuple) else value
 
 

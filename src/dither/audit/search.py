@@ -25,7 +25,9 @@ Worth = Callable[[Any, Any], Any]
 
 # Standard errors taken off log-ratios: at first, to choose thresholds and pairs; at last, to choose thresholds and the
 # best of many scores; and the best of many where that is done again and again.
-CAUTION, TRUST, SUSPICION, MISTRUST = 0.8, 0.3, 1.25, 2.0
+CAUTION, TRUST, SUSPICION, MISTRUST = 0.8, 0.3, 1.0, 2.0
+# Hits that make what is said of one of many scores, which read several columns, half as doubtful again.
+FEW = 100.0
 # The best learners on so many outputs of each input learn from all of them; others take time that they are not worth.
 SHORT_ROWS, SHORTLIST = 400_000, 12
 SMALL = 1e-3
@@ -322,7 +324,9 @@ def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: floa
             sign = -1 if swapped else 1
             ratio = np.exp(sign * log_ratio - caution * error)
             best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
-            doubted = np.exp(sign * log_ratio[[best]] - suspicion * error[[best]])
+            hits = float(chain.a.hits[best] + chain.b.hits[best])
+            many = 1.0 if isinstance(done.score, ColumnScore) else np.sqrt(1 + FEW / max(hits, 1.0))
+            doubted = np.exp(sign * log_ratio[[best]] - suspicion * many * error[[best]])
             promised = float(value(mass[[best]] * doubted / (1 + doubted), mass[[best]] / (1 + doubted))[0])
             event = Event(space, done.score, float(chain.thresholds[best]), high)
             likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])

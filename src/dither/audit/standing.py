@@ -142,6 +142,7 @@ def _extend(known: int, precision: int, bits: Any, more: int) -> tuple[int, int]
     if not isinstance(bits, Tape):
         return _production(race, "extend")(known, precision, bits, more)  # type: ignore[no-any-return]
     if precision > FURTHEST:
+        bits.mass = 0  # also where the code catches everything
         raise Undecided
     digits = bits.draw(_known(("digits", precision, more), lambda tape: _digits(precision, more, tape)))
     return known << more | digits, precision + more
