@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from dither import cli
+from dither import cli, session
+from dither.errors import InvalidParameter, Unsupported
+from dither.post import answers
 from dither.serve import cli as serving
 
 
@@ -34,3 +38,24 @@ def test_servers_without_their_libraries_are_not_started(
 def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> None:
     status, said = dither("ledger", command[0], "examples/dataset.yml", *command[1:])
     assert status == 2 and "ends in .ledger" in said
+
+
+@pytest.mark.parametrize("asked", [None, 3, b"SELECT COUNT(*) FROM people", ["SELECT COUNT(*) FROM people", None]])
+def test_what_is_no_text_is_no_question(asked: Any) -> None:
+    with pytest.raises(InvalidParameter, match="a question is a text"):
+        session.told(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
+    with pytest.raises(InvalidParameter, match="a batch is a list"):
+        session.told("SELECT COUNT(*) FROM people", {"epsilon": 1})
+
+
+@pytest.mark.parametrize("target", [None, 3, b"dataset.yml"])
+def test_what_is_no_place_cannot_be_reached(target: Any) -> None:
+    with pytest.raises(InvalidParameter, match="path of a description, or a gateway"):
+        session.connect(target)
+
+
+def test_frames_without_their_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(Unsupported, match=f"pip install {package}"):
+            answers.needed(package)

@@ -365,6 +365,8 @@ def told(queries: Sequence[str], options: Options, *unwelcome: str) -> Chosen:
     """Options as given; those in the text of a single question count like arguments."""
     if not queries:
         raise InvalidParameter("a batch needs at least one query")
+    if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
+        raise InvalidParameter("a question is a text, such as 'SELECT COUNT(*) FROM people'; a batch is a list of them")
     written = [options_of(query)[1] for query in queries]
     if len(queries) > 1 and any(written):
         raise InvalidParameter("the questions of a batch share one loss: give its options as arguments")
@@ -406,6 +408,8 @@ def reached(
     target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
 ) -> tuple[Kernel, str]:
     """The kernel of a description or behind a gateway, and the token by which it knows who asks."""
+    if not isinstance(target, str | Path):
+        raise InvalidParameter(f"wanted the path of a description, or a gateway's address, got {type(target).__name__}")
     if str(target).startswith(("http://", "https://")):
         if token is None:
             raise InvalidParameter("a remote session needs token=; the curator hands it out")

@@ -89,12 +89,13 @@ class Answer:
         return float(computed[0].estimate.value[0])
 
     def to_pandas(self) -> Any:
-        """The table as a pandas frame."""
+        """The table as a pandas frame (needs pandas)."""
+        needed("pandas")
         return self.table.to_pandas()
 
     def to_polars(self) -> Any:
         """The table as a polars frame (needs polars)."""
-        return import_module("polars").from_arrow(self.table)
+        return needed("polars").from_arrow(self.table)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The table as a list of rows."""
@@ -309,3 +310,11 @@ def _shown(value: Scalar, domain: Domain) -> Any:
 def measured_cells(plan: Plan) -> frozenset[int]:
     """The sources that some output reads."""
     return frozenset().union(*(cells_of(output.node) for output in plan.outputs))
+
+
+def needed(package: str) -> Any:
+    """A package that is not of the core."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise Unsupported(f"this needs {package}: pip install {package}; table and to_dicts() do without") from None
