@@ -218,6 +218,7 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "truncated": lambda words: (words * 0.7 - 1.5).astype(np.int64),
     "compared after it was truncated": lambda words: (words * 0.7 - 1.5).astype(np.int64) == 1,
     "truncated infinity": lambda words: np.log(words.astype(np.uint64)).astype(np.int64),
+    "infinity truncated": lambda words: ((words * math.inf).astype(np.int16), (words + math.nan).astype(np.int16)),
     "narrower": lambda words: (words + 126).astype(np.int8),
     "quotients": lambda words: np.divide(words, 3),
     "quotients of large numbers": lambda words: np.divide(words.astype(np.uint64) + (2**53 + 1), 7),

@@ -507,7 +507,8 @@ def _mapped(ufunc: Any, inputs: Any, *, floats: bool) -> Any:
 def _truncated(cells: Any) -> Any:
     out = np.empty(cells.shape, object)
     for place in np.ndindex(out.shape):
-        out[place] = math.trunc(cells[place])
+        cell = cells[place]
+        out[place] = math.trunc(cell) if isinstance(cell, Lazy) or math.isfinite(cell) else cell
     return out
 
 
