@@ -4,7 +4,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy, deepcopy
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -250,6 +251,8 @@ LATE: dict[str, Callable[[Any], Any]] = {
     "not a number": lambda number: (number == math.nan, number != math.nan, number < math.nan),
     "beyond numbers": lambda number: (number + math.inf, number * 1e308 * 10 == math.inf),
     "whole numbers of infinities": lambda number: int(np.log(number)),
+    "copied": lambda number: (deepcopy(number) < 1, copy(number) < 2),
+    "in a dictionary": lambda number: asdict(Held(number)),
 }
 
 
@@ -259,6 +262,14 @@ def test_numbers_that_are_decided_late_end_as_those_that_are_decided_first(what:
     late = law(lambda bits: LATE[what](bits.below(8)), 0)
     soon = law(lambda bits: LATE[what](int(bits.below(8))), 0)
     assert late.masses == soon.masses and not late.left
+
+
+def test_words_are_copied_and_their_source_is_not() -> None:
+    """The named bug: copies were decided on a tape of their own, so that their likeliest outcome was sure."""
+    assert len(law(lambda bits: deepcopy(bits.words(1, 2)) + 1, 0).masses) == 4
+    for copied in (copy, deepcopy):
+        with pytest.raises(Unsupported, match="copies its source"):
+            exact(lambda value, bits, copied=copied: copied(bits).below(2) + value, (0, 1))
 
 
 def test_words_are_shown_as_arrays() -> None:

@@ -123,6 +123,12 @@ class Tape:
         self.refused = Unsupported(reason)
         return self.refused
 
+    def __copy__(self) -> Any:
+        raise self.refuse("the code copies its source of randomness")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
+
     def integer(self, bits: int) -> Any:
         """One uniform integer of `bits` bits."""
         self._asked += 1

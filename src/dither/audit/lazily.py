@@ -164,6 +164,9 @@ class Lazy:
         low, high = self.uniform.low, self.uniform.high
         return self.at(low) if low == high else self.decide()
 
+    def __deepcopy__(self, memo: Any) -> Lazy:
+        return self
+
     def item(self) -> Lazy:
         """As numpy's method, which takes a number out of an array: still undecided."""
         return self
@@ -363,6 +366,9 @@ class LazyWords:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.cells.shape)
+
+    def __deepcopy__(self, memo: Any) -> LazyWords:
+        return self
 
     def __len__(self) -> int:
         return len(self.cells)
