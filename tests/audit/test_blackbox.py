@@ -313,7 +313,7 @@ def test_one_event_alone_is_judged() -> None:
     space = Space.learn(*sides)
     sample = Sample(space, *(space.encode(side) for side in sides))
     value = search.worth(Pure(0.1), 10_000, 0.05)
-    found = search.leads(space, search.tries(sample, learners.quick(space)), value, search.TRUST, search.SUSPICION)
+    found = search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
     judged = [found[0], next(lead for lead in found if lead.plain)]
     plan = blackbox.Plan(None, Pure("1/10"), ((0, 1),), 10_000, 0.05, rng, print)  # type: ignore[arg-type]
     tracer = Tracer(judged[0])

@@ -147,7 +147,7 @@ def test_scores_say_more_together() -> None:
     alone = search.tries(sample, [partial(learners.coarse_column, column=column) for column in range(3)])
     together = search.committees(sample, alone, value)
     assert [len(done.score.members) for done in together if isinstance(done.score, Committee)] == [3]
-    best = [search.leads(space, found, value, search.TRUST, search.SUSPICION)[0] for found in (alone[-3:], together)]
+    best = [search.leads(space, found, value, *search.LAST[False])[0] for found in (alone[-3:], together)]
     assert best[1].worth > 1.3 * best[0].worth
     held = np.mean([best[1].event.contains(side).mean() for side in sides])
     assert held == pytest.approx((best[1].p + best[1].q) / 2, rel=0.25)

@@ -77,9 +77,11 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
         drawn = _drawn(plan, looks, budget)
         spent += sum(len(side) for side in {id(side): side for pair in drawn for side in pair}.values())
         last = place == len(rounds) - 1
+        # Claims other than pure ones are valued in standard errors already.
+        sure = search.LAST[narrow] if last and isinstance(plan.claim, Pure) else (search.CAUTION, search.CAUTION)
         if last and not narrow:  # where there is much to choose from, not by the runs in which the pair looked good
             looks = [replace(look, seen=look.recent) for look in looks]
-        looks = [_closer(plan, look, drawn[done], value, last, done) for done, look in enumerate(looks)]
+        looks = [_closer(plan, look, drawn[done], value, sure, last, done) for done, look in enumerate(looks)]
     return _judge(plan, looks[0].pair, list(looks[0].leads), max(200, plan.samples - spent), started)
 
 
@@ -137,7 +139,15 @@ def _drawn(plan: Plan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
     return [(runs[id(look.pair[0])], runs[id(look.pair[1])]) for look in looks]
 
 
-def _closer(plan: Plan, look: Look, more: tuple[Any, Any], value: search.Worth, last: bool, done: int) -> Look:
+def _closer(
+    plan: Plan,
+    look: Look,
+    more: tuple[Any, Any],
+    value: search.Worth,
+    doubts: tuple[float, float],
+    last: bool,
+    done: int,
+) -> Look:
     """A closer look at a pair, with more of its outputs; the last is with every learner."""
     plan.progress("search" if last else "explore", done, len(plan.pairs))
     encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
@@ -148,9 +158,6 @@ def _closer(plan: Plan, look: Look, more: tuple[Any, Any], value: search.Worth, 
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, search.shortlist(sample, chosen, value) if last else chosen)
     tried += search.committees(sample, tried, value) if last else []
-    # Other claims are valued in standard errors already.
-    sure = last and isinstance(plan.claim, Pure)
-    doubts = (search.TRUST, search.SUSPICION) if sure else (search.CAUTION, search.CAUTION)
     return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(search.leads(space, tried, value, *doubts)))
 
 

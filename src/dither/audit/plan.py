@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 # Of ten million samples, those of the search: of one pair and of several, whose outputs are one number, or more than
 # that, of which there is more to learn. And how they are divided among the rounds: all pairs, the better half, the best
 # two, the best one.
-SEARCHING = {True: (0.10, 0.18), False: (0.28, 0.44)}
+SEARCHING = {True: (0.10, 0.22), False: (0.28, 0.44)}
 ROUNDS = {True: (0.33, 0.22, 0.22, 0.23), False: (0.23, 0.27, 0.20, 0.30)}
 FEWEST_RUNS = 50
 

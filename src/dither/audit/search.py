@@ -24,8 +24,8 @@ from dither.loss import Loss, Pure
 Worth = Callable[[Any, Any], Any]
 
 # Standard errors taken off log-ratios: at first, to choose thresholds and pairs; at last, to choose thresholds and the
-# best of many scores; and the best of many where that is done again and again.
-CAUTION, TRUST, SUSPICION, MISTRUST = 0.8, 0.3, 1.0, 2.0
+# best of many scores, of outputs that are one number and of longer ones; and the best of many, again and again.
+CAUTION, LAST, MISTRUST = 0.8, {True: (0.8, 1.5), False: (0.3, 1.0)}, 2.0
 # Hits that make what is said of one of many scores, which read several columns, half as doubtful again.
 FEW = 100.0
 # The best learners on so many outputs of each input learn from all of them; others take time that they are not worth.
@@ -136,7 +136,7 @@ def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Lea
     halves = part.part(0, 0.5), part.part(0.5, 1)
     tried = [(learner, _learned(part, halves, learner)) for learner in teachers]
     worths = [
-        -np.inf if done is None else max(lead.worth for lead in _best(sample.space, done, value, TRUST, SUSPICION))
+        -np.inf if done is None else max(lead.worth for lead in _best(sample.space, done, value, *LAST[False]))
         for _, done in tried
     ]
     return [teachers[place] for place in np.argsort(-np.array(worths), kind="stable")[:SHORTLIST]]
@@ -221,7 +221,7 @@ def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) ->
 def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
     """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
     learned = [done for done in tried if done.halves is not None]
-    worths = [max(lead.worth for lead in _best(sample.space, done, value, TRUST, SUSPICION)) for done in learned]
+    worths = [max(lead.worth for lead in _best(sample.space, done, value, *LAST[False])) for done in learned]
     order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
     return [_together(sample, halves, order[:size]) for size in COMMITTEES if size <= len(order)]
