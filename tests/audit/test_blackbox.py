@@ -306,6 +306,28 @@ def test_outputs_that_are_one_number_leave_more_for_the_judgement() -> None:
         assert sum(asked[:4]) == 2 * 50 + 2 * (plan.rounds(narrow)[0][1] // 2)
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_of_longer_outputs_the_last_look_leaves_out_what_chose_the_pair(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looks = blackbox._closer, list[tuple[int, int]]()
+
+    def closer(plan: Any, look: Any, more: Any, *rest: Any) -> Any:
+        looks.append((len(look.seen[0]) if look.seen else 0, len(more[0])))
+        return real(plan, look, more, *rest)
+
+    monkeypatch.setattr(blackbox, "_closer", closer)
+    rng = np.random.default_rng(28)
+
+    def noisy(value: int, size: int) -> Any:
+        return rng.normal(0.1 * value, 1, (size, columns))
+
+    audit.privacy(noisy, Pure(1), [(0, 1), (2, 3), (4, 5), (6, 7)], samples=8000, seed=1)
+    assert len(looks) == 4 + 2 + 2 + 1
+    seen, added = looks[-2]
+    assert looks[-1][0] == (seen + added if columns == 1 else added)
+
+
 def test_one_event_alone_is_judged() -> None:
     """The named bug: the better of two events is taken, as if the second look were free; or what is shown decides."""
     rng = np.random.default_rng(21)
