@@ -54,7 +54,7 @@ def interpreter() -> str:
 def seen() -> dict[str, str]:
     """What is installed beside this Python, for another one of the same version."""
     paths = [path for path in sys.path if path and not path.startswith(sys.base_prefix)]
-    return {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"]}
+    return {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "DITHER_DEBUG": "1"}
 
 
 @pytest.fixture(scope="module")
