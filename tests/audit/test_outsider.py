@@ -469,7 +469,8 @@ def command(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", ["random.py", "json.py", "a.b.py", "mé ch.py", "two words.py"])
-def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     path = tmp_path / "dïr" / name
     path.parent.mkdir()
     path.write_text(MINE)

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import dither
 from conftest import require
 from dither.errors import InvalidParameter
 from dither.serve.watch import Child, group_of
@@ -52,8 +54,12 @@ def interpreter() -> str:
 
 
 def seen() -> dict[str, str]:
-    """What is installed beside this Python, for another one of the same version."""
-    paths = [path for path in sys.path if path and not path.startswith(sys.base_prefix)]
+    """What is installed beside this Python, for another one of the same version.
+
+    Only that: a test that imports files adds their folders to `sys.path`, and before the standard
+    library a file that is called `random.py` hides its module.
+    """
+    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(dither.__file__).parents[1]))
     return {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "DITHER_DEBUG": "1"}
 
 
