@@ -67,3 +67,18 @@ def test_a_feature_of_few_values_may_have_a_polynomial_for_each() -> None:
     told = [score.of(space.encode(np.column_stack([np.full(200, float(at)), line]))) for at in range(5)]
     assert np.corrcoef(told[3], line)[0, 1] > 0.95
     assert np.ptp(told[3]) > 3 * max(np.ptp(told[at]) for at in (0, 1, 2, 4))
+
+
+def test_the_last_look_learns_from_more_outputs_than_the_first() -> None:
+    """Of twenty columns a first look reads 150,000 outputs, however many were drawn; the last reads 500,000."""
+    rng, width, runs = np.random.default_rng(31), 20, 300_000
+    a, b = (np.rint(8 * rng.laplace(shift, 1, (runs, width))) / 8 for shift in (0.05, 0.0))
+    space = Space.learn(a, b)
+    sample, base = Sample(space, space.encode(a), space.encode(b)), space.group("base")
+    taught = [each.keywords for each in learners.thorough(space) if getattr(each, "func", None) is learners.additive]  # type: ignore[attr-defined]
+    taught = [words for words in taught if words["columns"] == base and words["bins"] == 3]
+    scores = [learners.additive(sample, base, 3), *(learners.additive(sample, **words) for words in taught)]
+    # Every column is of one kind, so what differs between the columns' tables is noise.
+    noise = [float(np.std(score.tables[:, [40, 200]], axis=0).mean()) for score in scores]  # type: ignore[union-attr]
+    assert len(taught) == 1 and noise[1] < 0.85 * noise[0]
+    assert learners.MOST_READ // width == 150_000 and learners.MOST_READ_AT_LAST // width == 500_000

@@ -40,8 +40,8 @@ Learner = Callable[[Sample], Score | None]
 MOST_CELLS = 200_000
 MOST_WIDTH = 400
 CURVATURE_ROWS = 40_000
-# Rows times columns of the largest regression.
-MOST_READ = 3_000_000
+# Rows times columns of the largest regression, in a first look and in the last.
+MOST_READ, MOST_READ_AT_LAST = 3_000_000, 10_000_000
 # How strongly neighbouring bins are held together: from hardly to nearly equal.
 SMOOTHNESS = (0.3, 30.0, 1000.0, 30_000.0)
 PENALTIES = (3.0, 300.0)
@@ -75,8 +75,9 @@ def thorough(space: Space) -> list[Learner]:
         found += [partial(surface, pair=pair, degree=degree) for degree in (2, 3, 5)]
         found += [partial(surface, pair=pair, degree=degree, free=True) for degree in (1, 3)]
     for columns in _families(space):
-        found += [partial(additive, columns=columns, bins=4, power=1.0), partial(additive, columns=columns, bins=3)]
-        found += [partial(tied, columns=columns, bins=bins) for bins in (2, 8)]
+        last = partial(additive, columns=columns, most=MOST_READ_AT_LAST)
+        found += [partial(last, bins=4, power=1.0), partial(last, bins=3)]
+        found += [partial(tied, columns=columns, bins=bins, most=MOST_READ_AT_LAST) for bins in (2, 8)]
     return [*found, trees]
 
 
@@ -174,7 +175,9 @@ def _grid(side: Encoded, pair: tuple[int, int], coarse: tuple[Groups, Groups], s
     return np.bincount(cell, minlength=shape[0] * shape[1])
 
 
-def additive(sample: Sample, columns: list[int], bins: int, power: float = MASS_POWER) -> Score | None:
+def additive(
+    sample: Sample, columns: list[int], bins: int, power: float = MASS_POWER, most: int = MOST_READ
+) -> Score | None:
     """A table for each feature, and the sum of what they say: logistic regression on indicators of bins."""
     if len(columns) < 2:
         return None
@@ -182,7 +185,7 @@ def additive(sample: Sample, columns: list[int], bins: int, power: float = MASS_
     width = max(int(group.max()) for group in coarse) + 1
     if len(columns) * width > MOST_WIDTH:
         return None
-    few = _few(sample, len(columns))
+    few = _few(sample, len(columns), most)
     early, late = few.part(0, 0.75), few.part(0.75, 1)
     owners = list(range(len(columns)))
     fits = [_newton(_Design.of(early, columns, coarse, owners, width), penalty) for penalty in PENALTIES]
@@ -191,13 +194,13 @@ def additive(sample: Sample, columns: list[int], bins: int, power: float = MASS_
     return SumScore(tuple(columns), np.stack([best[place][group] for place, group in enumerate(coarse)]))
 
 
-def tied(sample: Sample, columns: list[int], bins: int) -> Score | None:
+def tied(sample: Sample, columns: list[int], bins: int, most: int = MOST_READ) -> Score | None:
     """One table for all these features, for outputs that are many draws of one kind."""
     if len(columns) < 3:
         return None
     coarse = [groups(sample, column, bins, 1.0) for column in columns]
     width = max(int(group.max()) for group in coarse) + 1
-    design = _Design.of(_few(sample, len(columns)), columns, coarse, [0] * len(columns), width)
+    design = _Design.of(_few(sample, len(columns), most), columns, coarse, [0] * len(columns), width)
     tables = _newton(design, PENALTIES[0], 4)
     return SumScore(tuple(columns), np.stack([tables[0][group] for group in coarse]))
 
@@ -233,8 +236,8 @@ def groups(sample: Sample, column: int, bins: int, power: float = MASS_POWER) ->
     return result
 
 
-def _few(sample: Sample, columns: int) -> Sample:
-    rows = max(2000, MOST_READ // columns)
+def _few(sample: Sample, columns: int, most: int) -> Sample:
+    rows = max(2000, most // columns)
     return Sample(sample.space, sample.a[:rows], sample.b[:rows])
 
 
