@@ -398,11 +398,11 @@ def _derived(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
         for index in range(min(width - 1, MOST_DERIVED))
     ]
     summaries: list[tuple[str, Column]] = [
-        ("largest", lambda m: _reduce(np.nanmax, m)),
+        ("largest", _largest),
         ("place of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
-        ("sum", lambda m: np.nansum(_finite(m), axis=1)),
+        ("sum", lambda m: np.where(np.isfinite(m), m, 0.0).sum(axis=1)),
         ("entries that are numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
-        ("smallest", lambda m: _reduce(np.nanmin, m)),
+        ("smallest", _smallest),
         ("place of the last number", lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64)),
         ("place of the largest", lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64)),
     ]
@@ -417,10 +417,14 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _reduce(function: Callable[..., Floats], matrix: Floats) -> Floats:
-    finite = _finite(matrix)
-    empty = np.asarray(np.isnan(finite).all(axis=1))
-    return np.where(empty, np.nan, function(np.where(empty[:, None], 0.0, finite), axis=1))
+def _largest(matrix: Floats) -> Floats:
+    """The largest number of each row; NaN where there is none."""
+    found = np.where(np.isfinite(matrix), matrix, -np.inf).max(axis=1)
+    return np.where(np.isinf(found), np.nan, found)
+
+
+def _smallest(matrix: Floats) -> Floats:
+    return -_largest(-matrix)
 
 
 def _bits(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
@@ -431,7 +435,7 @@ def _bits(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
         found.append(Feature(f"lowest bit of {labels[index]}", "bits", _lowest(index)))
         found.append(Feature(f"significant bits of {labels[index]}", "bits", _significant(index)))
     if len(fractional) > 1:
-        found.append(Feature("lowest bit of any", "bits", lambda m: _reduce(np.nanmin, _all_lowest(m, fractional))))
+        found.append(Feature("lowest bit of any", "bits", lambda m: _smallest(_all_lowest(m, fractional))))
     return found
 
 
