@@ -28,8 +28,9 @@ Worth = Callable[[Any, Any], Any]
 CAUTION, LAST, MISTRUST = 0.8, {True: (0.8, 1.5), False: (0.3, 1.0)}, 2.0
 # Hits that make what is said of one of many scores, which read several columns, half as doubtful again.
 FEW = 100.0
-# The best learners on so many outputs of each input learn from all of them; others take time that they are not worth.
-SHORT_ROWS, SHORTLIST = 400_000, 12
+# The best learners on so many outputs of each input learn from all of them, and those whose scores tell most of all
+# outputs; others take time that they are not worth.
+SHORT_ROWS, SHORTLIST, MOST_TELLING = 400_000, 12, 3
 SMALL = 1e-3
 # Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
 REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
@@ -40,6 +41,8 @@ DOUBT, HASTE = 3.0, 1.0
 APART = 0.2
 # There are many corners: those are looked at of which an event is so many standard errors off.
 PROMISING = 2.5
+# A score of several features that tells less than this part of what the best tells is left out.
+SERIOUS = 0.75
 # So many of the best scores are averaged.
 COMMITTEES = (3, 6)
 # A threshold is not carried over if more or less lies beyond it than was tried, by this factor's exponential.
@@ -97,8 +100,9 @@ def first_share(claim: Loss, p: Any, q: Any, runs: int) -> Any:
 class Try:
     """A score, and how often each input's outputs lay at or above, and at or below, thresholds of it.
 
-    A learned score is larger where the first input is likelier, and was learned from each half of the outputs too; of
-    others either input may be the likelier, in `any_way`.
+    A learned score is larger where the first input is likelier, and was learned from each half of the outputs too, with
+    some `gain` on the other: nats by which it makes it likelier which input each output is of. Of others either input
+    may be the likelier, in `any_way`.
     """
 
     score: Score
@@ -106,6 +110,7 @@ class Try:
     below: Chain | None
     any_way: bool = False
     halves: tuple[Score, Score] | None = None
+    gain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
 
 
 def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Learner]:
-    """The learners that do best on a part of the sample; all of them if it is small."""
+    """The learners that do best on a part of the sample, by their events or in all; all of them if it is small."""
     if len(sample.a) <= SHORT_ROWS or len(teachers) <= SHORTLIST:
         return teachers
     part = sample.part(0, SHORT_ROWS / len(sample.a))
@@ -139,13 +144,25 @@ def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Lea
         -np.inf if done is None else max(lead.worth for lead in _best(sample.space, done, value, *LAST[False]))
         for _, done in tried
     ]
-    return [teachers[place] for place in np.argsort(-np.array(worths), kind="stable")[:SHORTLIST]]
+    gains = [-np.inf if done is None else done.gain for _, done in tried]
+    first, telling = (np.argsort(-np.array(values), kind="stable") for values in (worths, gains))
+    return [teachers[place] for place in sorted({*first[:SHORTLIST], *telling[:MOST_TELLING]})]
 
 
 def leads(space: Space, found: list[Try], value: Worth, caution: float, suspicion: float) -> list[Lead]:
     """The best events of each score, best first; thresholds and scores are compared some standard errors down."""
-    made = [lead for done in found for lead in _best(space, done, value, caution, suspicion)]
+    made = [lead for done in serious(found) for lead in _best(space, done, value, caution, suspicion)]
     return sorted(made, key=lambda lead: -lead.worth)
+
+
+def serious(found: list[Try]) -> list[Try]:
+    """All but the scores of several features that tell much less of all outputs than the best of them does.
+
+    What a score tells of all outputs is known far better than what it tells of the rare ones that make its best event.
+    Of many scores that tell little, some one has a rare event that looks good.
+    """
+    best = max((done.gain for done in found), default=0.0)
+    return [done for done in found if done.gain >= SERIOUS * best or len(done.score.columns) == 1 or done.any_way]
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
@@ -220,7 +237,7 @@ def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) ->
 
 def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
     """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
-    learned = [done for done in tried if done.halves is not None]
+    learned = [done for done in serious(tried) if done.halves is not None]
     worths = [max(lead.worth for lead in _best(sample.space, done, value, *LAST[False])) for done in learned]
     order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
@@ -242,7 +259,18 @@ def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts:
     thresholds = _Values.of([(values.ordered, values.weights) for values in tried]).spread()
     above = [Tally(values.total - values.before(thresholds, "left"), values.total) for values in tried]
     below = [Tally(values.before(thresholds, "right"), values.total) for values in tried]
-    return Try(final, _carried(whole, above, True), _carried(whole, below, False), halves=parts)
+    gain = _gain(other, halves[0]) + _gain(one, halves[1])
+    return Try(final, _carried(whole, above, True), _carried(whole, below, False), halves=parts, gain=gain)
+
+
+def _gain(score: Score, sample: Sample) -> float:
+    """Nats by which a score makes it likelier which input each output is of."""
+    shift = np.log(len(sample.a) / len(sample.b))
+    total = -len(sample.a) * special.log_expit(shift) - len(sample.b) * special.log_expit(-shift)
+    for sign, side in ((1, sample.a), (-1, sample.b)):
+        values, weights = score.weighed(side)
+        total += np.sum(special.log_expit(sign * (values + shift)) * (1.0 if weights is None else weights))
+    return float(total)
 
 
 def _places(score: Score, sample: Sample) -> list[tuple[Floats, Floats | None]]:
