@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dither.audit import learners, search
-from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Space, SumScore
+from dither.audit.events import ColumnScore, Committee, CornerScore, Event, JointScore, Sample, Space, SumScore
 from dither.audit.search import CAUTION, Tally, believed
 from dither.loss import Pure
 
@@ -192,3 +192,4 @@ def test_scores_that_tell_much_less_are_left_out() -> None:
     value = search.worth(Pure("1/10"), 100_000, 0.05)
     assert search.committees(sample, tried, value) == []  # three would make one
     assert len(search.committees(sample, [*tried, tied], value)) == 1
+    assert not any(isinstance(lead.event.score, JointScore) for lead in search.leads(space, tried, value, 0.3, 1.0))
