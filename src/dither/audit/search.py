@@ -41,7 +41,7 @@ DOUBT, HASTE = 3.0, 1.0
 APART = 0.2
 # There are many corners: those are looked at of which an event is so many standard errors off.
 PROMISING = 2.5
-# A score of several features that tells less than this part of what the best tells is left out.
+# A learned score that tells less than this part of what the best tells is left out.
 SERIOUS = 0.75
 # So many of the best scores are averaged.
 COMMITTEES = (3, 6)
@@ -156,13 +156,15 @@ def leads(space: Space, found: list[Try], value: Worth, caution: float, suspicio
 
 
 def serious(found: list[Try]) -> list[Try]:
-    """All but the scores of several features that tell much less of all outputs than the best of them does.
+    """All but the learned scores that tell much less of all outputs than the best of them does, if it reads several.
 
     What a score tells of all outputs is known far better than what it tells of the rare ones that make its best event.
     Of many scores that tell little, some one has a rare event that looks good.
     """
-    best = max((done.gain for done in found), default=0.0)
-    return [done for done in found if done.gain >= SERIOUS * best or len(done.score.columns) == 1 or done.any_way]
+    best = max(found, key=lambda done: done.gain, default=None)
+    if best is None or len(best.score.columns) == 1:
+        return found
+    return [done for done in found if done.gain >= SERIOUS * best.gain or done.any_way]
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
