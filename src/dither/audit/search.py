@@ -159,12 +159,14 @@ def serious(found: list[Try]) -> list[Try]:
     """All but the learned scores that tell much less of all outputs than the best of them does, if it reads several.
 
     What a score tells of all outputs is known far better than what it tells of the rare ones that make its best event.
-    Of many scores that tell little, some one has a rare event that looks good.
+    Of many scores that tell little, some one has a rare event that looks good. Scores of whole outputs stay: they may
+    tell all of one output, and follow noise in the others.
     """
     best = max(found, key=lambda done: done.gain, default=None)
     if best is None or len(best.score.columns) == 1:
         return found
-    return [done for done in found if done.gain >= SERIOUS * best.gain or done.any_way]
+    whole = [done.any_way or not done.score.columns for done in found]
+    return [done for done, kept in zip(found, whole, strict=True) if kept or done.gain >= SERIOUS * best.gain]
 
 
 def distinct(found: list[Lead], most: int) -> list[Lead]:
