@@ -9,21 +9,22 @@ import pytest
 
 from dither import audit
 from dither.audit import learners, search
+from dither.audit.chains import Chain, Tally, believed
 from dither.audit.events import ColumnScore, Committee, CornerScore, Event, JointScore, Sample, Space, SumScore
-from dither.audit.search import CAUTION, Tally, believed
+from dither.audit.search import CAUTION
 from dither.loss import Pure
 
 RUNS = 200_000
 SHARES = np.exp(-np.arange(0.0, 9.6, 0.12))
 
 
-def chain(rng: np.random.Generator, ratio: np.ndarray) -> tuple[Tally, Tally]:
+def chain(rng: np.random.Generator, ratio: np.ndarray) -> Chain:
     """Counts of nested events, whose shares on the second input are `SHARES`."""
     found = []
     for shares in (SHARES * np.exp(ratio), SHARES):
         rings = rng.multinomial(RUNS, np.append(-np.diff(shares), shares[-1]) / shares[0])
         found.append(Tally(np.cumsum(rings[::-1])[::-1], RUNS))
-    return found[0], found[1]
+    return Chain(SHARES, *found)
 
 
 def test_luck_is_not_believed() -> None:
@@ -33,8 +34,8 @@ def test_luck_is_not_believed() -> None:
     rng = np.random.default_rng(14)
     naive, sober = [], []
     for _ in range(60):
-        p, q = chain(rng, np.zeros(len(SHARES)))
-        belief, ratio, error = believed(p, q)
+        counted = chain(rng, np.zeros(len(SHARES)))
+        (p, q), (belief, ratio, error) = (counted.a, counted.b), believed(counted)
         ratio = ratio - CAUTION * error
         naive.append(float(np.max(value(p.hits / RUNS, q.hits / RUNS))))
         mass = (p.hits + q.hits) / RUNS
@@ -49,7 +50,7 @@ def test_what_many_events_say_together_is_believed(ratio: np.ndarray) -> None:
     rng = np.random.default_rng(15)
     errors = []
     for _ in range(20):
-        belief, found, error = believed(*chain(rng, ratio))
+        belief, found, error = believed(chain(rng, ratio))
         assert belief > 0.99
         errors.append(found - CAUTION * error - ratio)
     off = np.mean(errors, axis=0)
@@ -161,7 +162,7 @@ def test_a_rare_event_of_many_scores_is_doubted_more_than_one_of_a_column() -> N
     worths = {}
     for hits in (8, 30_000):
         counts = np.array([hits, 2 * hits, 4 * hits])
-        chain = search.Chain(np.arange(3.0), search.Tally(3 * counts, 1_000_000), search.Tally(counts, 1_000_000))
+        chain = Chain(np.arange(3.0), Tally(3 * counts, 1_000_000), Tally(counts, 1_000_000))
         for score in (ColumnScore(0, np.arange(256.0)), SumScore((0,), np.zeros((1, 256)))):
             done = search.Try(score, chain, None)
             worths[hits, type(score)] = search.leads(space, [done], value, 0.3, 2.0)[0].worth

@@ -158,7 +158,9 @@ def _closer(
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, search.shortlist(sample, chosen, value) if last else chosen)
     tried += search.committees(sample, tried, value) if last else []
-    return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(search.leads(space, tried, value, *doubts)))
+    more_tried, reference = search.referred(sample, tried) if last else ([], None)
+    found = search.leads(space, [*tried, *more_tried], value, *doubts, reference)
+    return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(found))
 
 
 def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:

@@ -18,6 +18,7 @@ Keys = NDArray[np.uint64]
 MOST_BINS = 240
 # Bins are cut by this many values at most, of all features together.
 MOST_SORTED = 6_000_000
+UNKNOWN: Floats = np.zeros((0, 0))
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,16 @@ class Score(ABC):
     """An estimate of how much more likely an output is on the first input: larger means more."""
 
     columns: tuple[int, ...]
+    # Rows whose inner products are the covariance of what was learned; none where it is not known.
+    root: Floats = UNKNOWN
 
     @abstractmethod
     def of(self, data: Encoded) -> Floats:
         """The score of each output."""
+
+    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """For each bin, a row; inner products of rows are covariances of the sums of the scores of its outputs."""
+        raise NotImplementedError
 
     def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
         """Values of the score and how many outputs have each; None if each value stands for one output."""
@@ -171,10 +178,17 @@ class JointScore(Score):
     columns: tuple[int, int]
     coarse: tuple[NDArray[np.intp], NDArray[np.intp]]
     table: Floats
+    root: Floats = field(default_factory=lambda: UNKNOWN)
 
     def of(self, data: Encoded) -> Floats:
         """The number of each output's pair of bins."""
         result: Floats = self.table.ravel()[self._cells(data)]
+        return result
+
+    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """From how many outputs of each bin lie in each cell."""
+        cells = bins * self.table.size + self._cells(data)
+        result: Floats = np.bincount(cells, minlength=count * self.table.size).reshape(count, -1) @ self.root
         return result
 
     def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
@@ -227,6 +241,8 @@ class SumScore(Score):
 
     columns: tuple[int, ...]
     tables: Floats
+    rows: NDArray[np.intp] = field(default_factory=lambda: UNKNOWN.astype(np.intp))
+    root: Floats = field(default_factory=lambda: UNKNOWN)
 
     def of(self, data: Encoded) -> Floats:
         """The sum for each output."""
@@ -234,6 +250,14 @@ class SumScore(Score):
         for table, column in zip(self.tables, self.columns, strict=True):
             total += table[data.codes[:, column]]
         return total
+
+    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """From how often the outputs of each bin read each entry of the tables: `rows` has its place in the root."""
+        width, held = len(self.root), np.zeros(count * len(self.root))
+        for rows, column in zip(self.rows, self.columns, strict=True):
+            held += np.bincount(bins * width + rows[data.codes[:, column]], minlength=len(held))
+        result: Floats = held.reshape(count, width) @ self.root
+        return result
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
         """The features in order of weight."""
@@ -286,6 +310,12 @@ class Committee(Score):
         for member in self.members:
             total += member.of(data)
         return total / len(self.members)
+
+    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """The mean of the members' variances: they learned from the same outputs."""
+        rows = [member.doubts(data, bins, count) for member in self.members]
+        result: Floats = np.concatenate(rows, axis=1) / np.sqrt(len(rows))
+        return result
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
         """How many scores there are and what they read."""

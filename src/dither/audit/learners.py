@@ -140,8 +140,8 @@ def surface(sample: Sample, pair: tuple[int, int], degree: int, free: bool = Fal
     first, second = (_grid(side, pair, coarse, shape) for side in (sample.a, sample.b))
     sides = [_basis(group, degree, free) for group in coarse]
     design = np.einsum("ai,bj->abij", *sides).reshape(shape[0] * shape[1], -1)
-    weights = _logistic(design, first, second)
-    return JointScore(pair, coarse, (design @ weights).reshape(shape))
+    weights, root = _logistic(design, first, second)
+    return JointScore(pair, coarse, (design @ weights).reshape(shape), design @ root)
 
 
 def _basis(group: Groups, degree: int, free: bool) -> Floats:
@@ -155,8 +155,8 @@ def _basis(group: Groups, degree: int, free: bool) -> Floats:
     return result
 
 
-def _logistic(design: Floats, first: Groups, second: Groups, steps: int = 12) -> Floats:
-    """Logistic regression on counts, by Newton's method."""
+def _logistic(design: Floats, first: Groups, second: Groups, steps: int = 12) -> tuple[Floats, Floats]:
+    """Logistic regression on counts, by Newton's method: the weights, and a root of their covariance."""
     total, shift = first + second, np.log((first.sum() + 1) / (second.sum() + 1))
     weights = np.zeros(design.shape[1])
     for _ in range(steps):
@@ -166,7 +166,14 @@ def _logistic(design: Floats, first: Groups, second: Groups, steps: int = 12) ->
         weights = weights + np.clip(move, -1, 1)
         if np.max(np.abs(move)) < 1e-4:
             break
-    return weights
+    return weights, _inverse_root(curvature)
+
+
+def _inverse_root(curvature: Floats) -> Floats:
+    """A matrix whose rows' inner products are the inverse of the curvature."""
+    lower = linalg.cholesky(curvature, lower=True)
+    result: Floats = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True).T
+    return result
 
 
 def _grid(side: Encoded, pair: tuple[int, int], coarse: tuple[Groups, Groups], shape: tuple[int, int]) -> Groups:
@@ -190,8 +197,9 @@ def additive(
     owners = list(range(len(columns)))
     fits = [_newton(_Design.of(early, columns, coarse, owners, width), penalty) for penalty in PENALTIES]
     design = _Design.of(late, columns, coarse, owners, width)
-    best = fits[int(np.argmax([_likelihood(design, fit) for fit in fits]))]
-    return SumScore(tuple(columns), np.stack([best[place][group] for place, group in enumerate(coarse)]))
+    best, root = fits[int(np.argmax([_likelihood(design, fit) for fit, _ in fits]))]
+    rows = np.stack([place * width + group for place, group in enumerate(coarse)])
+    return SumScore(tuple(columns), best.ravel()[rows], rows, root)
 
 
 def tied(sample: Sample, columns: list[int], bins: int, most: int = MOST_READ) -> Score | None:
@@ -201,8 +209,9 @@ def tied(sample: Sample, columns: list[int], bins: int, most: int = MOST_READ) -
     coarse = [groups(sample, column, bins, 1.0) for column in columns]
     width = max(int(group.max()) for group in coarse) + 1
     design = _Design.of(_few(sample, len(columns), most), columns, coarse, [0] * len(columns), width)
-    tables = _newton(design, PENALTIES[0], 4)
-    return SumScore(tuple(columns), np.stack([tables[0][group] for group in coarse]))
+    tables, root = _newton(design, PENALTIES[0], 4)
+    rows = np.stack(coarse)
+    return SumScore(tuple(columns), tables.ravel()[rows], rows, root)
 
 
 def trees(sample: Sample, rounds: int = 8, depth: int = 2, rows: int = 400_000) -> Score | None:
@@ -337,12 +346,16 @@ def _likelihood(design: _Design, tables: Floats) -> float:
     return float(special.log_expit(np.where(design.target > 0, margin, -margin)).sum())
 
 
-def _newton(design: _Design, penalty: float, steps: int = 8) -> Floats:
-    """Penalised logistic regression with the curvature bounded once, so that each step is one pass."""
+def _newton(design: _Design, penalty: float, steps: int = 8) -> tuple[Floats, Floats]:
+    """Penalised logistic regression with the curvature bounded once, so that each step is one pass.
+
+    Returns the tables and a root of their covariance, both less what all outputs have in common.
+    """
     tables = np.zeros((max(design.owners) + 1, design.bins))
     held = penalty * np.kron(np.eye(len(tables)), _path(design.bins)) + np.eye(tables.size)
     bound = design.curvature() + held
-    factor = linalg.cho_factor(bound + 1e-5 * np.max(np.diag(bound)) * np.eye(len(bound)))
+    bound += 1e-5 * np.max(np.diag(bound)) * np.eye(len(bound))
+    factor = linalg.cho_factor(bound)
     for _ in range(steps):
         margin = design.margin(tables)
         residual = design.target - special.expit(margin - margin.mean())
@@ -351,8 +364,8 @@ def _newton(design: _Design, penalty: float, steps: int = 8) -> Floats:
         tables = tables + move
         if np.max(np.abs(move)) < 3e-3 * np.max(np.abs(tables)) + 1e-9:
             break
-    centred: Floats = tables - design.margin(tables).mean() / len(design.parts)
-    return centred
+    root, reads = _inverse_root(bound), design.slope(np.ones(len(design.target))).ravel() / len(design.target)
+    return tables - design.margin(tables).mean() / len(design.parts), root - reads @ root / len(design.parts)
 
 
 def _grow(

@@ -7,7 +7,7 @@ is then learned once more from everything. Nothing of this is judged: judgement 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +16,11 @@ from scipy import special
 
 from dither.audit import learners
 from dither.audit.bounds import division, predicted_epsilon, predicted_score, slope_at
+from dither.audit.chains import Chain, Tally, believed
 from dither.audit.claims import Floats, ceiling, strength
 from dither.audit.events import ColumnScore, Committee, CornerScore, Event, Sample, Score, Space
 from dither.audit.learners import Learner
+from dither.audit.reference import Reference
 from dither.loss import Loss, Pure
 
 Worth = Callable[[Any, Any], Any]
@@ -32,29 +34,17 @@ FEW = 100.0
 # outputs; others take time that they are not worth.
 SHORT_ROWS, SHORTLIST, MOST_TELLING = 400_000, 12, 3
 SMALL = 1e-3
-# Log-ratios wander by so much at first when events grow rarer by a factor of e, and then by e^(speed/2) times as much.
-REACHES, SPEEDS = np.geomspace(0.002, 10, 13), (-3.0, -1.0, 0.01, 0.35, 0.7, 1.0)
-TREND = 2.0
-# Nats by which counts must be likelier before they are believed, and again before each greater speed is.
-DOUBT, HASTE = 3.0, 1.0
-# Events are looked at whose numbers of hits differ by about this factor's exponential.
-APART = 0.2
 # There are many corners: those are looked at of which an event is so many standard errors off.
 PROMISING = 2.5
 # A learned score that tells less than this part of what the best tells is left out.
 SERIOUS = 0.75
+# Models that tell so much of what the best tells, and so many of them, are the reference on the events of all scores;
+# it is heard on so many scores at most.
+TELLING, MEMBERS, MOST_HEARD = 0.97, 8, 25
 # So many of the best scores are averaged.
 COMMITTEES = (3, 6)
 # A threshold is not carried over if more or less lies beyond it than was tried, by this factor's exponential.
 MOST_OFF = 0.2
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How often each of some events happened in so many runs."""
-
-    hits: NDArray[Any]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -113,18 +103,6 @@ class Try:
     gain: float = 0.0
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Nested events: the outputs beyond each of some thresholds, and how often they happened on each input."""
-
-    thresholds: Floats
-    a: Tally
-    b: Tally
-
-    def __getitem__(self, part: Any) -> Chain:
-        return Chain(self.thresholds[part], *(Tally(side.hits[part], side.runs) for side in (self.a, self.b)))
-
-
 def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
     """Half-lines and corners are not learned, so they are tried on everything; learned scores on what did not teach."""
     found = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
@@ -149,10 +127,44 @@ def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Lea
     return [teachers[place] for place in sorted({*first[:SHORTLIST], *telling[:MOST_TELLING]})]
 
 
-def leads(space: Space, found: list[Try], value: Worth, caution: float, suspicion: float) -> list[Lead]:
-    """The best events of each score, best first; thresholds and scores are compared some standard errors down."""
-    made = [lead for done in serious(found) for lead in _best(space, done, value, caution, suspicion)]
-    return sorted(made, key=lambda lead: -lead.worth)
+def leads(
+    space: Space, found: list[Try], value: Worth, caution: float, suspicion: float, reference: Reference | None = None
+) -> list[Lead]:
+    """The best events of each score, best first; thresholds and scores are compared some standard errors down.
+
+    If there is a reference, it is heard on the best of them until the best is one on which it was heard.
+    """
+    kept = serious(found)
+    made, heard = [_best(space, done, value, caution, suspicion) for done in kept], list[int]()
+    while reference is not None and len(heard) < MOST_HEARD:
+        best = int(np.argmax([each[0].worth for each in made]))
+        if best in heard:
+            break
+        made[best] = _best(space, _retold(kept[best], reference), value, caution, suspicion)
+        heard.append(best)
+    order = sorted(range(len(made)), key=lambda place: (place not in heard, -made[place][0].worth))
+    return [lead for place in order for lead in made[place]]
+
+
+def referred(sample: Sample, found: list[Try]) -> tuple[list[Try], Reference | None]:
+    """The models that tell most of all outputs, as one more score, and as a reference on the events of all scores."""
+    able = [done for done in serious(found) if done.score.root.size]
+    most = max((done.gain for done in able), default=0.0)
+    members = sorted((done for done in able if done.gain >= TELLING * most), key=lambda done: -done.gain)[:MEMBERS]
+    if most <= 0:
+        return [], None
+    halves, (whole, parts) = (sample.part(0, 0.5), sample.part(0.5, 1)), _together(members)
+    again = [_crossed(sample, halves, whole, parts)] if len(members) > 1 else []
+    return again, Reference(sample, halves, whole, parts)
+
+
+def _retold(done: Try, reference: Reference) -> Try:
+    """The same, with what the reference says of its events."""
+    above, below = (
+        None if chain is None else replace(chain, said=reference.says(done.score, done.halves, chain, high))
+        for high, chain in ((True, done.above and done.above.apart()), (False, done.below and done.below.apart()))
+    )
+    return replace(done, above=above, below=below)
 
 
 def serious(found: list[Try]) -> list[Try]:
@@ -227,8 +239,8 @@ def _promising(chain: Chain) -> bool:
 def _beyond(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> Chain:
     """How often each side's bin was at or above each bin, or at or below."""
     order = slice(None, None, -1 if above else 1)
-    tallies = (Tally(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
-    return Chain(np.arange(256, dtype=np.float64), *tallies)
+    a, b = (Tally(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
+    return Chain(np.arange(256, dtype=np.float64), a, b)
 
 
 def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) -> Try | None:
@@ -245,13 +257,14 @@ def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
     worths = [max(lead.worth for lead in _best(sample.space, done, value, *LAST[False])) for done in learned]
     order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
-    return [_together(sample, halves, order[:size]) for size in COMMITTEES if size <= len(order)]
+    return [_crossed(sample, halves, *_together(order[:size])) for size in COMMITTEES if size <= len(order)]
 
 
-def _together(sample: Sample, halves: tuple[Sample, Sample], members: list[Try]) -> Try:
+def _together(members: list[Try]) -> tuple[Score, tuple[Score, Score]]:
+    """The mean of the scores, and of those that were learned from each half."""
     taught = [done.halves for done in members if done.halves is not None]
     parts = Committee(tuple(one for one, _ in taught)), Committee(tuple(other for _, other in taught))
-    return _crossed(sample, halves, Committee(tuple(done.score for done in members)), parts)
+    return Committee(tuple(done.score for done in members)), parts
 
 
 def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts: tuple[Score, Score]) -> Try:
@@ -264,7 +277,8 @@ def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts:
     above = [Tally(values.total - values.before(thresholds, "left"), values.total) for values in tried]
     below = [Tally(values.before(thresholds, "right"), values.total) for values in tried]
     gain = _gain(other, halves[0]) + _gain(one, halves[1])
-    return Try(final, _carried(whole, above, True), _carried(whole, below, False), halves=parts, gain=gain)
+    chains = _carried(whole, thresholds, above, True), _carried(whole, thresholds, below, False)
+    return Try(final, *chains, halves=parts, gain=gain)
 
 
 def _gain(score: Score, sample: Sample) -> float:
@@ -290,7 +304,7 @@ def _in_order(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | 
     return (np.sort(values), None) if weights is None else (values, weights)
 
 
-def _carried(whole: _Values, tallies: list[Tally], above: bool) -> Chain:
+def _carried(whole: _Values, places: Floats, tallies: list[Tally], above: bool) -> Chain:
     """Thresholds of the whole sample's score beyond which there lies as much as was tried, where there are such."""
     starts = np.concatenate([[True], np.diff(whole.ordered) > 0])
     values = whole.ordered[starts][:: -1 if above else 1]
@@ -300,7 +314,7 @@ def _carried(whole: _Values, tallies: list[Tally], above: bool) -> Chain:
     after = np.clip(np.searchsorted(sizes, goals), 1, len(sizes) - 1) if len(sizes) > 1 else np.zeros(len(goals), int)
     nearest = np.where(goals - sizes[after - 1] < sizes[after] - goals, after - 1, after)
     off = np.abs(sizes[nearest] - goals)
-    return Chain(values[nearest], *tallies)[off <= max(MOST_OFF, off.min())]
+    return Chain(values[nearest], tallies[0], tallies[1], places)[off <= max(MOST_OFF, off.min())]
 
 
 @dataclass(frozen=True)
@@ -349,8 +363,8 @@ def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: floa
     for high, tried in ((True, done.above), (False, done.below)):
         if tried is None:
             continue
-        chain = tried[_kept(tried)]
-        belief, log_ratio, error = believed(chain.a, chain.b)
+        chain = tried.apart()
+        belief, log_ratio, error = believed(chain)
         mass = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
         for swapped in (False, True) if done.any_way else (not high,):
             sign = -1 if swapped else 1
@@ -364,54 +378,4 @@ def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: floa
             likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
             believable = belief * promised if promised > 0 else promised
             found.append(Lead(event, swapped, believable, *map(float, likely)))
-    return found
-
-
-def _kept(chain: Chain) -> NDArray[np.intp]:
-    """Events that differ in size from each other, and have happened at all."""
-    hits = chain.a.hits + chain.b.hits
-    size = np.where(hits > 0, np.rint(np.log(np.maximum(hits, 1)) / APART), -1)
-    _, first = np.unique(size, return_index=True)
-    return first[size[first] >= 0] if len(first) > 1 else first
-
-
-def believed(p: Tally, q: Tally) -> tuple[float, Floats, Floats]:
-    """Whether a chain of nested events tells the inputs apart; the log-ratio of each event, and its error, after all.
-
-    The log-ratio is thought to wander from 0, for the event that is sure, as events grow rarer. How far and how fast it
-    wanders is weighed by how likely that makes the counts, against some doubt; no rare event is believed for its luck.
-    """
-    seen = np.log((p.hits + 0.5) / (p.runs + 1)) - np.log((q.hits + 0.5) / (q.runs + 1))
-    error = 1 / (p.hits + 0.5) - 1 / (p.runs + 1) + 1 / (q.hits + 0.5) - 1 / (q.runs + 1)
-    rarity = np.log((p.runs + q.runs + 1) / (p.hits + q.hits + 0.5))
-    noise = np.minimum(error[:, None], error) + np.diag(1e-6 * error + 1e-12)
-    priors = np.concatenate([_wander(rarity, speed) * REACHES[:, None, None] ** 2 for speed in SPEEDS])
-    doubts = DOUBT + HASTE * np.repeat(np.arange(len(SPEEDS)), len(REACHES))
-    gains = _likelihoods(seen, priors + noise) - _likelihoods(seen, noise[None]) - doubts
-    weights = special.softmax(gains)
-    kept = np.flatnonzero(weights > 0.02 * weights.max())
-    ratios, errors = zip(*(_posterior(seen, noise, prior) for prior in priors[kept]), strict=True)
-    shares = weights[kept] / weights[kept].sum()
-    return float(special.expit(gains.max())), shares @ np.stack(ratios), shares @ np.stack(errors)
-
-
-def _wander(rarity: Floats, speed: float) -> Floats:
-    """The covariance of log-ratios that wander, the faster the rarer the event, to and fro and in one direction."""
-    clock = np.expm1(speed * rarity) / speed
-    result: Floats = np.minimum(clock[:, None], clock) + TREND**2 * np.sqrt(np.outer(clock, clock))
-    return result
-
-
-def _likelihoods(seen: Floats, covariances: Floats) -> Floats:
-    """How likely the log-ratios are under each covariance."""
-    factors = np.linalg.cholesky(covariances)
-    scores = np.linalg.solve(factors, np.broadcast_to(seen[:, None], (len(factors), len(seen), 1)))[..., 0]
-    result: Floats = -0.5 * (scores**2).sum(axis=1) - np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-    return result
-
-
-def _posterior(seen: Floats, noise: Floats, prior: Floats) -> tuple[Floats, Floats]:
-    """What the log-ratios are believed to be, and their standard errors."""
-    gain = np.linalg.solve(prior + noise, prior)
-    spread = np.diag(prior) - np.einsum("ij,ij->j", prior, gain)
-    return seen @ gain, np.sqrt(np.maximum(spread, 0.0))
+    return sorted(found, key=lambda lead: -lead.worth)
