@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -40,6 +40,8 @@ Learner = Callable[[Sample], Score | None]
 MOST_CELLS = 200_000
 MOST_WIDTH = 400
 CURVATURE_ROWS = 40_000
+# Columns of a regression are read together as long as there are no more combinations of their bins.
+MOST_IN_BLOCK = 1024
 # Rows times columns of the largest regression, in a first look and in the last.
 MOST_READ, MOST_READ_AT_LAST = 3_000_000, 10_000_000
 # How strongly neighbouring bins are held together: from hardly to nearly equal.
@@ -195,9 +197,9 @@ def additive(
     few = _few(sample, len(columns), most)
     early, late = few.part(0, 0.75), few.part(0.75, 1)
     owners = list(range(len(columns)))
-    fits = [_newton(_Design.of(early, columns, coarse, owners, width), penalty) for penalty in PENALTIES]
-    design = _Design.of(late, columns, coarse, owners, width)
-    best, root = fits[int(np.argmax([_likelihood(design, fit) for fit, _ in fits]))]
+    design, held_back = (_Design.of(part, columns, coarse, owners, width) for part in (early, late))
+    fits = [_newton(design, penalty) for penalty in PENALTIES]
+    best, root = fits[int(np.argmax([_likelihood(held_back, fit) for fit, _ in fits]))]
     rows = np.stack([place * width + group for place, group in enumerate(coarse)])
     return SumScore(tuple(columns), best.ravel()[rows], rows, root)
 
@@ -297,45 +299,81 @@ def _penalised(first: NDArray[Any], second: NDArray[Any], penalty: Floats, steps
 
 
 @dataclass(frozen=True)
-class _Design:
-    """Grouped columns of both inputs, and which table each column reads."""
+class _Block:
+    """Some grouped columns of both inputs as one number of that many digits, and which table each column reads."""
 
-    parts: tuple[Groups, ...]
+    codes: Groups
     owners: tuple[int, ...]
+
+    def sums(self, tables: Floats) -> Floats:
+        """The sum of the tables for each number."""
+        total = np.zeros(1)
+        for owner in self.owners:
+            total = np.add.outer(total, tables[owner]).ravel()
+        return total
+
+    def shares(self, sums: Floats, bins: int) -> list[Floats]:
+        """What each column has of sums over the numbers."""
+        cube = sums.reshape((bins,) * len(self.owners))
+        places = range(len(self.owners))
+        return [cube.sum(axis=tuple(other for other in places if other != place)) for place in places]
+
+
+@dataclass(frozen=True)
+class _Design:
+    """Grouped columns of both inputs, several in a block so that one look reads them all."""
+
+    blocks: tuple[_Block, ...]
     bins: int
     target: Floats
 
     @classmethod
     def of(cls, sample: Sample, columns: list[int], coarse: list[Groups], owners: list[int], bins: int) -> _Design:
         """The design for a sample."""
-        parts = tuple(
-            np.concatenate([group[side.codes[:, column]] for side in (sample.a, sample.b)])
-            for column, group in zip(columns, coarse, strict=True)
-        )
+        digits = max(1, int(np.log(MOST_IN_BLOCK) / np.log(max(bins, 2))))
+        blocks = []
+        for start in range(0, len(columns), digits):
+            codes = np.zeros(len(sample.a) + len(sample.b), np.intp)
+            for column, group in list(zip(columns, coarse, strict=True))[start : start + digits]:
+                codes *= bins
+                codes[: len(sample.a)] += group[sample.a.codes[:, column]]
+                codes[len(sample.a) :] += group[sample.b.codes[:, column]]
+            blocks.append(_Block(codes, tuple(owners[start : start + digits])))
         target = np.concatenate([np.ones(len(sample.a)), np.zeros(len(sample.b))])
-        return cls(parts, tuple(owners), bins, target)
+        return cls(tuple(blocks), bins, target)
+
+    @property
+    def owners(self) -> list[int]:
+        """Which table each column reads."""
+        return [owner for block in self.blocks for owner in block.owners]
 
     def margin(self, tables: Floats) -> Floats:
         """The sum of the tables for each output."""
         total = np.zeros(len(self.target))
-        for part, owner in zip(self.parts, self.owners, strict=True):
-            total += tables[owner][part]
+        for block in self.blocks:
+            total += block.sums(tables)[block.codes]
         return total
 
     def slope(self, residual: Floats) -> Floats:
         """For each entry of each table, the sum of the residuals of the outputs that read it."""
         result = np.zeros((max(self.owners) + 1, self.bins))
-        for part, owner in zip(self.parts, self.owners, strict=True):
-            result[owner] += np.bincount(part, residual, minlength=self.bins)
+        for block in self.blocks:
+            sums: Floats = np.bincount(block.codes, residual, minlength=self.bins ** len(block.owners)).astype(float)
+            for owner, share in zip(block.owners, block.shares(sums, self.bins), strict=True):
+                result[owner] += share
         return result
 
+    @cached_property
     def curvature(self) -> Floats:
         """A bound on the curvature of the loss (Boehning), from some of the rows."""
         step = max(1, len(self.target) // CURVATURE_ROWS)
         rows = np.arange(len(self.target[::step]))
         matrix = np.zeros((len(rows), (max(self.owners) + 1) * self.bins), dtype=np.float32)
-        for part, owner in zip(self.parts, self.owners, strict=True):
-            matrix[rows, owner * self.bins + part[::step]] += 1
+        for block in self.blocks:
+            codes = block.codes[::step]
+            for owner in reversed(block.owners):
+                codes, digit = np.divmod(codes, self.bins)
+                matrix[rows, owner * self.bins + digit] += 1
         matrix -= matrix.mean(axis=0)
         result: Floats = 0.27 * len(self.target) / len(rows) * (matrix.T @ matrix).astype(np.float64)
         return result
@@ -353,7 +391,7 @@ def _newton(design: _Design, penalty: float, steps: int = 8) -> tuple[Floats, Fl
     """
     tables = np.zeros((max(design.owners) + 1, design.bins))
     held = penalty * np.kron(np.eye(len(tables)), _path(design.bins)) + np.eye(tables.size)
-    bound = design.curvature() + held
+    bound = design.curvature + held
     bound += 1e-5 * np.max(np.diag(bound)) * np.eye(len(bound))
     factor = linalg.cho_factor(bound)
     for _ in range(steps):
@@ -365,7 +403,7 @@ def _newton(design: _Design, penalty: float, steps: int = 8) -> tuple[Floats, Fl
         if np.max(np.abs(move)) < 3e-3 * np.max(np.abs(tables)) + 1e-9:
             break
     root, reads = _inverse_root(bound), design.slope(np.ones(len(design.target))).ravel() / len(design.target)
-    return tables - design.margin(tables).mean() / len(design.parts), root - reads @ root / len(design.parts)
+    return tables - design.margin(tables).mean() / len(design.owners), root - reads @ root / len(design.owners)
 
 
 def _grow(
