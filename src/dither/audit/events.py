@@ -330,6 +330,16 @@ class Sample:
     space: Space
     a: Encoded
     b: Encoded
+    _counted: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def counts(self, column: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """How many outputs of each input lie in each bin of a feature; counted once."""
+        if column not in self._counted:
+            a, b = (np.bincount(side.codes[:, column], minlength=256) for side in (self.a, self.b))
+            self._counted[column] = a, b
+        return self._counted[column]
 
     def part(self, start: float, end: float) -> Sample:
         """The outputs from one share of each input's to another."""

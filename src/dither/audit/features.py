@@ -383,7 +383,7 @@ def _features(matrix: Floats, labels: tuple[str, ...], kind: str = "number") -> 
 
 
 def _varies(column: Floats) -> bool:
-    return bool(len(column) > 1 and (np.ptp(np.nan_to_num(column, nan=1e300, posinf=1e301, neginf=-1e301)) > 0))
+    return len(column) > 1 and not np.array_equal(column, np.broadcast_to(column[:1], column.shape), equal_nan=True)
 
 
 def _nth(index: int) -> Column:

@@ -40,6 +40,8 @@ Learner = Callable[[Sample], Score | None]
 MOST_CELLS = 200_000
 MOST_WIDTH = 400
 CURVATURE_ROWS = 40_000
+# A little more than the largest curvature that an output can have, which is a quarter.
+BOUND = 0.27
 # Columns of a regression are read together as long as there are no more combinations of their bins.
 MOST_IN_BLOCK = 1024
 # Rows times columns of the largest regression, in a first look and in the last.
@@ -103,7 +105,7 @@ def _families(space: Space) -> list[list[int]]:
 def coarse_column(sample: Sample, column: int, bins: int = 12) -> Score | None:
     """The ratio of each of a few bins of one feature."""
     group = groups(sample, column, bins, 1.0)
-    a, b = (np.bincount(group[side.codes[:, column]], minlength=group.max() + 1) for side in (sample.a, sample.b))
+    a, b = (np.bincount(group, counts).astype(np.intp) for counts in sample.counts(column))
     return ColumnScore(column, _log_ratio(a, b)[group])
 
 
@@ -113,7 +115,7 @@ def smooth_column(sample: Sample, column: int) -> Score | None:
     early, late = sample.part(0, 2 / 3), sample.part(2 / 3, 1)
     table = np.zeros(256)
     table[:used] = _smoothed(
-        [side[:used] for side in _counts(early, column)], [side[:used] for side in _counts(late, column)], _path(used)
+        [side[:used] for side in early.counts(column)], [side[:used] for side in late.counts(column)], _path(used)
     )
     return ColumnScore(column, table)
 
@@ -143,7 +145,8 @@ def surface(sample: Sample, pair: tuple[int, int], degree: int, free: bool = Fal
     sides = [_basis(group, degree, free) for group in coarse]
     design = np.einsum("ai,bj->abij", *sides).reshape(shape[0] * shape[1], -1)
     weights, root = _logistic(design, first, second)
-    return JointScore(pair, coarse, (design @ weights).reshape(shape), design @ root)
+    doubts, held = design @ root, (first + second) / max(first.sum() + second.sum(), 1)
+    return JointScore(pair, coarse, (design @ weights).reshape(shape), doubts - held @ doubts)
 
 
 def _basis(group: Groups, degree: int, free: bool) -> Floats:
@@ -235,7 +238,7 @@ def trees(sample: Sample, rounds: int = 8, depth: int = 2, rows: int = 400_000) 
 
 def groups(sample: Sample, column: int, bins: int, power: float = MASS_POWER) -> Groups:
     """A map from the 256 fine bins to about `bins` coarser ones; NaN and values that hold much mass stand alone."""
-    first, second = _counts(sample, column)
+    first, second = sample.counts(column)
     mass = (first + second) / max(len(sample.a) + len(sample.b), 1)
     weight = mass**power
     middle = np.cumsum(weight) - weight / 2
@@ -256,13 +259,6 @@ def _log_ratio(a: NDArray[Any], b: NDArray[Any]) -> Floats:
     scale = (b.sum() + 1) / (a.sum() + 1)
     result: Floats = np.log((a * scale + 0.5) / (b + 0.5))
     return result
-
-
-def _counts(sample: Sample, column: int) -> tuple[Groups, Groups]:
-    return (
-        np.bincount(sample.a.codes[:, column], minlength=256),
-        np.bincount(sample.b.codes[:, column], minlength=256),
-    )
 
 
 def _path(length: int) -> Floats:
@@ -347,6 +343,12 @@ class _Design:
         """Which table each column reads."""
         return [owner for block in self.blocks for owner in block.owners]
 
+    @cached_property
+    def shift(self) -> float:
+        """The logarithm of the ratio of the numbers of runs."""
+        first = self.target.sum()
+        return float(np.log((first + 1) / (len(self.target) - first + 1)))
+
     def margin(self, tables: Floats) -> Floats:
         """The sum of the tables for each output."""
         total = np.zeros(len(self.target))
@@ -375,12 +377,12 @@ class _Design:
                 codes, digit = np.divmod(codes, self.bins)
                 matrix[rows, owner * self.bins + digit] += 1
         matrix -= matrix.mean(axis=0)
-        result: Floats = 0.27 * len(self.target) / len(rows) * (matrix.T @ matrix).astype(np.float64)
+        result: Floats = BOUND * len(self.target) / len(rows) * (matrix.T @ matrix).astype(np.float64)
         return result
 
 
 def _likelihood(design: _Design, tables: Floats) -> float:
-    margin = design.margin(tables)
+    margin = design.margin(tables) + design.shift
     return float(special.log_expit(np.where(design.target > 0, margin, -margin)).sum())
 
 
@@ -396,14 +398,16 @@ def _newton(design: _Design, penalty: float, steps: int = 8) -> tuple[Floats, Fl
     factor = linalg.cho_factor(bound)
     for _ in range(steps):
         margin = design.margin(tables)
-        residual = design.target - special.expit(margin - margin.mean())
+        residual = design.target - special.expit(margin - margin.mean() + design.shift)
         slope = design.slope(residual - residual.mean()) - (held @ tables.ravel()).reshape(tables.shape)
         move = linalg.cho_solve(factor, slope.ravel()).reshape(tables.shape)
         tables = tables + move
         if np.max(np.abs(move)) < 3e-3 * np.max(np.abs(tables)) + 1e-9:
             break
-    root, reads = _inverse_root(bound), design.slope(np.ones(len(design.target))).ravel() / len(design.target)
-    return tables - design.margin(tables).mean() / len(design.owners), root - reads @ root / len(design.owners)
+    margin, reads = design.margin(tables), design.slope(np.ones(len(design.target))).ravel() / len(design.target)
+    chance = special.expit(margin - margin.mean() + design.shift)
+    root = _inverse_root(bound) * np.sqrt(BOUND / np.mean(chance * (1 - chance)))
+    return tables - margin.mean() / len(design.owners), root - reads @ root / len(design.owners)
 
 
 def _grow(

@@ -48,11 +48,10 @@ class Tracer:
         name = self._event.space.names[self._column]
         pooled = np.concatenate(values)
         finite = pooled[np.isfinite(pooled)]
-        if len(finite) < 2 or np.ptp(finite) == 0:
+        if len(finite) < 2 or finite.min() == finite.max():
             return Plots(name=name, curve=self._curve(scores))
-        edges = np.linspace(float(np.quantile(finite, 0.002)), float(np.quantile(finite, 0.998)), BINS + 1)
-        if edges[0] == edges[-1]:
-            edges = np.linspace(finite.min(), finite.max(), BINS + 1)
+        low, high = np.quantile(finite, [0.002, 0.998])
+        edges = _spaced(low, high) if low < high else _spaced(finite.min(), finite.max())
         tallies = [np.histogram(side, edges)[0] / max(len(side), 1) for side in values]
         inside = np.histogram(pooled, edges, weights=self._inside(np.concatenate(scores)).astype(np.float64))[0]
         everything = np.maximum(np.histogram(pooled, edges)[0], 1)
@@ -75,6 +74,13 @@ class Tracer:
         top = float(np.max(np.log(np.maximum(p, 1e-9) / np.maximum(q, 1 / len(second)))))
         grid = np.linspace(0, max(top, 0.1) * 1.1, 60)
         return tuple((float(epsilon), float(max(np.max(p - exp(epsilon) * q), 0.0))) for epsilon in grid)
+
+
+def _spaced(low: float, high: float) -> Floats:
+    """Edges from one number to another, however far they are apart."""
+    shares = np.linspace(0, 1, BINS + 1)
+    result: Floats = np.unique(low * (1 - shares) + high * shares)
+    return result
 
 
 def _floats(values: Any) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from dither.audit.claims import Floats
 from dither.audit.events import Encoded, Sample, Score
 
 Sums = tuple[Floats, Floats, Floats]
+MOST_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class _View:
 
     @classmethod
     def of(cls, sample: Sample, model: Score) -> _View:
-        shift = np.log(len(sample.a) / len(sample.b))
-        a, b = (special.expit(model.of(side) + shift) for side in (sample.a, sample.b))
-        return cls((sample.a, sample.b), model, (a, b))
+        sides = sample.a, sample.b
+        a, b = _chances([model.of(side) for side in sides], len(sample.a))
+        return cls(sides, model, (a, b))
 
     def beyond(self, score: Score, cuts: Floats, above: bool, by_place: bool) -> Sums:
         """For each event, how many of its outputs are thought to be of the first input, how many it has, and doubts."""
@@ -75,6 +76,18 @@ class _View:
         back = np.argsort(order, kind="stable")
         likely, held, doubts = (_summed(part, above)[back] for part in (likely, held, doubts))
         return likely, held, doubts
+
+
+def _chances(scores: list[Floats], first: int) -> list[Floats]:
+    """How likely each output is of the first input: by its score and a shift that makes as many as there are."""
+    shift = float(np.log(first / len(scores[1])))
+    for _ in range(MOST_STEPS):
+        chances = [special.expit(each + shift) for each in scores]
+        excess = sum(float(each.sum()) for each in chances) - first
+        if abs(excess) < 1e-6 * first:
+            break
+        shift -= excess / sum(float((each * (1 - each)).sum()) for each in chances)
+    return chances
 
 
 def _summed(part: Floats, above: bool) -> Floats:

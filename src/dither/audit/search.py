@@ -30,9 +30,9 @@ Worth = Callable[[Any, Any], Any]
 CAUTION, LAST, MISTRUST = 0.8, {True: (0.8, 1.5), False: (0.3, 1.0)}, 2.0
 # Hits that make what is said of one of many scores, which read several columns, half as doubtful again.
 FEW = 100.0
-# The best learners on so many outputs of each input learn from all of them, and those whose scores tell most of all
-# outputs; others take time that they are not worth.
-SHORT_ROWS, SHORTLIST, MOST_TELLING = 400_000, 12, 3
+# The best learners on so many outputs of each input (fewer, if they have many features) learn from all of them, and
+# those whose scores tell most of all outputs; others take time that they are not worth.
+SHORT_ROWS, SHORT_VALUES, SHORTLIST, MOST_TELLING = 400_000, 12_000_000, 12, 3
 SMALL = 1e-3
 # There are many corners: those are looked at of which an event is so many standard errors off.
 PROMISING = 2.5
@@ -113,9 +113,10 @@ def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
 
 def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Learner]:
     """The learners that do best on a part of the sample, by their events or in all; all of them if it is small."""
-    if len(sample.a) <= SHORT_ROWS or len(teachers) <= SHORTLIST:
+    rows = min(SHORT_ROWS, SHORT_VALUES // len(sample.space.edges))
+    if len(sample.a) <= rows or len(teachers) <= SHORTLIST:
         return teachers
-    part = sample.part(0, SHORT_ROWS / len(sample.a))
+    part = sample.part(0, rows / len(sample.a))
     halves = part.part(0, 0.5), part.part(0.5, 1)
     tried = [(learner, _learned(part, halves, learner)) for learner in teachers]
     worths = [
@@ -199,7 +200,7 @@ def _differs(one: Lead, other: Lead) -> bool:
 
 
 def _half_lines(sample: Sample, column: int) -> Try:
-    hits = [np.bincount(side.codes[:, column], minlength=256) for side in (sample.a, sample.b)]
+    hits = list(sample.counts(column))
     score = ColumnScore(column, np.arange(256, dtype=np.float64))
     runs = len(sample.a), len(sample.b)
     return Try(score, _beyond(hits, runs, True), _beyond(hits, runs, False), any_way=True)
