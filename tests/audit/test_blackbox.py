@@ -444,3 +444,17 @@ def test_a_weak_difference_is_judged_by_what_differs_most() -> None:
 def test_samples_are_a_whole_number(samples: Any) -> None:
     with pytest.raises(InvalidParameter, match="whole number"):
         audit.privacy(lambda value, size: np.zeros(size), Pure(1), [(0, 1)], samples=samples)
+
+
+def test_outputs_as_large_as_floats_can_be_are_drawn() -> None:
+    """From -1e308 to 1e308: the distance is no number any more, and the report has its pictures."""
+    rng = np.random.default_rng(48)
+
+    def huge(value: int, size: int) -> np.ndarray:
+        return np.asarray(1.7e308 * np.clip((3 * value + rng.laplace(size=size)) / 5, -1, 1))
+
+    result = audit.privacy(huge, Pure(1), [(0, 1)], samples=4000, seed=1, vectorised=True)
+    assert result.refuted
+    assert len(result.plots.places) > 2 and np.all(np.diff(result.plots.places) > 0)
+    page = result.report()
+    assert "<svg" in page and "nan" not in page.split("<svg", 1)[1].split("</svg>")[0]

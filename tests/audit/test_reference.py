@@ -180,3 +180,22 @@ def test_there_is_no_reference_where_nothing_is_told() -> None:
     assert reference is not None and [len(done.score.columns) for done in again] == [2]
     again, reference = search.referred(sample, tried[:-1])
     assert reference is not None and again == []  # of one model there is no mean
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_unequal_runs_and_large_ratios(kind: str) -> None:
+    """Six times as many runs of one input: of the sure event 0 is said, and of common ones what is counted."""
+    # The named bugs: the regression or the chances leave out that there are more runs of one input.
+    rng = np.random.default_rng(47)
+    sides = [rng.laplace(mean, 1, (runs, 3)) for mean, runs in ((0.4, 30_000), (0.0, 5000))]
+    space = Space.learn(*sides)
+    done, said = asked(Sample(space, *(space.encode(side) for side in sides)), LEARNERS[kind])
+    assert done.above is not None
+    a, b = done.above.a, done.above.b
+    sure = np.argmax(a.hits + b.hits)
+    assert abs(said.ratio[sure]) < 1e-3 and np.sqrt((said.root[sure] ** 2).sum()) < 1e-3
+    common = a.hits + b.hits > 3000
+    seen = np.log((a.hits + 0.5) / a.runs) - np.log((b.hits + 0.5) / b.runs)
+    assert seen[common].max() > 0.3
+    error = np.sqrt(1 / (a.hits + 0.5) + 1 / (b.hits + 0.5))
+    assert np.all((np.abs(said.ratio - seen) < 0.12 + 3 * error)[common])

@@ -247,4 +247,6 @@ def _label(x: float, y: float, text: str) -> str:
 
 
 def _scale(value: float, low: float, high: float, first: float, last: float) -> float:
-    return first + (last - first) * ((value - low) / (high - low) if high > low else 0.5)
+    # Halved, as the distance of two numbers may be more than a number can be.
+    span = high / 2 - low / 2
+    return first + (last - first) * ((value / 2 - low / 2) / span if span > 0 else 0.5)
