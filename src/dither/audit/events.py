@@ -91,8 +91,11 @@ class Score(ABC):
         """The score of each output."""
 
     def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """For each bin, a row; inner products of rows are covariances of the sums of the scores of its outputs."""
-        raise NotImplementedError
+        """For each bin, a row; inner products of rows are covariances of the sums of the scores of its outputs.
+
+        Rows are empty where no covariance is known.
+        """
+        return np.zeros((count, 0))
 
     def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
         """Values of the score and how many outputs have each; None if each value stands for one output."""
