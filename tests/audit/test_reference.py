@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from dither.audit import learners, search
 from dither.audit.chains import Chain, Said, Tally, believed
-from dither.audit.events import ColumnScore, Sample, Score, Space
+from dither.audit.events import ColumnScore, Committee, Sample, Score, Space
 from dither.audit.learners import Learner
-from dither.audit.reference import Reference
+from dither.audit.reference import Reference, _chances
 from dither.loss import Pure
 
 ROWS = 20_000
@@ -180,6 +181,19 @@ def test_there_is_no_reference_where_nothing_is_told() -> None:
     assert reference is not None and [len(done.score.columns) for done in again] == [2]
     again, reference = search.referred(sample, tried[:-1])
     assert reference is not None and again == []  # of one model there is no mean
+    again, reference = search.referred(sample, [*tried[:-1], replace(tried[-1], gain=0.9 * tried[-1].gain)])
+    assert reference is not None and again == []  # nor of one that tells a tenth less
+
+
+def test_models_that_agree_are_as_doubtful_together_as_each() -> None:
+    """They learned from the same outputs, so their mean knows no more than they do."""
+    sample = drawn(2, SHIFT)
+    model = learners.surface(sample, (0, 1), 3)
+    assert model is not None
+    bins = np.arange(ROWS) % 4
+    alone, together = (each.doubts(sample.a, bins, 4) for each in (model, Committee((model, model))))
+    assert (together @ together.T) == pytest.approx(alone @ alone.T)
+    assert np.linalg.norm(alone) > 0
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
@@ -199,3 +213,22 @@ def test_unequal_runs_and_large_ratios(kind: str) -> None:
     assert seen[common].max() > 0.3
     error = np.sqrt(1 / (a.hits + 0.5) + 1 / (b.hits + 0.5))
     assert np.all((np.abs(said.ratio - seen) < 0.12 + 3 * error)[common])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("apart", [3.0, 1e3])
+def test_outputs_that_give_the_input_away(apart: float) -> None:
+    """Models that are sure of every output, or of nearly every one, are asked all the same."""
+    # The named bug: where no output is in doubt, a shift was divided by 0.
+    rng = np.random.default_rng(49)
+    sides = [np.rint(64 * rng.laplace(mean, 1, (6000, 3))) / 64 for mean in (apart, 0.0)]
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    for kind, learner in LEARNERS.items():
+        done, said = asked(sample, learner)
+        assert np.isfinite(said.ratio).all() and np.isfinite(said.root).all(), kind
+        assert done.above is not None and said.ratio.max() > 0.8
+    scores = [np.full(50, 900.0), np.full(950, 900.0)]
+    assert all(np.isfinite(each).all() for each in _chances(scores, 50))
+    balanced = _chances([np.zeros(50), np.zeros(950)], 50)
+    assert np.concatenate(balanced) == pytest.approx(0.05, rel=1e-4)

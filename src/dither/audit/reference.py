@@ -86,7 +86,8 @@ def _chances(scores: list[Floats], first: int) -> list[Floats]:
         excess = sum(float(each.sum()) for each in chances) - first
         if abs(excess) < 1e-6 * first:
             break
-        shift -= excess / sum(float((each * (1 - each)).sum()) for each in chances)
+        slope = sum(float((each * (1 - each)).sum()) for each in chances)
+        shift -= float(np.clip(excess / max(slope, 1e-9), -1, 1))  # where scores are sure, there is hardly a slope
     return chances
 
 
