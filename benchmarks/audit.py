@@ -3,16 +3,20 @@
     python benchmarks/audit.py catalogue [--seeds N ...] [--given] [--rows FILE]  the table of the literature
     python benchmarks/audit.py peers --peers FOLDER [--rows FILE]                 DP-Sniper and StatDP, as many samples
     python benchmarks/audit.py table [--rows FILE]                                what was measured so far, as a table
+    python benchmarks/audit.py told NAME ... [--repeats 300]                      if each pair's best event were told
     python benchmarks/audit.py zoo [--samples 2000000]                            every member, refuted or not
     python benchmarks/audit.py sequential [--repeats 51]                          pairs until refuted
     python benchmarks/audit.py wolf [fixed] [sequential] [--repeats 1000]         refutations of true claims
 
 The first two write a line to FILE (JSON) as soon as a row is measured, and leave out rows that are there already, so
-that they may be stopped and started again. The table shows medians over the seeds. The optimum is the 95% lower bound
+that they may be stopped and started again. The table shows medians over the seeds; "luck" is the standard deviation of
+a single share by the counts of the judgement alone. The optimum is the 95% lower bound
 that the best event of the best pair gives if all samples are spent on judging it, computed from the exact law at
 expected counts; ours pays for the search too. With --given only the best pair is searched, which tells what it costs to
-find the pair. Published figures are from Bichsel et al. (2021), whose runs took 0.6 to
-1.3 billion samples; what `peers` needs is said in `audit_peers.py`.
+find the pair; `told` tells what it costs to find the pair alone, if there were no event to be found: the best of each
+pair is known, and all that is left is to count it on every pair and to judge it on the one that looks best. Published
+figures are from Bichsel et al. (2021), whose runs took 0.6 to 1.3 billion samples; what `peers` needs is said in
+`audit_peers.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +34,11 @@ import numpy as np
 
 from dither import audit
 from dither.audit import zoo
-from dither.audit.bounds import optimal_epsilon
+from dither.audit.bounds import best_set, optimal_epsilon, predicted_epsilon
 from dither.audit.zoo import Member
 from dither.loss import Pure, rational
+
+Event = Callable[[int, int], tuple[float, float, float]]
 
 CATALOGUE = (
     "laplace", "noisy_hist1", "noisy_hist2", "noisy_max1", "noisy_max2", "noisy_max3", "noisy_max4", "svt1", "svt2",
@@ -40,8 +47,9 @@ CATALOGUE = (
 )  # fmt: skip
 SEEDS = (8209, 8219, 8221)
 HEAD = (
-    "| mechanism | true | found | optimum | share | of each run | DP-Sniper, as many samples | StatDP, as many samples "
-    "| DP-Sniper, published | StatDP, published | refuted | samples | CPU s |\n|" + "---|" * 13
+    "| mechanism | true | found | optimum | share | of each run | luck | DP-Sniper, as many samples "
+    "| StatDP, as many samples | DP-Sniper, published | StatDP, published | refuted | samples | CPU s |\n"
+    f"|{'---|' * 14}"
 )
 
 
@@ -109,10 +117,64 @@ def _line(member: Member, rows: Path) -> str:
     cells = [
         member.name, *map(_number, (member.true_epsilon, found, own[0]["optimum"])),
         _number(float(np.median(shares)) if shares else None), ", ".join(f"{share:.2f}" for share in shares) or "-",
+        _number(_luck(member, own[0]["samples"])),
         *map(_number, (*equal, member.published.get("dpsniper"), member.published.get("statdp"))),
         refuted, f"{own[0]['samples']:,}", f"{max(row['cpu'] for row in own):.0f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _luck(member: Member, samples: int) -> float | None:
+    """The standard deviation of the share that the counts of the judgement alone bring about, if it has all samples."""
+    if member.law is None:
+        return None
+    laws = [law for a, b in member.neighbours for law in _ways(member.law(a, b))]
+    value, p, q = max(best_set(*law, samples // 2, 0.05) for law in laws)
+    return float(np.sqrt((1 / p + 1 / q - 2) / (samples // 2)) / value) if q > 0 else None
+
+
+def told(samples: int, names: list[str], repeats: int) -> list[str]:
+    """The mean share of the optimum that is left by choosing the pair, for some shares of the samples."""
+    lines = ["| mechanism | all pairs, once | all pairs, the better half, the best two |", "|---|---|---|"]
+    for name in names:
+        member, rng, cells = zoo.member(name), np.random.default_rng(1), []
+        if member.law is None:
+            raise SystemExit(f"the law of {name} is not known")
+        laws = [member.law(a, b) for a, b in member.neighbours]
+        event = cache(lambda place, runs, laws=laws: max(best_set(*law, runs, 0.05) for law in _ways(laws[place])))
+        for widths, shares in (((8,), (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)), ((8, 4, 2), (0.03, 0.05, 0.08, 0.12))):
+            shown = []
+            for share in shares:
+                rounds = [(width, share) for width in widths]
+                found = [_told(member, event, rounds, samples, rng) for _ in range(repeats)]
+                shown.append(f"{len(widths) * share:.0%}: {np.mean(found):.3f}")
+            cells.append(", ".join(shown))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _ways(law: tuple[Any, Any]) -> tuple[tuple[Any, Any], ...]:
+    return law, law[::-1]
+
+
+def _told(
+    member: Member, event: Event, rounds: list[tuple[int, float]], samples: int, rng: np.random.Generator
+) -> float:
+    """The share that is left if the best event of each pair is known, and counted on pairs that look best so far."""
+    pairs = range(len(member.neighbours))
+    left, alive, runs = samples, list(pairs), 0
+    hits, hoped = np.zeros((len(pairs), 2)), np.zeros(len(pairs))
+    for width, share in rounds:
+        alive = sorted(alive, key=lambda place: -hoped[place])[:width]
+        inputs = {id(value) for place in alive for value in member.neighbours[place]}
+        each = int(share * samples / len(inputs))
+        left, runs = left - each * len(inputs), runs + each
+        for place in alive:
+            hits[place] += rng.binomial(each, event(place, samples // 3)[1:])
+            hoped[place] = predicted_epsilon(*(hits[place] / runs), left // 2, left // 2, 0.05)
+    best = max(alive, key=lambda place: hoped[place])
+    return event(best, left // 2)[0] / max(event(place, samples // 2)[0] for place in pairs)
 
 
 def whole_zoo(samples: int, names: list[str]) -> list[str]:
@@ -184,7 +246,7 @@ def _number(value: float | None) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["catalogue", "peers", "table", "zoo", "sequential", "wolf"])
+    parser.add_argument("part", choices=["catalogue", "peers", "table", "told", "zoo", "sequential", "wolf"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--repeats", type=int)
@@ -201,6 +263,8 @@ def main() -> None:
     elif chosen.part == "table":
         lines = _table(chosen.rows, chosen.names)
         print("\n".join(lines))
+    elif chosen.part == "told":
+        lines = told(chosen.samples or 10_000_000, chosen.names, chosen.repeats or 300)
     elif chosen.part == "zoo":
         lines = whole_zoo(chosen.samples or 2_000_000, chosen.names)
     elif chosen.part == "sequential":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,10 @@ from dither import audit
 from dither.audit import blackbox, learners, neighbours, search, zoo
 from dither.audit.bounds import Counts, p_value, strength_lower
 from dither.audit.claims import ceiling
-from dither.audit.events import Sample, Space
+from dither.audit.events import ColumnScore, Event, Sample, Space
+from dither.audit.plan import evidence
 from dither.audit.plots import Tracer
-from dither.audit.report import PrivacyResult
+from dither.audit.report import PrivacyResult, briefly
 from dither.audit.sampling import as_outputs, takes_size
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
@@ -397,6 +399,75 @@ def test_the_input_on_which_the_event_is_rarer_has_more_of_the_judgement() -> No
     assert runs[0] > 1.8 * runs[1]
     assert runs[0] + runs[1] == found.samples == 100_000
     assert 3.28 < found.epsilon_lower < np.log(30)
+
+
+def test_categories_are_called_by_their_names() -> None:
+    """The named bug: numbers are given anew, and names are listed in the order in which outputs came."""
+    rng = np.random.default_rng(3)
+    names = np.array(["gnu", "hen", "cat", "emu", "fox", "dog"])
+
+    def leaves(value: int, size: int) -> Any:
+        place = rng.integers(0, 6, size)
+        leaving = (rng.random(size) < 0.9 * value) & np.isin(names[place], ["emu", "hen"])
+        return list(names[np.where(leaving, 5, place)])
+
+    found = audit.privacy(leaves, Pure(1), [(0, 1)], samples=20_000, seed=1)
+    said = str(found.evidence.event)
+    assert found.refuted and said.startswith("output in (") and "'hen'" in said
+    assert [name in said for name in names] == list(found.evidence.event.contains(list(names)))
+    many = [f"c{place:02d}" for place in rng.permutation(30)]
+    space = Space.learn(many, many)
+    last = Event(space, ColumnScore(0, np.arange(256.0)), 30.0, True)
+    first = replace(last, threshold=29.0, above=False)
+    assert str(last) == "output in ('c28', 'c29')" and str(first) == "output not in ('c28', 'c29')"
+    for event, inside in ((last, [True, True, False, False]), (first, [False, False, True, True])):
+        assert list(event.contains(["c28", "c29", "c27", "never seen"])) == inside
+    assert str(replace(first, threshold=3.0)).endswith("'c13', 16 more)")
+    mixed = Space.learn([["b", 1.0], ["a", 2.0]], [["c", 3.0], ["a", 4.0]])
+    assert any(name.endswith("the place in ('a', 'b', 'c'))") for name in mixed.names)
+    assert list(mixed.encoder.codes.values()) == [0, 1, 2]
+
+
+def test_outputs_of_an_event_that_words_do_not_tell_are_shown() -> None:
+    rng = np.random.default_rng(21)
+    sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
+    space = Space.learn(*sides)
+    sample = Sample(space, *(space.encode(side) for side in sides))
+    value = search.worth(Pure(0.1), 10_000, 0.05)
+    found = search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
+    learned = next(lead for lead in found if not lead.plain and lead.swapped)
+    plain = next(lead for lead in found if lead.plain)
+    tracer = Tracer(learned)
+    tracer.add(*sides)
+    likelier = sides[int(learned.swapped)]
+    inside = {briefly(row) for row in likelier[learned.event.contains(likelier)]}
+    assert len(tracer.examples) == 8 and set(tracer.examples) <= inside
+    counts = Counts(900, 5000, 500, 5000)
+    shown = evidence((0, 1), learned, counts, 0.01, 0.05, tracer.examples)
+    assert shown.examples == tracer.examples and tracer.examples[2] in str(shown)
+    assert evidence((0, 1), plain, counts, 0.01, 0.05, tracer.examples).examples == ()
+
+
+def test_how_counts_are_judged_is_settled_before_they_are_seen() -> None:
+    """The named bug: the sharper of two tests is taken once the counts are known."""
+    thought = search.Lead(None, False, 0.0, 0.03, 0.01)  # type: ignore[arg-type]
+    assert blackbox._counts(Pure(1), thought, (5000, 5000), (10_000, 10_000)).rare
+    assert not blackbox._counts(Pure(1), replace(thought, p=0.031), (5, 0), (10_000, 10_000)).rare
+    for claim in (Approximate(1, "1/1000"), ZCDP(1), Renyi(((2, 1),))):  # their ceilings are no multiples
+        assert not blackbox._counts(claim, thought, (5, 0), (10_000, 10_000)).rare
+
+
+def test_a_rare_event_is_judged_by_how_its_hits_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, judged, count = np.random.default_rng(5), list[Counts](), blackbox._counts
+    monkeypatch.setattr(blackbox, "_counts", lambda *given: judged.append(count(*given)) or judged[-1])
+
+    def seldom(value: int, size: int) -> Any:
+        return rng.random(size) < (0.012 if value else 0.0006)
+
+    found = audit.privacy(seldom, Pure(1), [(0, 1)], samples=20_000, alpha=0.05, seed=1)
+    assert found.refuted and judged[0].rare
+    assert found.epsilon_lower == strength_lower(judged[0], Pure(1), 0.05)
+    assert found.epsilon_lower > strength_lower(replace(judged[0], rare=False), Pure(1), 0.05) + 0.05
 
 
 @pytest.mark.tier("test")

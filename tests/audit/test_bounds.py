@@ -74,6 +74,52 @@ def test_the_normal_approximation_would_be_caught() -> None:
     assert worst > 0.05
 
 
+def fewest_that_refute(runs: tuple[int, int], hits_b: int, epsilon: float, alpha: float) -> int:
+    """The fewest hits on the first input that refute, given those on the second; more than all runs if none."""
+    low, high = 0, runs[0] + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = bounds.p_value(Counts(middle, runs[0], hits_b, runs[1], True), ceiling(Pure(epsilon), epsilon))
+        low, high = (low, middle) if found <= alpha else (middle + 1, high)
+    return low
+
+
+@pytest.mark.parametrize(("runs", "chances"), [((2000, 2000), (5e-4, 4e-3)), ((500, 3000), (5e-4, 4e-3)),
+                                               ((300, 300), (0.1, 0.3))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("epsilon", [0.0, 0.7])
+def test_p_values_given_all_hits_are_valid(runs: tuple[int, int], chances: tuple[float, ...], epsilon: float) -> None:
+    for alpha in (0.01, 0.05, 0.3):
+        fewest = [fewest_that_refute(runs, hits, epsilon, alpha) for hits in range(min(runs[1], 150) + 1)]
+        for q in chances:
+            hits = stats.binom.pmf(np.arange(len(fewest)), runs[1], q)
+            refutes = stats.binom.sf(np.array(fewest) - 1, runs[0], exp(epsilon) * q)
+            assert float(hits @ refutes) <= alpha
+
+
+def test_hits_are_shared_as_fishers_noncentral_law_says() -> None:
+    runs, limit = (700, 400), ceiling(Pure(0.5), 0.5)
+    for hits in ((9, 2), (3, 0), (30, 11)):
+        most = stats.beta.isf(bounds.FLOOR_COST, hits[1] + 1, runs[1] - hits[1])
+        allowed = exp(0.5) * most
+        odds = allowed * (1 - most) / (most * (1 - allowed))
+        expected = stats.nchypergeom_fisher(sum(runs), runs[0], sum(hits), odds).sf(hits[0] - 1)
+        found = bounds.p_value(Counts(hits[0], runs[0], hits[1], runs[1], True), limit)
+        assert found == pytest.approx(expected + bounds.FLOOR_COST, rel=1e-9)
+
+
+def test_few_hits_say_more_given_all_of_them() -> None:
+    for hits, gain in (((19, 4), 1.8), ((100, 40), 1.05), ((400, 300), 1.06)):
+        found = [
+            bounds.epsilon_lower(Counts(hits[0], 5_000_000, hits[1], 5_000_000, rare), 0.0, 0.05)
+            for rare in (False, True)
+        ]
+        assert found[1] > gain * found[0]
+    assert bounds.epsilon_lower(Counts(5, 5_000_000, 0, 5_000_000, True), 0.0, 0.05) == pytest.approx(0.198, abs=0.001)
+    assert bounds.epsilon_lower(Counts(100, 10_000, 0, 10_000, True), 0.01, 0.05) == 0  # at delta 0.01 that may be
+    for hits in ((0, 0), (0, 9), (1, 1), (60, 100), (100, 100)):
+        assert bounds.epsilon_lower(Counts(hits[0], 100, hits[1], 100, True), 0.0, 0.05) == 0
+
+
 def test_it_is_sharper_than_two_clopper_pearson_bounds() -> None:
     for counts in (Counts(5250, 10_000, 4750, 10_000), Counts(60, 5000, 0, 5000), Counts(260, 50_000, 39, 50_000)):
         low = bounds.clopper_pearson(counts.hits_a, counts.runs_a, 0.05)[0]
@@ -86,6 +132,15 @@ def test_clopper_pearson_agrees_with_scipy() -> None:
     for hits, runs in ((0, 50), (3, 50), (25, 50), (50, 50)):
         expected = stats.binomtest(hits, runs).proportion_ci(0.95, method="exact")
         assert bounds.clopper_pearson(hits, runs, 0.05) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_bounds_of_a_probability_are_right_where_scipys_inverse_is_not() -> None:
+    """The named bug: with 999 hits, or 1000 runs without one, the inverse is far off."""
+    for hits, runs in ((999, 10_089), (9090, 10_090), (999, 700_000_000), (1000, 10_089), (3, 1003), (0, 1000)):
+        for tail in (0.005, 0.025, bounds.FLOOR_COST):
+            low, high = bounds.clopper_pearson(hits, runs, 2 * tail)
+            assert stats.binom.cdf(hits, runs, high) == pytest.approx(tail, rel=0.01)
+            assert hits == 0 or stats.binom.sf(hits - 1, runs, low) == pytest.approx(tail, rel=0.01)
 
 
 def test_tails_survive_underflow() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import events, features, learners, neighbours, search
-from dither.audit.bounds import Counts, detectable, epsilon_lower, p_value, strength_lower
+from dither.audit.bounds import RARE, Counts, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, strength
 from dither.audit.events import Sample, Space
 from dither.audit.features import Encoder
@@ -170,7 +170,7 @@ def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float)
     likelier = int(share[0] * left)
     runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
     hits, tracer = _count(plan, pair, judged, runs)
-    counted = [_counts(lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
+    counted = [_counts(plan.claim, lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
     return _verdict(plan, pair, judged, counted, tracer, started)
 
 
@@ -201,7 +201,8 @@ def _verdict(
     shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower) else 0
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
-        evidence(pair, judged[shown], counted[shown], p, plan.alpha), plan.samples, len(plan.pairs),
+        evidence(pair, judged[shown], counted[shown], p, plan.alpha, () if shown else tracer.examples), plan.samples,
+        len(plan.pairs),
         detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha),
         time.process_time() - started, tracer.plots(),
     )  # fmt: skip
@@ -212,9 +213,11 @@ def _as_good(plan: Plan, counts: Counts, lower: float) -> bool:
     return strength_lower(counts, plan.claim, plan.alpha) > max(strength(plan.claim), 0.8 * lower)
 
 
-def _counts(lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:
+def _counts(claim: Loss, lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:
+    """The counts, and how they are to be judged, which is settled by what was thought of the event before."""
     first, second = (1, 0) if lead.swapped else (0, 1)
-    return Counts(int(hits[first]), runs[first], int(hits[second]), runs[second])
+    rare = isinstance(claim, Pure) and lead.p <= RARE
+    return Counts(int(hits[first]), runs[first], int(hits[second]), runs[second], rare)
 
 
 def _chunks(runs: tuple[int, int], space: Space) -> list[tuple[int, int]]:

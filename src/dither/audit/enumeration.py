@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.lazily import ELSEWHERE, Branches, Lazy, LazyWords, Uniform, known
+from dither.audit.arrays import LazyWords, known
+from dither.audit.lazily import ELSEWHERE, Branches, Lazy, Uniform
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.privacy.bits import word_bytes
 

@@ -150,8 +150,11 @@ class ColumnScore(Score):
         return self.table, np.bincount(data.codes[:, self.column], minlength=len(self.table)).astype(np.float64)
 
     def describe(self, space: Space, above: bool, threshold: float) -> str:
-        """The bins as intervals or values."""
+        """The bins as intervals or values, or the categories."""
         chosen = self.table >= threshold if above else self.table <= threshold
+        if space.encoder.categories:
+            edges = space.edges[self.column]
+            return f"output {space.encoder.members(lambda code: bool(chosen[_bin(np.array([code]), edges)[0]]))}"
         return f"{space.names[self.column]} in {_intervals(chosen, space.edges[self.column])}"
 
 

@@ -58,24 +58,28 @@ class Codes(dict[Hashable, int]):
 
     def settle(self) -> None:
         """Numbers in an order that does not tell which input came first, and no new ones from now on."""
-        for place, item in enumerate(sorted(self, key=repr)):
-            self[item] = place
+        items = sorted(self, key=repr)
+        self.clear()
+        self.update({item: place for place, item in enumerate(items)})
         self.settled = True
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How one mechanism's outputs become a matrix, learned from a few of them."""
+    """How one mechanism's outputs become a matrix, learned from a few of them; its only column may be categories."""
 
     read: Callable[[Any], Floats] = field(repr=False)
     labels: tuple[str, ...]
     codes: Codes
     features: tuple[Feature, ...]
+    categories: bool = False
 
-    def category(self, code: float) -> str:
-        """The output that stands behind a code, for people."""
-        names = {number: repr(value) for value, number in self.codes.items()}
-        return names.get(int(code), "another") if np.isfinite(code) else "none"
+    def members(self, chosen: Callable[[float], bool]) -> str:
+        """The categories whose numbers are chosen, for people; those that were not seen before have one number."""
+        others = chosen(UNSEEN)
+        named = [repr(value) for value, number in self.codes.items() if chosen(number) != others]
+        more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+        return f"{'not ' if others else ''}in ({', '.join(named[:MOST_NAMED] + more)})"
 
 
 def learn(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
@@ -268,7 +272,7 @@ def _learn_categories(items: list[Any], codes: Codes) -> Encoder:
         return np.array([float(_code(item, codes)) for item in _items(outputs)])[:, None]
 
     labels = (f"place of the output in {_named(codes)}",)
-    return Encoder(read, labels, codes, _features(read(items), labels, "category"))
+    return Encoder(read, labels, codes, _features(read(items), labels, "category"), categories=True)
 
 
 def _check_comparable(items: list[Any]) -> None:

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 # Of ten million samples, those of the search: of one pair and of several, whose outputs are one number, or more than
 # that, of which there is more to learn. And how they are divided among the rounds: all pairs, the better half, the best
 # two, the best one.
-SEARCHING = {True: (0.10, 0.22), False: (0.28, 0.44)}
+SEARCHING = {True: (0.10, 0.22), False: (0.20, 0.44)}
 ROUNDS = {True: (0.33, 0.22, 0.22, 0.23), False: (0.23, 0.27, 0.20, 0.30)}
 FEWEST_RUNS = 50
 
@@ -52,10 +52,12 @@ class Plan:
         return tuple((width, int(share * budget)) for width, share in zip(widths, ROUNDS[narrow], strict=True))
 
 
-def evidence(pair: Pair, lead: Lead, counts: Counts, p: float, alpha: float) -> Evidence:
-    """The counts as evidence for people."""
+def evidence(
+    pair: Pair, lead: Lead, counts: Counts, p: float, alpha: float, examples: tuple[str, ...] = ()
+) -> Evidence:
+    """The counts as evidence for people; with examples, unless the event is told in words."""
     a, b = (pair[1], pair[0]) if lead.swapped else pair
     bounds_a = clopper_pearson(counts.hits_a, counts.runs_a, alpha)
     bounds_b = clopper_pearson(counts.hits_b, counts.runs_b, alpha)
     shares = counts.hits_a / counts.runs_a, counts.hits_b / counts.runs_b
-    return Evidence(a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p)
+    return Evidence(a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p, () if lead.plain else examples)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from dither.audit.claims import Floats
-from dither.audit.report import Plots
+from dither.audit.report import Plots, briefly
 from dither.audit.search import Lead
 
 BINS = 80
 MOST_KEPT = 200_000
+MOST_EXAMPLES = 8
 
 
 class Tracer:
@@ -25,6 +26,7 @@ class Tracer:
         self._values: tuple[list[Floats], list[Floats]] = ([], [])
         self._scores: tuple[list[Floats], list[Floats]] = ([], [])
         self._kept = 0
+        self._examples: dict[str, None] = {}
 
     def add(self, a: Any, b: Any) -> None:
         """Keeps these outputs, until there are enough."""
@@ -35,7 +37,15 @@ class Tracer:
             part = outputs[: MOST_KEPT - self._kept]
             self._values[side].append(space.encoder.features[self._column].column(space.encoder.read(part)))
             self._scores[side].append(score.of(space.encode(part, score.columns)))
+            if side == int(self._lead.swapped) and len(self._examples) < MOST_EXAMPLES:
+                places = np.flatnonzero(self._inside(self._scores[side][-1]))[: 8 * MOST_EXAMPLES]
+                self._examples |= dict.fromkeys(briefly(part[int(place)]) for place in places)
         self._kept += len(a)
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Some different outputs that lie in the event, of the input on which it is likelier."""
+        return tuple(self._examples)[:MOST_EXAMPLES]
 
     def empty(self) -> Plots:
         """No picture: nothing was judged."""

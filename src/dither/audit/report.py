@@ -21,11 +21,13 @@ from dither.loss import Loss, to_json
 Points = tuple[tuple[float, float], ...]
 
 WIDTH, HEIGHT, MARGIN = 560, 240, 42
+# Of the examples of outputs, so many are named in a line of text.
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two inputs, an event, and how likely it is on each."""
+    """Two inputs, an event, and how likely it is on each; examples of its outputs, if words do not tell them."""
 
     a: Any
     b: Any
@@ -35,13 +37,15 @@ class Evidence:
     probability_b: float
     bounds_b: tuple[float, float]
     p_value: float
+    examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         first, second = inputs(self.a, self.b)
+        such = f", such as {' or '.join(self.examples[:MOST_NAMED])}" if self.examples else ""
         return (
             f"on {first} the event has probability {self.probability_a:.6g} "
             f"[{self.bounds_a[0]:.6g}, {self.bounds_a[1]:.6g}]; on {second} {self.probability_b:.6g} "
-            f"[{self.bounds_b[0]:.6g}, {self.bounds_b[1]:.6g}]; the event: {self.event}"
+            f"[{self.bounds_b[0]:.6g}, {self.bounds_b[1]:.6g}]; the event: {self.event}{such}"
         )
 
 
@@ -136,6 +140,7 @@ def _rows(result: PrivacyResult) -> list[tuple[str, str]]:
     first, second = inputs(found.a, found.b)
     return [
         ("First input", first), ("Second input", second), ("Event", str(found.event)),
+        *([("Outputs in it, such as", "; ".join(found.examples))] if found.examples else []),
         ("Probability on the first", f"{found.probability_a:.8g} in {_interval(found.bounds_a)}"),
         ("Probability on the second", f"{found.probability_b:.8g} in {_interval(found.bounds_b)}"),
         ("p-value", f"{found.p_value:.4g}"), ("Epsilon at least", f"{result.epsilon_lower:.6g}"),
@@ -154,7 +159,7 @@ def _evidence_dict(found: Evidence) -> dict[str, Any]:
     return {
         "a": first, "b": second, "event": str(found.event), "p_value": found.p_value,
         "probability_a": found.probability_a, "bounds_a": list(found.bounds_a),
-        "probability_b": found.probability_b, "bounds_b": list(found.bounds_b),
+        "probability_b": found.probability_b, "bounds_b": list(found.bounds_b), "examples": list(found.examples),
     }  # fmt: skip
 
 
@@ -164,7 +169,7 @@ def inputs(a: Any, b: Any) -> tuple[str, str]:
     >>> inputs([0] * 1000, [0] * 999 + [1])[1][-21:]
     '0, 0... with 1 at 999'
     """
-    first, second = _short(a), _short(b)
+    first, second = briefly(a), briefly(b)
     if first != second or not isinstance(a, list | tuple | np.ndarray) or len(a) == 0:
         return first, second
     if len(a) != len(b):
@@ -174,7 +179,8 @@ def inputs(a: Any, b: Any) -> tuple[str, str]:
     return f"{first} with {inner[0]} at {place}", f"{second} with {inner[1]} at {place}"
 
 
-def _short(value: Any) -> str:
+def briefly(value: Any) -> str:
+    """A value in at most 200 characters."""
     value = value.item() if isinstance(value, np.generic) else value
     text = np.array2string(value, threshold=20) if isinstance(value, np.ndarray) else repr(value)
     return text if len(text) <= 200 else text[:197] + "..."

@@ -302,8 +302,8 @@ def _result(
     least = detectable(max(counts.hits_b, 0.5) / counts.runs_b, max(used // 2, 1), plan.claim, plan.alpha)
     return PrivacyResult(
         plan.claim, "sequential", plan.alpha, refuted, p, epsilon, lower if refuted or lower else 0.0,
-        evidence(pair, lead, counts, p, plan.alpha), used, len(plan.pairs), least,
-        time.process_time() - started, _pictures(seen, lead),
+        evidence(pair, lead, counts, p, plan.alpha, seen.tracer.examples if seen.tracer else ()), used, len(plan.pairs),
+        least, time.process_time() - started, _pictures(seen, lead),
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dither.audit.arrays import Table
 from dither.audit.enumeration import ExactLaw, Rejected, Run, Tape, Undecided, check_steady, enumerated
-from dither.audit.lazily import Table
 from dither.privacy.mechanisms import quantiles, selection
 from dither.privacy.noise import FULL, exp_enclosure, lattice, race
 
