@@ -262,6 +262,7 @@ def test_the_report_is_a_page_with_plots(refuted: PrivacyResult, tmp_path: Any) 
     assert (tmp_path / "audit.html").read_text() == page
     assert page.count("<svg") == 2
     assert "refuted" in page
+    assert f"<td>{refuted.evidence.hits[0]:,} in {refuted.evidence.runs[0]:,} runs</td>" in page
     assert "http" not in page
 
 
@@ -270,7 +271,11 @@ def test_the_report_is_json_too(refuted: PrivacyResult, tmp_path: Any) -> None:
     read = json.loads((tmp_path / "audit.json").read_text())
     assert read["refuted"] is True
     assert read["claim"] == {"kind": "pure", "epsilon": "1"}
-    assert read["evidence"]["probability_a"] > read["evidence"]["probability_b"]
+    found = read["evidence"]
+    assert found["probability_a"] > found["probability_b"]
+    assert [hits / runs for hits, runs in zip(found["hits"], found["runs"], strict=True)] == pytest.approx(
+        [found["probability_a"], found["probability_b"]]
+    )
     with pytest.raises(InvalidParameter, match="html"):
         refuted.report(kind="pdf")
 
@@ -445,6 +450,7 @@ def test_outputs_of_an_event_that_words_do_not_tell_are_shown() -> None:
     counts = Counts(900, 5000, 500, 5000)
     shown = evidence((0, 1), learned, counts, 0.01, 0.05, tracer.examples)
     assert shown.examples == tracer.examples and tracer.examples[2] in str(shown)
+    assert (shown.hits, shown.runs) == ((900, 500), (5000, 5000))
     assert evidence((0, 1), plain, counts, 0.01, 0.05, tracer.examples).examples == ()
 
 

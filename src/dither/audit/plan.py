@@ -60,4 +60,6 @@ def evidence(
     bounds_a = clopper_pearson(counts.hits_a, counts.runs_a, alpha)
     bounds_b = clopper_pearson(counts.hits_b, counts.runs_b, alpha)
     shares = counts.hits_a / counts.runs_a, counts.hits_b / counts.runs_b
-    return Evidence(a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p, () if lead.plain else examples)
+    hits, runs = (counts.hits_a, counts.hits_b), (counts.runs_a, counts.runs_b)
+    told = () if lead.plain else examples
+    return Evidence(a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p, hits, runs, told)

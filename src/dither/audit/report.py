@@ -27,7 +27,10 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two inputs, an event, and how likely it is on each; examples of its outputs, if words do not tell them."""
+    """Two inputs, an event, how likely it is on each, and its hits in how many runs of each.
+
+    There are examples of its outputs, if words do not tell them.
+    """
 
     a: Any
     b: Any
@@ -37,6 +40,8 @@ class Evidence:
     probability_b: float
     bounds_b: tuple[float, float]
     p_value: float
+    hits: tuple[int, int]
+    runs: tuple[int, int]
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -142,7 +147,9 @@ def _rows(result: PrivacyResult) -> list[tuple[str, str]]:
         ("First input", first), ("Second input", second), ("Event", str(found.event)),
         *([("Outputs in it, such as", "; ".join(found.examples))] if found.examples else []),
         ("Probability on the first", f"{found.probability_a:.8g} in {_interval(found.bounds_a)}"),
+        ("Hits on the first", f"{found.hits[0]:,} in {found.runs[0]:,} runs"),
         ("Probability on the second", f"{found.probability_b:.8g} in {_interval(found.bounds_b)}"),
+        ("Hits on the second", f"{found.hits[1]:,} in {found.runs[1]:,} runs"),
         ("p-value", f"{found.p_value:.4g}"), ("Epsilon at least", f"{result.epsilon_lower:.6g}"),
         ("Would have been found (power 0.9)", f"{result.detectable:.6g}"),
         ("Family-wise error", f"{result.alpha:g} over all neighbours, events and epsilons ({result.mode})"),
@@ -160,6 +167,7 @@ def _evidence_dict(found: Evidence) -> dict[str, Any]:
         "a": first, "b": second, "event": str(found.event), "p_value": found.p_value,
         "probability_a": found.probability_a, "bounds_a": list(found.bounds_a),
         "probability_b": found.probability_b, "bounds_b": list(found.bounds_b), "examples": list(found.examples),
+        "hits": list(found.hits), "runs": list(found.runs),
     }  # fmt: skip
 
 
