@@ -335,14 +335,19 @@ def test_of_longer_outputs_the_last_look_leaves_out_what_chose_the_pair(
     assert looks[-1][0] == (seen + added if columns == 1 else added)
 
 
-def test_one_event_alone_is_judged() -> None:
-    """The named bug: the better of two events is taken, as if the second look were free; or what is shown decides."""
-    rng = np.random.default_rng(21)
+def sides_and_leads(rng: np.random.Generator) -> tuple[list[Any], list[search.Lead]]:
+    """Outputs of six numbers on two inputs, and the events that a quick search finds, best first."""
     sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
     space = Space.learn(*sides)
     sample = Sample(space, *(space.encode(side) for side in sides))
     value = search.worth(Pure(0.1), 10_000, 0.05)
-    found = search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
+    return sides, search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
+
+
+def test_one_event_alone_is_judged() -> None:
+    """The named bug: the better of two events is taken, as if the second look were free; or what is shown decides."""
+    rng = np.random.default_rng(21)
+    sides, found = sides_and_leads(rng)
     judged = [found[0], next(lead for lead in found if lead.plain)]
     plan = blackbox.Plan(None, Pure("1/10"), ((0, 1),), 10_000, 0.05, rng, print)  # type: ignore[arg-type]
     tracer = Tracer(judged[0])
@@ -434,12 +439,7 @@ def test_categories_are_called_by_their_names() -> None:
 
 
 def test_outputs_of_an_event_that_words_do_not_tell_are_shown() -> None:
-    rng = np.random.default_rng(21)
-    sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
-    value = search.worth(Pure(0.1), 10_000, 0.05)
-    found = search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
+    sides, found = sides_and_leads(np.random.default_rng(21))
     learned = next(lead for lead in found if not lead.plain and lead.swapped)
     plain = next(lead for lead in found if lead.plain)
     tracer = Tracer(learned)

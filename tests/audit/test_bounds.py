@@ -97,10 +97,11 @@ def test_p_values_given_all_hits_are_valid(runs: tuple[int, int], chances: tuple
 
 
 def test_hits_are_shared_as_fishers_noncentral_law_says() -> None:
-    runs, limit = (700, 400), ceiling(Pure(0.5), 0.5)
-    for hits in ((9, 2), (3, 0), (30, 11)):
+    runs = (700, 400)
+    for hits, epsilon in (((9, 2), 0.5), ((3, 0), 0.5), ((30, 11), 0.5), ((390, 20), 1.0)):
+        limit = ceiling(Pure(epsilon), epsilon)
         most = stats.beta.isf(bounds.FLOOR_COST, hits[1] + 1, runs[1] - hits[1])
-        allowed = exp(0.5) * most
+        allowed = exp(epsilon) * most
         odds = allowed * (1 - most) / (most * (1 - allowed))
         expected = stats.nchypergeom_fisher(sum(runs), runs[0], sum(hits), odds).sf(hits[0] - 1)
         found = bounds.p_value(Counts(hits[0], runs[0], hits[1], runs[1], True), limit)
