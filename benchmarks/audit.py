@@ -1,22 +1,26 @@
 """How much the black-box auditor finds, beside the optimum and the figures of other tools.
 
-    python benchmarks/audit.py catalogue [--seeds N ...] [--given] [--rows FILE]  the table of the literature
+    python benchmarks/audit.py catalogue [--seeds N ...] [--steps 8] [--given] [--rows FILE]
+                                                                                  the table of the literature
     python benchmarks/audit.py peers --peers FOLDER [--rows FILE]                 DP-Sniper and StatDP, as many samples
     python benchmarks/audit.py table [--rows FILE]                                what was measured so far, as a table
     python benchmarks/audit.py told NAME ... [--repeats 300]                      if each pair's best event were told
     python benchmarks/audit.py zoo [--samples 2000000]                            every member, refuted or not
     python benchmarks/audit.py sequential [--repeats 51]                          pairs until refuted
-    python benchmarks/audit.py wolf [fixed] [sequential] [--repeats 1000]         refutations of true claims
+    python benchmarks/audit.py wolf [fixed] [sequential] [--repeats 1000] [--steps 8]
+                                                                                  refutations of true claims
 
 The first two write a line to FILE (JSON) as soon as a row is measured, and leave out rows that are there already, so
-that they may be stopped and started again. The table shows medians over the seeds; "luck" is the standard deviation of
-a single share by the counts of the judgement alone. The optimum is the 95% lower bound
+that they may be stopped and started again. The table shows medians over the seeds; "luck" is the standard deviation,
+as a share, that the counts of the judgement of the best event bring about alone. The optimum is the 95% lower bound
 that the best event of the best pair gives if all samples are spent on judging it, computed from the exact law at
-expected counts; ours pays for the search too. With --given only the best pair is searched, which tells what it costs to
-find the pair; `told` tells what it costs to find the pair alone, if there were no event to be found: the best of each
-pair is known, and all that is left is to count it on every pair and to judge it on the one that looks best. Published
-figures are from Bichsel et al. (2021), whose runs took 0.6 to 1.3 billion samples; what `peers` needs is said in
-`audit_peers.py`.
+expected counts; ours pays for the search too. Where inputs are numbers, the search has pairs that are some steps apart
+beside the neighbours (--steps 1: neighbours only), which the other tools have not; "optimum apart" is that of all these
+pairs, what is found on one being divided by its steps. With --given only the best pair is searched, which tells what it
+costs to find the pair; `told` tells what it costs to find the pair alone, if there were no event to be found: the best
+of each pair is known, and all that is left is to count it on every pair and to judge it on the one that looks best.
+Published figures are from Bichsel et al. (2021), whose runs took 0.6 to 1.3 billion samples; what `peers` needs is
+said in `audit_peers.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import numpy as np
 from dither import audit
 from dither.audit import zoo
 from dither.audit.bounds import best_set, optimal_epsilon, predicted_epsilon
+from dither.audit.neighbours import Pair, farther, steps
 from dither.audit.zoo import Member
 from dither.loss import Pure, rational
 
@@ -45,20 +50,27 @@ CATALOGUE = (
     "svt3", "svt4", "svt5", "svt6", "numerical_svt", "svt34_parallel", "laplace_parallel", "truncated_geometric",
     "prefix_sum", "rappor", "one_time_rappor", "float_laplace",
 )  # fmt: skip
+# Their neighbours differ by no more wherever they are, so that a change made several times over is as many steps.
+MOVING = (
+    "laplace", "noisy_hist1", "noisy_hist2", "noisy_max1", "noisy_max2", "noisy_max3", "noisy_max4", "svt1", "svt2",
+    "svt3", "svt4", "svt5", "svt6", "numerical_svt", "svt34_parallel", "laplace_parallel", "prefix_sum", "gap_svt",
+    "exponential", "discrete_laplace", "gaussian", "gaussian_zcdp",
+)  # fmt: skip
 SEEDS = (8209, 8219, 8221)
 HEAD = (
-    "| mechanism | true | found | optimum | share | of each run | luck | DP-Sniper, as many samples "
-    "| StatDP, as many samples | DP-Sniper, published | StatDP, published | refuted | samples | CPU s |\n"
-    f"|{'---|' * 14}"
+    "| mechanism | true | found | steps | optimum | share | of each run | luck | optimum apart | share of it "
+    "| DP-Sniper, as many samples | StatDP, as many samples | DP-Sniper, published | StatDP, published | refuted "
+    "| samples | CPU s |\n"
+    f"|{'---|' * 17}"
 )
 
 
-def catalogue(samples: int, names: list[str], rows: Path, seeds: Sequence[int], given: bool) -> list[str]:
+def catalogue(samples: int, names: list[str], rows: Path, seeds: Sequence[int], given: bool, times: int) -> list[str]:
     """A row for each mechanism of the literature, measured with each seed unless it was before."""
     for seed in seeds:
         for name in names or CATALOGUE:
             if all(row["seed"] != seed for row in _known(rows, "dither", name)):
-                _remember(rows, _row(zoo.member(name), samples, seed, given))
+                _remember(rows, _row(zoo.member(name), samples, seed, given, times))
                 print(seed, _table(rows, [name])[-1], flush=True)
     return _table(rows, names)
 
@@ -77,20 +89,30 @@ def peers(samples: int, names: list[str], rows: Path, folder: Path, seed: int) -
     return _table(rows, names)
 
 
-def _row(member: Member, samples: int, seed: int, given: bool) -> dict[str, Any]:
-    bests = [
-        optimal_epsilon([member.law(a, b)], samples // 2, 0.05) if member.law is not None else None
-        for a, b in member.neighbours
-    ]
-    best = max((each for each in bests if each is not None), default=None)
-    searched = [member.neighbours[bests.index(best)]] if given else member.neighbours
+def _row(member: Member, samples: int, seed: int, given: bool, times: int) -> dict[str, Any]:
+    pairs = _pairs(member, times)
+    bests = [_optimum(member, pair, samples) for pair in pairs]
+    near, far = (max((each or 0 for each in some), default=0) for some in (bests[: len(member.neighbours)], bests))
+    searched = [pairs[bests.index(far)]] if given else pairs
     result = audit.privacy(
         member.mechanism(seed), Pure(rational("0.1")), searched, samples=samples, alpha=0.05, seed=seed
     )
     return {
-        "tool": "dither", "name": member.name, "found": result.epsilon_lower, "optimum": best, "seed": seed,
-        "refuted": bool(result.refuted), "samples": result.samples, "cpu": result.cpu_seconds,
+        "tool": "dither", "name": member.name, "found": result.epsilon_lower, "optimum": near or None, "seed": seed,
+        "apart": far or None, "steps": result.evidence.steps, "times": times, "refuted": bool(result.refuted),
+        "samples": result.samples, "cpu": result.cpu_seconds,
     }  # fmt: skip
+
+
+def _pairs(member: Member, times: int, most: int | None = None) -> list[Pair]:
+    """The neighbours, or the first of them, and the same so many steps apart where that can be."""
+    near = member.neighbours[:most]
+    return [*near, *(farther(near, times) if times > 1 and member.name in MOVING else [])]
+
+
+def _optimum(member: Member, pair: Pair, samples: int) -> float | None:
+    """What the best event of a pair gives for each step, with all samples."""
+    return optimal_epsilon([member.law(*pair)], samples // 2, 0.05) / steps(pair) if member.law is not None else None
 
 
 def _known(rows: Path, tool: str, name: str) -> list[dict[str, Any]]:
@@ -114,23 +136,30 @@ def _line(member: Member, rows: Path) -> str:
     shares = [row["found"] / row["optimum"] for row in own if row["optimum"]]
     found = float(np.median([row["found"] for row in own]))
     refuted = f"{sum(row['refuted'] for row in own)} of {len(own)}"
+    used, apart = {row["steps"] for row in own}, own[0]["apart"]
     cells = [
-        member.name, *map(_number, (member.true_epsilon, found, own[0]["optimum"])),
-        _number(float(np.median(shares)) if shares else None), ", ".join(f"{share:.2f}" for share in shares) or "-",
-        _number(_luck(member, own[0]["samples"])),
+        member.name, *map(_number, (member.true_epsilon, found)), " or ".join(map(str, sorted(used))),
+        *map(_number, (own[0]["optimum"], float(np.median(shares)) if shares else None)),
+        ", ".join(f"{share:.2f}" for share in shares) or "-", _number(_luck(member, own[0])),
+        *map(_number, (apart, found / apart if apart else None)),
         *map(_number, (*equal, member.published.get("dpsniper"), member.published.get("statdp"))),
         refuted, f"{own[0]['samples']:,}", f"{max(row['cpu'] for row in own):.0f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def _luck(member: Member, samples: int) -> float | None:
-    """The standard deviation of the share that the counts of the judgement alone bring about, if it has all samples."""
+def _luck(member: Member, row: dict[str, Any]) -> float | None:
+    """The standard deviation of a result that the counts of the judgement alone bring about, as a share of it."""
     if member.law is None:
         return None
-    laws = [law for a, b in member.neighbours for law in _ways(member.law(a, b))]
-    value, p, q = max(best_set(*law, samples // 2, 0.05) for law in laws)
-    return float(np.sqrt((1 / p + 1 / q - 2) / (samples // 2)) / value) if q > 0 else None
+    runs = row["samples"] // 2
+    bests = [
+        (best_set(*law, runs, 0.05), steps(pair))
+        for pair in _pairs(member, row["times"])
+        for law in _ways(member.law(*pair))
+    ]
+    value, p, q = max(bests, key=lambda each: each[0][0] / each[1])[0]
+    return float(np.sqrt((1 / p + 1 / q - 2) / runs) / value) if q > 0 else None
 
 
 def told(samples: int, names: list[str], repeats: int) -> list[str]:
@@ -214,7 +243,7 @@ def sequential(repeats: int) -> list[str]:
     return lines
 
 
-def wolf(repeats: int, modes: Sequence[str], samples: int = 4000) -> list[str]:
+def wolf(repeats: int, modes: Sequence[str], times: int, samples: int = 4000) -> list[str]:
     """How often true claims are refuted at alpha 0.01, over the members whose claim is true and tight."""
     members = [member for member in zoo.catalogue() if member.private]
     lines = ["| mode | repetitions | refuted | CPU s |", "|---|---|---|---|"]
@@ -225,7 +254,7 @@ def wolf(repeats: int, modes: Sequence[str], samples: int = 4000) -> list[str]:
             result = audit.privacy(
                 member.mechanism(seed),
                 member.claim,
-                member.neighbours[:2],
+                _pairs(member, times, 2),
                 samples=samples,
                 alpha=0.01,
                 mode=mode,
@@ -254,10 +283,13 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=Path("audit_rows.jsonl"))
     parser.add_argument("--peers", type=Path, default=Path("peers"))
     parser.add_argument("--given", action="store_true")
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     chosen = parser.parse_args()
     if chosen.part == "catalogue":
-        lines = catalogue(chosen.samples or 10_000_000, chosen.names, chosen.rows, chosen.seeds, chosen.given)
+        lines = catalogue(
+            chosen.samples or 10_000_000, chosen.names, chosen.rows, chosen.seeds, chosen.given, chosen.steps
+        )
     elif chosen.part == "peers":
         lines = peers(chosen.samples or 10_000_000, chosen.names, chosen.rows, chosen.peers, chosen.seeds[0])
     elif chosen.part == "table":
@@ -270,7 +302,7 @@ def main() -> None:
     elif chosen.part == "sequential":
         lines = sequential(chosen.repeats or 51)
     else:
-        lines = wolf(chosen.repeats or 1000, chosen.names)
+        lines = wolf(chosen.repeats or 1000, chosen.names, chosen.steps)
     if chosen.markdown:
         chosen.markdown.write_text("\n".join(lines) + "\n")
 

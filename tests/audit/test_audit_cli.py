@@ -14,12 +14,18 @@ from dither.errors import InvalidParameter, NotFound
 MINE = """
 import numpy
 from fractions import Fraction
+from dither.audit.neighbours import farther
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.noise import discrete_laplace
 
 laplace = DiscreteLaplace(Fraction(1))
 pairs = [(0, 1)]
+far = farther(pairs, 4)
+one_of_them = far[0]
+
+def made():
+    return farther(pairs, 4)
 
 def wrong(value, size):
     return value + discrete_laplace(Fraction(1, 2), size, SystemBits())
@@ -60,6 +66,46 @@ def test_mechanism(mine: str, tmp_path: Path) -> None:
     assert status == 1 and found["refuted"] and found["epsilon_lower"] > 1.5 and "<svg" in report.read_text()
     status, found = run("mechanism", f"{mine}:right", *common, "--neighbours", f"{mine}:pairs", "--sequential")
     assert status == 0 and not found["refuted"]
+
+
+def test_neighbours_keep_their_steps(mine: str) -> None:
+    common = ["--claim", "epsilon=1", "--samples", "4000", "--alpha", "1e-9"]  # the false-alarm rate of each
+    stated = '[{"a": 0, "b": 4, "steps": 4}]'
+    for given in (stated, f" {stated}", '[[5, 6], {"steps": 4, "b": 4, "a": 0}]', f"{mine}:far", f"{mine}:made"):
+        for mode in ([], ["--sequential"]):
+            status, found = run("mechanism", f"{mine}:right", *common, "--neighbours", given, *mode)
+            assert status == 0 and not found["refuted"]
+            assert given.startswith("[[") or found["evidence"]["steps"] == 4
+    status, found = run("mechanism", f"{mine}:right", *common, "--neighbours", "[[0, 4]]")
+    assert status == 1 and found["refuted"] and found["evidence"]["steps"] == 1
+    told = CliRunner().invoke(app, ["mechanism", f"{mine}:right", *common, "--neighbours", stated])
+    assert "4 steps away" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ('[{"a": 0, "b": 8}]', "got 'a', 'b'"),
+        ('[{"a": 0, "b": 8, "steps": 8, "step": 8}]', '"steps": 8}; got'),
+        ("[{}]", "got nothing"),
+        ('[{"a": 0, "b": 8, "steps": 0}]', "whole steps"),
+        ('[{"a": 0, "b": 8, "steps": 8.0}]', "whole steps"),
+        ('[{"a": 0, "b": 8, "steps": "8"}]', "whole steps"),
+        ('[{"a": 0, "b": 8, "steps": true}]', "whole steps"),
+        ('{"a": 0, "b": 8, "steps": 8}', "a list of pairs"),
+        ('["ab"]', "pairs of inputs"),
+        ("[[0, 1, 2]]", "pairs of inputs"),
+        ("[0, 1]", "pairs of inputs"),
+    ],
+)
+def test_steps_that_cannot_be_read_are_refused(mine: str, given: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        run("mechanism", f"{mine}:right", "--claim", "epsilon=1", "--neighbours", given)
+
+
+def test_one_pair_is_no_list_of_them(mine: str) -> None:
+    with pytest.raises(InvalidParameter, match="a list of pairs"):
+        run("mechanism", f"{mine}:right", "--claim", "epsilon=1", "--neighbours", f"{mine}:one_of_them")
 
 
 def test_exact(mine: str) -> None:

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from dither.audit import events, features, learners, neighbours, search
-from dither.audit.bounds import RARE, Counts, detectable, epsilon_lower, p_value, strength_lower
-from dither.audit.claims import ceiling, delta, strength
-from dither.audit.events import Sample, Space
+from dither.audit.bounds import RARE, Counts, Level, detectable, epsilon_lower, p_value, strength_lower
+from dither.audit.claims import ceiling, delta, grows, strength
+from dither.audit.events import Levels, Sample, Space
 from dither.audit.features import Encoder
-from dither.audit.neighbours import Pair
+from dither.audit.levels import weighed
+from dither.audit.neighbours import Pair, steps
 from dither.audit.plan import FEWEST_RUNS, Plan, Progress, evidence
 from dither.audit.plots import Tracer
 from dither.audit.report import PrivacyResult
 from dither.audit.sampling import Source
 from dither.audit.search import Lead
 from dither.audit.sequential import sequential
+from dither.audit.stated import words
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
@@ -62,6 +64,8 @@ def privacy(
     source = Source.of(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
     pairs = tuple(_pairs(source, neighbours, rng))
+    if not grows(claim) and any(steps(pair) > 1 for pair in pairs):
+        raise InvalidParameter(f"{words(claim)} says nothing of inputs more than one step apart; name neighbours only")
     plan = Plan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
     return fixed(plan, started) if mode == "fixed" else sequential(plan, started)
@@ -71,7 +75,7 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
     """The audit with a stated number of samples."""
     looks, narrow = [Look(pair) for pair in plan.pairs], _narrow(plan)
     spent, rounds = 2 * FEWEST_RUNS, plan.rounds(narrow)
-    value = search.worth(plan.claim, int(plan.samples * (1 - plan.searching(narrow)) / 2), plan.alpha)
+    kept = int(plan.samples * (1 - plan.searching(narrow)) / 2)
     for place, (width, budget) in enumerate(rounds):
         looks = sorted(looks, key=lambda look: -look.worth)[:width]
         drawn = _drawn(plan, looks, budget)
@@ -81,7 +85,7 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
         sure = search.LAST[narrow] if last and isinstance(plan.claim, Pure) else (search.CAUTION, search.CAUTION)
         if last and not narrow:  # where there is much to choose from, not by the runs in which the pair looked good
             looks = [replace(look, seen=look.recent) for look in looks]
-        looks = [_closer(plan, look, drawn[done], value, sure, last, done) for done, look in enumerate(looks)]
+        looks = [_closer(plan, look, drawn[done], kept, sure, last, done) for done, look in enumerate(looks)]
     return _judge(plan, looks[0].pair, list(looks[0].leads), max(200, plan.samples - spent), started)
 
 
@@ -143,13 +147,14 @@ def _closer(
     plan: Plan,
     look: Look,
     more: tuple[Any, Any],
-    value: search.Worth,
+    kept: int,
     doubts: tuple[float, float],
     last: bool,
     done: int,
 ) -> Look:
     """A closer look at a pair, with more of its outputs; the last is with every learner."""
     plan.progress("search" if last else "explore", done, len(plan.pairs))
+    value = search.worth(plan.claim, kept, plan.alpha, steps(look.pair))
     encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
     read = [encoder.read(side) for side in more]
     seen = [np.concatenate(both) for both in zip(look.seen, read, strict=True)] if look.seen else read
@@ -165,18 +170,27 @@ def _closer(
 
 def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
     """Fresh runs of one pair decide on the best event; one that a person can check by hand is counted too."""
-    judged = [found[0], *[lead for lead in found if lead.plain][:1]]
-    share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left)
+    plain = [] if found[0].plain else [lead for lead in found if lead.plain][:1]
+    judged, pure = [found[0], *plain], isinstance(plan.claim, Pure)
+    share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left, steps(pair))
     likelier = int(share[0] * left)
     runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
-    hits, tracer = _count(plan, pair, judged, runs)
+    levels = weighed(found[0], (likelier, left - likelier), plan.alpha) if pure else None
+    hits, rows, tracer = _count(plan, pair, judged, levels, runs)
     counted = [_counts(plan.claim, lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
+    if levels is not None:
+        ordered = rows[:, :: -1 if found[0].swapped else 1].tolist()
+        taken = tuple(Level(weight, *row) for weight, row in zip(levels.weights, ordered, strict=True))
+        counted[0] = replace(counted[0], levels=taken)
     return _verdict(plan, pair, judged, counted, tracer, started)
 
 
-def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> tuple[Any, Tracer]:
-    """How often each event happens in fresh runs on each input."""
+def _count(
+    plan: Plan, pair: Pair, found: list[Lead], levels: Levels | None, runs: tuple[int, int]
+) -> tuple[Any, Any, Tracer]:
+    """How often each event, and each level if there are any, happens in fresh runs on each input."""
     hits, space = np.zeros((len(found), 2), dtype=np.int64), found[0].event.space
+    rows = np.zeros((len(levels.weights) if levels else 0, 2), dtype=np.int64)
     columns = tuple(sorted({column for lead in found for column in lead.event.score.columns}))
     tracer, done = Tracer(found[0]), 0
     for sizes in _chunks(runs, space):
@@ -184,33 +198,35 @@ def _count(plan: Plan, pair: Pair, found: list[Lead], runs: tuple[int, int]) -> 
         outputs = plan.source.draw_pair(*pair, sizes, plan.rng)
         encoded = [space.encode(side, columns) for side in outputs]
         hits += np.array([[int(lead.event.holds(side).sum()) for side in encoded] for lead in found])
+        if levels is not None:
+            rows += np.column_stack([levels.counts(side) for side in encoded])
         tracer.add(*outputs)
         done += sum(sizes)
-    return hits, tracer
+    return hits, rows, tracer
 
 
 def _verdict(
     plan: Plan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
 ) -> PrivacyResult:
     """The first event alone decides; the other may be shown instead."""
-    first, runs = counted[0], counted[0].runs_b
-    p = p_value(first, ceiling(plan.claim, strength(plan.claim)))
-    lower = strength_lower(first, plan.claim, plan.alpha)
+    first, runs, far = counted[0], counted[0].runs_b, steps(pair)
+    p = p_value(first, ceiling(plan.claim, strength(plan.claim), far))
+    lower = strength_lower(first, plan.claim, plan.alpha, far)
     pure = isinstance(plan.claim, Pure | Approximate)
-    epsilon = lower if pure else epsilon_lower(first, delta(plan.claim), plan.alpha)
-    shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower) else 0
+    epsilon = lower if pure else epsilon_lower(first, delta(plan.claim), plan.alpha, far)
+    shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower, far) else 0
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
         evidence(pair, judged[shown], counted[shown], p, plan.alpha, () if shown else tracer.examples), plan.samples,
         len(plan.pairs),
-        detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha),
+        detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha, far),
         time.process_time() - started, tracer.plots(),
     )  # fmt: skip
 
 
-def _as_good(plan: Plan, counts: Counts, lower: float) -> bool:
+def _as_good(plan: Plan, counts: Counts, lower: float, far: int) -> bool:
     """Whether the event that a person can check by hand refutes the claim too, and nearly as much."""
-    return strength_lower(counts, plan.claim, plan.alpha) > max(strength(plan.claim), 0.8 * lower)
+    return strength_lower(counts, plan.claim, plan.alpha, far) > max(strength(plan.claim), 0.8 * lower)
 
 
 def _counts(claim: Loss, lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:

@@ -3,6 +3,10 @@
 A claim of every kind is a family of such ceilings, one for each *strength*: epsilon for `Pure` and `Approximate`, rho
 for `ZCDP`, a factor on the whole curve for `Renyi` (1 is the claim itself). An event of probability p on one input and
 q on its neighbour refutes a strength when p is above the ceiling at q.
+
+Inputs that are several steps apart, each from one neighbour to the next, have ceilings too: epsilon grows with the
+number of steps, delta as the geometric series of e^epsilon (the inequality of one step put into that of the next), rho
+with its square (Bun and Steinke 2016). Of Renyi claims, and where some event is exempt from rho, nothing is said here.
 """
 
 from __future__ import annotations
@@ -44,16 +48,27 @@ def delta(claim: Loss) -> float:
     return 0.0 if isinstance(claim, Pure) else float(claim.delta)
 
 
-def ceiling(claim: Loss, at: float) -> Ceiling:
-    """The ceiling of this kind of claim at a strength: increasing and concave in the neighbour's probability."""
+def grows(claim: Loss) -> bool:
+    """Whether the claim says something about inputs that are several steps apart."""
+    return isinstance(claim, Pure | Approximate) or (isinstance(claim, ZCDP) and claim.delta == 0)
+
+
+def together(claim: Pure | Approximate, at: float, steps: int) -> tuple[float, float]:
+    """The epsilon and the delta that so many steps of a strength have together."""
+    at = min(at, LARGEST_STRENGTH / steps)
+    series = steps if at == 0 else float(np.expm1(steps * at) / np.expm1(at))
+    return steps * at, min(delta(claim) * series, 1.0)
+
+
+def ceiling(claim: Loss, at: float, steps: int = 1) -> Ceiling:
+    """The ceiling of this kind of claim at a strength: increasing and concave in the other input's probability."""
     at = min(at, LARGEST_STRENGTH)
     match claim:
-        case Pure():
-            return lambda q: _hockey_stick(q, at, 0.0)
-        case Approximate():
-            return lambda q: _hockey_stick(q, at, float(claim.delta))
+        case Pure() | Approximate():
+            epsilon, extra = together(claim, at, steps)
+            return lambda q: _hockey_stick(q, epsilon, extra)
         case ZCDP():
-            return lambda q: _outside(q, float(claim.delta), ORDERS, at * ORDERS)
+            return lambda q: _outside(q, float(claim.delta), ORDERS, at * steps**2 * ORDERS)
         case Renyi():
             curve = np.array([[float(order), float(epsilon)] for order, epsilon in claim.curve])
             return lambda q: _outside(q, float(claim.delta), curve[:, 0], at * curve[:, 1])
@@ -61,11 +76,11 @@ def ceiling(claim: Loss, at: float) -> Ceiling:
             assert_never(claim)
 
 
-def tangent(claim: Loss, q: float) -> tuple[float, float]:
-    """An (epsilon, delta) that the claim implies, chosen to be tight for an event of probability `q`."""
+def tangent(claim: Loss, q: float, steps: int = 1) -> tuple[float, float]:
+    """An (epsilon, delta) that the claim implies so many steps apart, tight for an event of probability `q`."""
     if isinstance(claim, Pure | Approximate):
-        return strength(claim), delta(claim)
-    limit = ceiling(claim, strength(claim))
+        return together(claim, strength(claim), steps)
+    limit = ceiling(claim, strength(claim), steps)
     low, middle, high = np.clip(np.array([q * 0.98, q, q * 1.02 + 1e-12]), 1e-12, 1 - 1e-9)
     at_low, at_middle, at_high = limit(np.array([low, middle, high]))
     slope = max((at_high - at_low) / (high - low), 1.0)

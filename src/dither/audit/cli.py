@@ -19,7 +19,7 @@ from dither.audit.blackbox import privacy
 from dither.audit.canonical import certify
 from dither.audit.exactly import ExactResult, exact
 from dither.audit.fitting import fit
-from dither.audit.neighbours import generated
+from dither.audit.neighbours import Apart, Pair, generated
 from dither.audit.report import PrivacyResult
 from dither.audit.schedules import entries, interval, repeated, told
 from dither.audit.stated import claim as parsed
@@ -60,7 +60,11 @@ def mechanism(
     place: Place,
     claim: ClaimText,
     neighbours: Annotated[
-        str | None, typer.Option(help="pairs of inputs as JSON '[[0, 1]]', or module:list; standard ones if not given")
+        str | None,
+        typer.Option(
+            help='pairs of inputs as JSON \'[[0, 1], {"a": 0, "b": 8, "steps": 8}]\', or module:list; '
+            "standard ones if not given"
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
     alpha: Alpha = 0.01,
@@ -280,14 +284,22 @@ def _listed(members: tuple[Member, ...], as_json: bool) -> None:
     OUT.print(grid)
 
 
-def _pairs(text: str) -> list[tuple[Any, Any]]:
-    listed = _json(text) if text.lstrip().startswith("[") else found(text)
+def _pairs(text: str) -> list[Pair]:
+    listed = _json(text) if text.lstrip().startswith(("[", "{")) else found(text)
     listed = found(f"{text}()") if callable(listed) else listed
     if hasattr(listed, "example"):  # a strategy of Hypothesis
         return generated(listed)
-    if not isinstance(listed, list | tuple) or any(not hasattr(pair, "__len__") or len(pair) != 2 for pair in listed):
+    if not isinstance(listed, list | tuple) or isinstance(listed, Apart):
         raise InvalidParameter("neighbours are a list of pairs, such as '[[0, 1], [10, 11]]'")
-    return [(a, b) for a, b in listed]
+    return [_apart(pair) if isinstance(pair, dict) else pair for pair in listed]
+
+
+def _apart(given: dict[str, Any]) -> Apart:
+    """Two inputs and how many steps lead from the one to the other."""
+    if set(given) != {"a", "b", "steps"}:
+        names = ", ".join(map(repr, given)) or "nothing"
+        raise InvalidParameter(f'inputs some steps apart are {{"a": 0, "b": 8, "steps": 8}}; got {names}')
+    return Apart(**given)
 
 
 def _pair(text: str) -> tuple[Any, Any]:

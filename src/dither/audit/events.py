@@ -129,6 +129,22 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Levels:
+    """Nested events of one score, the widest first; weights are of the outputs that lie in no narrower one."""
+
+    score: Score = field(repr=False)
+    thresholds: Floats
+    above: bool
+    weights: tuple[int, ...]
+
+    def counts(self, data: Encoded) -> NDArray[np.intp]:
+        """How many outputs have each weight."""
+        sign = 1.0 if self.above else -1.0
+        level = np.searchsorted(sign * self.thresholds, sign * self.score.of(data), side="right")
+        return np.bincount(level, minlength=len(self.weights) + 1)[1:]
+
+
+@dataclass(frozen=True)
 class ColumnScore(Score):
     """A number for each bin of one feature."""
 

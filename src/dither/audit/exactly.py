@@ -20,7 +20,7 @@ import numpy as np
 
 from dither.audit.claims import ORDERS, Floats
 from dither.audit.enumeration import UNIT, ExactLaw, Rejected, Tape, Undecided
-from dither.audit.neighbours import Pair
+from dither.audit.neighbours import Pair, steps
 from dither.audit.sampling import failure
 from dither.audit.standing import law, steady
 from dither.audit.stated import finite
@@ -195,6 +195,8 @@ def exact(
     """
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise InvalidParameter("a pair is two inputs: (a, b)")
+    if steps(pair) > 1:
+        raise InvalidParameter(f"an exact audit is of neighbours, not of inputs {steps(pair)} steps apart")
     a, b = pair
     run = _runner(mechanism)
     if not isinstance(mechanism, Mechanism):

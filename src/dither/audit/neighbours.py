@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -12,8 +13,87 @@ from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
 
+MOST_STEPS = 10_000
+NUMERIC = (int, float, np.number, np.ndarray)
 Pair = tuple[Any, Any]
 Vector = NDArray[np.float64]
+
+
+class Apart(tuple[Any, Any]):
+    """Two inputs with some neighbours between them: so many steps lead from the one to the other.
+
+    A claim about neighbours says something about these too: losses add up over the steps. What is found is divided by
+    their number, and so is its error.
+
+    >>> Apart(0.0, 8.0, steps=8)
+    Apart(0.0, 8.0, steps=8)
+    """
+
+    steps: int
+
+    def __new__(cls, a: Any, b: Any, steps: int) -> Apart:
+        if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
+            raise InvalidParameter(f"inputs are 1 to {MOST_STEPS} whole steps apart, not {steps!r}")
+        pair = super().__new__(cls, (a, b))
+        pair.steps = steps
+        return pair
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Apart) and self.steps == other.steps and tuple(self) == tuple(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((*self, self.steps))
+
+    def __repr__(self) -> str:
+        return f"Apart({self[0]!r}, {self[1]!r}, steps={self.steps})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Apart, (*self, self.steps)
+
+
+def steps(pair: Pair) -> int:
+    """How many steps from neighbour to neighbour lead from one input of a pair to the other."""
+    return pair.steps if isinstance(pair, Apart) else 1
+
+
+def farther(pairs: Iterable[Pair], times: int = 8) -> list[Pair]:
+    """The same pairs with the change made so many times over, which is as many steps.
+
+    For numbers and arrays of them, and where neighbours are all inputs that differ as much, wherever they are.
+
+    >>> farther([(0.0, 1.0)])
+    [Apart(0.0, 8.0, steps=8)]
+    """
+    return [Apart(pair[0], _moved(*pair, times), times * steps(pair)) for pair in pairs]
+
+
+def _moved(a: Any, b: Any, times: int) -> Any:
+    """The first input with the change to the second made so many times; never rounded to more than that."""
+    given = [np.asarray(each) if isinstance(each, NUMERIC) else np.zeros(0, dtype=object) for each in (a, b)]
+    first, second = given
+    if first.shape != second.shape or any(each.dtype.kind not in "iuf" or each.itemsize > 8 for each in given):
+        raise InvalidParameter("farther moves numbers and arrays of one shape; for other inputs say Apart(a, b, steps)")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InvalidParameter("farther moves finite numbers; for other inputs say Apart(a, b, steps)")
+    kind = np.result_type(first, second)
+    ends = [tuple(map(Fraction, both)) for both in zip(first.ravel().tolist(), second.ravel().tolist(), strict=True)]
+    moved = [start + times * (end - start) for start, end in ends]
+    least, most = _range(kind)
+    if any(not least <= each <= most for each in moved):
+        raise InvalidParameter(f"numbers of kind {kind} end before {times} steps: use wider ones")
+    result = np.array([float(each) if kind.kind == "f" else int(each) for each in moved], dtype=kind)
+    for place, ((start, _), wanted) in enumerate(zip(ends, moved, strict=True)):
+        if abs(Fraction(result[place].item()) - start) > abs(wanted - start):
+            result[place] = np.nextafter(result[place], kind.type(start))
+    return result.reshape(first.shape) if isinstance(a, np.ndarray) else result[0].item()
+
+
+def _range(kind: np.dtype[Any]) -> tuple[Fraction, Fraction]:
+    limits: Any = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    return Fraction(int(limits.min)), Fraction(int(limits.max))
 
 
 def counts(sensitivity: float = 1.0) -> list[Pair]:
@@ -101,7 +181,7 @@ def distinct(pairs: Any) -> list[Pair]:
         a, b = pair
         first, second = fingerprint(a), fingerprint(b)
         if first != second:
-            seen.setdefault(f"{first} {second}", (a, b))
+            seen.setdefault(f"{steps(pair)} {first} {second}", pair if isinstance(pair, Apart) else (a, b))
     return list(seen.values())
 
 

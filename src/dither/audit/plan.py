@@ -9,7 +9,7 @@ from math import ceil, log10
 import numpy as np
 
 from dither.audit.bounds import Counts, clopper_pearson
-from dither.audit.neighbours import Pair
+from dither.audit.neighbours import Pair, steps
 from dither.audit.report import Evidence
 from dither.audit.sampling import Source
 from dither.audit.search import Lead
@@ -21,6 +21,8 @@ Progress = Callable[[str, int, int], None]
 # that, of which there is more to learn. And how they are divided among the rounds: all pairs, the better half, the best
 # two, the best one.
 SEARCHING = {True: (0.10, 0.22), False: (0.20, 0.44)}
+# Of longer outputs less is needed, by this factor, where inputs are several steps apart and so differ the more.
+APART = 0.7
 ROUNDS = {True: (0.33, 0.22, 0.22, 0.23), False: (0.23, 0.27, 0.20, 0.30)}
 FEWEST_RUNS = 50
 
@@ -41,6 +43,7 @@ class Plan:
     def searching(self, narrow: bool) -> float:
         """The share of the samples that the search may use: the fewer there are, the more it needs."""
         share = SEARCHING[narrow][len(self.pairs) > 1] + 0.10 * log10(10_000_000 / self.samples)
+        share *= APART if not narrow and any(steps(pair) > 1 for pair in self.pairs) else 1
         return min(0.5, max(0.1, share))
 
     def rounds(self, narrow: bool) -> tuple[tuple[int, int], ...]:
@@ -62,4 +65,7 @@ def evidence(
     shares = counts.hits_a / counts.runs_a, counts.hits_b / counts.runs_b
     hits, runs = (counts.hits_a, counts.hits_b), (counts.runs_a, counts.runs_b)
     told = () if lead.plain else examples
-    return Evidence(a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p, hits, runs, told)
+    return Evidence(
+        a, b, lead.event, shares[0], bounds_a, shares[1], bounds_b, p, hits, runs, told, steps(pair),
+        counts.levels,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dither.audit.exactly import exact
-from dither.audit.neighbours import Pair
+from dither.audit.neighbours import Pair, steps
 from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
 
@@ -80,6 +80,8 @@ def random_dp(
 def _pair(drawn: Any) -> Pair:
     if not hasattr(drawn, "__len__") or len(drawn) != 2:
         raise InvalidParameter("draw(rng) gives a pair of inputs: (a, b)")
+    if steps(drawn) > 1:
+        raise InvalidParameter(f"draw(rng) gives a pair of neighbours, not inputs {steps(drawn)} steps apart")
     return drawn[0], drawn[1]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dither.audit.bounds import Level
 from dither.audit.claims import LARGEST_STRENGTH, ceiling, delta, strength
 from dither.audit.events import Event
 from dither.audit.neighbours import fingerprint
@@ -29,7 +30,9 @@ MOST_NAMED = 3
 class Evidence:
     """Two inputs, an event, how likely it is on each, and its hits in how many runs of each.
 
-    There are examples of its outputs, if words do not tell them.
+    There are examples of its outputs, if words do not tell them. More than one step apart are inputs of which the claim
+    allows what it allows neighbours, so many times over. If there are levels, the p-value is of the weight of their
+    hits: of rarer and commoner outputs around the event too.
     """
 
     a: Any
@@ -43,9 +46,12 @@ class Evidence:
     hits: tuple[int, int]
     runs: tuple[int, int]
     examples: tuple[str, ...] = ()
+    steps: int = 1
+    levels: tuple[Level, ...] = ()
 
     def __str__(self) -> str:
         first, second = inputs(self.a, self.b)
+        second += f", {self.steps} steps away," if self.steps > 1 else ""
         such = f", such as {' or '.join(self.examples[:MOST_NAMED])}" if self.examples else ""
         return (
             f"on {first} the event has probability {self.probability_a:.6g} "
@@ -144,17 +150,24 @@ def _rows(result: PrivacyResult) -> list[tuple[str, str]]:
     found = result.evidence
     first, second = inputs(found.a, found.b)
     return [
-        ("First input", first), ("Second input", second), ("Event", str(found.event)),
+        ("First input", first), ("Second input", second),
+        *([("Steps between them", f"{found.steps}, over which losses add up")] if found.steps > 1 else []),
+        ("Event", str(found.event)),
         *([("Outputs in it, such as", "; ".join(found.examples))] if found.examples else []),
         ("Probability on the first", f"{found.probability_a:.8g} in {_interval(found.bounds_a)}"),
         ("Hits on the first", f"{found.hits[0]:,} in {found.runs[0]:,} runs"),
         ("Probability on the second", f"{found.probability_b:.8g} in {_interval(found.bounds_b)}"),
         ("Hits on the second", f"{found.hits[1]:,} in {found.runs[1]:,} runs"),
+        *([("Judged by weight", "; ".join(map(_level, found.levels)))] if found.levels else []),
         ("p-value", f"{found.p_value:.4g}"), ("Epsilon at least", f"{result.epsilon_lower:.6g}"),
         ("Would have been found (power 0.9)", f"{result.detectable:.6g}"),
         ("Family-wise error", f"{result.alpha:g} over all neighbours, events and epsilons ({result.mode})"),
         ("Samples", str(result.samples)), ("Pairs tried", str(result.pairs_tried)),
     ]  # fmt: skip
+
+
+def _level(level: Level) -> str:
+    return f"{level.weight}: {level.hits_a:,} and {level.hits_b:,} hits"
 
 
 def _interval(bounds: tuple[float, float]) -> str:
@@ -164,10 +177,10 @@ def _interval(bounds: tuple[float, float]) -> str:
 def _evidence_dict(found: Evidence) -> dict[str, Any]:
     first, second = inputs(found.a, found.b)
     return {
-        "a": first, "b": second, "event": str(found.event), "p_value": found.p_value,
+        "a": first, "b": second, "steps": found.steps, "event": str(found.event), "p_value": found.p_value,
         "probability_a": found.probability_a, "bounds_a": list(found.bounds_a),
         "probability_b": found.probability_b, "bounds_b": list(found.bounds_b), "examples": list(found.examples),
-        "hits": list(found.hits), "runs": list(found.runs),
+        "hits": list(found.hits), "runs": list(found.runs), "levels": [vars(level) for level in found.levels],
     }  # fmt: skip
 
 
@@ -223,7 +236,7 @@ def _loss_curve(result: PrivacyResult) -> str:
     if len(points) < 2:
         return ""
     xs = np.array([x for x, _ in points])
-    allowed = [(float(x), _claimed_delta(result.claim, float(x))) for x in xs]
+    allowed = [(float(x), _claimed_delta(result, float(x))) for x in xs]
     floor = min(y for _, y in points)
     spans = (float(xs[0]), float(xs[-1])), (log10(max(floor, 1e-9)), 0.0)
     seen, stated = (
@@ -239,9 +252,10 @@ def _loss_curve(result: PrivacyResult) -> str:
     return _figure(_line(seen, "#1565c0") + _line(stated, "#c62828") + labels, caption)
 
 
-def _claimed_delta(claim: Loss, epsilon: float) -> float:
+def _claimed_delta(result: PrivacyResult, epsilon: float) -> float:
     grid = np.geomspace(1e-9, 1, 300)
-    return float(max(np.max(ceiling(claim, strength(claim))(grid) - exp(epsilon) * grid), 1e-12))
+    limit = ceiling(result.claim, strength(result.claim), result.evidence.steps)
+    return float(max(np.max(limit(grid) - exp(epsilon) * grid), 1e-12))
 
 
 def _figure(inside: str, caption: str) -> str:

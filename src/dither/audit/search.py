@@ -7,7 +7,7 @@ is then learned once more from everything. Nothing of this is judged: judgement 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,17 +45,22 @@ TELLING, MEMBERS, MOST_HEARD = 0.97, 8, 25
 COMMITTEES = (3, 6)
 # A threshold is not carried over if more or less lies beyond it than was tried, by this factor's exponential.
 MOST_OFF = 0.2
+NONE: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
 class Lead:
-    """An event that looks good, and what it promises; `swapped`: likelier on the second input."""
+    """An event that looks good, and what it promises; `swapped`: likelier on the second input.
+
+    `nested` has the thresholds of all events of its score, their sizes p + q, and what is believed of their log-ratios.
+    """
 
     event: Event
     swapped: bool
     worth: float
     p: float
     q: float
+    nested: tuple[Floats, Floats, Floats] = field(default=(NONE, NONE, NONE), repr=False, compare=False)
 
     @property
     def plain(self) -> bool:
@@ -63,15 +68,15 @@ class Lead:
         return isinstance(self.event.score, ColumnScore | CornerScore)
 
 
-def worth(claim: Loss, runs: int, alpha: float) -> Worth:
+def worth(claim: Loss, runs: int, alpha: float, steps: int = 1) -> Worth:
     """What an event of probabilities (p, q) will be worth after `runs` more runs: an epsilon, or standard errors."""
-    limit = ceiling(claim, strength(claim))
+    limit = ceiling(claim, strength(claim), steps)
 
     def value(p: Any, q: Any) -> Any:
-        first = first_share(claim, p, q, runs) * 2 * runs
+        first = first_share(claim, p, q, runs, steps) * 2 * runs
         if not isinstance(claim, Pure):
             return predicted_score(p, q, first, 2 * runs - first, limit)
-        epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha)
+        epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha) / steps
         # Where nothing is promised, what differs most, by standard errors, is the best: not the event that is sure.
         off = predicted_score(p, q, first, 2 * runs - first, ceiling(claim, 0.0))
         return np.where(epsilon > 0, epsilon, -SMALL / (1 + np.maximum(off, 0.0)))
@@ -79,10 +84,11 @@ def worth(claim: Loss, runs: int, alpha: float) -> Worth:
     return value
 
 
-def first_share(claim: Loss, p: Any, q: Any, runs: int) -> Any:
+def first_share(claim: Loss, p: Any, q: Any, runs: int, steps: int = 1) -> Any:
     """The share of the runs that the input on which the event is likelier should have."""
     q = np.asarray(q, dtype=float) + 1.0 / runs
-    slope = p / q if isinstance(claim, Pure) else slope_at(ceiling(claim, strength(claim)), np.minimum(q, 1.0))
+    limit = ceiling(claim, strength(claim), steps)
+    slope = p / q if isinstance(claim, Pure) else slope_at(limit, np.minimum(q, 1.0))
     return division(p, q, slope, runs)
 
 
@@ -376,7 +382,8 @@ def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: floa
             doubted = np.exp(sign * log_ratio[[best]] - suspicion * many * error[[best]])
             promised = float(value(mass[[best]] * doubted / (1 + doubted), mass[[best]] / (1 + doubted))[0])
             event = Event(space, done.score, float(chain.thresholds[best]), high)
-            likely = mass[best] / (1 + 1 / ratio[best]), mass[best] / (1 + ratio[best])
             believable = belief * promised if promised > 0 else promised
-            found.append(Lead(event, swapped, believable, *map(float, likely)))
+            likely = float(mass[best] / (1 + 1 / ratio[best])), float(mass[best] / (1 + ratio[best]))
+            nested = chain.thresholds, mass, sign * log_ratio
+            found.append(Lead(event, swapped, believable, *likely, nested))
     return sorted(found, key=lambda lead: -lead.worth)

@@ -20,10 +20,10 @@ from scipy import special
 
 from dither.audit import learners, search
 from dither.audit.bounds import Counts, detectable
-from dither.audit.claims import Floats, delta, strength, tangent
+from dither.audit.claims import LARGEST_STRENGTH, Floats, delta, strength, tangent, together
 from dither.audit.events import Encoded, Sample, Score, Space
 from dither.audit.learners import Learner
-from dither.audit.neighbours import Pair
+from dither.audit.neighbours import Pair, steps
 from dither.audit.plan import Plan, evidence
 from dither.audit.plots import Tracer
 from dither.audit.report import Plots, PrivacyResult
@@ -40,11 +40,12 @@ SLOTS = 2 * len(STAKES)
 
 @dataclass
 class History:
-    """What was seen of one pair so far."""
+    """What was seen of one pair so far, whose inputs are some steps apart."""
 
     space: Space
     a: Encoded
     b: Encoded
+    steps: int = 1
     learned_at: int = 0
     bet: Bet | None = None
 
@@ -74,12 +75,16 @@ class Bet:
 
 @dataclass
 class Account:
-    """Log-wealth for each strength and slot; each slot started with an equal share."""
+    """Log-wealth for each strength and slot; each slot started with an equal share.
+
+    `implied` is the least epsilon of those that were bet on in place of a claim of another kind.
+    """
 
     strengths: Floats
     alpha: float
     wealth: Floats = field(init=False)
     most: Floats = field(init=False)
+    implied: float = inf
 
     def __post_init__(self) -> None:
         self.wealth = np.zeros((len(self.strengths), SLOTS))
@@ -157,7 +162,7 @@ def _begin(plan: Plan, place: int) -> History:
     plan.progress("explore", place, len(plan.pairs))
     a, b = plan.source.draw_pair(*plan.pairs[place], (runs, runs), plan.rng)
     space = Space.learn(a, b, plan.source.timed, plan.bits)
-    return History(space, space.encode(a), space.encode(b))
+    return History(space, space.encode(a), space.encode(b), steps(plan.pairs[place]))
 
 
 def _choose(plan: Plan, histories: list[History]) -> int:
@@ -184,7 +189,8 @@ def _round(plan: Plan, history: History, pair: Pair, account: Account, seen: Fre
     if bet is not None:
         seen.show(bet.leads[0])
         seen.add(a, b)
-        account.add(_returns(plan, account.strengths, bet, *encoded))
+        account.add(_returns(plan, account.strengths, bet, *encoded, history.steps))
+        account.implied = min(account.implied, _least_implied(plan, bet, history.steps))
     history.add(*encoded)
     return size
 
@@ -195,17 +201,18 @@ def _learn(plan: Plan, history: History) -> Bet:
     middle_a, middle_b = (3 * len(sample.a)) // 5, (3 * len(sample.b)) // 5
     early = Sample(sample.space, sample.a[:middle_a], sample.b[:middle_b])
     late = Sample(sample.space, sample.a[middle_a:], sample.b[middle_b:])
-    value = search.worth(plan.claim, max(2 * len(sample.a), 200), plan.alpha)
+    value = search.worth(plan.claim, max(2 * len(sample.a), 200), plan.alpha, history.steps)
     chosen = _learners(history)
     tried = search.tries(sample, chosen)
     found = search.distinct(search.leads(sample.space, tried, value, search.CAUTION, search.MISTRUST), 2)
     scores = [learner(early) for learner in chosen]
-    growth = [_likelihood_growth(score, late, strength(plan.claim)) if score else -inf for score in scores]
+    allowed = history.steps * strength(plan.claim)
+    growth = [_likelihood_growth(score, late, allowed) if score else -inf for score in scores]
     if delta(plan.claim) == 0 and isinstance(plan.claim, Pure):
         order = np.argsort(growth)[::-1][:2]
         again = [chosen[index](sample) for index in order]
         return Bet(tuple(score for score in again if score), tuple(found), float(growth[order[0]]))
-    return Bet((), tuple(found), _event_growth(plan, found[0]))
+    return Bet((), tuple(found), _event_growth(plan, found[0], history.steps))
 
 
 def _learners(history: History) -> list[Learner]:
@@ -224,35 +231,39 @@ def _likelihood_growth(score: Score, late: Sample, epsilon: float) -> float:
 
 def _settle(ratio: Floats, epsilon: float, stake: float, first: bool) -> Floats:
     """Log-returns of a bet on the coin, for outputs whose log-likelihood ratio is believed to be `ratio`."""
-    fair = 1 / (1 + exp(-epsilon))
-    believed = special.expit(np.abs(ratio))
-    chance = np.where(believed > fair, fair + stake * (believed - fair), fair)
+    if epsilon > LARGEST_STRENGTH:  # nothing is told apart so surely
+        return np.zeros(len(ratio))
+    fair, unfair = special.expit(epsilon), special.expit(-epsilon)
+    surer = np.maximum(unfair - special.expit(-np.abs(ratio)), 0.0)
     right = (ratio > 0) == first
-    result: Floats = np.where(right, np.log(chance / fair), np.log((1 - chance) / (1 - fair)))
+    result: Floats = np.where(right, np.log1p(stake * surer / fair), np.log1p(-stake * surer / unfair))
     return result
 
 
-def _returns(plan: Plan, strengths: Floats, bet: Bet, a: Encoded, b: Encoded) -> Floats:
+def _returns(plan: Plan, strengths: Floats, bet: Bet, a: Encoded, b: Encoded, apart: int = 1) -> Floats:
     """Log-returns of a batch for each strength and slot; slots without a bet keep their money."""
     gains = np.zeros((len(strengths), SLOTS))
     for place, score in enumerate(bet.scores):
         ratios = score.of(a), score.of(b)
-        for row, epsilon in enumerate(strengths):
+        for row, epsilon in enumerate(apart * strengths):
             for column, stake in enumerate(STAKES):
                 won = _settle(ratios[0], epsilon, stake, True).sum() + _settle(ratios[1], epsilon, stake, False).sum()
                 gains[row, place * len(STAKES) + column] = won
     if not bet.scores:
         for place, lead in enumerate(bet.leads[:2]):
-            _event_returns(plan, strengths, lead, a, b, gains[:, place * len(STAKES) : (place + 1) * len(STAKES)])
+            part = gains[:, place * len(STAKES) : (place + 1) * len(STAKES)]
+            _event_returns(plan, strengths, lead, a, b, part, apart)
     return gains
 
 
-def _event_returns(plan: Plan, strengths: Floats, lead: Lead, a: Encoded, b: Encoded, gains: Floats) -> None:
+def _event_returns(
+    plan: Plan, strengths: Floats, lead: Lead, a: Encoded, b: Encoded, gains: Floats, apart: int
+) -> None:
     """Log-returns of betting that an event is too likely: 2[a, in] - 2 e^epsilon [b, in] - delta has mean at most 0."""
     first, second = (_inside(lead, side).sum() for side in ((b, a) if lead.swapped else (a, b)))
     outside = len(a) + len(b) - first - second
     for row, at in enumerate(strengths):
-        epsilon, extra = _implied(plan, lead, float(at))
+        epsilon, extra = _implied(plan, lead, float(at), apart)
         best = _stake(lead.p, lead.q, epsilon, extra)
         for column, stake in enumerate(STAKES):
             size = stake * best
@@ -260,10 +271,17 @@ def _event_returns(plan: Plan, strengths: Floats, lead: Lead, a: Encoded, b: Enc
             gains[row, column] = first * up + second * down + outside * np.log1p(-size * extra)
 
 
-def _implied(plan: Plan, lead: Lead, at: float) -> tuple[float, float]:
+def _implied(plan: Plan, lead: Lead, at: float, apart: int) -> tuple[float, float]:
+    """The epsilon and the delta that a strength allows inputs so many steps apart."""
     if isinstance(plan.claim, Pure | Approximate):
-        return at, delta(plan.claim)
-    return tangent(plan.claim, max(lead.q, 1e-6))
+        return together(plan.claim, at, apart)
+    return tangent(plan.claim, max(lead.q, 1e-6), apart)
+
+
+def _least_implied(plan: Plan, bet: Bet, apart: int) -> float:
+    """The least epsilon, for each step, of those against which something is staked."""
+    implied = [(lead, _implied(plan, lead, strength(plan.claim), apart)) for lead in bet.leads[:2]]
+    return min((both[0] / apart for lead, both in implied if _stake(lead.p, lead.q, *both) > 0), default=inf)
 
 
 def _stake(p: float, q: float, epsilon: float, extra: float) -> float:
@@ -278,8 +296,8 @@ def _growth_of(stakes: Floats, p: float, q: float, epsilon: float, extra: float)
     return result
 
 
-def _event_growth(plan: Plan, lead: Lead) -> float:
-    epsilon, extra = _implied(plan, lead, strength(plan.claim))
+def _event_growth(plan: Plan, lead: Lead, apart: int) -> float:
+    epsilon, extra = _implied(plan, lead, strength(plan.claim), apart)
     stake = np.array([_stake(lead.p, lead.q, epsilon, extra)])
     return float(_growth_of(stake, lead.p, lead.q, epsilon, extra)[0])
 
@@ -298,8 +316,10 @@ def _result(
     counts = Counts(int(hits[0]), int(runs[0]), int(hits[1]), int(runs[1]))
     p = float(min(1.0, np.exp(-account.most[claimed])))
     lower, refuted = account.lower, bool(account.refuted[claimed])
-    epsilon = lower if isinstance(plan.claim, Pure | Approximate) else _implied(plan, lead, 0.0)[0] * refuted
-    least = detectable(max(counts.hits_b, 0.5) / counts.runs_b, max(used // 2, 1), plan.claim, plan.alpha)
+    epsilon = lower if isinstance(plan.claim, Pure | Approximate) else account.implied if refuted else 0.0
+    least = detectable(
+        max(counts.hits_b, 0.5) / counts.runs_b, max(used // 2, 1), plan.claim, plan.alpha, history.steps
+    )
     return PrivacyResult(
         plan.claim, "sequential", plan.alpha, refuted, p, epsilon, lower if refuted or lower else 0.0,
         evidence(pair, lead, counts, p, plan.alpha, seen.tracer.examples if seen.tracer else ()), used, len(plan.pairs),
