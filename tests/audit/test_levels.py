@@ -19,7 +19,7 @@ from dither.audit.claims import ceiling
 from dither.audit.events import ColumnScore, Encoded, Event, Levels
 from dither.audit.levels import CHEAP, HEAVIEST, weighed
 from dither.audit.search import Lead
-from dither.loss import Approximate, Pure
+from dither.loss import ZCDP, Approximate, Loss, Pure
 
 SCORE = ColumnScore(0, np.arange(256.0))
 
@@ -104,6 +104,24 @@ def stats_of(hits: tuple[int, ...], runs: int, chances: tuple[float, ...]) -> fl
     return float(np.exp(ways + likely + rest * np.log1p(-sum(chances))))
 
 
+def test_levels_are_judged_by_the_largest_odds_that_all_of_them_may_have() -> None:
+    """By another way: the bound of q is from the hits of all levels, and what it and the sum may miss is added."""
+    runs, epsilon = (700, 400), 0.5
+    for weights, a, b in (((1, 4), (6, 3), (2, 0)), ((2, 3, 7), (4, 9, 2), (1, 1, 0)), ((1, 12), (0, 5), (3, 0))):
+        most = stats.beta.isf(bounds.FLOOR_COST, sum(b) + 1, runs[1] - sum(b))
+        ratio = exp(epsilon) * (1 - most) / (1 - exp(epsilon) * most) * runs[0] / (runs[1] - sum(a) - sum(b) + 1)
+        law = np.ones(1)
+        for weight, first, second in zip(weights, a, b, strict=True):
+            part = np.zeros(weight * (first + second) + 1)
+            part[::weight] = stats.binom.pmf(np.arange(first + second + 1), first + second, ratio / (1 + ratio))
+            law = np.convolve(law, part)
+        expected = law[int(np.dot(weights, a)) :].sum() + bounds.FLOOR_COST + bounds.ROUNDING
+        found = bounds.p_value(counted(weights, a, b, runs), ceiling(Pure(epsilon), epsilon))
+        assert found == pytest.approx(expected, rel=1e-9, abs=0)
+    sure = bounds.p_value(counted((1, 2), (4000, 900), (0, 0), (9_000_000, 9_000_000)), ceiling(Pure(1), 1.0))
+    assert sure >= bounds.ROUNDING
+
+
 def test_one_level_is_judged_as_one_event() -> None:
     for hits in ((29, 3), (8, 0), (400, 300)):
         one = counted((7,), hits[:1], hits[1:], (2_000_000, 5_000_000))
@@ -122,6 +140,7 @@ def test_what_levels_cannot_judge() -> None:
     limit = ceiling(Pure(1), 1.0)
     assert bounds.p_value(counted((1, 2), (0, 0), (0, 0), (100, 100)), limit) == 1
     assert bounds.p_value(counted((1, 2), (90, 9), (90, 9), (100, 100)), limit) == 1
+    assert bounds.p_value(counted((1, 2), (110, 40), (0, 0), (1000, 100)), limit) == 1  # more hits than other runs
     for claim in (Approximate(1, "1/1000"),):  # its ceiling is no multiple of q
         counts = counted((1, 2), (40, 9), (3, 0), (10_000, 10_000))
         assert bounds.strength_lower(counts, claim, 0.05) == bounds.strength_lower(
@@ -171,25 +190,39 @@ def test_weights_are_left_out_where_they_do_not_pay() -> None:
     assert weighed(lead(*growing(30 * common, 16), 10), runs, 0.05) is not None
 
 
-def test_weights_are_settled_before_the_counts_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: weights that are chosen by the hits that they judge."""
+@pytest.mark.parametrize("way", [1, -1])
+def test_weights_are_settled_before_the_counts_and_said(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bugs: weights that are chosen by the hits that they judge, or hits of the one input for the other's."""
     order: list[str] = []
+    monkeypatch.setattr(blackbox, "CHUNK_VALUES", 400_000)
     count, weigh = blackbox._count, blackbox.weighed
     monkeypatch.setattr(blackbox, "weighed", lambda *given: order.append("weights") or weigh(*given))
     monkeypatch.setattr(blackbox, "_count", lambda *given: order.append("counts") or count(*given))
     member = zoo.member("noisy_max4")
     found = audit.privacy(
-        member.mechanism(5), Pure("1/10"), [member.neighbours[5]], samples=1_000_000, alpha=0.05, seed=5
+        member.mechanism(5), Pure("1/10"), [member.neighbours[5][::way]], samples=1_000_000, alpha=0.05, seed=5
     )
     assert order == ["weights", "counts"]
     levels = found.evidence.levels
     assert len(levels) > 1 and found.refuted
+    held = [sum(level.hits_a for level in levels), sum(level.hits_b for level in levels)]
+    assert all(inside >= hits > 0 for inside, hits in zip(held, found.evidence.hits, strict=True))
     counts = Counts(*np.column_stack([found.evidence.hits, found.evidence.runs]).ravel().tolist(), True, levels)
     assert found.epsilon_lower == bounds.strength_lower(counts, found.claim, 0.05)
     assert found.p_value == bounds.p_value(counts, ceiling(found.claim, 0.1))
     told = json.loads(found.report(kind="json"))["evidence"]["levels"]
     assert told == [{"weight": each.weight, "hits_a": each.hits_a, "hits_b": each.hits_b} for each in levels]
     assert f"{levels[-1].weight}: {levels[-1].hits_a} and {levels[-1].hits_b} hits" in found.report()
+
+
+@pytest.mark.parametrize("claim", [Approximate("1/10", 1e-9), ZCDP("1/200")], ids=str)
+def test_other_claims_are_not_judged_in_levels(claim: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Lead] = []
+    monkeypatch.setattr(blackbox, "weighed", lambda lead, *given: asked.append(lead))
+    member = zoo.member("noisy_max4")
+    for stated, count in ((claim, 0), (Pure("1/10"), 1)):
+        audit.privacy(member.mechanism(5), stated, [member.neighbours[5]], samples=20_000, alpha=0.05, seed=5)
+        assert len(asked) == count
 
 
 @pytest.mark.tier("test")
