@@ -120,6 +120,14 @@ def test_levels_are_judged_by_the_largest_odds_that_all_of_them_may_have() -> No
         assert found == pytest.approx(expected, rel=1e-9, abs=0)
     sure = bounds.p_value(counted((1, 2), (4000, 900), (0, 0), (9_000_000, 9_000_000)), ceiling(Pure(1), 1.0))
     assert sure >= bounds.ROUNDING
+    # Of too many hits, whose weights are equal, no sum is needed, and none of its error is added.
+    held, runs = (700_000, 300_000), (9 * 10**9, 10**9)
+    many = counted((1, 12), (held[0] - 400, held[1] - 200), (400, 200), runs)
+    odds = 9 / (1 - (sum(held) - 1) / runs[1])
+    expected = stats.binom.sf(sum(held) - 601, sum(held), odds / (1 + odds))
+    assert bounds.p_value(many, ceiling(Pure(0), 0.0)) == pytest.approx(
+        expected + bounds.FLOOR_COST, rel=1e-6, abs=1e-14
+    )
 
 
 def test_one_level_is_judged_as_one_event() -> None:
@@ -141,7 +149,9 @@ def test_what_levels_cannot_judge() -> None:
     assert bounds.p_value(counted((1, 2), (0, 0), (0, 0), (100, 100)), limit) == 1
     assert bounds.p_value(counted((1, 2), (90, 9), (90, 9), (100, 100)), limit) == 1
     assert bounds.p_value(counted((1, 2), (110, 40), (0, 0), (1000, 100)), limit) == 1  # more hits than other runs
-    for claim in (Approximate(1, "1/1000"),):  # its ceiling is no multiple of q
+    claim: Loss
+    for claim in (Approximate(1, "1/1000"), ZCDP("1/2")):  # their ceilings are no multiples of q
+        assert bounds.p_value(counted((1, 2), (600, 400), (0, 0), (10**6, 10**6)), ceiling(claim, 0.1)) == 1
         counts = counted((1, 2), (40, 9), (3, 0), (10_000, 10_000))
         assert bounds.strength_lower(counts, claim, 0.05) == bounds.strength_lower(
             Counts(49, 10_000, 3, 10_000), claim, 0.05
@@ -211,8 +221,44 @@ def test_weights_are_settled_before_the_counts_and_said(way: int, monkeypatch: p
     assert found.epsilon_lower == bounds.strength_lower(counts, found.claim, 0.05)
     assert found.p_value == bounds.p_value(counts, ceiling(found.claim, 0.1))
     told = json.loads(found.report(kind="json"))["evidence"]["levels"]
-    assert told == [{"weight": each.weight, "hits_a": each.hits_a, "hits_b": each.hits_b} for each in levels]
-    assert f"{levels[-1].weight}: {levels[-1].hits_a} and {levels[-1].hits_b} hits" in found.report()
+    assert told == [vars(each) for each in levels]
+    assert all(each.within.startswith("output in nothing or [-inf, ") for each in levels)
+    assert f"{levels[-1].weight}: {levels[-1].hits_a} and {levels[-1].hits_b} hits (output in nothing" in found.report()
+
+
+@pytest.mark.parametrize("way", [1, -1])
+def test_what_was_counted_is_judged_whatever_it_is(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bugs: weights, or which test it is, by the counts; levels that do not speak for it left out; one chunk.
+
+    Weights that are the wrong way round, and outputs 0 to 9 that come in turn, so that everyone can count them.
+    """
+    judged: list[Counts] = []
+    verdict, turn = blackbox._verdict, {0: 0, 1: 0}
+
+    def in_turn(value: int, size: int) -> Any:
+        places = turn[value] + np.arange(size)
+        turn[value] += size
+        return np.where(places % 2 == 0, places // 2 % 10, 0 if value else 5)
+
+    def stub(lead: Lead, runs: tuple[int, int], alpha: float) -> Levels:
+        turn[0] = turn[1] = 0
+        columns = np.arange(256.0)
+        return Levels(ColumnScore(0, columns), np.array([1.0, 4.0, 7.0, 10.0]), True, (12, 3, 5, 1))
+
+    monkeypatch.setattr(blackbox, "CHUNK_VALUES", 4000)
+    monkeypatch.setattr(blackbox, "weighed", stub)
+    monkeypatch.setattr(blackbox, "_verdict", lambda *given: judged.extend(given[3]) or verdict(*given))
+    result = audit.privacy(in_turn, Pure(1), [(0, 1)[::way]], samples=6000, alpha=0.05, seed=1)
+    assert result.p_value == bounds.p_value(judged[0], ceiling(Pure(1), 1.0)) > 0.01
+    assert bounds.p_value(replace(judged[0], levels=()), ceiling(Pure(1), 1.0)) < 1e-9
+    assert result.epsilon_lower == bounds.strength_lower(judged[0], Pure(1), 0.05)
+    runs = (judged[0].runs_a, judged[0].runs_b)
+    assert [level.weight for level in judged[0].levels] == [12, 3, 5, 1]
+    # Bins are numbered from 2. Half of the outputs are 5 on the input 0, and 0 on the input 1; the others come in turn.
+    shares = np.array([[2, 3, 13, 2], [12, 3, 3, 2]]) / 20
+    found = np.array([[level.hits_a for level in judged[0].levels], [level.hits_b for level in judged[0].levels]])
+    first = int(found[0, 0] > found[0, 2])
+    assert found / np.array(runs)[:, None] == pytest.approx(shares[[first, 1 - first]], abs=0.01)
 
 
 @pytest.mark.parametrize("claim", [Approximate("1/10", 1e-9), ZCDP("1/200")], ids=str)

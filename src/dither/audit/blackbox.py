@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import events, features, learners, neighbours, search
-from dither.audit.bounds import RARE, Counts, Level, detectable, epsilon_lower, p_value, strength_lower
+from dither.audit.bounds import RARE, Counts, Level, as_weighed, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.claims import ceiling, delta, grows, strength
 from dither.audit.events import Levels, Sample, Space
 from dither.audit.features import Encoder
@@ -179,9 +179,10 @@ def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float)
     hits, rows, tracer = _count(plan, pair, judged, levels, runs)
     counted = [_counts(plan.claim, lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
     if levels is not None:
-        ordered = rows[:, :: -1 if found[0].swapped else 1].tolist()
-        taken = tuple(Level(weight, *row) for weight, row in zip(levels.weights, ordered, strict=True))
-        counted[0] = replace(counted[0], levels=taken)
+        ordered = rows.T[:: -1 if found[0].swapped else 1].tolist()
+        within = [str(replace(found[0].event, threshold=float(each))) for each in levels.thresholds]
+        taken = [Level(*each) for each in zip(levels.weights, ordered[0], ordered[1], within, strict=True)]
+        counted[0] = replace(counted[0], levels=as_weighed(tuple(taken)))
     return _verdict(plan, pair, judged, counted, tracer, started)
 
 
@@ -208,17 +209,21 @@ def _count(
 def _verdict(
     plan: Plan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
 ) -> PrivacyResult:
-    """The first event alone decides; the other may be shown instead."""
+    """The first event alone decides; the other may be shown instead, with what it says by itself."""
     first, runs, far = counted[0], counted[0].runs_b, steps(pair)
-    p = p_value(first, ceiling(plan.claim, strength(plan.claim), far))
+    limit = ceiling(plan.claim, strength(plan.claim), far)
+    p = p_value(first, limit)
     lower = strength_lower(first, plan.claim, plan.alpha, far)
     pure = isinstance(plan.claim, Pure | Approximate)
     epsilon = lower if pure else epsilon_lower(first, delta(plan.claim), plan.alpha, far)
     shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower, far) else 0
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
-        evidence(pair, judged[shown], counted[shown], p, plan.alpha, () if shown else tracer.examples), plan.samples,
-        len(plan.pairs),
+        evidence(
+            pair, judged[shown], counted[shown], p_value(counted[shown], limit), plan.alpha,
+            () if shown else tracer.examples,
+        ),
+        plan.samples, len(plan.pairs),
         detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha, far),
         time.process_time() - started, tracer.plots(),
     )  # fmt: skip

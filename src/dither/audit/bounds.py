@@ -34,17 +34,18 @@ SILENT = 0.5
 # Events that are thought to be at most so likely are judged given how often they happen in all, if the claim is pure.
 # With a thousand hits that is sharper by a hundredth, with ten by a half; where events are common, less sharp.
 RARE = 0.03
-# More hits than these have equal weights. Of fewer, Fourier's sum is wrong by less than this: 1e-12 was seen.
+# More hits than these have equal weights. Of fewer, Fourier's sum is wrong by less than this: 3e-12 was seen.
 MOST_WEIGHED, ROUNDING = 5000, 1e-11
 
 
 @dataclass(frozen=True)
 class Level:
-    """Outputs of one weight, and how often they happened on the two inputs."""
+    """Outputs of one weight, how often they happened on the two inputs, and, in words, they and what is inside them."""
 
     weight: int
     hits_a: int
     hits_b: int
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,28 +121,38 @@ def _p_value_in_all(counts: Counts, limit: Ceiling) -> float:
 def _largest_odds(hits_b: int, runs_b: int, limit: Ceiling) -> float:
     """The logarithm of the largest ratio of odds that a ceiling, a multiple of q, allows an event of so many hits."""
     most = _at_most_likely(hits_b, runs_b, FLOOR_COST)
-    allowed = float(limit(np.array([most]))[0])
-    return log(allowed / (1 - allowed)) - log(most / (1 - most)) if allowed < 1 else inf
+    half, allowed = limit(np.array([most / 2, most])).tolist()
+    if allowed >= 1 or not isclose(2 * half, allowed, rel_tol=1e-9):  # another ceiling may allow more where q is small
+        return inf
+    return log(allowed / (1 - allowed)) - log(most / (1 - most))
 
 
 def _p_value_by_levels(counts: Counts, limit: Ceiling) -> float:
     """How likely hits of so much weight are on the first input, if each hit is there as likely as it may be.
 
     Given all hits, and that H of all runs are hits, each labelling of them is as likely as the product of the odds of
-    those on the first input, times the number of ways to share the other runs, which falls by more than the factor
+    those on the first input, times the number of ways to share the other runs, which grows by no more than the factor
     runs_a / (runs_b - H + 1) with each hit there. Labels that are independent, with that factor on their odds, have a
     law that this one is a decreasing multiple of; so, by the inequality of Harris, they put no less weight there.
     """
-    hits = [level.hits_a + level.hits_b for level in counts.levels]
-    others = counts.runs_b - sum(hits) + 1
-    odds = _largest_odds(sum(level.hits_b for level in counts.levels), counts.runs_b, limit)
-    if odds == inf or others <= 0:
+    levels = as_weighed(counts.levels)
+    hits, weights = [level.hits_a + level.hits_b for level in levels], [level.weight for level in levels]
+    others, first = counts.runs_b - sum(hits) + 1, sum(level.hits_a for level in levels)
+    odds = _largest_odds(sum(level.hits_b for level in levels), counts.runs_b, limit)
+    if odds == inf or others <= 0 or first == 0:
         return 1.0
-    # What is weighed may depend on all hits, for they are given: not on where they were.
-    weights = [level.weight if sum(hits) <= MOST_WEIGHED else 1 for level in counts.levels]
-    found = sum(weight * level.hits_a for weight, level in zip(weights, counts.levels, strict=True))
     chance = float(special.expit(odds + log(counts.runs_a / others)))
+    if min(weights) == max(weights):
+        return float(min(1.0, special.betainc(first, sum(hits) - first + 1, chance) + FLOOR_COST))
+    found = sum(level.weight * level.hits_a for level in levels)
     return float(min(1.0, max(0.0, _weighed_tail(found, weights, hits, chance)) + FLOOR_COST + ROUNDING))
+
+
+def as_weighed(levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """With equal weights, if there are too many hits: which depends on how many there are in all, not on whose."""
+    if sum(level.hits_a + level.hits_b for level in levels) <= MOST_WEIGHED:
+        return levels
+    return tuple(replace(level, weight=1) for level in levels)
 
 
 def _weighed_tail(least: int, weights: Sequence[int], hits: Sequence[int], chance: float) -> float:

@@ -167,7 +167,7 @@ def _rows(result: PrivacyResult) -> list[tuple[str, str]]:
 
 
 def _level(level: Level) -> str:
-    return f"{level.weight}: {level.hits_a:,} and {level.hits_b:,} hits"
+    return f"{level.weight}: {level.hits_a:,} and {level.hits_b:,} hits ({level.within})"
 
 
 def _interval(bounds: tuple[float, float]) -> str:
