@@ -93,9 +93,9 @@ def test_neighbours_keep_their_steps(mine: str) -> None:
         ('[{"a": 0, "b": 8, "steps": "8"}]', "whole steps"),
         ('[{"a": 0, "b": 8, "steps": true}]', "whole steps"),
         ('{"a": 0, "b": 8, "steps": 8}', "a list of pairs"),
-        ('["ab"]', "pairs of inputs"),
+        ('["ab"]', "a list of pairs"),
         ("[[0, 1, 2]]", "pairs of inputs"),
-        ("[0, 1]", "pairs of inputs"),
+        ("[0, 1]", "a list of pairs"),
     ],
 )
 def test_steps_that_cannot_be_read_are_refused(mine: str, given: str, message: str) -> None:

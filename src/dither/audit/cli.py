@@ -289,9 +289,10 @@ def _pairs(text: str) -> list[Pair]:
     listed = found(f"{text}()") if callable(listed) else listed
     if hasattr(listed, "example"):  # a strategy of Hypothesis
         return generated(listed)
-    if not isinstance(listed, list | tuple) or isinstance(listed, Apart):
+    pairs: Any = listed if isinstance(listed, list | tuple) and not isinstance(listed, Apart) else [None]
+    if any(isinstance(pair, str) or not hasattr(pair, "__len__") for pair in pairs):
         raise InvalidParameter("neighbours are a list of pairs, such as '[[0, 1], [10, 11]]'")
-    return [_apart(pair) if isinstance(pair, dict) else pair for pair in listed]
+    return [_apart(pair) if isinstance(pair, dict) else pair for pair in pairs]
 
 
 def _apart(given: dict[str, Any]) -> Apart:
