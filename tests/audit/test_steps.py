@@ -200,6 +200,7 @@ def test_the_epsilon_of_a_refuted_rho_is_divided_too(mode: str) -> None:
     assert 0 < result.epsilon_lower <= 0.5
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("mode", "alpha"), [("fixed", 1e-4), ("sequential", 1e-2)])
 def test_inputs_apart_tell_a_small_excess_with_far_fewer_samples(mode: str, alpha: float) -> None:
     # A fifth more epsilon than claimed. Of 5 seeds all refute with 20,000 samples, by p-values below 1e-5 (fixed) or
