@@ -361,6 +361,10 @@ def test_one_event_alone_is_judged() -> None:
         assert result.evidence.event is judged[0].event
     both = blackbox._verdict(plan, (0, 1), judged, [strong, strong], tracer, 0.0)
     assert both.refuted and both.evidence.event is judged[1].event
+    weaker = Counts(880, 5000, 500, 5000)
+    other = blackbox._verdict(plan, (0, 1), judged, [strong, weaker], tracer, 0.0)
+    assert other.evidence.event is judged[1].event  # with what it says by itself
+    assert other.evidence.p_value == p_value(weaker, ceiling(plan.claim, 0.1)) > other.p_value
 
 
 def test_the_best_learners_on_a_part_learn_from_everything() -> None:

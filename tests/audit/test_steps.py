@@ -398,6 +398,15 @@ def test_bets_on_events_are_fair_several_steps_apart(claim: Loss, steps: int, mo
     assert sequential._least_implied(plan, bet, steps) == pytest.approx(tangent(claim, q, steps)[0] / steps)
 
 
+def test_of_several_bets_in_place_of_a_claim_the_least_epsilon_is_refuted() -> None:
+    claim = ZCDP("1/8")
+    plan = Plan(None, claim, (), 1000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
+    leads = [Lead(None, False, 0.0, float(1.5 * ceiling(claim, 0.125)(np.array([q]))[0]), q) for q in (0.01, 0.1)]  # type: ignore[arg-type]
+    epsilons = [tangent(claim, lead.q)[0] for lead in leads]
+    assert epsilons[0] != epsilons[1]
+    assert sequential._least_implied(plan, sequential.Bet((), tuple(leads), 0.0), 1) == min(epsilons)
+
+
 def test_bets_promise_what_is_left_after_the_steps() -> None:
     """Of a claim that is kept a pair apart promises nothing, however unlike its outputs are."""
     for claim, pair in ((Pure("1/4"), Apart(0.0, 4.0, steps=4)), (Approximate("1/4", "1/1000"), (0.0, 4.0))):
