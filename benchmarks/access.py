@@ -32,11 +32,11 @@ import numpy as np
 import psutil
 import typer
 
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.engines.prepare import open_engine, prepare
+from dither.access.snapshot import open_engine, prepare
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
 from dither.schema import Dataset, Source, load
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "src" / "dither" / "examples" / "url_shares"

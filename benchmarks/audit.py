@@ -38,7 +38,7 @@ import numpy as np
 
 from dither import audit
 from dither.audit import zoo
-from dither.audit.bounds import best_set, optimal_epsilon, predicted_epsilon
+from dither.audit.confidence import best_set, optimal_epsilon, predicted_epsilon
 from dither.audit.neighbours import Pair, farther, steps
 from dither.audit.zoo import Member
 from dither.loss import Pure, rational

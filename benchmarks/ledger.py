@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.loss import ZCDP, Sensitivity
 from dither.post.pld import Fixed, pld_figure
-from dither.privacy.accounting import epsilon_at
+from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.ledger import Ledger
-from dither.privacy.ledger.rules import canonical, key
-from dither.privacy.ledger.stores import link
+from dither.privacy.ledger.state import canonical, key
+from dither.privacy.ledger.store import link
 from dither.privacy.mechanisms import DiscreteGaussian
 from privacy.ledger_cases import claim, dataset
 

@@ -40,10 +40,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from dither.privacy.ledger.stores import open_store
-from dither.privacy.upkeep import verify
-from dither.serve.documents import decimal
-from dither.serve.watch import TURN
+from dither.privacy.ledger.maintenance import verify
+from dither.privacy.ledger.store import open_store
+from dither.serve.operations.supervisor import TURN
+from dither.views.ledger import decimal
 from serve.house import Town, free_port, serving, town, until
 
 REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}

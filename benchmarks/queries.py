@@ -30,7 +30,7 @@ from typing import Any
 import duckdb
 
 import dither
-from dither.access.engines.prepare import prepare
+from dither.access.snapshot import prepare
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

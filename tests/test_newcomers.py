@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dither import cli, session
+from dither import cli
+from dither.cli import serve as serving
+from dither.connection import connect
 from dither.errors import InvalidParameter, Unsupported
-from dither.post import answers
-from dither.serve import cli as serving
+from dither.post import session
+from dither.post.estimate import answer as answers
 
 
 def dither(*words: str) -> tuple[int, str]:
@@ -51,7 +53,7 @@ def test_what_is_no_text_is_no_question(asked: Any) -> None:
 @pytest.mark.parametrize("target", [None, 3, b"dataset.yml"])
 def test_what_is_no_place_cannot_be_reached(target: Any) -> None:
     with pytest.raises(InvalidParameter, match="path of a description, or a gateway"):
-        session.connect(target)
+        connect(target)
 
 
 def test_frames_without_their_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from dither import cli
 from dither.post.options import Chosen
-from dither.serve import questions
-from dither.serve.openapi import BATCH, QUESTION, SPLIT
-from dither.session import Session
+from dither.post.session import Session
+from dither.serve.gateway import requests as questions
+from dither.serve.gateway.openapi import BATCH, QUESTION, SPLIT
 from serve.house import Place, place, town
 
 APPROXIMATE = "{unit: person, kind: zcdp, rho: 100, delta: 1/1000}"

@@ -18,9 +18,9 @@ __version__ = "0.1.0"
 
 # The public names and their homes; each is imported when it is first used, so that `import dither` stays light.
 _HOMES = {
-    "connect": "dither.session",
-    "Session": "dither.session",
-    "Answer": "dither.session",
+    "connect": "dither.connection",
+    "Session": "dither.post.session",
+    "Answer": "dither.post.estimate.answer",
     "load": "dither.schema",
     "Dataset": "dither.schema",
     "rational": "dither.loss",

@@ -14,11 +14,11 @@ import access.trials as trials
 from access.reference import Raw
 from access.shrink import smallest
 from access.trials import Bench, DuckBench, Tally, Violation
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
-from dither.access.statement import Origin, Statement, named
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.sql.statement import Origin, Statement, named
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
 
 STEPS = (Fraction(1, 10**6), Fraction(3))

@@ -13,21 +13,21 @@ from sqlglot import exp
 
 import access.plans as plans
 import access.trials as trials
-import dither.access.clean as clean
-import dither.access.expr as expr
-import dither.access.measure as measure
-import dither.access.relation as relation
-import dither.access.spelling as spelling
+import dither.plan.expressions as expr
+import dither.plan.measures as measure
+import dither.plan.relations as relation
+import dither.plan.relations.cleaning as clean
+import dither.plan.sql.builders as spelling
 from access.trials import Bench, Tally, Violation
-from dither.access.statement import Statement
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.statement import Statement, aliased, named
+from dither.plan.stability import Influence
 from dither.schema import Number
 
 
 def unguarded_division(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expr, "nonzero", lambda value: value)
-    patch.setattr(
-        spelling.Spelling, "quotient", lambda self, a, b: spelling.cast(spelling.binary(exp.Div, a, b), "bigint")
-    )
+    patch.setattr(Spelling, "quotient", lambda self, a, b: spelling.cast(spelling.binary(exp.Div, a, b), "bigint"))
 
 
 def missing_clamp(patch: pytest.MonkeyPatch) -> None:
@@ -47,11 +47,11 @@ def union_counted_once(patch: pytest.MonkeyPatch) -> None:
 def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
     stated = relation.GroupBy.influence
 
-    def halved(self: Any, ctx: Any, unit: str) -> relation.Influence:
+    def halved(self: Any, ctx: Any, unit: str) -> Influence:
         found = stated(self, ctx, unit)
         if found.unit or found.rows is None:
             return found
-        return relation.Influence(False, found.rows // 2, found.rows // 2)
+        return Influence(False, found.rows // 2, found.rows // 2)
 
     patch.setattr(relation.GroupBy, "influence", halved)
 
@@ -60,8 +60,8 @@ def distinct_merges_units(patch: pytest.MonkeyPatch) -> None:
     def merged(self: Any, statement: Statement) -> Any:
         keys = statement.visible(self.child)
         hidden = [c for unit in statement.known(self) for c in statement.unit_columns(unit)]
-        picked = [relation.aliased(exp.Min(this=relation.named(c)), c) for c in [*hidden, "o", "b"]]
-        trial = [relation.named(c) for c in statement.trials()]
+        picked = [aliased(exp.Min(this=named(c)), c) for c in [*hidden, "o", "b"]]
+        trial = [named(c) for c in statement.trials()]
         body = spelling.select(*keys, *picked, *trial).from_(statement.table(self.child))
         return body.group_by(*(key.copy() for key in keys), *trial)
 
@@ -73,7 +73,7 @@ def multiplicity_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def nan_passes_the_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(spelling.Spelling, "is_nan", lambda self, value: exp.false())
+    patch.setattr(Spelling, "is_nan", lambda self, value: exp.false())
 
 
 def saturation_missing(patch: pytest.MonkeyPatch) -> None:

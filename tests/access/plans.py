@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from access.reference import Raw, period, read
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context, PublicFacts
-from dither.access.domains import cardinality, listed
 from dither.errors import DitherError
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context, PublicFacts
+from dither.plan.domains import cardinality, listed
+from dither.plan.sql.scope import Scope
 from dither.schema import (
     Boolean,
     Category,
@@ -261,7 +262,7 @@ class Writer:
 
     def __init__(self, rng: Random, columns: dict[str, Domain], exact: bool) -> None:
         self.rng, self.columns, self.exact = rng, columns, exact
-        self.scope = x.Scope(columns)
+        self.scope = Scope(columns)
 
     def of(self, *kinds: type) -> list[x.Expr]:
         return [x.Column(name) for name, domain in self.columns.items() if isinstance(domain, kinds)]

@@ -16,12 +16,12 @@ from math import floor, isqrt
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
-from dither.access.domains import ends, listed
-from dither.access.expr import Scope
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.domains import ends, listed
+from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Column, Identifier, Moment, Number, Reference
 
 EPOCH = datetime(1970, 1, 1)

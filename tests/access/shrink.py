@@ -11,10 +11,11 @@ from typing import Any
 from access.plans import Case, facts
 from access.reference import Raw
 from access.trials import Bench, Tally, Violation, check
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.traversal import walk
 from dither.schema import Dataset
 
 MOST_CHECKS = 1_500
@@ -88,8 +89,8 @@ def size(item: Case) -> tuple[int, ...]:
 
 def nodes(item: Case) -> Iterator[Any]:
     """Every operator and expression of a case; the plan below a measure counts once more only if it differs."""
-    yield from r.walk(item.measure)
-    yield from r.walk(item.relation)
+    yield from walk(item.measure)
+    yield from walk(item.relation)
 
 
 def numbers(node: Any) -> int:
@@ -116,7 +117,7 @@ def plans(item: Case) -> Iterator[Case]:
     """Without the measure, or with its plan alone; with any part replaced by something smaller."""
     yield dataclasses.replace(item, measure=None)
     if item.measure is not None:
-        scans = [node for node in r.walk(item.relation) if isinstance(node, r.Scan) and node != item.relation]
+        scans = [node for node in walk(item.relation) if isinstance(node, r.Scan) and node != item.relation]
         yield from (dataclasses.replace(item, relation=scan) for scan in scans[:1])
         yield from (dataclasses.replace(item, measure=found) for found in edits(item.measure))
     yield from (dataclasses.replace(item, relation=found) for found in edits(item.relation))
@@ -144,8 +145,8 @@ def _parts(node: Any) -> Iterator[Any]:
     sort = next((sort for sort in SORTS if isinstance(node, sort)), None)
     if sort is None:
         return
-    below = [part for part in r.walk(node) if isinstance(part, sort) and part is not node]
-    yield from sorted(below, key=lambda part: sum(1 for _ in r.walk(part)))
+    below = [part for part in walk(node) if isinstance(part, sort) and part is not node]
+    yield from sorted(below, key=lambda part: sum(1 for _ in walk(part)))
     if sort is x.Expr and below:
         yield from PLAIN
 

@@ -13,11 +13,13 @@ import pytest
 
 from access.trials import change, covers
 from access.worlds import ACTION, MONTH, USER, YEAR_2020, dataset, engine, one_table
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context, PublicFacts
 from dither.errors import DitherError, InvalidParameter, InvalidPlan, Unbounded, Unsupported
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context, PublicFacts
+from dither.plan.sql.scope import Scope
+from dither.plan.stability import Auto
 from dither.schema import Category, Identifier, Number, Unit
 
 TOPICS = r.Project(r.Scan("urls"), (("page", x.Column("url")), ("topic", x.Column("topic"))))
@@ -224,7 +226,7 @@ def test_texts_that_are_not_text_are_refused_before_any_data() -> None:
 
 
 def test_quotes_in_constants_are_data() -> None:
-    scope = x.Scope({"country": Category(("FR", "x'; DROP TABLE users; --"))}, {"country": x.exp.column("c0")})
+    scope = Scope({"country": Category(("FR", "x'; DROP TABLE users; --"))}, {"country": x.exp.column("c0")})
     node = x.Compare("=", x.Column("country"), x.Constant("x'; DROP TABLE users; --"))
     assert node.sql(scope).sql("duckdb") == "c0 = ('x''; DROP TABLE users; --')"
 
@@ -308,10 +310,10 @@ def test_metadata_do_not_depend_on_records(tmp_path: Path) -> None:
         lambda: r.BoundRows(r.Scan("actions"), "user", True),
         lambda: r.BoundRows(r.Scan("actions"), "action", 3).domain(CTX),
         lambda: r.Sample(r.Scan("actions"), Fraction(3, 2)),
-        lambda: x.Compare("<", x.Column("id"), x.Constant(3)).domain(x.Scope(r.Scan("users").domain(CTX))),
-        lambda: x.Compare("=", x.Column("age"), x.Constant("FR")).domain(x.Scope(r.Scan("users").domain(CTX))),
+        lambda: x.Compare("<", x.Column("id"), x.Constant(3)).domain(Scope(r.Scan("users").domain(CTX))),
+        lambda: x.Compare("=", x.Column("age"), x.Constant("FR")).domain(Scope(r.Scan("users").domain(CTX))),
         lambda: x.Instant(2**62),
-        lambda: m.Count(r.BoundRows(r.Scan("actions"), "user", r.Auto("t"))).sensitivity(CTX, "user"),
+        lambda: m.Count(r.BoundRows(r.Scan("actions"), "user", Auto("t"))).sensitivity(CTX, "user"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_reason(build: Any) -> None:

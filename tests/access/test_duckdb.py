@@ -17,12 +17,14 @@ import pytest
 
 from access.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
 from conftest import require
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import STATEMENTS, DuckDBEngine, Opening
 from dither.errors import EngineFailure, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.stability import Auto
+from dither.plan.traversal import autos, fill
 from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
 ROWS = {
@@ -363,11 +365,11 @@ def test_partition_counts_return_the_keys_that_occur(tmp_path: Path) -> None:
 
 
 def test_auto_bounds_are_filled_by_tag() -> None:
-    plan = m.Count(r.BoundRows(r.Scan("actions"), "user", r.Auto("t", 50)))
-    assert r.autos(plan) == {r.Auto("t", 50)}
-    assert r.fill(plan, {"t": 7}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 7))
-    assert r.fill(plan, {"t": 10**6}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 50))
-    assert r.fill(plan, {"other": 3}) == plan
+    plan = m.Count(r.BoundRows(r.Scan("actions"), "user", Auto("t", 50)))
+    assert autos(plan) == {Auto("t", 50)}
+    assert fill(plan, {"t": 7}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 7))
+    assert fill(plan, {"t": 10**6}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 50))
+    assert fill(plan, {"other": 3}) == plan
 
 
 def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:

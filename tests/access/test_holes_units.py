@@ -14,14 +14,15 @@ import pytest
 
 from access.trials import change, covers
 from access.worlds import DAY, YEAR_2020
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
 from dither.access.engines.duckdb import DuckDBEngine
 from dither.errors import InvalidPlan, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.stability import PerKey
 from dither.schema import BudgetCap, Category, Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
-from dither.schema.load import loads
+from dither.schema.parser import loads
 
 USER = Unit("user", "user", {"t": "u"})
 ID = Identifier("integer")
@@ -130,7 +131,7 @@ def test_a_key_that_a_filter_rescales_keeps_no_bound_per_key(tmp_path: Path) -> 
 def test_a_key_that_is_a_column_keeps_its_bound_per_key_above_a_filter(tmp_path: Path) -> None:
     ctx = Context(described(tmp_path, NUMBERS, USER))
     filtered = between(r.BoundGroups(r.Scan("t"), "user", (X,), 2, 3), 100, 140)
-    assert filtered.influence(ctx, "user").per_key == r.PerKey((X,), 2, 3)
+    assert filtered.influence(ctx, "user").per_key == PerKey((X,), 2, 3)
 
 
 def test_a_bound_on_other_keys_is_of_no_use_even_where_an_operator_hands_it_on(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_bound_on_other_keys_is_of_no_use_even_where_an_operator_hands_it_on(t
     assert m.sums_sensitivity(found, "user", [1], 11, (key,), narrowed).l0 == 11
     assert m.sums_sensitivity(found, "user", [1], 11, (x.Rescale(X, 6),), whole).l0 == 11
     one, truth = x.In(X, (1,)), x.In(X, (True,))
-    by_one = replace(found, per_key=r.PerKey((one,), 1, 11, (("x", whole["x"]),)))
+    by_one = replace(found, per_key=PerKey((one,), 1, 11, (("x", whole["x"]),)))
     assert one == truth
     assert m.sums_sensitivity(by_one, "user", [1], 2, (truth,), whole).l0 == 2
     assert m.sums_sensitivity(by_one, "user", [1], 2, (one,), whole).l0 == 1

@@ -14,23 +14,24 @@ import pytest
 
 from access.trials import change, covers
 from access.worlds import DAY, YEAR_2020
-from dither.access import domains
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
-from dither.access.domains import Lattice, cardinality, index_of, listed, number
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.spelling import whole
 from dither.errors import DitherError, InvalidPlan, InvalidSchema, Unsupported
-from dither.privacy.appraisal import check_spelling
+from dither.plan import domains
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.domains import Lattice, cardinality, index_of, listed, number
+from dither.plan.sql.builders import whole
+from dither.plan.sql.scope import Scope
+from dither.privacy.cost import check_spelling
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 
 USER = Unit("user", "user", {"t": "u"})
 X = x.Column("x")
 SCAN = r.Scan("t")
 ONE_ROW = r.BoundRows(SCAN, "user", 1)
-NOWHERE = x.Scope({})
+NOWHERE = Scope({})
 
 
 def engine(
@@ -180,7 +181,7 @@ def test_lattices_of_absurd_steps_are_refused(tmp_path: Path) -> None:
 def test_every_exponent_has_bounds_that_hold(tmp_path: Path, exponent: Fraction) -> None:
     source = engine(tmp_path / "a", Number(Fraction(0), Fraction(100)), [(i, i) for i in range(101)])
     value = x.Power(X, exponent)
-    domain = value.domain(x.Scope(SCAN.domain(source.ctx)))
+    domain = value.domain(Scope(SCAN.domain(source.ctx)))
     assert isinstance(domain, Number)
     shown = source.groups(m.PartitionCounts(r.BoundGroups(SCAN, "user", (value,), 1, 1), (m.Key("k", value),)))
     found = [key for (key,) in shown.keys if key is not None]

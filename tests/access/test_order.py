@@ -14,11 +14,13 @@ import pytest
 from scipy import stats
 
 import access.reference as reference
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.spelling import FOLD, MIXED_BITS, MODULUS, Part, Spelling, coefficient, mixed, spread, whole
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.builders import whole
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.row_order import FOLD, MIXED_BITS, MODULUS, Part, coefficient, mixed, spread
 from dither.schema import BudgetCap, Category, Column, Dataset, Identifier, Number, Source, Table, Unit
 
 PEOPLE, KINDS, KEPT = 40_000, 8, 3
@@ -69,7 +71,7 @@ def test_without_the_cube_some_rows_would_come_first(engine: DuckDBEngine, monke
     def straight(spelling: Spelling, order: object) -> object:
         return order
 
-    monkeypatch.setattr("dither.access.statement.spread", straight)
+    monkeypatch.setattr("dither.plan.sql.row_order.spread", straight)
     assert unfair(chosen(engine)) < 1e-9
 
 

@@ -9,14 +9,24 @@ import pyarrow as pa
 import pytest
 
 from access.worlds import USER, YEAR_2020, engine, one_table
-from dither.access.context import Context
-from dither.access.domains import ends
-from dither.access.expr import Arithmetic, Column, Compare, Constant
-from dither.access.measure import Count, Key, Linear, Sum, count_units
-from dither.access.relation import Distinct, GroupBy, PublicJoin, Relation, Sample, Scan, Union, UnitJoin, Where
-from dither.access.relation import Project as Select
 from dither.errors import Unbounded, Unsupported
 from dither.loss import Sensitivity
+from dither.plan.context import Context
+from dither.plan.domains import ends
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Compare
+from dither.plan.expressions.numeric import Arithmetic
+from dither.plan.measures.core import Key
+from dither.plan.measures.linear import Linear
+from dither.plan.measures.sums import Count, Sum, count_units
+from dither.plan.relations.bounding import Sample
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Where
+from dither.plan.relations.group_by import Distinct, GroupBy
+from dither.plan.relations.joins import PublicJoin, UnitJoin
+from dither.plan.relations.project import Project as Select
+from dither.plan.relations.project import Union
+from dither.plan.relations.scan import Scan
 from dither.schema import Category, Dataset, Identifier, Number, Source, Table, Unit
 from dither.schema import Column as Declared
 
@@ -120,7 +130,7 @@ def test_45_group_by_has_stability_two() -> None:
 
 
 def test_45_limit_and_order_by_are_not_offered_on_private_tables() -> None:
-    import dither.access.relation as module
+    import dither.plan.relations as module
 
     assert not {"Limit", "OrderBy", "Sort", "Window"} & set(module.BY_NAME)
 
@@ -157,8 +167,8 @@ def test_45_distinct_after_self_unions_measured(tmp_path: Path) -> None:
 
 
 def test_46_and_47_each_operator_and_measure_names_a_proof_page() -> None:
-    import dither.access.measure as measures
-    import dither.access.relation as relations
+    import dither.plan.measures as measures
+    import dither.plan.relations as relations
 
     pages = Path(measures.__file__).parents[1] / "proofs"
     proved = [node for module in (relations, measures) for node in module.BY_NAME.values() if hasattr(node, "proof")]

@@ -17,15 +17,15 @@ import access.worlds as worlds
 from access.agreement import MEASURES, largest_difference, promises_hold, random_plans
 from access.benches import PostgresBench
 from access.trials import Violation
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines import open_engine
-from dither.access.engines.casts import GuardedSpelling
+from dither.access.engines.guarded_dialect import GuardedSpelling
 from dither.access.engines.postgres import PostgresEngine, PostgresSpelling
-from dither.access.spelling import cast
-from dither.access.statement import Statement, named
 from dither.errors import EngineFailure, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.builders import cast
+from dither.plan.sql.statement import Statement, named
 from dither.schema import Boolean, Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 
 DSN = "DITHER_TEST_DSN"

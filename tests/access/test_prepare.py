@@ -18,16 +18,17 @@ from typer.testing import CliRunner
 
 import access.plans as plans
 import access.worlds as worlds
-import dither.access.engines.prepare as prepare_module
+import dither.access.snapshot as prepare_module
 from access.reference import Raw
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.engines.prepare import FORMAT, PreparedEngine, manifest_of, place_of, prepare
+from dither.access.snapshot import FORMAT, PreparedEngine, manifest_of, place_of, prepare
 from dither.cli import app
 from dither.errors import EngineFailure, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.traversal import walk
 from dither.schema import Dataset, Source
 
 ROWS = worlds.many()
@@ -75,7 +76,7 @@ def test_random_plans_give_the_same_integers(
                 continue
             assert ready.vector(measure, secret=5).tolist() == plain.vector(measure, secret=5).tolist(), measure
             checked += 1
-            ranked += any(isinstance(node, r.BoundRows) and isinstance(node.child, r.Scan) for node in r.walk(measure))
+            ranked += any(isinstance(node, r.BoundRows) and isinstance(node.child, r.Scan) for node in walk(measure))
         plain.close()
         ready.close()
     with capsys.disabled():

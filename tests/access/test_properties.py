@@ -20,9 +20,10 @@ import access.plans as plans
 import access.trials as trials
 from access.shrink import shrunk, size, smallest
 from access.trials import DuckBench, Tally, Violation
-from dither.access.measure import BY_NAME as MEASURES_BY_NAME
-from dither.access.measure import Measure
-from dither.access.relation import BY_NAME, Relation
+from dither.plan.measures import BY_NAME as MEASURES_BY_NAME
+from dither.plan.measures.core import Measure
+from dither.plan.relations import BY_NAME
+from dither.plan.relations.core import Relation
 
 SEEDS = st.integers(min_value=0, max_value=2**64 - 1)
 

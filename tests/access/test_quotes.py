@@ -11,14 +11,14 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.engines import quotes
+from dither.access import csv_quotes as quotes
+from dither.access.csv_quotes import first_unclosed
 from dither.access.engines.duckdb import DuckDBEngine, _csv
-from dither.access.engines.quotes import first_unclosed
-from dither.access.spelling import Spelling
 from dither.errors import InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.dialect import Spelling
 from dither.schema import Category, Column, Dataset, Identifier, Source, Table, Unit
 
 AFTER = [("7", "seven", "7"), ("8", "eight", "8"), ("9", "nine", "9")]

@@ -15,13 +15,14 @@ import access.worlds as worlds
 from access.agreement import ACTIONS, MEASURES, largest_difference, promises_hold
 from access.benches import SparkBench
 from access.trials import Violation
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.engines.casts import GuardedSpelling
+from dither.access.engines.guarded_dialect import GuardedSpelling
 from dither.access.engines.spark import SETTINGS, SparkEngine, SparkSpelling
-from dither.access.spelling import Spelling, cast
 from dither.errors import EngineFailure, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.builders import cast
+from dither.plan.sql.dialect import Spelling
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
 
 ROWS = worlds.many(unlisted="${env:HOME}")

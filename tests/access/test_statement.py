@@ -11,13 +11,16 @@ import pytest
 from sqlglot import Parser, exp
 
 import access.plans as plans
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
 from dither.access.engines.postgres import PostgresSpelling
 from dither.access.engines.spark import SparkSpelling
-from dither.access.spelling import Spelling, both, either, extent
-from dither.access.statement import Origin, Statement, named
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.builders import both, either, extent
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.statement import Origin, Statement, named
+from dither.plan.stability import Auto
+from dither.plan.traversal import fill, walk
 
 SPELLINGS = (Spelling(), PostgresSpelling(), SparkSpelling())
 
@@ -77,16 +80,16 @@ def test_a_chain_is_not_deep_and_a_nest_is() -> None:
 def test_a_filled_plan_keeps_what_holds_no_bound() -> None:
     """What is known about a part of a plan is kept by the part's identity, over all bounds that are tried."""
     below = r.Where(r.Scan("actions"), x.IsNull(x.Column("url")))
-    plan = m.Count(r.BoundRows(below, "user", r.Auto()), (m.Key("action", x.Column("action")),))
-    one, two = (r.fill(plan, {"bound": limit}) for limit in (1, 2))
+    plan = m.Count(r.BoundRows(below, "user", Auto()), (m.Key("action", x.Column("action")),))
+    one, two = (fill(plan, {"bound": limit}) for limit in (1, 2))
     assert one == m.Count(r.BoundRows(below, "user", 1), plan.keys) and two.child.limit == 2
     assert one.child.child is two.child.child is below and one.keys is plan.keys
-    assert r.fill(below, {"bound": 1}) is below and r.fill(plan, {}) is plan
+    assert fill(below, {"bound": 1}) is below and fill(plan, {}) is plan
 
 
 def test_a_plan_is_walked_parents_first_and_from_left_to_right() -> None:
     left, right = r.Scan("users"), r.Scan("actions")
     plan = m.Count(r.Union(left, right), (m.Key("a", x.Column("a")), m.Key("b", x.Column("b"))))
-    found = [*r.walk(plan)]
+    found = [*walk(plan)]
     assert found == [plan, plan.child, left, right, plan.keys[0], x.Column("a"), plan.keys[1], x.Column("b")]
-    assert [*r.walk(r.Scan)] == [] == [*r.walk("text")]
+    assert [*walk(r.Scan)] == [] == [*walk("text")]

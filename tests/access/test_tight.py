@@ -13,11 +13,11 @@ import pytest
 
 from access.trials import change
 from access.worlds import ACTION, MONTH, USER, YEAR_2020, engine, one_table
-from dither.access import expr as x
-from dither.access import measure as m
-from dither.access import relation as r
-from dither.access.context import Context
-from dither.access.statement import Statement, named
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.context import Context
+from dither.plan.sql.statement import Statement, named
 from dither.schema import Category, Identifier, Number, Unit
 
 DAY = 86_400_000_000

@@ -17,16 +17,20 @@ from sqlglot import exp
 
 from access.plans import Case, arrow, cases, neighbours
 from access.reference import Interpreter, Raw, held
-from dither.access.context import Context
-from dither.access.domains import ends, physical
-from dither.access.engines.layout import laid_out
-from dither.access.expr import Scope
-from dither.access.measure import Linear, Measure, Plan, RankCounts
-from dither.access.relation import Relation, Scan, needs_order
-from dither.access.spelling import Spelling, cast
-from dither.access.statement import Origin, Statement, named
+from dither.access.result_vector import laid_out
 from dither.errors import DitherError
 from dither.loss import Sensitivity
+from dither.plan.context import Context
+from dither.plan.domains import ends, physical
+from dither.plan.measures.core import Measure, Plan
+from dither.plan.measures.linear import Linear, RankCounts
+from dither.plan.relations.core import Relation
+from dither.plan.relations.facts import needs_order
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.builders import cast
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.scope import Scope
+from dither.plan.sql.statement import Origin, Statement, named
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference
 
 SECRET = 7

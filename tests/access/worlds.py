@@ -11,19 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.schema import (
-    Category,
-    Column,
-    Dataset,
-    Domain,
-    Identifier,
-    Moment,
-    Number,
-    Reference,
-    Source,
-    Table,
-    Unit,
-)
+from dither.schema import Category, Column, Dataset, Domain, Identifier, Moment, Number, Reference, Source, Table, Unit
 
 YEAR_2020 = 1_577_836_800_000_000
 DAY = 86_400_000_000

@@ -16,18 +16,22 @@ import sqlglot
 
 from attacks.sites import COLUMNS, neighbours, target
 from conftest import Tier
-from dither.access import expr
 from dither.audit.attacks import ATTACKS, Attack, Target, run
+from dither.audit.attacks.api import report
 from dither.audit.attacks.fuzz import Fuzzer
 from dither.audit.attacks.oracles import EXPRESSIONS, SHAPES, filled
-from dither.audit.attacks.service import report
 from dither.errors import DitherError, InvalidPlan
-from dither.post import sql
+from dither.plan import expressions as expr
+from dither.plan.domains import as_number
+from dither.plan.sql.scope import Scope
+from dither.post.query import parser as sql
 from dither.privacy.kernel import LocalKernel, _Drawing
-from dither.privacy.ledger import chain, rules
-from dither.serve import documents, questions
-from dither.serve.frames import Message
-from dither.serve.jobs import Jobs
+from dither.privacy.ledger import ledger as chain
+from dither.privacy.ledger import state as rules
+from dither.serve.gateway import requests as questions
+from dither.serve.gateway.jobs import Jobs
+from dither.serve.transport.framing import Message
+from dither.views import answers as documents
 from serve.house import PEOPLE, SALARY, Place, place, town
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,8 +153,8 @@ def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pyt
     The question then fails where one person's record is, and only there.
     """
 
-    def unguarded(self: expr.Function, scope: expr.Scope) -> Any:
-        child, target = (expr.as_number(each.domain(scope), "SQRT") for each in (self.child, self))
+    def unguarded(self: expr.Function, scope: Scope) -> Any:
+        child, target = (as_number(each.domain(scope), "SQRT") for each in (self.child, self))
         return expr.snapped(self._call(expr.real(self.child.sql(scope), child.step)), target)
 
     query = f"SELECT SUM(CLAMP(SQRT(CASE WHEN salary = {SALARY} THEN -16 ELSE 16 END), 0, 9)) FROM people"
@@ -266,7 +270,7 @@ def test_a_ledger_that_forgets_questions_is_found(tmp_path: Path, monkeypatch: p
 def test_a_missing_policy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with place(tmp_path) as there:
         monkeypatch.setitem(
-            __import__("dither.serve.gateway", fromlist=["HEADERS"]).HEADERS, "content-security-policy", ""
+            __import__("dither.serve.gateway.app", fromlist=["HEADERS"]).HEADERS, "content-security-policy", ""
         )
         assert BY_NAME["security headers"].run([target(there)]).learned
 

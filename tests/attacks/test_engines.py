@@ -14,12 +14,12 @@ import pytest
 
 from attacks.sites import COLUMNS, PERSON
 from conftest import Tier
-from dither.access import expr
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, SHAPES, filled
 from dither.errors import DitherError, EngineFailure
+from dither.plan import expressions as expr
+from dither.post.session import Session
 from dither.privacy.kernel import LocalKernel
 from dither.schema import Dataset, Source, load
-from dither.session import Session
 from serve.house import SALARY, town
 
 pytestmark = pytest.mark.tier("test")

@@ -24,10 +24,10 @@ from attacks.sites import COLUMNS
 from conftest import Tier
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, filled
 from dither.privacy.kernel import LocalKernel, _Drawing
-from dither.privacy.ledger import chain
+from dither.privacy.ledger import ledger as chain
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
-from dither.serve import documents
+from dither.views import answers as documents
 from privacy.ledger_cases import HeldClock
 from serve.house import SALARY, Place, place, town
 

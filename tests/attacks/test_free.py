@@ -21,14 +21,14 @@ from dither.loss import Pure
 from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger import Ledger
+from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.pacing import Schedule
-from dither.privacy.upkeep import backup, restore, verify
 from dither.schema import load
-from dither.serve.frames import Message, send
-from dither.serve.gateway import Settings, application
-from dither.serve.kernel_server import KernelServer, unix_listener
-from dither.serve.limits import Rate
-from dither.serve.remote import Heads, RemoteKernel
+from dither.serve.gateway.app import Settings, application
+from dither.serve.gateway.rate_limits import Rate
+from dither.serve.kernel.server import KernelServer, unix_listener
+from dither.serve.transport.framing import Message, send
+from dither.serve.transport.socket_client import Heads, RemoteKernel
 from serve.house import Place, place, town, until
 
 QUERY = "SELECT COUNT(*) FROM people"
@@ -210,11 +210,11 @@ def test_an_engine_that_is_cut_off_keeps_the_charge(tmp_path: Path) -> None:
 
 
 def _request(there: Place) -> bytes:
-    from dither.access.measure import Count
-    from dither.access.relation import Scan
     from dither.loss import Pure
-    from dither.wire import Calibrate, Part, Request
-    from dither.wire.codec import encode
+    from dither.plan.measures.sums import Count
+    from dither.plan.relations.scan import Scan
+    from dither.privacy.codec import encode
+    from dither.privacy.protocol import Calibrate, Part, Request
 
     loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
     return encode(Request("town", (Part(Count(Scan("people")), loss),), request_id="one"))
@@ -287,18 +287,18 @@ def _run(path: Path, folder: Path, ledger: Path, asks: int, token: str = "") -> 
 
 
 def _request_numbered(number: int) -> bytes:
-    from dither.access.measure import Count
-    from dither.access.relation import Scan
     from dither.loss import Pure
-    from dither.wire import Calibrate, Part, Request
-    from dither.wire.codec import encode
+    from dither.plan.measures.sums import Count
+    from dither.plan.relations.scan import Scan
+    from dither.privacy.codec import encode
+    from dither.privacy.protocol import Calibrate, Part, Request
 
     loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
     return encode(Request("town", (Part(Count(Scan("people")), loss),), draw=number))
 
 
 def test_a_busy_kernel_refuses_before_any_charge(tmp_path: Path) -> None:
-    from dither.serve.turns import Limits
+    from dither.serve.kernel.fair_queue import Limits
 
     with place(tmp_path, limits=Limits(running=1, waiting=1, account=1)) as there:
         turns, charges = there.server.turns, there.charges()

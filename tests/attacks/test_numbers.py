@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 from conftest import Tier
-from dither.access.expr import Column, Compare, Constant, In
-from dither.access.measure import Count, Measure
-from dither.access.relation import Scan, Where
 from dither.audit.attacks.statistics import Guess, guessing, most_right, reconstructed, subsets
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, rational
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Compare, In
+from dither.plan.measures.core import Measure
+from dither.plan.measures.sums import Count
+from dither.plan.relations.filter import Where
+from dither.plan.relations.scan import Scan
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.mechanisms import DiscreteLaplace, Vector
+from dither.privacy.protocol import Calibrate, Part, Request
 from dither.schema import BudgetCap, load
-from dither.wire import Calibrate, Part, Request
 from serve.house import SALARY, SEPARATE, SHARED, place, town
 
 SINGLED = Count(Where(Scan("people"), Compare("=", Column("salary"), Constant(SALARY))))

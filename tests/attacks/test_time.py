@@ -15,15 +15,15 @@ import pytest
 
 from conftest import Tier, require
 from dither.access.engines import open_engine
-from dither.audit.times import TimingResult, timing
+from dither.audit.timing_channel import TimingResult, timing
 from dither.errors import DitherError
+from dither.post.session import Session
 from dither.privacy import kernel as kernel_module
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Departure, Schedule
 from dither.schema import load
-from dither.serve.frames import Message
-from dither.serve.kernel_server import KernelServer
-from dither.session import Session
+from dither.serve.kernel.server import KernelServer
+from dither.serve.transport.framing import Message
 from serve.house import Place, place, town
 
 QUERY = "SELECT COUNT(*) FROM people WHERE salary = 91000"
@@ -220,8 +220,8 @@ def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
     """Through the message handler of the socket, the clock stands where the kernel left it."""
     import socket
 
-    from dither.wire import Request
-    from dither.wire.codec import encode
+    from dither.privacy.codec import encode
+    from dither.privacy.protocol import Request
 
     heard: list[Request] = []
     with held(tmp_path, 123) as (kernel, clock):

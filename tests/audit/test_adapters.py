@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from conftest import require
-from dither.audit import adapters, exact, stated
-from dither.audit.transformations import transformation
+from dither.audit import adapters, exact
+from dither.audit import claim_syntax as stated
+from dither.audit.stability import transformation
 from dither.errors import InvalidParameter
 from dither.loss import Pure
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dither.audit import schedules
-from dither.audit.cli import app
+from dither.audit.attacks import schedules
+from dither.cli.audit import app
 from dither.errors import InvalidParameter, NotFound
 
 MINE = """

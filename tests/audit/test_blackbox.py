@@ -12,13 +12,15 @@ import pytest
 from hypothesis import strategies
 
 from dither import audit
-from dither.audit import blackbox, learners, neighbours, search, zoo
-from dither.audit.bounds import Counts, p_value, strength_lower
+from dither.audit import neighbours, zoo
+from dither.audit.blackbox import api as blackbox
+from dither.audit.blackbox import learners, search
+from dither.audit.blackbox.events import ColumnScore, Event, Sample, Space
+from dither.audit.blackbox.plan import evidence
+from dither.audit.blackbox.plots import Tracer
+from dither.audit.blackbox.report import PrivacyResult, briefly
 from dither.audit.claims import ceiling
-from dither.audit.events import ColumnScore, Event, Sample, Space
-from dither.audit.plan import evidence
-from dither.audit.plots import Tracer
-from dither.audit.report import PrivacyResult, briefly
+from dither.audit.confidence import Counts, p_value, strength_lower
 from dither.audit.sampling import as_outputs, takes_size
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
@@ -282,7 +284,7 @@ def test_the_report_is_json_too(refuted: PrivacyResult, tmp_path: Any) -> None:
 
 def test_plain_events_are_described_as_intervals(refuted: PrivacyResult) -> None:
     space = Space.learn(np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
-    from dither.audit.events import ColumnScore, Event
+    from dither.audit.blackbox.events import ColumnScore, Event
 
     event = Event(space, ColumnScore(0, np.arange(256.0)), 3.0, True)
     assert str(event) == "output in [1.0, inf)"

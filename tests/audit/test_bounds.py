@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dither.audit import bounds, sequential
-from dither.audit.bounds import Counts
+from dither.audit import confidence as bounds
+from dither.audit.blackbox import sequential
 from dither.audit.claims import ceiling, delta, strength, tangent
+from dither.audit.confidence import Counts
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 
 RUNS = 10

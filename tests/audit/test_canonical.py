@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dither.audit import standing
-from dither.audit.canonical import CASES, Case, certificate
-from dither.audit.cli import app
-from dither.audit.enumeration import UNIT, ExactLaw
-from dither.audit.exactly import exact
-from dither.audit.standing import law, sampler_law
+from dither.audit.enumeration import sampler_models as standing
+from dither.audit.enumeration.api import exact
+from dither.audit.enumeration.certify import CASES, Case, certificate
+from dither.audit.enumeration.paths import UNIT, ExactLaw
+from dither.audit.enumeration.sampler_models import law, sampler_law
+from dither.cli.audit import app
 from dither.errors import NotFound
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
 from dither.privacy.mechanisms import BY_NAME, ExponentialMechanism, NoisyMax, selection

@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from dither.audit import exactly, lazily, standing
-from dither.audit.enumeration import UNIT, ExactLaw, Tape
-from dither.audit.exactly import ExactResult, exact
-from dither.audit.standing import enumerable, law, sampler_law
+from dither.audit.enumeration import api as exactly
+from dither.audit.enumeration import sampler_models as standing
+from dither.audit.enumeration import symbolic as lazily
+from dither.audit.enumeration.api import ExactResult, exact
+from dither.audit.enumeration.paths import UNIT, ExactLaw, Tape
+from dither.audit.enumeration.sampler_models import enumerable, law, sampler_law
 from dither.errors import Unsupported
 from dither.loss import ZCDP, Pure, Renyi
 from dither.privacy.bits import SystemBits

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dither.audit.fitting import anderson_darling, anderson_darling_p, fit
+from dither.audit.goodness_of_fit import anderson_darling, anderson_darling_p, fit
 from dither.errors import InvalidParameter
 from dither.privacy.bits import SystemBits
-from dither.privacy.laws import GaussianLaw, LaplaceLaw
+from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw
 from dither.privacy.noise import discrete_gaussian, discrete_laplace
 
 F = Fraction

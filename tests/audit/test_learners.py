@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dither.audit import learners
-from dither.audit.events import Sample, Space
+from dither.audit.blackbox import learners
+from dither.audit.blackbox.events import Sample, Space
 
 
 def test_columns_of_one_kind_share_a_table() -> None:

@@ -13,12 +13,14 @@ import pytest
 from scipy import special, stats
 
 from dither import audit
-from dither.audit import blackbox, bounds, zoo
-from dither.audit.bounds import Counts, Level
+from dither.audit import confidence as bounds
+from dither.audit import zoo
+from dither.audit.blackbox import api as blackbox
+from dither.audit.blackbox.events import ColumnScore, Encoded, Event, Levels
+from dither.audit.blackbox.levels import CHEAP, HEAVIEST, weighed
+from dither.audit.blackbox.search import Lead
 from dither.audit.claims import ceiling
-from dither.audit.events import ColumnScore, Encoded, Event, Levels
-from dither.audit.levels import CHEAP, HEAVIEST, weighed
-from dither.audit.search import Lead
+from dither.audit.confidence import Counts, Level
 from dither.loss import ZCDP, Approximate, Loss, Pure
 
 SCORE = ColumnScore(0, np.arange(256.0))

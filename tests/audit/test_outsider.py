@@ -25,21 +25,23 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from dither import audit
-from dither.audit import enumeration, features, schedules
+from dither.audit.attacks import schedules
 from dither.audit.attacks.model import Finding, Reply, discovered
-from dither.audit.bounds import Counts, p_value, strength_lower
+from dither.audit.blackbox import features
+from dither.audit.blackbox.report import inputs
+from dither.audit.claim_syntax import claim as parsed
+from dither.audit.claim_syntax import found, words
 from dither.audit.claims import ceiling, strength
-from dither.audit.cli import app
+from dither.audit.confidence import Counts, p_value, strength_lower
+from dither.audit.enumeration import paths as enumeration
 from dither.audit.neighbours import distinct, fingerprint
-from dither.audit.report import inputs
 from dither.audit.sampling import Source, as_outputs
-from dither.audit.stated import claim as parsed
-from dither.audit.stated import found, words
-from dither.audit.transformations import Domain, change, transformation
+from dither.audit.stability import Domain, change, transformation
+from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 
-service = import_module("dither.audit.attacks.service")  # its name is that of a function as well
+service = import_module("dither.audit.attacks.api")  # its name is that of a function as well
 RNG = np.random.default_rng(7)
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dither.audit.randomly import random_dp, share_above
+from dither.audit.random_inputs import random_dp, share_above
 from dither.errors import InvalidParameter
 from dither.privacy.mechanisms import DiscreteLaplace
 

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dither.audit import learners, search
-from dither.audit.chains import Chain, Said, Tally, believed
-from dither.audit.events import ColumnScore, Committee, Sample, Score, Space
-from dither.audit.learners import Learner
-from dither.audit.reference import Reference, _chances
+from dither.audit.blackbox import learners, search
+from dither.audit.blackbox.belief import Chain, Said, Tally, believed
+from dither.audit.blackbox.events import ColumnScore, Committee, Sample, Score, Space
+from dither.audit.blackbox.learners import Learner
+from dither.audit.blackbox.reference import Reference, _chances
 from dither.loss import Pure
 
 ROWS = 20_000

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from attacks.sites import COLUMNS
-from dither.audit import schedules
+from dither.audit.attacks import schedules
 from dither.audit.attacks.counting import end_to_end
 from dither.audit.attacks.model import Reply, Target
-from dither.audit.cli import app
+from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter
 from dither.privacy.bits import SystemBits
 from dither.privacy.noise import discrete_laplace

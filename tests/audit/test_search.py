@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dither import audit
-from dither.audit import learners, search
-from dither.audit.chains import Chain, Tally, believed
-from dither.audit.events import ColumnScore, Committee, CornerScore, Event, JointScore, Sample, Space, SumScore
-from dither.audit.search import CAUTION
+from dither.audit.blackbox import learners, search
+from dither.audit.blackbox.belief import Chain, Tally, believed
+from dither.audit.blackbox.events import ColumnScore, Committee, CornerScore, Event, JointScore, Sample, Space, SumScore
+from dither.audit.blackbox.search import CAUTION
 from dither.loss import Pure
 
 RUNS = 200_000

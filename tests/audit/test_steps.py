@@ -15,14 +15,16 @@ import pytest
 from scipy import special, stats
 
 from dither import audit
-from dither.audit import bounds, neighbours, search, sequential
-from dither.audit.bounds import Counts
+from dither.audit import confidence as bounds
+from dither.audit import neighbours
+from dither.audit.blackbox import search, sequential
+from dither.audit.blackbox.plan import Plan
+from dither.audit.blackbox.report import PrivacyResult
+from dither.audit.blackbox.search import Lead
 from dither.audit.claims import LARGEST_STRENGTH, ceiling, strength, tangent
+from dither.audit.confidence import Counts
 from dither.audit.neighbours import Apart, farther
-from dither.audit.plan import Plan
-from dither.audit.report import PrivacyResult
 from dither.audit.sampling import Source
-from dither.audit.search import Lead
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.privacy.mechanisms import DiscreteLaplace

@@ -6,7 +6,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.audit.transformations import Domain, Vectors, change, frame, listed, sql, transformation
+from dither.audit.stability import Domain, Vectors, change, frame, listed, sql, transformation
 from dither.errors import InvalidParameter
 
 SALARIES = Domain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)

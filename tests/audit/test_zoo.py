@@ -10,8 +10,8 @@ import pytest
 
 from dither import audit
 from dither.audit import zoo
-from dither.audit.bounds import Counts, p_value
 from dither.audit.claims import ceiling
+from dither.audit.confidence import Counts, p_value
 from dither.audit.zoo import Member
 from dither.errors import NotFound
 from dither.loss import Pure

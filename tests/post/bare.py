@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dither.access.context import Context, PublicFacts
-from dither.access.measure import Measure
-from dither.access.relation import fill
+from dither.plan.context import Context, PublicFacts
+from dither.plan.measures.core import Measure
+from dither.plan.traversal import fill
 from dither.privacy.bits import SystemBits
+from dither.privacy.contribution_bound import rung
 from dither.privacy.mechanisms import calibrate
-from dither.privacy.tails import rung
+from dither.privacy.protocol import Calibrate, Head, Part, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
 from dither.schema import Dataset
-from dither.wire import Calibrate, Head, Part, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
 
 HEAD = Head(0, "00")
 

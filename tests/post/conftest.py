@@ -9,11 +9,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.access.context import Context
 from dither.access.engines import Engine, open_engine
-from dither.access.measure import Measure
+from dither.plan.context import Context
+from dither.plan.measures.core import Measure
+from dither.post.session import Session
 from dither.schema import load
-from dither.session import Session
 from post.bare import BareKernel
 from post.small_world import build, facts, raw
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dither.access.context import PublicFacts
+from dither.plan.context import PublicFacts
 
 CORPUS = Path(__file__).parent / "corpus"
 PEOPLE = 400

@@ -12,18 +12,19 @@ import pytest
 from scipy.stats import binom
 
 from conftest import Tier
-from dither.access.measure import Count
-from dither.access.relation import Scan
 from dither.errors import InvalidParameter
-from dither.post.asking import clipped
-from dither.post.bounds import Bound, Found, bound_of, edges, found, ladder
-from dither.post.intervals import estimate
-from dither.post.laws import Law
-from dither.post.recipe import Cell
+from dither.plan.measures.sums import Count
+from dither.plan.relations.scan import Scan
+from dither.post.contribution_bound import Bound, bound_of, edges, ladder
+from dither.post.estimate.contribution import Found, found
+from dither.post.estimate.intervals import estimate
+from dither.post.estimate.measured import clipped
+from dither.post.formulas import Cell
+from dither.post.noise import Law
+from dither.post.session import Session
+from dither.privacy.contribution_bound import rung
 from dither.privacy.mechanisms import DiscreteLaplace
-from dither.privacy.tails import rung
-from dither.session import Session
-from dither.wire import AutoBound, Tradeoff
+from dither.privacy.protocol import AutoBound, Tradeoff
 
 ROW = 256
 SHARES = np.array([0.5, 0.2, 0.1, 0.1, 0.07, 0.03])

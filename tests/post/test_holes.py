@@ -9,13 +9,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dither.access.context import Context, with_facts
 from dither.access.engines import open_engine
 from dither.errors import DitherError, InvalidParameter, InvalidQuery, Unsupported
 from dither.loss import Approximate, Pure
-from dither.post import grammar, sql
+from dither.plan.context import Context, with_facts
+from dither.post.query import parser as sql
+from dither.post.query import supported_syntax as grammar
+from dither.post.session import Session
 from dither.schema import load
-from dither.session import Session
 from post.bare import BareKernel
 
 DESCRIPTION = """

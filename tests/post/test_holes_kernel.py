@@ -10,12 +10,12 @@ import pytest
 
 from dither.errors import InvalidPlan
 from dither.loss import Pure
-from dither.post.bounds import Bound
+from dither.post.contribution_bound import Bound
 from dither.post.options import Chosen
-from dither.post.plan import Planner
+from dither.post.query.planner import Planner
+from dither.post.session import Session
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
-from dither.session import Session
 
 DESCRIPTION = """
 version: 1

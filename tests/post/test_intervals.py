@@ -18,17 +18,19 @@ from scipy.stats import binom
 
 from conftest import Tier
 from dither.loss import ZCDP, Pure
-from dither.post import asking
-from dither.post.asking import Spend
-from dither.post.bounds import Bound
-from dither.post.intervals import Banded, Measured, estimate, fieller
-from dither.post.laws import Law
-from dither.post.plan import Plan, Planner
-from dither.post.recipe import Apply, Cell, Constant, Mean, Node, cells_of, evaluate
-from dither.post.sql import read
+from dither.post.contribution_bound import Bound
+from dither.post.estimate.intervals import Banded, Measured, estimate, fieller
+from dither.post.estimate.measured import sources
+from dither.post.formulas import Apply, Cell, Constant, Mean, Node, cells_of, evaluate
+from dither.post.noise import Law
+from dither.post.query import request as asking
+from dither.post.query.parser import read
+from dither.post.query.planner import Plan, Planner
+from dither.post.query.spend import Spend
+from dither.post.session import Session
 from dither.privacy.bits import SystemBits
-from dither.session import Session
-from dither.wire import ReleasedPart
+from dither.privacy.mechanisms.calibration import calibrate
+from dither.privacy.protocol import ReleasedPart
 from post.bare import BareKernel
 
 CONFIDENCE = 0.95
@@ -89,7 +91,7 @@ def released(
         steps = part.measure.steps(session.context)
         shared = (steps, (len(vector),), None, mechanism, sensitivity, mechanism.loss(sensitivity), ())
         noisy.append(ReleasedPart(drawn, *shared))  # type: ignore[arg-type]
-        quiet = asking.calibrate("discrete_laplace", Pure(10**12), sensitivity)
+        quiet = calibrate("discrete_laplace", Pure(10**12), sensitivity)
         exact.append(ReleasedPart(tuple(map(int, vector)), *shared[:3], quiet, *shared[4:]))
     return noisy, exact
 
@@ -99,7 +101,7 @@ def redraws(
 ) -> tuple[list[Any], list[Any]]:
     """Columns over `times` redraws of one exact vector, and the same columns without noise."""
     noisy, exact = released(session, kernel, plan, budget, times)
-    return asking.sources(plan, noisy, {}, level), asking.sources(plan, exact, {}, level)
+    return sources(plan, noisy, {}, level), sources(plan, exact, {}, level)
 
 
 def coverages(

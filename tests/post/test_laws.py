@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dither.post.laws import Law, half_width, pair_half_width
-from dither.privacy.laws import GaussianLaw, LaplaceLaw
+from dither.post.noise import Law, half_width, pair_half_width
+from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw
 
 SPREADS = [0.3, 1.0, 2.5, 10.0, 300.0]
 

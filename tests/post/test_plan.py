@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 import dither
-from dither.access.context import Context, with_facts
-from dither.access.engines.prepare import prepare
-from dither.access.measure import Clipped, Count, Measure
-from dither.access.relation import BoundRows
-from dither.post.bounds import Bound, bound_of
-from dither.post.plan import Plan, Planner
-from dither.post.sql import read
-from dither.session import Session
+from dither.access.snapshot import prepare
+from dither.plan.context import Context, with_facts
+from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.core import Measure
+from dither.plan.measures.sums import Count
+from dither.plan.relations.bounding import BoundRows
+from dither.post.contribution_bound import Bound, bound_of
+from dither.post.query.parser import read
+from dither.post.query.planner import Plan, Planner
+from dither.post.session import Session
 from post.small_world import build
 
 COUNTED = "SELECT action, COUNT(*) FROM actions GROUP BY action"

@@ -14,7 +14,7 @@ from conftest import require
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Sensitivity
 from dither.post.pld import FIXED_IN_ADVANCE, Fixed, pld_figure
-from dither.privacy.accounting import epsilon_at
+from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Staircase
 
 pytestmark = pytest.mark.tier("test")  # dp-accounting takes seconds to import

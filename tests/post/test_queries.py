@@ -10,8 +10,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.post.answers import Answer
-from dither.session import Session
+from dither.post.estimate.answer import Answer
+from dither.post.session import Session
 from post.bare import BareKernel
 from post.small_world import statements
 

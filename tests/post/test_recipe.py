@@ -7,7 +7,20 @@ import math
 import numpy as np
 import pytest
 
-from dither.post.recipe import Affine, Apply, Cell, Constant, Key, Mean, Within, affine, cells_of, evaluate, peel, ratio
+from dither.post.formulas import (
+    Affine,
+    Apply,
+    Cell,
+    Constant,
+    Key,
+    Mean,
+    Within,
+    affine,
+    cells_of,
+    evaluate,
+    peel,
+    ratio,
+)
 
 A, B = Cell(0), Cell(1)
 CELLS = [np.array([10.0, -3.0]), np.array([4.0, 0.0])]

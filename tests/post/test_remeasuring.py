@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from conftest import Tier
+from dither.connection import connect
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Pure
-from dither.post.asking import Spend
-from dither.post.intervals import estimate
-from dither.post.recipe import evaluate
-from dither.post.remeasuring import Drawn, combined, weights
-from dither.session import Session, connect
-from dither.wire import ReleasedPart
+from dither.post.estimate.combine import Drawn, combined, weights
+from dither.post.estimate.intervals import estimate
+from dither.post.formulas import evaluate
+from dither.post.query.spend import Spend
+from dither.post.session import Session
+from dither.privacy.protocol import ReleasedPart
 from post.bare import BareKernel
 from post.test_intervals import fewest, planned, released
 from serve.house import place

@@ -15,13 +15,14 @@ from scipy.stats import binom
 
 import dither
 from conftest import Tier
+from dither.connection import connect
 from dither.errors import BudgetExceeded, InvalidParameter, NotFound
 from dither.loss import ZCDP, Loss, Pure
-from dither.post import asking
-from dither.post.asking import Spend
-from dither.post.intervals import estimate
-from dither.session import Session, connect
-from dither.wire import Request
+from dither.post.estimate.intervals import estimate
+from dither.post.query import request as asking
+from dither.post.query.spend import Spend
+from dither.post.session import Session
+from dither.privacy.protocol import Request
 from post.bare import BareKernel
 from post.small_world import build, statements
 from post.test_intervals import ALARM, planned, redraws

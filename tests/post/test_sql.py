@@ -8,8 +8,8 @@ import os
 import pytest
 
 from dither.errors import DitherError, InvalidQuery, Unsupported
-from dither.post.sql import DEEPEST, LONGEST, options_of, parse, read
-from dither.session import Session
+from dither.post.query.parser import DEEPEST, LONGEST, options_of, parse, read
+from dither.post.session import Session
 from post.small_world import CORPUS, statements
 
 SNAPSHOT = CORPUS / "refused.json"

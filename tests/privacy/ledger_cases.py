@@ -11,8 +11,8 @@ from typing import Any
 
 from dither.loss import ZCDP, Loss, Pure, Rational, rational
 from dither.privacy.ledger import Claim, Ledger, Receipt
+from dither.privacy.protocol import UnitLoss
 from dither.schema import BudgetCap, Category, Column, Dataset, Group, Identifier, Moment, Number, Source, Table, Unit
-from dither.wire.model import UnitLoss
 
 DAY = 86_400_000_000
 

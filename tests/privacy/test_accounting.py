@@ -22,36 +22,30 @@ from mpmath import mpf
 from conftest import require
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.post.interpretation import group_table, meaning, power, privacy_curve
 from dither.privacy import accounting
-from dither.privacy.accounting import (
-    LARGEST_COST,
-    Filter,
-    PureFilter,
-    RenyiFilter,
-    ZCDPFilter,
-    as_renyi,
-    as_zcdp,
+from dither.privacy.accounting.composition import (
     compose,
-    delta_at,
-    epsilon_at,
-    filter_of,
     group,
     group_in_distinct_cells,
-    group_table,
     joint_gaussian,
     joint_laplace,
-    largest_rho,
-    meaning,
     parallel,
-    power,
-    privacy_curve,
-    pure_as_renyi,
-    pure_as_rho,
     repeated,
     subsampled,
     subsampled_gaussian,
-    units15,
 )
+from dither.privacy.accounting.conversion import (
+    as_renyi,
+    as_zcdp,
+    delta_at,
+    epsilon_at,
+    largest_rho,
+    pure_as_renyi,
+    pure_as_rho,
+)
+from dither.privacy.accounting.filters import Filter, PureFilter, RenyiFilter, ZCDPFilter, filter_of
+from dither.privacy.accounting.units import LARGEST_COST, units15
 from dither.schema import BudgetCap
 
 NEAR = 1e-6

@@ -11,13 +11,20 @@ import duckdb
 import mpmath
 import pytest
 
-from dither.access.context import Context, PublicFacts
 from dither.access.engines import open_engine
-from dither.access.expr import Column, Compare, Constant
-from dither.access.measure import Count, Key
-from dither.access.relation import BoundRows, Relation, Sample, Scan, Union, UnitJoin, Where
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.privacy.accounting import compose, subsampled
+from dither.plan.context import Context, PublicFacts
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Compare
+from dither.plan.measures.core import Key
+from dither.plan.measures.sums import Count
+from dither.plan.relations.bounding import BoundRows, Sample
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Where
+from dither.plan.relations.joins import UnitJoin
+from dither.plan.relations.project import Union
+from dither.plan.relations.scan import Scan
+from dither.privacy.accounting.composition import compose, subsampled
 from dither.privacy.amplification import amplified, sampling_rate
 from dither.schema import Column as Described
 from dither.schema import Dataset, Number, Source

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dither.errors import InvalidParameter
-from dither.privacy.directed import (
+from dither.privacy.accounting.rounding import (
     LARGEST_EXPONENT,
     digits_down,
     digits_up,

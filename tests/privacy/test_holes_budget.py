@@ -9,17 +9,26 @@ from typing import Any
 
 import pytest
 
-from dither.access.context import Context
-from dither.access.expr import Column, Compare, Constant
-from dither.access.measure import Count, Key, Measure, Sum, contributions
-from dither.access.relation import Auto, BoundRows, KeyJoin, Project, PublicJoin, Relation, Scan, Where
 from dither.errors import InvalidPlan, InvalidSchema, NotAllowed, Unsupported
 from dither.loss import Pure
-from dither.privacy.appraisal import appraise
+from dither.plan.context import Context
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Compare
+from dither.plan.measures.core import Key, Measure
+from dither.plan.measures.statistics import contributions
+from dither.plan.measures.sums import Count, Sum
+from dither.plan.relations.bounding import BoundRows
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Where
+from dither.plan.relations.joins import KeyJoin, PublicJoin
+from dither.plan.relations.project import Project
+from dither.plan.relations.scan import Scan
+from dither.plan.stability import Auto
+from dither.privacy.cost import appraise
 from dither.privacy.ledger import Ledger
 from dither.privacy.mechanisms import DiscreteLaplace
+from dither.privacy.protocol import AutoBound, Calibrate, Part, Request, Tradeoff
 from dither.schema import Dataset, Unit
-from dither.wire import AutoBound, Calibrate, Part, Request, Tradeoff
 from privacy.ledger_cases import claim, dataset, pure, teams, zcdp
 
 # --- Private records that no budget covers ---

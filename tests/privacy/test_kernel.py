@@ -22,13 +22,8 @@ import numpy as np
 import pytest
 from sqlglot import exp
 
-from dither.access.context import Context, PublicFacts
 from dither.access.engines import Engine, open_engine
 from dither.access.engines.duckdb import Database, DuckDBEngine
-from dither.access.expr import Column, Compare, Constant, Instant, Or
-from dither.access.measure import Clipped, Count, Key, Linear, Measure, PartitionCounts, Sum, Sums, contributions
-from dither.access.relation import Auto, BoundGroups, BoundRows, Project, Sample, Scan, Where
-from dither.access.spelling import binary
 from dither.errors import (
     BudgetExceeded,
     DitherError,
@@ -40,17 +35,34 @@ from dither.errors import (
     Unsupported,
 )
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
-from dither.privacy import appraisal as appraisal_module
+from dither.plan.context import Context, PublicFacts
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Compare, Or
+from dither.plan.expressions.time import Instant
+from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.core import Key, Measure
+from dither.plan.measures.linear import Linear
+from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.measures.statistics import contributions
+from dither.plan.measures.sums import Count, Sum, Sums
+from dither.plan.relations.bounding import BoundGroups, BoundRows, Sample
+from dither.plan.relations.filter import Where
+from dither.plan.relations.project import Project
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.builders import binary
+from dither.plan.stability import Auto
+from dither.privacy import cost as appraisal_module
 from dither.privacy import kernel as kernel_module
-from dither.privacy.accounting import subsampled, units15
-from dither.privacy.appraisal import losses_of
+from dither.privacy.accounting.composition import subsampled
+from dither.privacy.accounting.units import units15
+from dither.privacy.contribution_bound import rung
+from dither.privacy.cost import losses_of
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.pacing import Schedule
-from dither.privacy.tails import rung
-from dither.privacy.upkeep import backup, restore, verify
+from dither.privacy.protocol import AutoBound, Calibrate, Head, Part, Release, Request, Tradeoff
 from dither.schema import Dataset, Source, Unit
-from dither.wire import AutoBound, Calibrate, Head, Part, Release, Request, Tradeoff
 from privacy.ledger_cases import DAY, HeldClock, dataset, pure, teams, zcdp
 
 ONE = 10**15
@@ -911,7 +923,7 @@ def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened:
     def nested(terms: Any) -> Any:
         return reduce(lambda left, right: binary(exp.Add, left, right), terms)
 
-    monkeypatch.setattr("dither.access.measure.added", nested)
+    monkeypatch.setattr("dither.plan.sql.builders.added", nested)
     room = opened(world(100))
     before = room.kernel.books.head
     with pytest.raises(Unsupported, match="nested too deeply"):
@@ -938,7 +950,7 @@ def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
     """How deep or wide a plan may be is no part of what it costs: verifying goes by the losses alone."""
     room = opened(world(100))
     room.kernel.answer(vector_of(400), "ann")
-    monkeypatch.setattr("dither.privacy.appraisal.MOST_COLUMNS", 300)
+    monkeypatch.setattr("dither.privacy.cost.MOST_COLUMNS", 300)
     with pytest.raises(Unsupported, match="too wide"):
         room.kernel.answer(vector_of(400), "ann")
     assert verify(tmp_path / "ledger.sqlite", losses_of).sound
@@ -1303,7 +1315,7 @@ def test_a_receipt_serves_each_step_once(world: Any, opened: Any, monkeypatch: A
 
 @pytest.mark.tier("test")
 def test_answers_survive_the_wire(world: Any, opened: Any) -> None:
-    from dither.wire.codec import RESPONSE, decode, encode
+    from dither.privacy.codec import RESPONSE, decode, encode
 
     room = opened(world())
     answer = room.kernel.answer(automatic(), "ann")

@@ -24,12 +24,14 @@ import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import ZCDP, Approximate, Pure, rational, to_json
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded, chain, writing
-from dither.privacy.ledger.rules import Population, canonical, cost_of, key
-from dither.privacy.ledger.stores import FORMAT, PostgresStore, SqliteStore, Store, link, open_any, open_store
-from dither.privacy.upkeep import backup, migrate, restore, verify
+from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded
+from dither.privacy.ledger import ledger as chain
+from dither.privacy.ledger import log as writing
+from dither.privacy.ledger.maintenance import backup, migrate, restore, verify
+from dither.privacy.ledger.state import Population, canonical, cost_of, key
+from dither.privacy.ledger.store import FORMAT, PostgresStore, SqliteStore, Store, link, open_any, open_store
+from dither.privacy.protocol import Head, UnitLoss
 from dither.schema import Group, Source, Unit
-from dither.wire.model import Head, UnitLoss
 from privacy.ledger_cases import HeldClock, claim, dataset, losses, paid, pure, spent, teams, zcdp
 
 ONE = 10**15

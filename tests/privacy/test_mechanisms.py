@@ -28,7 +28,7 @@ from conftest import require
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Renyi, Sensitivity
 from dither.privacy import mechanisms
-from dither.privacy.accounting import delta_at, epsilon_at, pure_as_rho
+from dither.privacy.accounting.conversion import delta_at, epsilon_at, pure_as_rho
 from dither.privacy.bits import SystemBits, Words
 from dither.privacy.mechanisms import (
     BY_NAME,

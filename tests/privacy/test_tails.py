@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dither.access.measure import Count
-from dither.access.relation import Scan
+from dither.plan.measures.sums import Count
+from dither.plan.relations.scan import Scan
+from dither.privacy.contribution_bound import rung, tail
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
-from dither.privacy.tails import rung, tail
-from dither.wire import AutoBound, Tradeoff
+from dither.privacy.protocol import AutoBound, Tradeoff
 
 POINTS = tuple(1 << power for power in range(20))
 LAPLACE = DiscreteLaplace(Fraction(10))

@@ -13,18 +13,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dither.access import expr, measure, relation
-from dither.access.context import PublicFacts
-from dither.access.expr import Case, Column, Compare, Constant, In
-from dither.access.measure import Clipped, Count, Key, Linear, Sums
-from dither.access.relation import Auto, BoundRows, Project, Scan, Union, Where
 from dither.errors import DitherError, InvalidParameter, InvalidPlan
 from dither.loss import ZCDP, Approximate, Pure, Renyi
+from dither.plan import expressions as expr
+from dither.plan import measures as measure
+from dither.plan import relations as relation
+from dither.plan.context import PublicFacts
+from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.logic import Case, Compare, In
+from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.core import Key
+from dither.plan.measures.linear import Linear
+from dither.plan.measures.sums import Count, Sums
+from dither.plan.relations.bounding import BoundRows
+from dither.plan.relations.filter import Where
+from dither.plan.relations.project import Project, Union
+from dither.plan.relations.scan import Scan
+from dither.plan.stability import Auto
 from dither.privacy import mechanisms
+from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, Limits, _hints, decode, digest, encode
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
+from dither.privacy.protocol import AutoBound, Calibrate, Head, Part, Request, Tradeoff
 from dither.schema import Dataset
-from dither.wire import AutoBound, Calibrate, Head, Part, Request, Tradeoff
-from dither.wire.codec import FAMILIES, REQUEST, RESPONSE, Limits, _hints, decode, digest, encode
 from privacy.ledger_cases import dataset, monthly_units, pure, teams, zcdp
 
 BUCKET = Case(((Compare("<", Column("age"), Constant(Fraction(1, 2))), Constant("young")),), Constant(None))

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from dither.cli import app
 from dither.errors import InvalidSchema
 from dither.schema import Category, Identifier, Moment, Number, Reference, load
-from dither.schema.load import loads
-from dither.schema.shapes import json_schema
+from dither.schema.parser import loads
+from dither.schema.spec import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = """\

@@ -24,13 +24,13 @@ from starlette.testclient import TestClient
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.admin import ask_desk
-from dither.serve.gateway import Settings, application
-from dither.serve.kernel_process import descriptions
-from dither.serve.kernel_server import KernelServer, unix_listener
-from dither.serve.limits import Rate
-from dither.serve.remote import Heads, RemoteKernel
-from dither.serve.turns import Limits
+from dither.serve.gateway.app import Settings, application
+from dither.serve.gateway.rate_limits import Rate
+from dither.serve.kernel.admin import ask_desk
+from dither.serve.kernel.fair_queue import Limits
+from dither.serve.kernel.process import descriptions
+from dither.serve.kernel.server import KernelServer, unix_listener
+from dither.serve.transport.socket_client import Heads, RemoteKernel
 
 SALARY = 91_000  # of person 7, who must not be found
 PEOPLE = 200

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from dither import cli
 from dither.errors import DitherError, InvalidParameter, NotFound
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger.maintenance import verify
 from dither.privacy.pacing import Schedule
-from dither.privacy.upkeep import verify
 from dither.schema import load
-from dither.serve.admin import Desk, admin_server, ask_desk, remembered
-from dither.serve.kernel_server import unix_listener
+from dither.serve.kernel.admin import Desk, admin_server, ask_desk, remembered
+from dither.serve.kernel.server import unix_listener
 from serve.house import town
 
 

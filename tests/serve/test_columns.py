@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dither.access.expr import Column
-from dither.access.measure import Count, Key
-from dither.access.relation import Scan
 from dither.errors import DitherError, InvalidPlan
 from dither.loss import Pure
-from dither.serve.columns import FORM, LARGE, SCHEMA, large, pack, unpack
-from dither.serve.frames import LENGTH, Message
-from dither.wire import Calibrate, Part, Release, Request
-from dither.wire.codec import RESPONSE, decode, encode
+from dither.plan.expressions.core import Column
+from dither.plan.measures.core import Key
+from dither.plan.measures.sums import Count
+from dither.plan.relations.scan import Scan
+from dither.privacy.codec import RESPONSE, decode, encode
+from dither.privacy.protocol import Calibrate, Part, Release, Request
+from dither.serve.transport.framing import LENGTH, Message
+from dither.serve.transport.vectors import FORM, LARGE, SCHEMA, large, pack, unpack
 from serve.house import Place, place
 
 

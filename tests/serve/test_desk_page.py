@@ -14,9 +14,9 @@ import pytest
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.admin import Desk, admin_server
-from dither.serve.desk_page import DeskServer, Page, table
-from dither.serve.kernel_server import unix_listener
+from dither.serve.kernel.admin import Desk, admin_server
+from dither.serve.kernel.desk_page import DeskServer, Page, table
+from dither.serve.kernel.server import unix_listener
 from serve.house import town
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from conftest import require
 from dither import cli
 from dither.errors import InvalidParameter
-from dither.serve.files import private_folder, secret_file
-from dither.serve.kernel_process import KernelProcess, KernelSettings
+from dither.serve.kernel.process import KernelProcess, KernelSettings
+from dither.serve.operations.permissions import private_folder, secret_file
 from serve.house import town
 
 

@@ -17,23 +17,23 @@ import pytest
 import uvicorn
 
 from conftest import Tier, require
-from dither.access.measure import Count
-from dither.access.relation import Scan
+from dither.connection import connect
 from dither.errors import BudgetExceeded, Busy, InvalidParameter, InvalidPlan, NotAllowed
 from dither.loss import Pure
+from dither.plan.measures.sums import Count
+from dither.plan.relations.scan import Scan
 from dither.post.options import LOSSES
+from dither.privacy.codec import encode
+from dither.privacy.protocol import Calibrate, Part, Request
 from dither.schema import load
-from dither.serve import gateway as gateway_module
-from dither.serve.client import connect as connect_http
-from dither.serve.gateway import ARROW, Gateway, Settings, application, to_next_tick
-from dither.serve.kernel_server import READERS
-from dither.serve.limits import Rate
-from dither.serve.openapi import CALLS as LISTED
-from dither.serve.openapi import document
-from dither.serve.turns import Limits
-from dither.session import connect
-from dither.wire import Calibrate, Part, Request
-from dither.wire.codec import encode
+from dither.serve.gateway import app as gateway_module
+from dither.serve.gateway.app import ARROW, Gateway, Settings, application, to_next_tick
+from dither.serve.gateway.openapi import CALLS as LISTED
+from dither.serve.gateway.openapi import document
+from dither.serve.gateway.rate_limits import Rate
+from dither.serve.kernel.fair_queue import Limits
+from dither.serve.kernel.server import READERS
+from dither.serve.transport.http_client import connect as connect_http
 from serve.house import Place, place, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"

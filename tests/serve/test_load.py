@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dither.privacy.ledger import rules
-from dither.session import Session
+from dither.post.session import Session
+from dither.privacy.ledger import state as rules
 from serve.house import Place, place, until
 
 LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"

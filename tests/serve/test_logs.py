@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dither.serve.logs import Logs, open_logs
+from dither.serve.operations.logs import Logs, open_logs
 
 
 @pytest.fixture

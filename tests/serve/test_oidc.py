@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from dither.errors import InvalidParameter, NotAllowed
-from dither.serve.gateway import Settings
-from dither.serve.limits import Rate
-from dither.serve.oidc import LONGEST, Issuer, read_issuer
+from dither.serve.gateway.app import Settings
+from dither.serve.gateway.rate_limits import Rate
+from dither.serve.kernel.oidc import LONGEST, Issuer, read_issuer
 from serve.house import place, until
 
 NOW = 1_800_000_000

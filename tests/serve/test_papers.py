@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dither.errors import NotFound
-from dither.serve.gateway import Settings
-from dither.serve.papers import PROOFS, Shelf, paper, papers
+from dither.serve.gateway.app import Settings
+from dither.serve.gateway.files import PROOFS, Shelf, paper, papers
 from serve.house import place
 
 
@@ -125,5 +125,5 @@ def test_a_paper_that_is_gone_is_forgotten(folder: Path, hashed: list[str], monk
     (folder / "zoo.html").unlink()
     assert [each["name"] for each in shelf.listed()] == ["mechanism.json"] and len(shelf._known) == 1
     gone = folder / "gone.txt"
-    monkeypatch.setattr("dither.serve.papers.papers", lambda _: [gone, folder / "mechanism.json"])
+    monkeypatch.setattr("dither.serve.gateway.files.papers", lambda _: [gone, folder / "mechanism.json"])
     assert [each["name"] for each in shelf.listed()] == ["mechanism.json"]

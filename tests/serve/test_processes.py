@@ -18,8 +18,8 @@ import pytest
 
 from conftest import require
 from dither.audit.attacks import ATTACKS
-from dither.privacy.upkeep import verify
-from dither.session import connect
+from dither.connection import connect
+from dither.privacy.ledger.maintenance import verify
 from serve.house import SEPARATE, Careless, Town, serving, town, until
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.xdist_group("servers")]

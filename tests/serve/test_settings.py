@@ -14,10 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from dither import cli
-from dither.serve import cli as serve_cli
-from dither.serve import gateway_process, kernel_process
-from dither.serve.limits import Rate
-from dither.serve.watch import TURN, Child, Supervisor, be_prompt
+from dither.cli import serve as serve_cli
+from dither.serve.gateway import process as gateway_process
+from dither.serve.gateway.rate_limits import Rate
+from dither.serve.kernel import process as kernel_process
+from dither.serve.operations.supervisor import TURN, Child, Supervisor, be_prompt
 
 Run = Callable[..., Any]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
-from dither.serve import questions
-from dither.serve.frames import LENGTH, Closed, Message, head_of, head_text, receive, send
-from dither.serve.jobs import Jobs
-from dither.serve.limits import Buckets, Known, Rate, UnderWay
-from dither.serve.metrics import Metrics
-from dither.serve.remote import Heads
-from dither.serve.turns import Limits, Turns
-from dither.wire import Head
+from dither.privacy.protocol import Head
+from dither.serve.gateway import requests as questions
+from dither.serve.gateway.jobs import Jobs
+from dither.serve.gateway.metrics import Metrics
+from dither.serve.gateway.rate_limits import Buckets, Known, Rate, UnderWay
+from dither.serve.kernel.fair_queue import Limits, Turns
+from dither.serve.transport.framing import LENGTH, Closed, Message, head_of, head_text, receive, send
+from dither.serve.transport.socket_client import Heads
 from serve.house import until, within
 
 

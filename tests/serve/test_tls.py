@@ -22,15 +22,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from starlette.testclient import TestClient
 
+from dither.connection import connect
 from dither.errors import Busy, NotAllowed
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
-from dither.serve.admin import ask_desk
-from dither.serve.frames import Message, receive, send
-from dither.serve.gateway import application
-from dither.serve.kernel_server import KernelServer, tls_listener
-from dither.serve.remote import Mutual, RemoteKernel
-from dither.session import connect
+from dither.serve.gateway.app import application
+from dither.serve.kernel.admin import ask_desk
+from dither.serve.kernel.server import KernelServer, tls_listener
+from dither.serve.transport.framing import Message, receive, send
+from dither.serve.transport.socket_client import Mutual, RemoteKernel
 from serve.house import free_port, town, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"

@@ -15,9 +15,9 @@ import pytest
 
 import dither
 from conftest import require
+from dither.connection import connect
 from dither.errors import InvalidParameter
-from dither.serve.watch import Child, group_of
-from dither.session import connect
+from dither.serve.operations.supervisor import Child, group_of
 from serve.house import Town, serving, town
 
 pytestmark = pytest.mark.xdist_group("servers")
@@ -45,7 +45,7 @@ def interpreter() -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
         try:
-            subprocess.run([python, "-c", "import dither.serve.gateway_process"], user=USER, group=group_of(USER),
+            subprocess.run([python, "-c", "import dither.serve.gateway.process"], user=USER, group=group_of(USER),
                            extra_groups=(), env=seen(), capture_output=True, check=True)  # fmt: skip
         except (OSError, subprocess.CalledProcessError):
             continue

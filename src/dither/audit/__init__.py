@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dither.audit.accountants import AccountingResult as AccountingResult
     from dither.audit.accountants import accounting as accounting
-    from dither.audit.attacks.service import service as service
-    from dither.audit.blackbox import privacy as privacy
-    from dither.audit.exactly import ExactResult as ExactResult
-    from dither.audit.exactly import exact as exact
-    from dither.audit.fitting import FitResult as FitResult
-    from dither.audit.fitting import fit as fit
-    from dither.audit.randomly import RandomResult as RandomResult
-    from dither.audit.randomly import random_dp as random_dp
-    from dither.audit.report import Evidence as Evidence
-    from dither.audit.report import PrivacyResult as PrivacyResult
-    from dither.audit.times import TimingResult as TimingResult
-    from dither.audit.times import timing as timing
-    from dither.audit.transformations import TransformationResult as TransformationResult
-    from dither.audit.transformations import transformation as transformation
+    from dither.audit.attacks.api import service as service
+    from dither.audit.blackbox.api import privacy as privacy
+    from dither.audit.blackbox.report import Evidence as Evidence
+    from dither.audit.blackbox.report import PrivacyResult as PrivacyResult
+    from dither.audit.enumeration.api import ExactResult as ExactResult
+    from dither.audit.enumeration.api import exact as exact
+    from dither.audit.goodness_of_fit import FitResult as FitResult
+    from dither.audit.goodness_of_fit import fit as fit
+    from dither.audit.random_inputs import RandomResult as RandomResult
+    from dither.audit.random_inputs import random_dp as random_dp
+    from dither.audit.stability import TransformationResult as TransformationResult
+    from dither.audit.stability import transformation as transformation
+    from dither.audit.timing_channel import TimingResult as TimingResult
+    from dither.audit.timing_channel import timing as timing
 
 HOMES = {
-    "privacy": "dither.audit.blackbox",
-    "PrivacyResult": "dither.audit.report",
-    "Evidence": "dither.audit.report",
-    "exact": "dither.audit.exactly",
-    "ExactResult": "dither.audit.exactly",
-    "fit": "dither.audit.fitting",
-    "FitResult": "dither.audit.fitting",
+    "privacy": "dither.audit.blackbox.api",
+    "PrivacyResult": "dither.audit.blackbox.report",
+    "Evidence": "dither.audit.blackbox.report",
+    "exact": "dither.audit.enumeration.api",
+    "ExactResult": "dither.audit.enumeration.api",
+    "fit": "dither.audit.goodness_of_fit",
+    "FitResult": "dither.audit.goodness_of_fit",
     "accounting": "dither.audit.accountants",
     "AccountingResult": "dither.audit.accountants",
-    "transformation": "dither.audit.transformations",
-    "TransformationResult": "dither.audit.transformations",
-    "random_dp": "dither.audit.randomly",
-    "RandomResult": "dither.audit.randomly",
-    "service": "dither.audit.attacks",
-    "timing": "dither.audit.times",
-    "TimingResult": "dither.audit.times",
+    "transformation": "dither.audit.stability",
+    "TransformationResult": "dither.audit.stability",
+    "random_dp": "dither.audit.random_inputs",
+    "RandomResult": "dither.audit.random_inputs",
+    "service": "dither.audit.attacks.api",
+    "timing": "dither.audit.timing_channel",
+    "TimingResult": "dither.audit.timing_channel",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from dither.audit.transformations import Space, Stated, Vectors
+from dither.audit.stability import Space, Stated, Vectors
 from dither.errors import InvalidParameter
 
 Once = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from dither.audit.report import PrivacyResult
+    from dither.audit.blackbox.report import PrivacyResult
     from dither.loss import Loss
 
 FALSE_ALARM = 1e-6
@@ -72,7 +72,7 @@ def audited(
     """The audit; a refuted claim fails with the counterexample."""
     __tracebackhide__ = True
     from dither.audit import privacy
-    from dither.audit.stated import claim as parsed
+    from dither.audit.claim_syntax import claim as parsed
 
     stated = parsed(claim) if isinstance(claim, str) else claim
     result = privacy(mechanism, stated, neighbours, samples=samples, alpha=alpha, seed=seed, **options)

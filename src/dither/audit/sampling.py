@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dither.audit.features import LONGEST
 from dither.audit.neighbours import fingerprint
 from dither.errors import DitherError, InvalidParameter
+
+LONGEST = 64
 
 SIZES = frozenset({"size", "n", "count", "samples", "draws", "n_samples"})
 

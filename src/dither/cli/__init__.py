@@ -47,7 +47,7 @@ ROOMS = {
     "check": Room("dither.cli.describe", "Read a dataset description and print what it makes public."),
     "init": Room("dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."),
     "schema": Room("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
-    "prepare": Room("dither.access.cli", "Write a snapshot of the records that makes later answers much faster."),
+    "prepare": Room("dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."),
     "demo": Room("dither.cli.demo", "Ask five questions of a small private dataset."),
     "ask": Room("dither.cli.ask", "Ask a question in SQL; pays what it says."),
     "quote": Room("dither.cli.ask", "Cost and expected error of a question; free."),
@@ -58,11 +58,11 @@ ROOMS = {
     "statement": Room("dither.cli.statement", "What the guarantee is, means, rests on and does not promise."),
     "ledger": Room("dither.cli.ledger", "Show, verify, back up, restore and migrate a ledger."),
     "release": Room("dither.release.cli", "Make a protected table."),
-    "audit": Room("dither.audit.cli", "Test mechanisms, samplers, services and the ledger.", "audit"),
-    "serve": Room("dither.serve.cli", "Start a kernel and a gateway on this machine.", "server"),
-    "kernel": Room("dither.serve.cli", "Hold the data and the budgets; answer typed plans.", "server"),
-    "gateway": Room("dither.serve.cli", "Face the analysts: accounts, SQL, the web page.", "server"),
-    "curator": Room("dither.serve.cli", "Administer a kernel through its own socket.", "server"),
+    "audit": Room("dither.cli.audit", "Test mechanisms, samplers, services and the ledger.", "audit"),
+    "serve": Room("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
+    "kernel": Room("dither.cli.serve", "Hold the data and the budgets; answer typed plans.", "server"),
+    "gateway": Room("dither.cli.serve", "Face the analysts: accounts, SQL, the web page.", "server"),
+    "curator": Room("dither.cli.serve", "Administer a kernel through its own socket.", "server"),
 }
 
 

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import show
 from dither.cli.options import CONSOLE, AsJson, composed, print_json
 from dither.cli.sessions import Asking, open_asking, open_session
 from dither.errors import InvalidParameter
-from dither.post.answers import Answer
+from dither.post.estimate.answer import Answer
 from dither.post.options import CONFIDENCE, Options
-from dither.serve import documents
-from dither.session import Session
+from dither.post.session import Session
+from dither.views import answers as documents
+from dither.views import text as show
+from dither.views.dataset import dataset_data
+from dither.views.ledger import budget_data, history_data
 
 app = typer.Typer(add_completion=False)
 
@@ -154,7 +156,7 @@ def explain(
 
 def datasets(kernel: Asking, as_json: AsJson = False) -> None:
     """The datasets that the account may ask, their tables and the domains of columns."""
-    found = [documents.dataset_data(dataset) for dataset in kernel.datasets]
+    found = [dataset_data(dataset) for dataset in kernel.datasets]
     if as_json:
         print_json({"datasets": found})
         return
@@ -165,7 +167,7 @@ def datasets(kernel: Asking, as_json: AsJson = False) -> None:
 def budget(session: Session, as_json: AsJson = False) -> None:
     """What is spent and what is left."""
     if as_json:
-        print_json(documents.budget_data(session.budget))
+        print_json(budget_data(session.budget))
     else:
         CONSOLE.print(show.budget_grid(session.budget))
 
@@ -173,7 +175,7 @@ def budget(session: Session, as_json: AsJson = False) -> None:
 def history(session: Session, as_json: AsJson = False) -> None:
     """Earlier charges that the account may see."""
     if as_json:
-        print_json(documents.history_data(session.history))
+        print_json(history_data(session.history))
     else:
         CONSOLE.print(show.history_grid(session.history))
 

@@ -12,8 +12,8 @@ from rich.table import Table as Grid
 from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
 from dither.schema import load
-from dither.schema.facts import facts, warnings
-from dither.schema.shapes import json_schema
+from dither.schema.spec import json_schema
+from dither.schema.summary import facts, warnings
 
 app = typer.Typer(add_completion=False)
 

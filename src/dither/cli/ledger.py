@@ -12,12 +12,12 @@ from dither.cli.options import CONSOLE, AsJson, composed, print_json
 from dither.cli.sessions import open_session
 from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
-from dither.privacy import upkeep
-from dither.privacy.appraisal import losses_of
-from dither.privacy.ledger.chain import Ledger
-from dither.serve.documents import ledger_data
-from dither.session import Session
-from dither.wire.model import Head
+from dither.post.session import Session
+from dither.privacy.cost import losses_of
+from dither.privacy.ledger import maintenance as upkeep
+from dither.privacy.ledger.ledger import Ledger
+from dither.privacy.protocol import Head
+from dither.views.ledger import ledger_data
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Show, verify, back up, restore and migrate a ledger."

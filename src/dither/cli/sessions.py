@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from dither.connection import connect, reached
+from dither.post.session import Session
+from dither.privacy.protocol import Kernel
 from dither.schema import Dataset
-from dither.session import Session, connect, reached
-from dither.wire import Kernel
 
 Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
 Account = Annotated[str, typer.Option(help="who asks, in this process")]

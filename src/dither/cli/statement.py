@@ -11,13 +11,14 @@ from rich.table import Table as Grid
 
 from dither.cli.options import CONSOLE, AsJson, composed, print_json
 from dither.cli.sessions import open_session
-from dither.cli.show import loss_text
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.privacy.accounting import epsilon_at, group_table, meaning, privacy_curve
+from dither.post.interpretation import group_table, meaning, privacy_curve
+from dither.post.session import Session
+from dither.privacy.accounting.conversion import epsilon_at
+from dither.privacy.protocol import Statement
 from dither.schema import BudgetCap
-from dither.serve import documents
-from dither.session import Session
-from dither.wire import Statement
+from dither.views import ledger as ledger_views
+from dither.views.text import loss_text
 
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
 SIZES = (1, 2, 5, 10, 50)
@@ -75,7 +76,7 @@ def statement_data(statement: Statement) -> dict[str, Any]:
     """The statement as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
     meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
-    return documents.statement_data(statement) | meanings
+    return ledger_views.statement_data(statement) | meanings
 
 
 def lines(data: dict[str, Any]) -> Iterator[str | Grid]:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from dither.access.context import Context
-from dither.access.domains import with_null
-from dither.access.measure import Measure
-from dither.access.relation import Relation, Sample, Scan, walk
 from dither.loss import Approximate, Loss, Pure
-from dither.privacy.accounting import subsampled
+from dither.plan.context import Context
+from dither.plan.domains import with_null
+from dither.plan.measures.core import Measure
+from dither.plan.relations.bounding import Sample
+from dither.plan.relations.core import Relation
+from dither.plan.relations.scan import Scan
+from dither.plan.traversal import walk
+from dither.privacy.accounting.composition import subsampled
 
 
 def amplified(ctx: Context, unit: str, measures: Sequence[Measure], loss: Loss) -> Loss:

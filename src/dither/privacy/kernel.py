@@ -20,22 +20,24 @@ from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
-from dither.access.context import Context, PublicFacts, with_facts
 from dither.access.engines import Engine, beside, open_engine, several
-from dither.access.measure import Linear, Measure, PartitionCounts
 from dither.errors import BudgetExceeded, EngineFailure, InvalidPlan, NotAllowed, NotFound
-from dither.privacy.appraisal import Appraisal, Step, answered, appraise, windows_of, work_of
+from dither.plan.context import Context, PublicFacts, with_facts
+from dither.plan.measures.core import Measure
+from dither.plan.measures.linear import Linear
+from dither.plan.measures.partitions import PartitionCounts
 from dither.privacy.bits import Bits, SystemBits
+from dither.privacy.codec import RESPONSE, decode, description, digest, encode
+from dither.privacy.contribution_bound import rung
+from dither.privacy.cost import Appraisal, Step, answered, appraise, windows_of, work_of
 from dither.privacy.ledger import KERNEL, Account, Claim, Ledger, Receipt, Recorded
-from dither.privacy.ledger.rules import public
+from dither.privacy.ledger.state import public
 from dither.privacy.mechanisms import Mechanism, Vector
 from dither.privacy.pacing import LOCKED, Clock, Gate, Schedule, SystemClock, Work, departure
 from dither.privacy.private_log import PrivateLog
-from dither.privacy.sizing import size_parts
-from dither.privacy.tails import rung
+from dither.privacy.protocol import Balance, Entry, LedgerRow, Quote, Release, ReleasedPart, Request, Statement
+from dither.privacy.registration import size_parts
 from dither.schema import Dataset, Scalar, Unit, load
-from dither.wire.codec import RESPONSE, decode, description, digest, encode
-from dither.wire.model import Balance, Entry, LedgerRow, Quote, Release, ReleasedPart, Request, Statement
 
 
 @cache

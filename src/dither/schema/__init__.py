@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dither.schema.load import load
 from dither.schema.model import (
     Boolean,
     BudgetCap,
@@ -22,6 +21,7 @@ from dither.schema.model import (
     Table,
     Unit,
 )
+from dither.schema.parser import load
 
 __all__ = [
     "Boolean",

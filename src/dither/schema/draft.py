@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from dither.errors import InvalidParameter
-from dither.schema.scalars import NAME
+from dither.schema.parser.scalars import NAME
 
 WHY = """\
 # A draft. Each empty entry waits for a decision that only a curator can make.

@@ -139,7 +139,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The whole public description; `dither.schema.load` reads it from YAML."""
+    """The whole public description; `dither.schema.parser` reads it from YAML."""
 
     name: str
     population: str

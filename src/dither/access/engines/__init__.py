@@ -17,16 +17,17 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Protocol
 
-from dither.access.context import Context
-from dither.access.engines.layout import Groups
-from dither.access.measure import Measure, PartitionCounts, Vector
+from dither.access.result_vector import Groups
 from dither.errors import InvalidSchema
+from dither.plan.context import Context
+from dither.plan.measures.core import Measure, Vector
+from dither.plan.measures.partitions import PartitionCounts
 from dither.schema import Dataset
 
 MODULES = {
-    "parquet": "dither.access.engines.prepare",
-    "csv": "dither.access.engines.prepare",
-    "duckdb": "dither.access.engines.prepare",
+    "parquet": "dither.access.snapshot",
+    "csv": "dither.access.snapshot",
+    "duckdb": "dither.access.snapshot",
     "postgres": "dither.access.engines.postgres",
     "spark": "dither.access.engines.spark",
 }

@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.clean import sound
-from dither.access.context import Context, PublicFacts
-from dither.access.engines.layout import Groups, columns_read, corrections_in, groups_of, laid_out
-from dither.access.measure import Measure, PartitionCounts, Vector
-from dither.access.relation import Scan, needs_order
-from dither.access.spelling import RawKind, Spelling, Sql, case, present, rows_count, select, whole
-from dither.access.statement import Origin, Statement, aliased, named
+from dither.access.result_vector import Groups, columns_read, corrections_in, groups_of, laid_out
 from dither.errors import EngineFailure, InvalidSchema
+from dither.plan.context import Context, PublicFacts
+from dither.plan.measures.core import Measure, Vector
+from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.relations.cleaning import sound
+from dither.plan.relations.facts import needs_order
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.builders import Sql, case, present, rows_count, select, whole
+from dither.plan.sql.dialect import RawKind, Spelling
+from dither.plan.sql.statement import Origin, Statement, aliased, named
 from dither.schema import Column, Dataset, Reference, Scalar, Table
 
 

@@ -18,11 +18,12 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
+from dither.access.csv_quotes import first_unclosed
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
-from dither.access.engines.quotes import first_unclosed
-from dither.access.spelling import RawKind, Spelling, Sql, select
-from dither.access.statement import Origin
 from dither.errors import InvalidSchema
+from dither.plan.sql.builders import Sql, select
+from dither.plan.sql.dialect import RawKind, Spelling
+from dither.plan.sql.statement import Origin
 from dither.schema import Dataset, Table
 
 # The most that DuckDB takes for all engines over one dataset; the process is then below 4 GB.

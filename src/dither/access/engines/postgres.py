@@ -16,12 +16,13 @@ import pyarrow as pa
 from psycopg import IsolationLevel, postgres
 from sqlglot import exp
 
-from dither.access.domains import DAY
 from dither.access.engines.base import SqlEngine, kinds_of
-from dither.access.engines.casts import GuardedSpelling
-from dither.access.spelling import RawKind, Sql, add, binary, both, call, case, cast, own, plain, text, times
-from dither.access.statement import Origin
+from dither.access.engines.guarded_dialect import GuardedSpelling
 from dither.errors import InvalidSchema
+from dither.plan.domains import DAY
+from dither.plan.sql.builders import Sql, add, binary, both, call, case, cast, own, plain, text, times
+from dither.plan.sql.dialect import RawKind
+from dither.plan.sql.statement import Origin
 from dither.schema import Dataset, Table
 
 KINDS: dict[str, RawKind] = {

@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
-from dither.access.engines.casts import MOST, GuardedSpelling
-from dither.access.spelling import RawKind, Sql, binary, both, case, cast, own, plain, text
-from dither.access.statement import Origin
+from dither.access.engines.guarded_dialect import MOST, GuardedSpelling
 from dither.errors import InvalidSchema
+from dither.plan.sql.builders import Sql, binary, both, case, cast, own, plain, text
+from dither.plan.sql.dialect import RawKind
+from dither.plan.sql.statement import Origin
 from dither.schema import Dataset, Table
 
 KINDS: dict[str, RawKind] = {

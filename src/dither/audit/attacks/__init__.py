@@ -9,7 +9,7 @@ with two targets, whose data differ by one person, everything but the noise must
 
 from __future__ import annotations
 
+from dither.audit.attacks.api import ATTACKS, run, service
 from dither.audit.attacks.model import Attack, Finding, Reply, Target
-from dither.audit.attacks.service import ATTACKS, run, service
 
 __all__ = ["ATTACKS", "Attack", "Finding", "Reply", "Target", "run", "service"]

@@ -1,14 +1,13 @@
 """End to end: noisy counts of two instances whose data differ by one person, asked for through the public API."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from dither.audit.attacks.model import Finding, Target
-from dither.audit.blackbox import privacy
+from dither.audit.blackbox.api import privacy
 from dither.errors import DitherError
 from dither.loss import Pure, rational
 

@@ -1,7 +1,6 @@
 """Questions whose failure, shape or order would tell whether one person is there."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,6 @@
 """Requests that no client of ours would send: no token, somebody else's, broken bodies, other methods and paths."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,6 @@
 """Getting something for nothing: replays, retries, quotes, jobs, batches with a bad member, refunds."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
-
 from __future__ import annotations
 
 import secrets

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
-from dither.audit.zoo import laws
+from dither.audit.zoo import distributions as laws
 from dither.audit.zoo.member import Floats, Generator, Member, pure
 
 BITS, HASHES = 20, 4

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
-from dither.audit.zoo import laws
+from dither.audit.zoo import distributions as laws
 from dither.audit.zoo.member import Floats, Generator, Member, on_lattice, pure
 
 EPSILON = 0.1

@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 
 import dither
-from dither.cli import show
-from dither.serve import documents
+from dither.views import answers as documents
+from dither.views import text as show
 
 HERE = Path(__file__).resolve().parent
 PEOPLE, LINKS = 20_000, 1_000

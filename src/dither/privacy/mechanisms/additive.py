@@ -9,9 +9,8 @@ from typing import final
 import numpy as np
 
 from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
-from dither.privacy.accounting import pure_as_rho
+from dither.privacy.accounting.conversion import pure_as_rho
 from dither.privacy.bits import Bits
-from dither.privacy.laws import GaussianLaw, LaplaceLaw, StaircaseLaw
 from dither.privacy.mechanisms.base import (
     HALF,
     Mechanism,
@@ -23,6 +22,7 @@ from dither.privacy.mechanisms.base import (
     largest,
     saturating_add,
 )
+from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw, StaircaseLaw
 from dither.privacy.noise import (
     LARGEST_SCALE,
     SMALLEST_SCALE,

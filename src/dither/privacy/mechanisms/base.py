@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Loss, Sensitivity, rational
-from dither.privacy.accounting import as_zcdp
+from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
-from dither.privacy.laws import Law
+from dither.privacy.mechanisms.distributions import Law
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE
 
 Vector = NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import Any, assert_never
 
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import LARGEST_TERM, ZCDP, Approximate, Loss, Pure, Renyi, Sensitivity
-from dither.privacy.accounting import largest_rho
-from dither.privacy.directed import digits_down, digits_up, exp_down, exp_up, log_up
+from dither.privacy.accounting.conversion import largest_rho
+from dither.privacy.accounting.rounding import digits_down, digits_up, exp_down, exp_up, log_up
 from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Geometric, Snapping, Staircase
 from dither.privacy.mechanisms.base import HALF, Mechanism, cells
 from dither.privacy.mechanisms.partitions import (

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity, rounded_up
-from dither.privacy.accounting import pure_as_rho
+from dither.privacy.accounting.conversion import pure_as_rho
+from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_down
 from dither.privacy.bits import Bits
-from dither.privacy.directed import digits_up, exp_down, exp_up, log_down
 from dither.privacy.mechanisms.additive import laplace_rho
 from dither.privacy.mechanisms.base import (
     HALF,

@@ -9,9 +9,9 @@ from typing import final
 import numpy as np
 
 from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
-from dither.privacy.accounting import pure_as_rho
+from dither.privacy.accounting.conversion import pure_as_rho
+from dither.privacy.accounting.rounding import digits_up, log_up
 from dither.privacy.bits import Bits
-from dither.privacy.directed import digits_up, log_up
 from dither.privacy.mechanisms.base import Mechanism, Vector, cells, check, check_integer
 from dither.privacy.noise import bernoulli, uniform_below
 

@@ -11,17 +11,9 @@ from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
-from dither.privacy.accounting import as_zcdp
+from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
-from dither.privacy.mechanisms.base import (
-    HALF,
-    Mechanism,
-    Vector,
-    check_integer,
-    check_scale,
-    largest,
-    saturating_add,
-)
+from dither.privacy.mechanisms.base import HALF, Mechanism, Vector, check_integer, check_scale, largest, saturating_add
 from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max, uniform_below
 
 PROPOSALS = 16  # for each candidate: then all are refused with a probability below e^-16

@@ -18,16 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.privacy.bits import Bits, Words
-from dither.privacy.noise.exact import (
-    FULL,
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
-    Vector,
-    Widths,
-    check,
-    exp_enclosure,
-    refine,
-)
+from dither.privacy.noise.exact import FULL, LARGEST_SCALE, SMALLEST_SCALE, Vector, Widths, check, exp_enclosure, refine
 
 GUARD = 48
 SLOW = -(1 << 15)

@@ -1,0 +1,37 @@
+"""Part of the former session."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dither.errors import InvalidParameter
+from dither.post.session import Session
+from dither.privacy.protocol import Kernel
+
+
+def connect(
+    target: str | Path,
+    *,
+    account: str | None = None,
+    token: str | None = None,
+    dataset: str | None = None,
+    **options: Any,
+) -> Session:
+    """A session: of a description's path with `account=`, or of a gateway's address with `token=`."""
+    return Session.over(*reached(target, account=account, token=token, **options), dataset)
+
+
+def reached(
+    target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
+) -> tuple[Kernel, str]:
+    """The kernel of a description or behind a gateway, and the token by which it knows who asks."""
+    if not isinstance(target, str | Path):
+        raise InvalidParameter(f"wanted the path of a description, or a gateway's address, got {type(target).__name__}")
+    if str(target).startswith(("http://", "https://")):
+        if token is None:
+            raise InvalidParameter("a remote session needs token=; the curator hands it out")
+        return import_module("dither.serve.transport.http_client").connect(str(target), token, **options), token
+    local = import_module("dither.privacy.kernel")
+    return local.open_kernel(target, **options), account if account is not None else "analyst"

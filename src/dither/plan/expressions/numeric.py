@@ -1,0 +1,496 @@
+"""Part of the former access.expr."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+from typing import Literal
+
+from sqlglot import exp
+
+from dither.errors import InvalidParameter, InvalidPlan
+from dither.plan.domains import (
+    LARGEST,
+    as_boolean,
+    as_moment,
+    as_number,
+    common_step,
+    ends,
+    merge,
+    number,
+    on_step,
+    span,
+)
+from dither.plan.expressions.core import (
+    CEILING,
+    MOST_EDGES,
+    Expr,
+    _held,
+    _nearest,
+    condition,
+    convert,
+    divided,
+    fits,
+    real,
+    snapped,
+)
+from dither.plan.sql.builders import (
+    Sql,
+    add,
+    binary,
+    call,
+    case,
+    double,
+    negated,
+    own,
+    plain,
+    present,
+    sub,
+    times,
+    whole,
+    within,
+)
+from dither.plan.sql.scope import Scope
+from dither.schema import Domain, Number
+
+
+@dataclass(frozen=True)
+class Arithmetic(Expr):
+    """Exact arithmetic on lattices; `/` and `%` go towards zero and give NULL where the divisor is 0."""
+
+    op: Literal["+", "-", "*", "/", "%"]
+    left: Expr
+    right: Expr
+
+    def domain(self, scope: Scope) -> Domain:
+        left, right = self._operands(scope)
+        nullable = left.nullable or right.nullable
+        match self.op:
+            case "+" | "-":
+                return self._linear(left, right, nullable)
+            case "*":
+                lo, hi = _product(ends(left), ends(right), same=self.left == self.right)
+                return number(lo, hi, left.step * right.step, nullable)
+            case "/":
+                return _ratio(left, right)
+            case "%":
+                return _remainder(left, right)
+
+    def _operands(self, scope: Scope) -> tuple[Number, Number]:
+        where = f"the operator {self.op}"
+        left = as_number(self.left.domain(scope), where)
+        right = as_number(self.right.domain(scope), where)
+        if self.op in ("*", "/"):
+            return left, right
+        step = common_step(left.step, right.step)
+        return on_step(left, step), on_step(right, step)
+
+    def _linear(self, left: Number, right: Number, nullable: bool) -> Number:
+        (a, b), (c, d) = ends(left), ends(right)
+        return (
+            number(a + c, b + d, left.step, nullable) if self.op == "+" else number(a - d, b - c, left.step, nullable)
+        )
+
+    def sql(self, scope: Scope) -> Sql:
+        self.domain(scope)
+        (left, right), spelling = self._operands(scope), scope.spelling
+        a = convert(self.left.sql(scope), self.left.domain(scope), left)
+        b = convert(self.right.sql(scope), self.right.domain(scope), right)
+        match self.op:
+            case "+":
+                return add(a, b)
+            case "-":
+                return sub(a, b)
+            case "*":
+                return times(a, b)
+            case "/":
+                return spelling.quotient(times(a, _fineness(left)), nonzero(b))
+            case "%":
+                return spelling.remainder(a, nonzero(b))
+
+
+@dataclass(frozen=True)
+class Absolute(Expr):
+    """The absolute value."""
+
+    child: Expr
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), "ABS")
+        lo, hi = ends(child)
+        least = 0 if lo <= 0 <= hi else min(abs(lo), abs(hi))
+        return number(least, max(abs(lo), abs(hi)), child.step, child.nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        return exp.Abs(this=self.child.sql(scope))
+
+
+@dataclass(frozen=True)
+class Rounded(Expr):
+    """The multiple of `step` below, above or nearest: FLOOR, CEIL, ROUND(x); ROUND(x, 2) has step 1/100."""
+
+    how: Literal["floor", "ceil", "round"]
+    child: Expr
+    step: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if self.step <= 0:
+            raise InvalidParameter("the step of a rounding must be positive")
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), "rounding")
+        self._least(child)
+        lo, hi = (self._round(Fraction(value) / self.step) for value in (child.lo, child.hi))
+        return number(lo, hi, self.step, child.nullable)
+
+    def _least(self, child: Number) -> int:
+        """A bound below every intermediate integer; refused where one could pass 62 bits."""
+        ratio = child.step / self.step
+        fits(2 * (ends(child)[1] * ratio.numerator + ratio.denominator))
+        return fits(2 * (min(ends(child)[0], 0) * ratio.numerator - ratio.denominator))
+
+    def _round(self, value: Fraction) -> int:
+        match self.how:
+            case "floor":
+                return floor(value)
+            case "ceil":
+                return ceil(value)
+            case "round":
+                return nearest(value)
+
+    def sql(self, scope: Scope) -> Sql:
+        child = as_number(self.child.domain(scope), "rounding")
+        ratio, value, spelling = child.step / self.step, self.child.sql(scope), scope.spelling
+        up, down = ratio.numerator, ratio.denominator
+        lo = self._least(child)
+        scaled = times(value, up)
+        if down == 1:
+            return scaled
+        match self.how:
+            case "floor":
+                return divided(scaled, down, lo, spelling)
+            case "ceil":
+                return divided(add(scaled, down - 1), down, lo, spelling)
+            case "round":
+                half = plain(down) if child.lo >= 0 else _signed(value, down)
+                return spelling.quotient(add(times(scaled, 2), half), plain(2 * down))
+
+
+@dataclass(frozen=True)
+class Function(Expr):
+    """SQRT, LN, EXP or LOGISTIC (1 / (1 + exp(-x))), rounded to `step`; NULL where not defined; at most 1e12."""
+
+    name: Literal["sqrt", "ln", "exp", "logistic"]
+    child: Expr
+    step: Fraction = Fraction(1, 10**6)
+
+    def __post_init__(self) -> None:
+        if not Fraction(1, 10**6) <= self.step <= CEILING:
+            raise InvalidParameter("the step of a function must be between 1e-6 and 1e12")
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), self.name.upper())
+        lo, hi = (self._at(value) for value in self._reach(child))
+        lowest = 0 if self.name != "ln" else -CEILING
+        most = min(ceil(hi / self.step) + 1, floor(CEILING / self.step))
+        least = min(max(floor(lo / self.step) - 1, lowest), most)
+        undefined = child.lo < 0 if self.name == "sqrt" else child.lo <= 0 if self.name == "ln" else False
+        return number(least, most, self.step, child.nullable or undefined)
+
+    def _reach(self, child: Number) -> tuple[float, float]:
+        """The arguments that matter: where the function is defined, and not beyond where it stops."""
+        least = {"sqrt": 0.0, "ln": float(child.step), "exp": -40.0, "logistic": -40.0}[self.name]
+        most = {"sqrt": 1e24, "ln": 1e300, "exp": 27.7, "logistic": 40.0}[self.name]
+        return tuple(min(max(float(end), least), most) for end in (child.lo, child.hi))  # type: ignore[return-value]
+
+    def _at(self, value: float) -> Fraction:
+        match self.name:
+            case "sqrt":
+                return Fraction(math.sqrt(value))
+            case "ln":
+                return Fraction(math.log(value))
+            case "exp":
+                return Fraction(math.exp(value))
+            case "logistic":
+                return Fraction(1 / (1 + math.exp(-value)))
+
+    def sql(self, scope: Scope) -> Sql:
+        child, target = as_number(self.child.domain(scope), self.name.upper()), as_number(self.domain(scope), self.name)
+        value = self.child.sql(scope)
+        argument = _held(real(value, child.step), *self._reach(child))
+        defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, plain(0))
+        if self.name in ("exp", "logistic"):
+            defined = present(value)
+        return case([(defined, snapped(self._call(argument), target))])
+
+    def _call(self, argument: Sql) -> Sql:
+        if self.name != "logistic":
+            return call(self.name.upper(), argument)
+        falling = call("EXP", exp.Neg(this=argument))
+        return binary(exp.Div, double(1), binary(exp.Add, double(1), falling))
+
+
+@dataclass(frozen=True)
+class Power(Expr):
+    """POWER(child, exponent) for a public exponent, rounded to `step`; NULL where not defined; at most 1e12."""
+
+    child: Expr
+    exponent: Fraction
+    step: Fraction = Fraction(1, 10**6)
+
+    def __post_init__(self) -> None:
+        if not Fraction(1, 10**6) <= self.step <= CEILING or not Fraction(1, 64) <= abs(self.exponent) <= 64:
+            raise InvalidParameter(
+                "POWER takes an exponent between 1/64 and 64 (or minus that) and a step from 1e-6 to 1e12"
+            )
+
+    def copies(self, scope: Scope) -> int:
+        return 8
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), "POWER")
+        lo, hi = ends(child)
+        values = [self._at(abs(float(end))) for end in (child.lo, child.hi)]
+        if lo <= 0 <= hi:
+            values.append(Fraction(0) if self.exponent > 0 else self._at(0.0))
+        most = min(ceil(max(values) / self.step) + 1, floor(CEILING / self.step))
+        least = min(max(floor(min(values) / self.step) - 1, 0), most)
+        undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._whole)
+        return number(-most if self._odd and lo < 0 else least, most, self.step, child.nullable or undefined)
+
+    @property
+    def _whole(self) -> bool:
+        return self.exponent.denominator == 1
+
+    @property
+    def _odd(self) -> bool:
+        return self._whole and self.exponent.numerator % 2 == 1
+
+    def _reach(self) -> tuple[float, float]:
+        """The sizes of arguments beyond which the power rounds to 0 or stops at 1e12; none passes 1e300."""
+        root = float(abs(self.exponent))
+        bounds = (10.0 ** max(-13 / root, -300.0), 10.0 ** min(12 / root, 300.0))
+        return bounds if self.exponent > 0 else (1 / bounds[1], 1 / bounds[0])
+
+    def _at(self, size: float) -> Fraction:
+        least, most = self._reach()
+        return Fraction(math.pow(min(max(size, least), most), float(self.exponent)))
+
+    def sql(self, scope: Scope) -> Sql:
+        child, target = as_number(self.child.domain(scope), "POWER"), as_number(self.domain(scope), "POWER")
+        value = self.child.sql(scope)
+        exponent = real(whole(self.exponent.numerator), Fraction(1, self.exponent.denominator))
+        raised = call("POWER", _held(exp.Abs(this=real(value, child.step)), *self._reach()), exponent)
+        positive = snapped(raised, target) if not self._odd else within(_nearest(raised, self.step), *ends(target))
+        branches = [(binary(exp.GT, value, plain(0)), positive)]
+        if self.exponent > 0:
+            branches.append((binary(exp.EQ, value, plain(0)), whole(0)))
+        if self._whole:
+            below = exp.Neg(this=exp.paren(_nearest(raised, self.step))) if self._odd else positive
+            branches.append((binary(exp.LT, value, plain(0)), within(below, *ends(target))))
+        return case(branches)
+
+
+@dataclass(frozen=True)
+class Clamp(Expr):
+    """The nearest value between two public numbers: the user's own CLAMP(x, lo, hi)."""
+
+    child: Expr
+    lo: Fraction
+    hi: Fraction
+
+    def __post_init__(self) -> None:
+        if self.lo > self.hi:
+            raise InvalidParameter(f"CLAMP needs lo <= hi, got {self.lo} and {self.hi}")
+
+    def copies(self, scope: Scope) -> int:
+        return 3
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), "CLAMP")
+        lo, hi = ceil(self.lo / child.step), floor(self.hi / child.step)
+        if lo > hi:
+            raise InvalidPlan(f"no multiple of {child.step} lies between {self.lo} and {self.hi}")
+        least, most = (min(max(end, lo), hi) for end in ends(child))
+        return number(least, most, child.step, child.nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        child, value = as_number(self.child.domain(scope), "CLAMP"), self.child.sql(scope)
+        lo, hi = ends(as_number(self.domain(scope), "CLAMP"))
+        if not child.nullable:
+            return within(value, lo, hi)
+        below, above = binary(exp.LT, value, whole(lo)), binary(exp.GT, value, whole(hi))
+        return case([(below, whole(lo)), (above, whole(hi))], value)
+
+
+@dataclass(frozen=True)
+class Rescale(Expr):
+    """The declared range of `child` stretched to the integers from -resolution to resolution (nearest, halves up)."""
+
+    child: Expr
+    resolution: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.resolution <= 1 << 31:
+            raise InvalidParameter("the resolution of a rescaling must be between 1 and 2^31")
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_number(self.child.domain(scope), "rescaling")
+        fits((4 * self.resolution + 1) * (ends(child)[1] - ends(child)[0]))
+        return number(-self.resolution, self.resolution, nullable=child.nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        lo, hi = ends(as_number(self.child.domain(scope), "rescaling"))
+        width, above = hi - lo, add(self.child.sql(scope), -lo)
+        if width == 0:
+            return times(above, 0)
+        stretched = add(times(above, 4 * self.resolution), width)
+        return add(scope.spelling.quotient(stretched, plain(2 * width)), -self.resolution)
+
+
+@dataclass(frozen=True)
+class Extreme(Expr):
+    """LEAST or GREATEST of several numbers or moments, NULLs skipped."""
+
+    which: Literal["least", "greatest"]
+    children: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        if not self.children:
+            raise InvalidPlan("LEAST and GREATEST take at least one value")
+
+    def domain(self, scope: Scope) -> Domain:
+        domains = [child.domain(scope) for child in self.children]
+        merged = merge(domains)
+        span(merged)
+        aligned = [
+            on_step(d, merged.step) if isinstance(d, Number) and isinstance(merged, Number) else d for d in domains
+        ]
+        sure = [span(d) for d in aligned if not d.nullable] or [(span(merged)[0], span(merged)[1])]
+        lo, hi = span(merged)
+        lo, hi = (lo, min(h for _, h in sure)) if self.which == "least" else (max(low for low, _ in sure), hi)
+        nullable = all(d.nullable for d in domains)
+        if isinstance(merged, Number):
+            return number(lo, hi, merged.step, nullable)
+        return dataclasses.replace(as_moment(merged, "LEAST"), lo=lo, hi=hi, nullable=nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        merged = self.domain(scope)
+        values = [convert(child.sql(scope), child.domain(scope), merged) for child in self.children]
+        return call(self.which.upper(), *values) if len(values) > 1 else values[0]
+
+
+@dataclass(frozen=True)
+class AsNumber(Expr):
+    """1 for true, 0 for false."""
+
+    child: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        return number(0, 1, nullable=as_boolean(self.child.domain(scope), "a cast to a number").nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        value = condition(self.child, scope, "a cast to a number")
+        return case([(value, whole(1)), (negated(value), whole(0))])
+
+
+@dataclass(frozen=True)
+class Bucket(Expr):
+    """How many of the public, ascending `edges` are at most the value: 0 to len(edges)."""
+
+    child: Expr
+    edges: tuple[Fraction, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
+        if not 1 <= len(self.edges) <= MOST_EDGES or not rising:
+            raise InvalidParameter(f"bucket edges must be 1 to {MOST_EDGES} ascending numbers")
+
+    def copies(self, scope: Scope) -> int:
+        return 2 * len(self.edges) + 2
+
+    def domain(self, scope: Scope) -> Domain:
+        child = self.child.domain(scope)
+        edges, (lo, hi) = self._edges(child), span(child)
+        return number(bisect_right(edges, lo), bisect_right(edges, hi), nullable=child.nullable)
+
+    def _edges(self, child: Domain) -> list[int]:
+        """Each edge as the smallest held integer that reaches it."""
+        step = child.step if isinstance(child, Number) else Fraction(1)
+        return [ceil(edge / step) for edge in self.edges]
+
+    def sql(self, scope: Scope) -> Sql:
+        child, value = self.child.domain(scope), self.child.sql(scope)
+        edges, (lo, hi) = self._edges(child), span(child)
+        first, last = bisect_right(edges, lo), bisect_right(edges, hi)
+        found = _search(value, edges, first, last)
+        return case([(present(value), found)]) if child.nullable else found
+
+
+def nearest(value: Fraction) -> int:
+    """The nearest integer, halves away from zero."""
+    size = floor(abs(value) + Fraction(1, 2))
+    return size if value >= 0 else -size
+
+
+def nonzero(value: Sql) -> Sql:
+    """The value, or NULL where it is zero."""
+    return exp.Nullif(this=own(value), expression=plain(0))
+
+
+def _product(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple[int, int]:
+    corners = [a * b for a in left for b in right]
+    if not same:
+        return min(corners), max(corners)
+    lo, hi = left
+    return (0 if lo <= 0 <= hi else min(lo * lo, hi * hi)), max(lo * lo, hi * hi)
+
+
+def _fineness(left: Number) -> int:
+    """The power of ten, up to a million, by which a dividend can grow without passing 62 bits."""
+    size = max(1, *(abs(end) for end in ends(left)))
+    return max(k for k in (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000) if k == 1 or size * k <= LARGEST)
+
+
+def _ratio(left: Number, right: Number) -> Number:
+    (a, b), (c, d), grown = ends(left), ends(right), _fineness(left)
+    divisors = {end for end in (c, d, *((1,) if c <= 1 <= d else ()), *((-1,) if c <= -1 <= d else ())) if end} or {1}
+    quotients = [int(Fraction(end * grown, divisor)) for end in (a, b) for divisor in divisors]
+    if a <= 0 <= b:
+        quotients.append(0)
+    nullable = left.nullable or right.nullable or c <= 0 <= d
+    return number(min(quotients), max(quotients), left.step / right.step / grown, nullable)
+
+
+def _remainder(left: Number, right: Number) -> Number:
+    (a, b), (c, d) = ends(left), ends(right)
+    most = max(abs(c), abs(d), 1) - 1
+    nullable = left.nullable or right.nullable or c <= 0 <= d
+    return number(-min(most, max(0, -a)), min(most, max(0, b)), left.step, nullable)
+
+
+def _signed(value: Sql, size: int) -> Sql:
+    return case([(binary(exp.LT, value, plain(0)), whole(-size))], whole(size))
+
+
+def _search(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
+    """A balanced tree of comparisons: how many edges are at most the value, known to lie from first to last."""
+    if first >= last:
+        return whole(first)
+    middle = (first + last) // 2
+    below = binary(exp.LT, value, whole(edges[middle]))
+    return case([(below, _search(value, edges, first, middle))], _search(value, edges, middle + 1, last))

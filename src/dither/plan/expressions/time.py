@@ -1,0 +1,152 @@
+"""Part of the former access.expr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlglot import exp
+
+from dither.errors import InvalidParameter
+from dither.plan.domains import (
+    DAY,
+    EPOCH,
+    LENGTHS,
+    Period,
+    Periods,
+    as_moment,
+    number,
+    truncate,
+)
+from dither.plan.expressions.core import FIRST_MOMENT, LAST_MOMENT, Expr, Part, _ordinal, divided, modulo, ordinal
+from dither.plan.sql.builders import (
+    Sql,
+    add,
+    cast,
+    plain,
+    sub,
+    whole,
+)
+from dither.plan.sql.scope import Scope
+from dither.schema import Domain, Moment, Precision
+
+
+@dataclass(frozen=True)
+class Instant(Expr):
+    """A moment written in the query: microseconds since 1970 on the dataset's wall clock."""
+
+    microseconds: int
+
+    def __post_init__(self) -> None:
+        if not FIRST_MOMENT <= self.microseconds <= LAST_MOMENT:
+            raise InvalidParameter("a moment must lie between the years 1 and 9999")
+
+    def domain(self, scope: Scope) -> Domain:
+        return Moment(self.microseconds, self.microseconds, "microsecond")
+
+    def sql(self, scope: Scope) -> Sql:
+        return whole(self.microseconds)
+
+
+@dataclass(frozen=True)
+class DatePart(Expr):
+    """A part of a moment, as an integer."""
+
+    part: Part
+    child: Expr
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_moment(self.child.domain(scope), self.part.upper())
+        return number(*self._bounds(child), nullable=child.nullable)
+
+    def _bounds(self, child: Moment) -> tuple[int, int]:
+        first, last = (EPOCH + timedelta(microseconds=end) for end in (child.lo, child.hi))
+        if self.part == "year":
+            return first.year, last.year
+        if self.part == "month" and first.year == last.year:
+            return first.month, last.month
+        return PARTS[self.part]
+
+    def sql(self, scope: Scope) -> Sql:
+        child, value, spelling = (
+            as_moment(self.child.domain(scope), self.part.upper()),
+            self.child.sql(scope),
+            scope.spelling,
+        )
+        match self.part:
+            case "hour" | "minute" | "second":
+                longer: Period = {"hour": "day", "minute": "hour", "second": "minute"}[self.part]  # type: ignore[assignment]
+                within = modulo(value, LENGTHS[longer], child.lo, spelling)
+                return spelling.quotient(within, plain(LENGTHS[self.part]))
+            case "dayofweek":
+                thursday = add(divided(value, DAY, child.lo, spelling), 4)
+                return modulo(thursday, 7, child.lo // DAY + 4, spelling)
+            case _:
+                name = {"dayofyear": "doy"}.get(self.part, self.part)
+                extracted = exp.Extract(this=exp.var(name), expression=spelling.instant(value))
+                return cast(extracted, "bigint")
+
+
+@dataclass(frozen=True)
+class DateTrunc(Expr):
+    """The start of the period that a moment lies in, as a moment; its domain can be listed, so it can be a key."""
+
+    every: Period
+    child: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_moment(self.child.domain(scope), "DATE_TRUNC")
+        precision = _precision(self.every)
+        return Periods(
+            truncate(child.lo, self.every), truncate(child.hi, self.every), precision, child.nullable, self.every
+        )
+
+    def sql(self, scope: Scope) -> Sql:
+        child, value, spelling = (
+            as_moment(self.child.domain(scope), "DATE_TRUNC"),
+            self.child.sql(scope),
+            scope.spelling,
+        )
+        if self.every in LENGTHS:
+            shift = 3 * DAY if self.every == "week" else 0
+            return sub(value, modulo(add(value, shift), LENGTHS[self.every], child.lo, spelling))
+        start = exp.TimestampTrunc(this=spelling.instant(value), unit=exp.var(self.every.upper()))
+        return spelling.microseconds(start)
+
+
+@dataclass(frozen=True)
+class DateDiff(Expr):
+    """How many starts of a period lie after `start` and up to `end` (negative the other way round)."""
+
+    every: Period
+    start: Expr
+    end: Expr
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        start, end = self._moments(scope)
+        (a, b), (c, d) = (tuple(_ordinal(t, self.every) for t in (m.lo, m.hi)) for m in (start, end))
+        return number(c - b, d - a, nullable=start.nullable or end.nullable)
+
+    def _moments(self, scope: Scope) -> tuple[Moment, Moment]:
+        return as_moment(self.start.domain(scope), "DATE_DIFF"), as_moment(self.end.domain(scope), "DATE_DIFF")
+
+    def sql(self, scope: Scope) -> Sql:
+        start, end = self._moments(scope)
+        first = ordinal(self.start.sql(scope), start, self.every, scope.spelling)
+        return sub(ordinal(self.end.sql(scope), end, self.every, scope.spelling), first)
+
+
+PARTS: dict[str, tuple[int, int]] = {
+    "quarter": (1, 4), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59), "second": (0, 59),
+    "dayofweek": (0, 6), "dayofyear": (1, 366),
+}  # fmt: skip
+
+
+def _precision(every: Period) -> Precision:
+    return every if every in ("second", "minute", "hour") else "day"

@@ -1,0 +1,158 @@
+"""Measures: relation -> vector of integers, with its public shape, its sensitivity and its SQL.
+
+    measure.axes(ctx)              -> tuple[Axis(name, values)], the declared keys in their fixed order
+    measure.size(ctx)              -> number of cells = product of the axes' lengths x number of values
+    measure.labels(ctx)            -> iterator over key tuples, in the order of the vector (values innermost)
+    measure.steps(ctx)             -> one lattice step per value: cell integer * step = the quantity
+    measure.sensitivity(ctx, unit) -> Sensitivity in steps, exact; raises Unbounded when one unit moves it without limit
+    engine.vector(measure)         -> int64 vector of that size (cells without rows are 0)
+
+The vector is flat in C order over shape (len(axis_1), ..., len(axis_k), len(values)). Key values are Fractions or
+ints for numbers, text, booleans, microseconds for moments, None for NULL (last). `PartitionCounts` has no axes: its
+keys come from the data; `engine.groups(measure)` returns them with their counts, for partition selection only.
+
+    count_units(child, unit, keys)       distinct units (per key)
+    histogram(child, value, edges, keys) rows per bin
+    contributions(child, unit, edges)    units by number of rows: what an automatic bound is found from
+    covariance(child, values)            sums of products of all pairs, with 1 as the first value
+    gradient(child, ...)                 per-unit clipped gradient sums
+
+A unit whose influence is 0 (a table that it does not cover) costs nothing, provided that another unit of the dataset
+is moved; a measure that no unit moves is refused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product as cartesian
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlglot import exp
+
+from dither.errors import InvalidPlan, Unbounded, Unsupported
+from dither.loss import Sensitivity
+from dither.plan.context import Context
+from dither.plan.domains import listed
+from dither.plan.expressions.core import Expr, legible, typed
+from dither.plan.relations.core import Relation
+from dither.plan.sql.scope import Scope
+from dither.plan.sql.statement import Statement
+from dither.plan.stability import Influence
+from dither.schema import Domain, Identifier, Reference, Scalar
+
+MOST_CELLS = 1 << 26
+SATURATED = (1 << 63) - 1
+MOST_PER_UNIT = 1 << 31
+
+Vector = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A grouping expression; its keys are its declared domain, or the listed public `values` (other rows fall out)."""
+
+    name: str
+    value: Expr
+    values: tuple[Scalar, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.values or ():
+            if isinstance(value, str):
+                legible(value)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The declared keys of one grouping expression, in their fixed order."""
+
+    name: str
+    values: Sequence[Scalar]
+
+
+class Measure(ABC):
+    """A vector of integers computed from a relation."""
+
+    proof: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "proof" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
+
+    @abstractmethod
+    def axes(self, ctx: Context) -> tuple[Axis, ...]:
+        """The declared keys, in their fixed order."""
+
+    @abstractmethod
+    def steps(self, ctx: Context) -> tuple[Fraction, ...]:
+        """One lattice step for each value."""
+
+    @abstractmethod
+    def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
+        """How far one unit moves the vector, in steps."""
+
+    @abstractmethod
+    def plan(self, statement: Statement) -> Plan:
+        """SQL for the cells that have rows, and how to lay them out."""
+
+    def size(self, ctx: Context) -> int:
+        """The number of cells."""
+        return prod(len(axis.values) for axis in self.axes(ctx)) * len(self.steps(ctx))
+
+    def labels(self, ctx: Context) -> Iterator[tuple[Scalar, ...]]:
+        """The key tuples in the order of the vector; each stands for `len(steps)` cells."""
+        return cartesian(*(axis.values for axis in self.axes(ctx)))
+
+    def finish(self, cells: Vector) -> Vector:
+        """What is left to do with the laid-out cells."""
+        return cells
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A statement that returns columns k0.. (held keys), v0.. (integers) and b (corrections), and the keys' order."""
+
+    select: exp.Select
+    keys: tuple[Sequence[Any], ...]
+    values: int
+
+
+NO_CHANGE = Sensitivity(Fraction(0), Fraction(0), Fraction(0), Fraction(0))
+
+
+def influence_of(ctx: Context, child: Relation, unit: str) -> Influence:
+    """The influence of a unit on what is measured; refused where no unit with a budget moves it."""
+    found = child.influence(ctx, unit)
+    if found.rows == 0 and all(child.influence(ctx, other).rows == 0 for other in ctx.budgeted):
+        raise Unsupported("no unit of privacy covers these rows: join them to a table that one covers")
+    return found
+
+
+def bounded(found: Influence, unit: str) -> int:
+    """The rows that one unit moves, or an error that says how to bound them."""
+    if found.rows is not None:
+        return found.rows
+    if found.unit:
+        raise Unbounded(f"one {unit} could change any number of rows: bound the rows of each {unit} first")
+    raise Unbounded(
+        f"one {unit} could change any number of rows: bound them below the join or grouping that loses the {unit}"
+    )
+
+
+def axis_of(ctx: Context, key: Key, columns: Mapping[str, Domain]) -> Axis:
+    """The declared keys of an expression."""
+    domain = typed(key.value, Scope(columns))
+    if isinstance(domain, Identifier):
+        raise Unsupported("an identifier cannot be a key of an answer")
+    if key.values is not None:
+        if len(set(key.values)) != len(key.values) or not key.values:
+            raise InvalidPlan(f"the listed values of the key {key.name[:40]!r} must be different, and at least one")
+        return Axis(key.name, key.values)
+    public = ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
+    return Axis(key.name, listed(domain, MOST_CELLS, public))

@@ -1,0 +1,133 @@
+"""Part of the former access.measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dither.errors import InvalidParameter, InvalidPlan, Unsupported
+from dither.loss import Sensitivity
+from dither.plan.context import Context
+from dither.plan.domains import span
+from dither.plan.expressions.core import Expr, typed
+from dither.plan.expressions.numeric import Bucket, _search
+from dither.plan.measures.core import SATURATED, Axis, Measure, Plan, Vector, bounded, influence_of
+from dither.plan.measures.grouped import collected
+from dither.plan.relations.core import Relation
+from dither.plan.sql.builders import (
+    present,
+    rows_count,
+    select,
+)
+from dither.plan.sql.scope import Scope
+from dither.plan.sql.statement import Statement, aliased, named, saturated
+from dither.schema import Number
+
+
+@dataclass(frozen=True)
+class RankCounts(Measure):
+    """For each point of a public ascending grid, how many values are at most it; then how many values there are."""
+
+    proof = "rank_counts.md"
+    child: Relation
+    value: Expr
+    grid: tuple[Fraction, ...]
+
+    def __post_init__(self) -> None:
+        Bucket(self.value, self.grid)
+
+    def axes(self, ctx: Context) -> tuple[Axis, ...]:
+        self._edges(ctx)
+        return (Axis("at most", (*self.grid, None)),)
+
+    def steps(self, ctx: Context) -> tuple[Fraction, ...]:
+        return (Fraction(1),)
+
+    def _edges(self, ctx: Context) -> list[int]:
+        """For each point the smallest held integer above it, or the nearest that separates the values as well."""
+        domain = typed(self.value, Scope(self.child.domain(ctx)))
+        lo, hi = span(domain)
+        step = domain.step if isinstance(domain, Number) else Fraction(1)
+        return [min(max(floor(point / step) + 1, lo), hi + 1) for point in self.grid]
+
+    def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
+        rows, cells = bounded(influence_of(ctx, self.child, unit), unit), len(self.grid) + 1
+        return Sensitivity.of(l0=cells if rows else 0, linf=rows)
+
+    def plan(self, statement: Statement) -> Plan:
+        scope, edges = statement.scope(self.child), self._edges(statement.ctx)
+        picked = aliased(self.value.sql(scope), "v0")
+        rest = [named(column) for column in ("b", *statement.trials())]
+        body = select(picked, *rest).from_(statement.table(self.child), copy=False)
+        bins = aliased(_search(named("v0"), edges, 0, len(edges)), "k0")
+        table = statement.add(
+            select(bins, *rest).from_(statement.add(body), copy=False).where(present(named("v0")), copy=False)
+        )
+        totals = [saturated(rows_count(), SATURATED)]
+        return Plan(collected(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
+
+    def finish(self, cells: Vector) -> Vector:
+        return held_integers(np.cumsum(cells.astype(object)))
+
+
+@dataclass(frozen=True)
+class Linear(Measure):
+    """Integer combinations of another measure's cells; each row of `weights` gives one cell."""
+
+    proof = "linear.md"
+    child: Measure
+    weights: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        widths = {len(row) for row in self.weights}
+        if len(widths) != 1 or any(abs(weight) > 1 << 31 for row in self.weights for weight in row):
+            raise InvalidParameter("the weights of a linear map must be rows of equal length of integers up to 2^31")
+
+    def axes(self, ctx: Context) -> tuple[Axis, ...]:
+        if len(self.weights[0]) != self.child.size(ctx):
+            raise InvalidPlan(
+                f"the linear map takes {len(self.weights[0])} cells, its measure has {self.child.size(ctx)}"
+            )
+        return (Axis("row", tuple(range(len(self.weights)))),)
+
+    def steps(self, ctx: Context) -> tuple[Fraction, ...]:
+        steps = set(self.child.steps(ctx))
+        if len(steps) != 1:
+            raise Unsupported("a linear map needs cells that share one lattice step")
+        return (steps.pop(),)
+
+    def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
+        self.axes(ctx)
+        child = self.child.sensitivity(ctx, unit)
+        columns = list(zip(*self.weights, strict=True))
+        column_one = max(sum(map(abs, column)) for column in columns)
+        column_two = max(sum(weight * weight for weight in column) for column in columns)
+        row_one = max(sum(map(abs, row)) for row in self.weights)
+        largest = max(abs(weight) for row in self.weights for weight in row)
+        reached = child.l0 * max(sum(weight != 0 for weight in column) for column in columns)
+        return Sensitivity(
+            min(Fraction(sum(any(row) for row in self.weights)), reached),
+            min(child.l1 * largest, child.linf * row_one),
+            child.l1 * column_one,
+            min(child.l2_squared * column_one * row_one, child.l1 * child.l1 * column_two),
+        )
+
+    def plan(self, statement: Statement) -> Plan:
+        self.axes(statement.ctx)
+        return self.child.plan(statement)
+
+    def finish(self, cells: Vector) -> Vector:
+        return self.applied(self.child.finish(cells))
+
+    def applied(self, vector: Vector) -> Vector:
+        """The combinations of the child's own vector."""
+        return held_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
+
+
+def held_integers(values: NDArray[np.object_]) -> Vector:
+    """Integers of any size held within 64 bits."""
+    return np.array([max(-SATURATED, min(SATURATED, int(value))) for value in values], dtype=np.int64)

@@ -1,0 +1,59 @@
+"""Part of the former access.measure."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from dither.plan.expressions.core import Column, Constant, Expr
+from dither.plan.expressions.numeric import Arithmetic, Bucket, Function, Rounded
+from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.core import Key
+from dither.plan.measures.sums import Count, Sums
+from dither.plan.relations.core import Relation
+from dither.plan.relations.group_by import Aggregate, GroupBy
+from dither.plan.stability import Limit
+
+
+def histogram(child: Relation, value: Expr, edges: tuple[Fraction, ...], keys: tuple[Key, ...] = ()) -> Count:
+    """Rows per bin: bin i holds the values from edge i-1 (included) to edge i."""
+    return Count(child, (*keys, Key("bin", Bucket(value, edges), tuple(range(len(edges) + 1)))))
+
+
+def contributions(child: Relation, unit: str, edges: tuple[Fraction, ...]) -> Count:
+    """Units by how many rows they have: bin i holds those with at least edge i-1 and fewer than edge i rows."""
+    per_unit = GroupBy(child, (), (Aggregate("rows", "count"),), unit)
+    return histogram(per_unit, Column("rows"), edges)
+
+
+def covariance(child: Relation, values: tuple[Expr, ...]) -> Sums:
+    """Sums of products of all pairs i <= j of (1, *values): the count, the sums, the squares and the products."""
+    terms = (Constant(1), *values)
+    pairs = [(i, j) for i in range(len(terms)) for j in range(i, len(terms))]
+    return Sums(child, tuple(_times(terms[i], terms[j]) for i, j in pairs))
+
+
+def _times(left: Expr, right: Expr) -> Expr:
+    return right if left == Constant(1) else Arithmetic("*", left, right)
+
+
+def gradient(
+    child: Relation,
+    unit: str,
+    features: tuple[Expr, ...],
+    target: Expr,
+    weights: tuple[Fraction, ...],
+    *,
+    kind: Literal["linear", "logistic"],
+    bound: Limit,
+    step: Fraction = Fraction(1, 1000),
+) -> Clipped:
+    """The gradient of a loss at public weights, summed over units, each clipped to an L2 norm of `bound` steps."""
+    score: Expr = Constant(0)
+    for weight, feature in zip(weights, features, strict=True):
+        score = Arithmetic("+", score, Rounded("round", Arithmetic("*", Constant(weight), feature), step))
+    if kind == "logistic":
+        score = Function("logistic", score, step)
+    residual = Arithmetic("-", score, target)
+    parts = tuple(Rounded("round", Arithmetic("*", residual, feature), step) for feature in features)
+    return Clipped(child, unit, parts, bound)

@@ -1,0 +1,250 @@
+"""Part of the former access.relation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sqlglot import exp
+
+from dither.errors import InvalidPlan, Unbounded, Unsupported
+from dither.plan.context import Context
+from dither.plan.domains import merge, with_null
+from dither.plan.expressions.core import Column, convert
+from dither.plan.expressions.logic import Compare
+from dither.plan.relations.core import Relation, needs_unit
+from dither.plan.relations.filter import Where
+from dither.plan.relations.project import Project, distinct_names
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.builders import (
+    Sql,
+    add,
+    plain,
+)
+from dither.plan.sql.scope import Scope
+from dither.plan.sql.statement import Statement, aliased, equal, met, named
+from dither.plan.stability import Influence, Limit, check_limit, fixed, least, product, total
+from dither.schema import Domain, Number, Table
+
+
+@dataclass(frozen=True)
+class PublicJoin(Relation):
+    """Join with a public table, or with a context table by its unique key; `on` pairs (child column, public column).
+
+    inner; left: the private side is preserved; right: the public side is preserved (`urls LEFT JOIN actions`).
+    `public` may be a Scan with Where and Project above it.
+    """
+
+    proof = "public_join.md"
+    child: Relation
+    public: Relation
+    on: tuple[tuple[str, str], ...]
+    how: Literal["inner", "left", "right"] = "inner"
+
+    def __post_init__(self) -> None:
+        if not self.on:
+            raise InvalidPlan("a join needs at least one pair of columns")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        self._source(ctx)
+        left, right = self.child.domain(ctx), self.public.domain(ctx)
+        check_on(left, right, self.on)
+        return joined(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        if self.public.influence(ctx, unit).rows != 0:
+            raise Unsupported(f"the {unit} unit covers both sides of this join; join on the unit's key instead")
+        child, most = self.child.influence(ctx, unit), self.multiplicity(ctx)
+        match self.how:
+            case "inner":
+                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+            case "left":
+                most = max(1, most)
+                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+            case "right":
+                return Influence(False, product(2, most, child.rows), product(2, most, child.distinct))
+
+    def multiplicity(self, ctx: Context) -> int:
+        """The most public rows that one private row can meet."""
+        table, names = self._source(ctx)
+        counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
+        known = [count for count in counts if count is not None]
+        if not known:
+            raise Unbounded(f"nobody has counted how often a key occurs in {table.name}; join by its unique column")
+        return min(known)
+
+    def _source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
+        """The table behind the public side, and which of its columns each name still is."""
+        match self.public:
+            case Scan(table=name):
+                return ctx.table(name), {column: column for column in ctx.table(name).columns}
+            case Where(child=child):
+                return replace(self, public=child)._source(ctx)
+            case Project(child=child, columns=columns):
+                table, names = replace(self, public=child)._source(ctx)
+                kept = {new: old.name for new, old in columns if isinstance(old, Column)}
+                return table, {new: names[old] for new, old in kept.items() if old in names}
+            case _:
+                raise Unsupported("the public side of a join may be a table, filtered and projected, and nothing else")
+
+    def select(self, statement: Statement) -> exp.Select:
+        ctx, known = statement.ctx, statement.known(self)
+        private, public = statement.table(self.child), statement.table(self.public)
+        columns = join_columns(statement, self.child, self.public)
+        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        if self.ranked_here(ctx):
+            hidden += [aliased(named(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))]
+        hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
+        matched = equal([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
+        sides = (private, "l"), (public, "r")
+        first, second = reversed(sides) if self.how == "right" else sides
+        return met([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
+
+    def ranked_here(self, ctx: Context) -> bool:
+        """Whether each private row stays exactly one row."""
+        return self.how == "left" and self.multiplicity(ctx) <= 1
+
+    def ranked(self, statement: Statement, unit: str) -> bool:
+        return self.ranked_here(statement.ctx) and self.child.ranked(statement, unit)
+
+
+def check_on(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:
+    """The columns of a join condition must exist and be comparable."""
+    scope = {**{f"l.{name}": d for name, d in left.items()}, **{f"r.{name}": d for name, d in right.items()}}
+    for one, other in on:
+        Compare("=", Column(f"l.{one}"), Column(f"r.{other}")).domain(Scope(scope))
+
+
+def joined(
+    left: dict[str, Domain], right: dict[str, Domain], *, left_missing: bool = False, right_missing: bool = False
+) -> dict[str, Domain]:
+    """The columns of both sides, NULL where a side may be missing."""
+    distinct_names([*left, *right])
+    first = {name: with_null(domain, domain.nullable or left_missing) for name, domain in left.items()}
+    return first | {name: with_null(domain, domain.nullable or right_missing) for name, domain in right.items()}
+
+
+def join_columns(statement: Statement, left: Relation, right: Relation) -> list[Sql]:
+    """The visible columns of both sides, numbered on."""
+    both_sides = [*statement.visible(left, "l"), *statement.visible(right, "r")]
+    return [aliased(column, f"c{index}") for index, column in enumerate(both_sides)]
+
+
+def join_pairs(
+    statement: Statement, left: Relation, right: Relation, on: tuple[tuple[str, str], ...]
+) -> list[tuple[Sql, Sql]]:
+    """The pairs of columns that must be equal, on a common lattice."""
+    one, other = statement.scope(left, "l"), statement.scope(right, "r")
+    pairs = []
+    for a, b in on:
+        first, second = one.columns[a], other.columns[b]
+        target = merge([first, second]) if isinstance(first, Number) and isinstance(second, Number) else first
+        shared = target if isinstance(target, Number) else second
+        pairs.append((convert(one.names[a], first, target), convert(other.names[b], second, shared)))
+    return pairs
+
+
+def join_hidden(statement: Statement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
+    """The order and the corrections of a joined row; a side that may be missing counts as zero."""
+    sides = [(named("o", "l"), named("b", "l"), left), (named("o", "r"), named("b", "r"), right)]
+    orders = [order if sure else exp.Coalesce(this=order, expressions=[plain(0)]) for order, _, sure in sides]
+    counts = [count if sure else exp.Coalesce(this=count, expressions=[plain(0)]) for _, count, sure in sides]
+    trials = [aliased(named(column, "l" if left else "r"), column) for column in statement.trials()]
+    return [aliased(statement.mix_orders(orders, seed), "o"), aliased(add(*counts), "b"), *trials]
+
+
+def join_trials(statement: Statement) -> list[tuple[Sql, Sql]]:
+    """Rows of one trial meet rows of the same trial."""
+    return [(named(column, "l"), named(column, "r")) for column in statement.trials()]
+
+
+@dataclass(frozen=True)
+class UnitJoin(Relation):
+    """Join of two relations whose rows know their unit, on that unit's hidden key."""
+
+    proof = "unit_join.md"
+    left: Relation
+    right: Relation
+    unit: str
+    how: Literal["inner", "left"] = "inner"
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        for side in (self.left, self.right):
+            needs_unit(ctx, side, self.unit, "a join")
+        return joined(self.left.domain(ctx), self.right.domain(ctx), right_missing=self.how == "left")
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
+        if unit == self.unit:
+            return Influence(True, self._own(left.rows, right.rows), self._own(left.distinct, right.distinct))
+        most_left = self.left.influence(ctx, self.unit).rows
+        most_right = self.right.influence(ctx, self.unit).rows
+        if ctx.coarser(unit, self.unit) and left.unit and right.unit:
+            rows = self._own(left.rows, most_right)
+            rows = least(rows, product(most_left, right.rows)) if self.how == "inner" else rows
+            return Influence(True, rows, rows)
+        rows = total(self._own(left.rows, most_right), product(self._flips, most_left, right.rows))
+        return Influence(left.unit and right.rows == 0, rows, rows)
+
+    def _own(self, left: int | None, right: int | None) -> int | None:
+        if self.how == "inner" or right is None:
+            return product(left, right)
+        return product(left, max(1, right))
+
+    @property
+    def _flips(self) -> int:
+        """A changed right row changes its pairs and, in a left join, may fill or empty a missing side."""
+        return 2 if self.how == "left" else 1
+
+    def select(self, statement: Statement) -> exp.Select:
+        columns, known = join_columns(statement, self.left, self.right), statement.known(self)
+        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        hidden += join_hidden(statement, seed=31, right=self.how == "inner")
+        keys = [(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)]
+        matched = equal([*keys, *join_trials(statement)])
+        left, right = statement.table(self.left), statement.table(self.right)
+        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, self.how)
+
+
+@dataclass(frozen=True)
+class KeyJoin(Relation):
+    """Inner join on other columns, after each side keeps at most so many rows per key, by an order of the row alone."""
+
+    proof = "key_join.md"
+    left: Relation
+    right: Relation
+    on: tuple[tuple[str, str], ...]
+    left_limit: Limit
+    right_limit: Limit
+
+    def __post_init__(self) -> None:
+        check_limit(self.left_limit, "the left limit of a join")
+        check_limit(self.right_limit, "the right limit of a join")
+        if not self.on:
+            raise InvalidPlan("a join needs at least one pair of columns")
+
+    def domain(self, ctx: Context) -> dict[str, Domain]:
+        left, right = self.left.domain(ctx), self.right.domain(ctx)
+        check_on(left, right, self.on)
+        return joined(left, right)
+
+    def influence(self, ctx: Context, unit: str) -> Influence:
+        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
+        rows = total(
+            product(2, left.rows, fixed(self.right_limit)),
+            product(2, right.rows, fixed(self.left_limit)),
+        )
+        return Influence(False, rows, rows)
+
+    def select(self, statement: Statement) -> exp.Select:
+        columns = join_columns(statement, self.left, self.right)
+        hidden = join_hidden(statement, seed=41)
+        matched = equal([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
+        left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
+        right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
+        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, "inner")
+
+    def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> exp.Table:
+        scope, table = statement.scope(side), statement.table(side)
+        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trials()]
+        return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))

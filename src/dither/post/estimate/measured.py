@@ -1,0 +1,63 @@
+"""Part of the former post.asking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dither.post.estimate.contribution import Found, found
+from dither.post.estimate.intervals import Banded, Measured, Source
+from dither.post.estimate.quantiles import quantile
+from dither.post.noise import Floats, Law, law
+from dither.post.query.planner import Plan, Ranking, Reading, Search
+from dither.privacy.protocol import ReleasedPart
+
+
+def find(search: Search, released: ReleasedPart, bound: int) -> Found:
+    """A bound that was found, with what it keeps and removes."""
+    return found(bound, search.points, np.array(released.values, float), released.mechanism.std(), search.row)
+
+
+def sources(
+    plan: Plan, released: Sequence[ReleasedPart], bounds: Mapping[str, Found], confidence: float
+) -> list[Source]:
+    """The columns that the recipe reads, from what was released."""
+    return [_source(source, released, bounds, confidence) for source in plan.sources]
+
+
+def _source(
+    source: Reading | Ranking, released: Sequence[ReleasedPart], bounds: Mapping[str, Found], confidence: float
+) -> Source:
+    part = released[source.piece]
+    if isinstance(source, Ranking):
+        counts = np.array(part.values, float).reshape(-1, len(source.bins.low))
+        return quantile(counts, law(part.mechanism, part.steps[0]), source.bins, source.wanted, confidence)
+    step = part.steps[source.value] / source.factor
+    table = np.array(part.values, float).reshape(-1, len(part.steps))
+    values, noise = table[:, source.value] * float(step), law(part.mechanism, step)
+    bound = bounds.get(source.clipped or "")
+    whole = np.abs(table).sum(axis=1)
+    found = (
+        Measured(values, noise)
+        if bound is None
+        else clipped(values, noise, whole, bound, source.signed, float(source.worth or step))
+    )
+    return replace(found, least=found.least - source.slack, most=found.most + source.slack) if source.slack else found
+
+
+def clipped(values: Floats, noise: Law, mass: Floats, bound: Found, signed: bool, worth: float) -> Measured:
+    """What clipping removed: the same share everywhere is the estimate; `worth` is what a unit of mass stands for.
+
+    Which cells lost how much is not known: see `Found.most`. Of signed sums, either sign may be missing.
+    """
+    blur = 2 * noise.std / worth
+    most = worth * bound.most((mass + blur) / (mass.sum() + blur))
+    least = -most if signed else np.zeros_like(most)
+    return Measured(values, noise, np.clip(bound.inflation * values, least, most), least, most)
+
+
+def banded(source: Source) -> bool:
+    """Whether a source was chosen, not measured with noise."""
+    return isinstance(source, Banded)

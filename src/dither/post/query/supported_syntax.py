@@ -1,0 +1,118 @@
+"""Which parts of a parsed query are read, and how large it may be: the rest is refused, never dropped."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from dither.errors import Unsupported
+from dither.post.query.scalars import shown
+
+# Beside each kind of node the parts that some reader looks at; kinds that are not listed read `this` and `expression`.
+READ: dict[type[exp.Expr], str] = {
+    exp.Alias: "this alias",
+    exp.Anonymous: "this expressions",
+    exp.ApproxQuantile: "this quantile",
+    exp.Between: "this low high",
+    exp.CTE: "this alias materialized",
+    exp.Case: "this ifs default",
+    exp.Cast: "this to",
+    exp.Ceil: "this decimals",
+    exp.Coalesce: "this expressions",
+    exp.Column: "this table",
+    exp.Count: "this big_int",
+    exp.DataType: "this",
+    exp.DateDiff: "this expression unit date_part_boundary",
+    exp.DateTrunc: "this unit",
+    exp.Distinct: "expressions",
+    exp.Floor: "this decimals",
+    exp.Greatest: "this expressions ignore_nulls",
+    exp.Group: "expressions",
+    exp.Identifier: "this quoted",
+    exp.If: "this true false",
+    exp.In: "this expressions query",
+    exp.Join: "this side kind on using",
+    exp.Least: "this expressions ignore_nulls",
+    exp.Like: "this expression negate",
+    exp.Limit: "expression",
+    exp.Literal: "this is_string",
+    exp.Max: "this",
+    exp.Median: "this",
+    exp.Min: "this",
+    exp.Offset: "expression",
+    exp.Order: "expressions",
+    exp.Ordered: "this desc nulls_first",
+    exp.Quantile: "this quantile",
+    exp.Round: "this decimals",
+    exp.Select: "expressions from_ joins where group having order limit offset distinct with_",
+    exp.Star: "",
+    exp.Subquery: "this alias with_",
+    exp.Sum: "this",
+    exp.Table: "this alias",
+    exp.TableAlias: "this",
+    exp.TimestampTrunc: "this unit",
+    exp.Tuple: "expressions",
+    exp.Union: "this expression distinct with_",
+    exp.WidthBucket: "this min_value max_value num_buckets",
+    exp.With: "expressions",
+}
+USUAL = "this expression"
+MOST_COLUMNS = 256
+MOST_NAMED = 64
+MOST_NODES = 5_000
+ADVICE: dict[tuple[type[exp.Expr], str], str] = {
+    (exp.Between, "symmetric"): "write the lower end first, without SYMMETRIC",
+    (exp.DataType, "expressions"): "precision and scale are not read; write ROUND(x, digits)",
+    (exp.Count, "expressions"): "COUNT takes one expression; write COUNT(DISTINCT a, b) for pairs",
+    (exp.Max, "expressions"): "write GREATEST(a, b) for the larger of two values",
+    (exp.Max, "count"): "write GREATEST(a, b) for the larger of two values; MAX(x, n) would return several",
+    (exp.Min, "expressions"): "write LEAST(a, b) for the smaller of two values",
+    (exp.Min, "count"): "write LEAST(a, b) for the smaller of two values; MIN(x, n) would return several",
+    (exp.Limit, "limit_options"): "LIMIT takes a number of rows, not a share",
+    (exp.TableAlias, "columns"): "name the columns with AS inside the subquery",
+    (exp.Round, "truncate"): "ROUND takes a number and digits; halves go away from zero",
+    (exp.Union, "by_name"): "columns are matched by position; write them in the same order",
+}
+
+
+def check(query: exp.Expr) -> None:
+    """Refuses a query of which something would not be read."""
+    for node in query.walk():
+        read = READ.get(type(node), USUAL).split()
+        for name, part in node.args.items():
+            if name not in read and part not in (None, False, []):
+                advice = ADVICE.get(
+                    (type(node), name), f"its {name.strip('_').replace('_', ' ')} is not read; leave it out"
+                )
+                raise Unsupported(f"{shown(node)}: {advice}")
+
+
+def check_size(query: exp.Expr) -> None:
+    """Refuses a query with more columns or named subqueries than a person writes, before it is understood."""
+    for select in query.find_all(exp.Select):
+        if len(select.expressions) > MOST_COLUMNS:
+            raise Unsupported(
+                f"a SELECT has at most {MOST_COLUMNS} columns, got {len(select.expressions)}; ask a batch"
+            )
+    named = sum(1 for _ in query.find_all(exp.CTE))
+    if named > MOST_NAMED:
+        raise Unsupported(f"WITH names at most {MOST_NAMED} subqueries, got {named}; ask in several questions")
+
+
+def check_plan(plan: object) -> None:
+    """Refuses a plan that is too large once every name is written out: a name used twice counts twice."""
+    if (nodes := _nodes(plan, {})) > MOST_NODES:
+        raise Unsupported(f"written out, the query has {nodes:.2g} parts (at most {MOST_NODES}); use names less often")
+
+
+def _nodes(part: Any, known: dict[int, int]) -> int:
+    """The size of the tree that a graph with shared parts stands for, reading each part once."""
+    if isinstance(part, tuple | list):
+        return sum(_nodes(each, known) for each in part)
+    if not is_dataclass(part):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = 1 + sum(_nodes(each, known) for each in vars(part).values())
+    return known[id(part)]

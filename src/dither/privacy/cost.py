@@ -1,0 +1,360 @@
+"""What a request costs, from public facts alone: the same function quotes, charges and verifies.
+
+Nothing here reads a record, and nothing is taken on trust from the request: sensitivities follow from the plan and the
+schema, scales from the loss that was asked for, and losses from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import Any, assert_never
+
+from sqlglot import exp
+
+from dither.errors import InvalidPlan, Unsupported
+from dither.loss import Loss, Sensitivity
+from dither.plan.context import Context
+from dither.plan.domains import EPOCH, starts
+from dither.plan.expressions.numeric import Clamp
+from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.core import Measure
+from dither.plan.measures.linear import Linear
+from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.relations.bounding import BoundGroups, BoundRows, Sample
+from dither.plan.relations.core import Relation
+from dither.plan.relations.facts import windows_touched
+from dither.plan.relations.group_by import Distinct, GroupBy
+from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.dialect import RawKind
+from dither.plan.sql.statement import Origin, Statement
+from dither.plan.traversal import autos, fill, walk
+from dither.privacy.accounting.composition import compose, joint_gaussian, joint_laplace, parallel
+from dither.privacy.accounting.filters import filter_of
+from dither.privacy.amplification import amplified
+from dither.privacy.codec import decode
+from dither.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    GaussianThreshold,
+    LaplaceThreshold,
+    Mechanism,
+    PartitionSelection,
+    calibrate,
+)
+from dither.privacy.pacing import Work
+from dither.privacy.protocol import AutoBound, Calibrate, Part, QuotedPart, Request, UnitLoss
+from dither.schema import Boolean, BudgetCap, Category, Domain, Identifier, Moment, Number, Reference, Table
+
+NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
+MOST_WEIGHTS = 1 << 20
+MOST_FILLINGS = 1 << 10
+MOST_WORK = 40_000
+MOST_COLUMNS = 1_600  # PostgreSQL gives up at 1,664, wherever in a statement
+MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give up at several hundred
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measure, ready to be read, and the mechanism that releases it."""
+
+    measure: Measure
+    mechanism: Mechanism
+    quoted: QuotedPart
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """What a request costs every budget, which windows it touches, and how its steps look at the widest bounds."""
+
+    losses: tuple[UnitLoss, ...]
+    windows: Mapping[str, tuple[str, ...]]
+    find: tuple[Step, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps in the order in which they are taken."""
+        return (*self.find, *self.steps)
+
+
+def appraise(ctx: Context, request: Request, spelled: bool = True) -> Appraisal:
+    """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded.
+
+    Whether it can be `spelled` for a database changes no loss, and may change from one version to the next.
+    """
+    used = {auto.tag for part in request.parts for auto in autos(part.measure)}
+    if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
+        raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
+    find = tuple(_searched(ctx, request, search) for search in request.searches)
+    options = [_fillings(request.searches, part) for part in request.parts]
+    if (many := sum(map(len, options))) > MOST_FILLINGS:
+        raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
+    if sum(sum(1 for _ in walk(each[0].measure)) * len(each) for each in options if len(each) > 1) > MOST_WORK:
+        raise InvalidPlan(f"the parts of a plan times the bounds that they may have must be at most {MOST_WORK}")
+    steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
+    every = [*find, *(option for parts in steps for option in parts)]
+    losses = tuple(
+        UnitLoss(budget.unit, budget.kind, _total(ctx, budget, find, steps)) for budget in ctx.dataset.budgets
+    )
+    windows = {
+        budget.unit: _windows(ctx, [step.measure for step in every], budget.unit)
+        for budget in ctx.dataset.budgets
+        if ctx.unit(budget.unit).kind == "window"
+    }
+    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))] if spelled else []
+    for measure in dict.fromkeys(step.measure for step in ends):
+        check_spelling(ctx, measure)
+    return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+
+
+def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
+    """The step that finds a bound; a rule needs a cell for each of its bins, with noise of one known law."""
+    step = step_of(ctx, request, Part(search.find, search.mechanism))
+    if search.rule is not None:
+        step.mechanism.std()
+        if prod(step.quoted.shape) != len(search.rule.points) + 1:
+            raise InvalidPlan(f"the rule of {search.tag[:40]!r} needs {len(search.rule.points) + 1} counts to read")
+    return step
+
+
+def check_spelling(ctx: Context, measure: Measure) -> None:
+    """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
+    statement = Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()})
+    measure.plan(statement)
+    most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
+    if statement.extent.depth > MOST_DEPTH or statement.extent.columns > most:
+        raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
+
+
+def origin_like(table: Table) -> Origin:
+    """A table as any engine could hold it."""
+    return Origin(exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()})
+
+
+def kind_like(domain: Domain) -> RawKind:
+    """How values of a domain are most simply stored."""
+    match domain:
+        case Number():
+            return "decimal"
+        case Boolean():
+            return "boolean"
+        case Moment():
+            return "timestamp"
+        case Category():
+            return "text"
+        case Reference(kind=kind) | Identifier(kind=kind):
+            return kind
+        case _:
+            assert_never(domain)
+
+
+def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
+    """What a recorded request costs, and the windows that it touches: for the verifier."""
+    appraisal = appraise(ctx, decode(request.encode(), Request), spelled=False)
+    return appraisal.losses, appraisal.windows
+
+
+def answered(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[Step, ...]:
+    """The steps that answer, once the bounds are known."""
+    found = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
+    return tuple(step_of(ctx, request, Part(fill(part.measure, found), part.mechanism)) for part in request.parts)
+
+
+def _fillings(searches: Sequence[AutoBound], part: Part) -> list[Part]:
+    """A part at all bounds that could be found, the smallest first and the largest last."""
+    tags = {auto.tag for auto in autos(part.measure)}
+    used = [search for search in searches if search.tag in tags]
+    if prod(len(search.grid) for search in used) > MOST_FILLINGS:
+        raise InvalidPlan(f"the bounds that a part uses must have at most {MOST_FILLINGS} combinations")
+    found = [dict(zip([search.tag for search in used], each, strict=True)) for each in product(*(s.grid for s in used))]
+    return [Part(fill(part.measure, tags), part.mechanism) if tags else part for tags in found]
+
+
+def step_of(ctx: Context, request: Request, part: Part) -> Step:
+    """A part with its mechanism made and everything public about it worked out."""
+    measure = part.measure
+    if autos(measure):
+        raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
+    unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
+    ctx.unit(unit)
+    check_covered(ctx, measure)
+    sensitivity = measure.sensitivity(ctx, unit)
+    mechanism = _mechanism(part.mechanism, sensitivity)
+    shape, steps = _shape(ctx, measure, mechanism)
+    quoted = QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, notes(ctx, measure))
+    return Step(measure, mechanism, quoted)
+
+
+def check_covered(ctx: Context, plan: Any) -> None:
+    """Refuses to read a private table for which no budget pays, but as context: joined to others by its unique key."""
+    covered = {table for unit in ctx.budgeted for table in ctx.unit(unit).keys}
+    free = sorted({name for name in _read(plan) if ctx.table(name).private and name not in covered})
+    if free:
+        raise Unsupported(
+            f"no budget covers the records of {', '.join(free)}: only join them by their unique key to a table that"
+            " one covers, or give a unit that covers them a budget"
+        )
+
+
+def _read(plan: Any) -> Iterator[str]:
+    """The tables that a plan reads, other than as the context of a join that keeps the other side's rows."""
+    if isinstance(plan, Scan):
+        yield plan.table
+    elif isinstance(plan, PublicJoin) and plan.how != "right":
+        # A private table joins here by its enforced unique key only: see PublicJoin.multiplicity.
+        yield from _read(plan.child)
+    elif isinstance(plan, Measure | Relation):
+        yield from (name for part in vars(plan).values() for name in _read(part))
+
+
+def _mechanism(asked: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
+    if isinstance(asked, Calibrate):
+        options = dict(asked.options)
+        if taken := {"kind", "loss", "sensitivity"} & options.keys():
+            raise InvalidPlan(f"a mechanism has no option called {', '.join(sorted(taken))}")
+        return calibrate(asked.kind, asked.loss, sensitivity, **options)
+    return asked
+
+
+def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[int, ...], tuple[Fraction, ...]]:
+    """The public shape of the vector; undeclared keys have none, and leave through partition selection only."""
+    if isinstance(measure, PartitionCounts):
+        if not isinstance(mechanism, NAMING):
+            raise Unsupported("keys that are not declared leave through partition selection only")
+        return (), ()
+    steps = measure.steps(ctx)
+    shape = (*(len(axis.values) for axis in measure.axes(ctx)), len(steps))
+    mechanism.admit(prod(shape))
+    return shape, steps
+
+
+# --- What it costs ---
+
+
+def _total(ctx: Context, budget: BudgetCap, find: Sequence[Step], options: Sequence[Sequence[Step]]) -> Loss:
+    """What the whole request costs one budget: for an automatic bound, the dearest of those that could be found."""
+    single = [steps[0] for steps in options if len(steps) == 1]
+    losses = _together(ctx, budget, [*single, *find])
+    losses += [parallel([_loss(ctx, budget, step) for step in steps]) for steps in options if len(steps) > 1]
+    every = [step.measure for steps in (find, *options) for step in steps]
+    return amplified(ctx, budget.unit, every, compose(losses))
+
+
+def _loss(ctx: Context, budget: BudgetCap, step: Step) -> Loss:
+    """What one step costs one budget, in the kind that the budget counts."""
+    sensitivity = step.measure.sensitivity(ctx, budget.unit)
+    return step.mechanism.concentrated(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
+
+
+def _together(ctx: Context, budget: BudgetCap, steps: Sequence[Step]) -> list[Loss]:
+    """The losses of several steps, those over one partition at their joint cost where that is less."""
+    families: dict[object, list[Step]] = {}
+    for number, step in enumerate(steps):
+        linear = isinstance(step.mechanism, DiscreteLaplace | DiscreteGaussian)
+        base = step.measure.child if isinstance(step.measure, Linear) else step.measure
+        families.setdefault((type(step.mechanism), base) if linear else number, []).append(step)
+    return [_cheaper(ctx, budget, family) for family in families.values()]
+
+
+def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss:
+    alone = compose([_loss(ctx, budget, step) for step in family])
+    joint = _joint(ctx, budget, family) if len(family) > 1 else None
+    if joint is None:
+        return alone
+    cap = filter_of(budget)
+    return min(alone, joint, key=cap.spend)
+
+
+def _joint(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss | None:
+    """The largest column norm of the noise-weighted matrix, times how far one unit moves the partition below it."""
+    base = family[0].measure.child if isinstance(family[0].measure, Linear) else family[0].measure
+    size = base.size(ctx)
+    if size * size * len(family) > MOST_WEIGHTS:
+        return None
+    rows = [_weights(step.measure, size) for step in family]
+    moved = base.sensitivity(ctx, budget.unit).l1
+    weights = [row for step in rows for row in step]
+    noise = [_noise(step.mechanism) for step, made in zip(family, rows, strict=True) for _ in made]
+    if isinstance(family[0].mechanism, DiscreteGaussian):
+        return joint_gaussian(weights, noise, moved)
+    return joint_laplace(weights, noise, moved)
+
+
+def _weights(measure: Measure, size: int) -> list[tuple[int, ...]]:
+    if isinstance(measure, Linear):
+        return list(measure.weights)
+    return [tuple(int(row == column) for column in range(size)) for row in range(size)]
+
+
+def _noise(mechanism: Mechanism) -> Fraction:
+    return mechanism.variance if isinstance(mechanism, DiscreteGaussian) else mechanism.scale  # type: ignore[attr-defined]
+
+
+def _windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str, ...]:
+    """The names of the windows that the plans' public time ranges touch."""
+    spans = [span for measure in measures if (span := windows_touched(ctx, measure, unit)) is not None]
+    every = ctx.unit(unit).every
+    if not spans or every is None:
+        return ()
+    lo, hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
+    return tuple(window_name(start) for start in starts(lo, hi, every))
+
+
+def window_name(start: int) -> str:
+    """A window by its first day."""
+    return (EPOCH + timedelta(microseconds=start)).strftime("%Y-%m-%d")
+
+
+def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
+    """Every window of a unit within its declared times."""
+    declared = ctx.unit(unit)
+    spans = [ctx.columns(table)[column] for table, column in declared.times.items()]
+    moments = [domain for domain in spans if isinstance(domain, Moment)]
+    if not moments or declared.every is None:
+        return ()
+    lo, hi = min(moment.lo for moment in moments), max(moment.hi for moment in moments)
+    return tuple(window_name(start) for start in starts(lo, hi, declared.every))
+
+
+# --- What is public about the work, and what was done ---
+
+
+def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) -> Work:
+    """Passes and sorts over the tables that the plans name, by their noisy sizes; cells and the plans' own size."""
+    nodes = [node for measure in measures for node in walk(measure)]
+    scans = [node.table for node in nodes if isinstance(node, Scan)]
+    heavy = (BoundRows, BoundGroups, GroupBy, Distinct, UnitJoin, KeyJoin, Clipped)
+    sorts, read = sum(isinstance(node, heavy) for node in nodes), sum(rows.get(table, 0) for table in scans)
+    return Work(len(scans), sorts, read, cells, len(nodes))
+
+
+def notes(ctx: Context, measure: Measure) -> tuple[str, ...]:
+    """The clamping, bounding and sampling of a plan, in words."""
+    found = [_words(node) for node in walk(measure)]
+    tables = sorted({node.table for node in walk(measure) if isinstance(node, Scan) and ctx.table(node.table).private})
+    corrected = f"values of {', '.join(tables)} outside their declared domains corrected into them" if tables else ""
+    return tuple(dict.fromkeys(text for text in (*found, corrected) if text))
+
+
+def _words(node: Any) -> str:
+    match node:
+        case BoundRows(unit=unit, limit=limit):
+            return f"at most {limit} rows of each {unit} counted, chosen pseudo-randomly"
+        case BoundGroups(unit=unit, groups=groups, rows=rows):
+            return f"at most {rows} rows of each {unit} in each of at most {groups} groups counted"
+        case Clipped(unit=unit, bound=bound, norm=norm):
+            return f"each {unit}'s sums scaled into an {norm.upper()} ball of radius {bound} steps"
+        case KeyJoin(left_limit=left, right_limit=right):
+            return f"at most {left} rows on the left and {right} on the right joined for each key"
+        case Sample(rate=rate, unit=unit):
+            return f"each {unit or 'row'} kept with probability {rate}"
+        case Clamp(lo=lo, hi=hi):
+            return f"values clamped to between {lo} and {hi}"
+        case _:
+            return ""

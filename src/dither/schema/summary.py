@@ -1,0 +1,125 @@
+"""What a description makes public, as plain data: for `dither check`, the servers and statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from dither.schema.model import (
+    Boolean,
+    BudgetCap,
+    Category,
+    Column,
+    Dataset,
+    Domain,
+    Identifier,
+    Moment,
+    Number,
+    Reference,
+    Table,
+    Unit,
+)
+from dither.schema.parser.scalars import EPOCH
+
+SHOWN_VALUES = 8
+
+
+def facts(dataset: Dataset) -> dict[str, Any]:
+    """Everything that analysts learn from the description alone."""
+    return {
+        "name": dataset.name,
+        "description": dataset.description,
+        "population": dataset.population,
+        "data_version": dataset.data_version,
+        "timezone": dataset.timezone,
+        "policy": dataset.policy,
+        "size_epsilon": str(dataset.size_epsilon),
+        "tables": {name: _table(table) for name, table in dataset.tables.items()},
+        "units": {name: _unit(unit) for name, unit in dataset.units.items()},
+        "budgets": [_budget(cap) for cap in dataset.budgets],
+        "groups": [
+            {
+                "name": group.name,
+                "analysts": list(group.analysts),
+                "budgets": [_budget(cap) for cap in group.caps],
+                "analyst_budgets": [_budget(cap) for cap in group.analyst_caps],
+            }
+            for group in dataset.groups
+        ],
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    return {
+        "private": table.private,
+        "description": table.description,
+        "source": table.source.kind,
+        "unique": table.unique,
+        "columns": {name: column_text(column) for name, column in table.columns.items()},
+    }
+
+
+def _unit(unit: Unit) -> dict[str, Any]:
+    return {"kind": unit.kind, "tables": dict(unit.keys), "times": dict(unit.times), "every": unit.every}
+
+
+def _budget(cap: BudgetCap) -> dict[str, Any]:
+    numbers = {"epsilon": cap.epsilon, "rho": cap.rho, "order": cap.order, "delta": cap.delta or None}
+    return {"unit": cap.unit, "kind": cap.kind} | {
+        key: str(value) for key, value in numbers.items() if value is not None
+    }
+
+
+def column_text(column: Column) -> str:
+    """A column's domain in words."""
+    text = domain_text(column.domain)
+    if column.domain.nullable:
+        text += "; may be missing"
+    if column.default is not None and isinstance(column.domain, Category | Reference):
+        text += f"; {column.default!r} stands in for anything else"
+    return text
+
+
+def domain_text(domain: Domain) -> str:
+    """A domain in words.
+
+    >>> from fractions import Fraction
+    >>> domain_text(Number(Fraction(18), Fraction(65)))
+    'integer from 18 to 65'
+    """
+    match domain:
+        case Number(lo=lo, hi=hi, step=step):
+            kind = "integer" if step == 1 else f"multiple of {step}"
+            return f"{kind} from {lo} to {hi}"
+        case Category(values=values):
+            more = f", ... ({len(values)} in all)" if len(values) > SHOWN_VALUES else ""
+            return f"one of {', '.join(values[:SHOWN_VALUES])}{more}"
+        case Reference(table=table, column=column):
+            return f"one of the values of {table}.{column}"
+        case Boolean():
+            return "true or false"
+        case Moment(lo=lo, hi=hi, precision=precision):
+            kind = "date" if precision == "day" else "time"
+            return f"{kind} from {moment_text(lo)} to {moment_text(hi)}, to the {precision}"
+        case Identifier(kind=kind):
+            return f"{kind} identifier, never released"
+
+
+def moment_text(micros: int) -> str:
+    """An instant as ISO text, a date alone at midnight."""
+    return (EPOCH + timedelta(microseconds=micros)).isoformat().removesuffix("+00:00").removesuffix("T00:00:00")
+
+
+def warnings(dataset: Dataset) -> Iterator[str]:
+    """What a curator may not have meant, though it is allowed."""
+    budgeted = {cap.unit for cap in dataset.budgets}
+    for unit in dataset.units.values():
+        if unit.name not in budgeted:
+            yield f"unit {unit.name} has no budget, so nothing bounds what is learned about it"
+        for table in dataset.tables.values():
+            if unit.name in budgeted and table.private and table.name not in unit.keys:
+                yield f"under unit {unit.name}, table {table.name} is held fixed: its records are not protected"
+    for cap in dataset.budgets:
+        if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
+            yield f"epsilon {cap.epsilon} lets odds change by a factor above 22,000; budgets of 1 to 10 are usual"

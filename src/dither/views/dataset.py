@@ -1,0 +1,51 @@
+"""Part of the former serve.documents."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, assert_never
+
+from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference
+
+
+def dataset_data(dataset: Dataset) -> dict[str, Any]:
+    """What an analyst needs to ask: tables, columns and their domains, units, budgets."""
+    return {
+        "name": dataset.name,
+        "population": dataset.population,
+        "data_version": dataset.data_version,
+        "policy": dataset.policy,
+        "tables": {
+            table.name: {
+                "private": table.private,
+                "columns": {name: domain_text(column.domain) for name, column in table.columns.items()},
+            }
+            for table in dataset.tables.values()
+        },
+        "units": {unit.name: unit.kind for unit in dataset.units.values()},
+        "budgets": [{"unit": cap.unit, "kind": cap.kind} for cap in dataset.budgets],
+    }
+
+
+def domain_text(domain: Domain) -> str:
+    """A domain in a few words."""
+    match domain:
+        case Number():
+            return f"{_number(domain.lo)} to {_number(domain.hi)} in steps of {_number(domain.step)}"
+        case Category():
+            shown = ", ".join(map(str, domain.values[:20]))
+            return f"one of {shown}" + (f" and {len(domain.values) - 20} more" if len(domain.values) > 20 else "")
+        case Reference():
+            return f"one of {domain.table}.{domain.column}"
+        case Boolean():
+            return "true or false"
+        case Moment():
+            return f"a {domain.precision}"
+        case Identifier():
+            return "an identifier"
+        case _:
+            assert_never(domain)
+
+
+def _number(value: Fraction) -> str:
+    return f"{float(value):g}" if value.denominator != 1 else str(value)

@@ -1,0 +1,131 @@
+"""Answers, prices and budgets as tables for people; `dither.views.answers` has them as plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from math import floor, inf, log10
+from typing import Any, assert_never
+
+from rich.table import Table as Grid
+
+from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.post.estimate.answer import Answer
+from dither.post.session import Price
+from dither.privacy.protocol import Balance, Entry
+from dither.views.ledger import decimal
+
+BAR = 20
+
+
+def dataset_text(dataset: Mapping[str, Any]) -> str:
+    """A dataset's tables, and the domains of their columns."""
+    lines = [f"{dataset['name']} (version {dataset['data_version']}), units: {', '.join(dataset['units'])}"]
+    for name, table in dataset["tables"].items():
+        lines.append(f"  {name}" + ("" if table["private"] else " (public)"))
+        lines += [f"    {column}: {domain}" for column, domain in table["columns"].items()]
+    return "\n".join(lines)
+
+
+def answer_grid(answer: Answer) -> Grid:
+    """Estimates, each with half the width of its interval."""
+    grid = Grid(*(column.name for column in answer.columns))
+    for row in range(len(answer)):
+        cells = []
+        for place, column in enumerate(answer.columns):
+            if column.key:
+                cells.append(str(answer.keys.column(place)[row].as_py()))
+            else:
+                cells.append(estimate_text(column.estimate, row))
+        grid.add_row(*cells)
+    return grid
+
+
+def estimate_text(estimate: Any, row: int) -> str:
+    """One estimate, rounded to what its error leaves meaningful."""
+    value, low, high = estimate.value[row], estimate.low[row], estimate.high[row]
+    if isinstance(value, str):
+        return f"{value} ({low} to {high})"
+    half = (float(high) - float(low)) / 2
+    digits = min(6, max(0, 1 - floor(log10(half)))) if 0 < half < inf else 0
+    return f"{float(value):,.{digits}f} ± {half:,.{digits}f}"
+
+
+def cost_text(answer: Answer) -> str:
+    """What an answer cost; nothing if it had been given before."""
+    if all(release.cached for release in answer.releases):
+        return f"cost: nothing, since it was asked before (for {loss_text(answer.loss)})"
+    return f"cost: {loss_text(answer.loss)}"
+
+
+def loss_text(losses: Iterable[Loss]) -> str:
+    """Losses in words, those of a kind added up: epsilon 2."""
+    totals: dict[str, Fraction] = {}
+    for loss in losses:
+        for name, value in _numbers(loss).items():
+            totals[name] = totals.get(name, Fraction(0)) + value
+    return ", ".join(f"{name} {number_text(value)}" for name, value in totals.items() if value) or "nothing"
+
+
+def _numbers(loss: Loss) -> dict[str, Fraction]:
+    match loss:
+        case Pure(epsilon=epsilon):
+            return {"epsilon": epsilon}
+        case Approximate(epsilon=epsilon, delta=delta):
+            return {"epsilon": epsilon, "delta": delta}
+        case ZCDP(rho=rho, delta=delta):
+            return {"rho": rho, "delta": delta}
+        case Renyi(curve=curve, delta=delta):
+            return {f"epsilon at order {order}": epsilon for order, epsilon in curve} | {"delta": delta}
+        case _:
+            assert_never(loss)
+
+
+def number_text(value: Fraction) -> str:
+    """A rational as people write it: a decimal where it is one, else p/q.
+
+    >>> number_text(Fraction(9, 5)), number_text(Fraction(1, 3))
+    ('1.8', '1/3')
+    """
+    decimal_places = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal_places:f}" if Fraction(decimal_places) == value else str(value)
+
+
+def price_grid(price: Price) -> Grid:
+    """The expected error of each column."""
+    grid = Grid("column", "expected ±")
+    for column in price.expected:
+        grid.add_row(
+            column.name,
+            f"{column.half_width:,.3g}"
+            + (f" in a group of {column.rows:,.0f} rows" if column.rows is not None else ""),
+        )
+    return grid
+
+
+def budget_grid(balances: Iterable[Balance]) -> Grid:
+    """Budgets with a bar for what is spent."""
+    grid = Grid("budget", "unit", "of", "spent", "limit", "")
+    for balance in balances:
+        for component, limit, spent in zip(balance.components, balance.limit, balance.spent, strict=True):
+            if limit:
+                name = " ".join(filter(None, (balance.level, balance.name, balance.window)))
+                grid.add_row(name, balance.cap.unit, component, decimal(spent), decimal(limit), bar(spent, limit))
+    return grid
+
+
+def history_grid(entries: Iterable[Entry]) -> Grid:
+    """Charges, one a line."""
+    grid = Grid("#", "time", "account", "question", "loss", "answered")
+    for entry in entries:
+        losses = "; ".join(f"{part.unit}: {loss_text([part.loss])}" for part in entry.losses)
+        row = (str(entry.sequence), entry.time, entry.account, entry.digest[:12], losses)
+        grid.add_row(*row, "yes" if entry.answered else "no")
+    return grid
+
+
+def bar(spent: int, limit: int) -> str:
+    """What is spent, drawn."""
+    full = min(BAR, -(-spent * BAR // limit))
+    return "█" * full + "░" * (BAR - full)
