@@ -36,13 +36,13 @@ import psycopg
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.loss import ZCDP, Sensitivity
-from dither.post.pld import Fixed, pld_figure
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.state import canonical, key
 from dither.privacy.ledger.store import link
 from dither.privacy.mechanisms import DiscreteGaussian
 from privacy.ledger_cases import claim, dataset
+from privacy.pld import Fixed, pld_figure
 
 CLIENTS = (1, 8, 64)
 numbers = count()

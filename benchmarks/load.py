@@ -44,7 +44,7 @@ from dither.privacy.ledger.maintenance import verify
 from dither.privacy.ledger.store import open_store
 from dither.serve.operations.supervisor import TURN
 from dither.views.ledger import decimal
-from serve.house import Town, free_port, serving, town, until
+from serve.servers import Town, free_port, serving, town, until
 
 REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}
 KINDS = ("fresh", "again", "quote", "budget", "history")

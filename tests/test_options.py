@@ -17,7 +17,7 @@ from dither.post.options import Chosen
 from dither.post.session import Session
 from dither.serve.gateway import requests as questions
 from dither.serve.gateway.openapi import BATCH, QUESTION, SPLIT
-from serve.house import Place, place, town
+from serve.servers import Place, place, town
 
 APPROXIMATE = "{unit: person, kind: zcdp, rho: 100, delta: 1/1000}"
 BY_AGE = "SELECT age, COUNT(*) AS n FROM people GROUP BY age"

@@ -1,8 +1,7 @@
-"""Part of the former session."""
+"""Open a session: the one place that chooses a kernel, in this process or behind a gateway."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,9 @@ def reached(
     if str(target).startswith(("http://", "https://")):
         if token is None:
             raise InvalidParameter("a remote session needs token=; the curator hands it out")
-        return import_module("dither.serve.transport.http_client").connect(str(target), token, **options), token
-    local = import_module("dither.privacy.kernel")
-    return local.open_kernel(target, **options), account if account is not None else "analyst"
+        from dither.serve.transport import http_client
+
+        return http_client.connect(str(target), token, **options), token
+    from dither.privacy import kernel
+
+    return kernel.open_kernel(target, **options), account if account is not None else "analyst"

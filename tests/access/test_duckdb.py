@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from access.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
 from conftest import require
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import STATEMENTS, DuckDBEngine, Opening
@@ -26,6 +25,7 @@ from dither.plan import relations as r
 from dither.plan.stability import Auto
 from dither.plan.traversal import autos, fill
 from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
+from plan.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
 
 ROWS = {
     "users": [(1, 30.0, "FR"), (2, 40.0, "DE"), (3, 99.0, "XX")],
@@ -373,7 +373,7 @@ def test_auto_bounds_are_filled_by_tag() -> None:
 
 
 def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
-    from access.worlds import DAY, MONTH
+    from plan.worlds import DAY, MONTH
 
     world = engine(tmp_path, USER, MONTH, **ROWS)
     june = YEAR_2020 + 160 * DAY

@@ -13,10 +13,7 @@ import psycopg
 import pytest
 from sqlglot import exp
 
-import access.worlds as worlds
-from access.agreement import MEASURES, largest_difference, promises_hold, random_plans
-from access.benches import PostgresBench
-from access.trials import Violation
+import plan.worlds as worlds
 from dither.access.engines import open_engine
 from dither.access.engines.guarded_dialect import GuardedSpelling
 from dither.access.engines.postgres import PostgresEngine, PostgresSpelling
@@ -27,6 +24,9 @@ from dither.plan import relations as r
 from dither.plan.sql.builders import cast
 from dither.plan.sql.statement import Statement, named
 from dither.schema import Boolean, Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
+from plan.agreement import MEASURES, largest_difference, promises_hold, random_plans
+from plan.benches import PostgresBench
+from plan.trials import Violation
 
 DSN = "DITHER_TEST_DSN"
 

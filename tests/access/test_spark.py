@@ -11,10 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import access.worlds as worlds
-from access.agreement import ACTIONS, MEASURES, largest_difference, promises_hold
-from access.benches import SparkBench
-from access.trials import Violation
+import plan.worlds as worlds
 from dither.access.engines.guarded_dialect import GuardedSpelling
 from dither.access.engines.spark import SETTINGS, SparkEngine, SparkSpelling
 from dither.errors import EngineFailure, InvalidSchema
@@ -24,6 +21,9 @@ from dither.plan import relations as r
 from dither.plan.sql.builders import cast
 from dither.plan.sql.dialect import Spelling
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
+from plan.agreement import ACTIONS, MEASURES, largest_difference, promises_hold
+from plan.benches import SparkBench
+from plan.trials import Violation
 
 ROWS = worlds.many(unlisted="${env:HOME}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from dither.audit.attacks.model import Columns, Reply, Target
-from serve.house import SALARY, Place, place, town
+from serve.servers import SALARY, Place, place, town
 
 COLUMNS = Columns("town", "people", "salary", 0, 200_000, "city")
 PERSON = 7

@@ -32,7 +32,7 @@ from dither.serve.gateway import requests as questions
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.transport.framing import Message
 from dither.views import answers as documents
-from serve.house import PEOPLE, SALARY, Place, place, town
+from serve.servers import PEOPLE, SALARY, Place, place, town
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {attack.name: attack for attack in ATTACKS}
@@ -87,7 +87,7 @@ def test_the_page_on_security_counts_the_attacks() -> None:
 def test_the_page_on_security_names_weakened_builds_that_are_there() -> None:
     """Every row's test exists, and every family of attacks has at least one."""
     rows = documented("| weakened build | found by |")
-    tests = "".join(path.read_text() for room in ("attacks", "serve") for path in (ROOT / "tests" / room).glob("*.py"))
+    tests = "".join(path.read_text() for room in ("attacks", "serve") for path in (ROOT / "tests" / room).rglob("*.py"))
     assert [name for _, _, name in rows if f"def {name.strip('`')}(" not in tests] == []
     assert {attack.family for attack in ATTACKS} <= {by for _, by, _ in rows}
 
@@ -161,7 +161,7 @@ def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pyt
     with neighbours(tmp_path) as made:
         guarded = [there.ask(query, "1/1000").status_code for there in made]
         monkeypatch.setattr(expr.Function, "sql", unguarded)
-        monkeypatch.setattr(expr, "_held", lambda value, *_: value)
+        monkeypatch.setattr("dither.plan.expressions.numeric._held", lambda value, *_: value)
         weakened = [there.ask(query, "1/1000", draw=1).status_code for there in made]
         found = BY_NAME["square root in a CASE"].run([target(there) for there in made])
     assert guarded == [200, 200] and weakened == [500, 200] and found.learned

@@ -20,7 +20,7 @@ from dither.plan import expressions as expr
 from dither.post.session import Session
 from dither.privacy.kernel import LocalKernel
 from dither.schema import Dataset, Source, load
-from serve.house import SALARY, town
+from serve.servers import SALARY, town
 
 pytestmark = pytest.mark.tier("test")
 DSN = "DITHER_ATTACKS_DSN"

@@ -29,7 +29,7 @@ from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
 from dither.views import answers as documents
 from privacy.ledger_cases import HeldClock
-from serve.house import SALARY, Place, place, town
+from serve.servers import SALARY, Place, place, town
 
 HEAVY = {"groups by values of the data"}
 ANSWERED = {

@@ -29,7 +29,7 @@ from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.server import KernelServer, unix_listener
 from dither.serve.transport.framing import Message, send
 from dither.serve.transport.socket_client import Heads, RemoteKernel
-from serve.house import Place, place, town, until
+from serve.servers import Place, place, town, until
 
 QUERY = "SELECT COUNT(*) FROM people"
 

@@ -28,7 +28,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.mechanisms import DiscreteLaplace, Vector
 from dither.privacy.protocol import Calibrate, Part, Request
 from dither.schema import BudgetCap, load
-from serve.house import SALARY, SEPARATE, SHARED, place, town
+from serve.servers import SALARY, SEPARATE, SHARED, place, town
 
 SINGLED = Count(Where(Scan("people"), Compare("=", Column("salary"), Constant(SALARY))))
 EVERYONE = Count(Scan("people"))

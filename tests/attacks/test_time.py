@@ -24,7 +24,7 @@ from dither.privacy.pacing import Departure, Schedule
 from dither.schema import load
 from dither.serve.kernel.server import KernelServer
 from dither.serve.transport.framing import Message
-from serve.house import Place, place, town
+from serve.servers import Place, place, town
 
 QUERY = "SELECT COUNT(*) FROM people WHERE salary = 91000"
 

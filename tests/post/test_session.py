@@ -24,8 +24,8 @@ from dither.post.query.spend import Spend
 from dither.post.session import Session
 from dither.privacy.protocol import Request
 from post.bare import BareKernel
+from post.estimate.test_intervals import ALARM, planned, redraws
 from post.small_world import build, statements
-from post.test_intervals import ALARM, planned, redraws
 
 
 @contextmanager

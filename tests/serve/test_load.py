@@ -16,7 +16,7 @@ import pytest
 
 from dither.post.session import Session
 from dither.privacy.ledger import state as rules
-from serve.house import Place, place, until
+from serve.servers import Place, place, until
 
 LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"
 

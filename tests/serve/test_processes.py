@@ -20,7 +20,7 @@ from conftest import require
 from dither.audit.attacks import ATTACKS
 from dither.connection import connect
 from dither.privacy.ledger.maintenance import verify
-from serve.house import SEPARATE, Careless, Town, serving, town, until
+from serve.servers import SEPARATE, Careless, Town, serving, town, until
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.xdist_group("servers")]
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"

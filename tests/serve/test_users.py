@@ -18,7 +18,7 @@ from conftest import require
 from dither.connection import connect
 from dither.errors import InvalidParameter
 from dither.serve.operations.supervisor import Child, group_of
-from serve.house import Town, serving, town
+from serve.servers import Town, serving, town
 
 pytestmark = pytest.mark.xdist_group("servers")
 USER = "nobody"

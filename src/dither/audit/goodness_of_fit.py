@@ -83,7 +83,7 @@ class FitResult:
 def fit(
     sampler: Callable[[int], Any], law: Any, *, draws: int = 1_000_000, alpha: float = 1e-6, seed: int | None = None
 ) -> FitResult:
-    """Tests `sampler(size)` against a law: one of `dither.privacy.mechanisms.distributions`, a frozen law of scipy, or a mass function.
+    """Tests `sampler(size)` against a law: one of `privacy.mechanisms.distributions`, scipy's, or a mass function.
 
     A mass function `law(integers) -> probabilities` makes the law discrete. The seed is for the spreading of discrete
     draws alone.

@@ -18,7 +18,7 @@ from dither.post.estimate import typecheck as kinds
 from dither.post.estimate.answer import Answer, assemble, elsewhere
 from dither.post.estimate.combine import Drawn, combined
 from dither.post.estimate.explain import Expected, Explanation, expected, explanation
-from dither.post.estimate.measured import sources
+from dither.post.estimate.measured import estimated_bounds, sources
 from dither.post.options import Chosen, Options, level, settled
 from dither.post.query import request as asking
 from dither.post.query.batch import Whole, joined, split_answers
@@ -263,7 +263,7 @@ class Session:
         parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
         request = self._request(asked.plans[0].unit, parts, searches, request_id, draw)
         release = self.kernel.answer(request, self.token)
-        found = whole.found(release)
+        found = estimated_bounds(whole, release)
         answers = []
         for place, plan in enumerate(asked.plans):
             bounds = found[place]

@@ -1,4 +1,4 @@
-"""JSON v1 for everything in `dither.privacy.protocol`: strict both ways, driven by the types of the fields and a table of names.
+"""JSON v1 for everything in `privacy.protocol`: strict both ways, driven by field types and a table of names.
 
 A node is an object whose "node" names its class; a rational is text such as "1/10" (or {"rational": "1/10"} where text
 is allowed too); there are no floats. What may stand in a field is decided by that field's type: a name is looked up
@@ -52,7 +52,7 @@ RESPONSE = Limits(size=1 << 30, values=1 << 27)
 
 
 def encode(value: object) -> bytes:
-    """The canonical JSON of anything in `dither.privacy.protocol`, a schema or a loss: equal values give equal bytes."""
+    """The canonical JSON of anything in `privacy.protocol`, a schema or a loss: equal values give equal bytes."""
     try:
         tree = {"version": VERSION, **_encode(type(value), value)}
         return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

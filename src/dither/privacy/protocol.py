@@ -27,7 +27,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 class Calibrate:
     """Stands for a mechanism: the kernel takes the scale at which `kind` costs at most `loss` to the request's unit.
 
-    `options` are those of `dither.privacy.mechanisms.calibration.calibrate`: (("quantiles", (Fraction(1, 2),)),), (("k", 3),).
+    `options` are those of `calibrate`: (("quantiles", (Fraction(1, 2),)),), (("k", 3),).
     """
 
     kind: str

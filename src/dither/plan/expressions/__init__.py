@@ -2,43 +2,8 @@
 
 from __future__ import annotations
 
-from dither.plan.expressions.core import (
-    CEILING,
-    MOST_DEPTH,
-    MOST_EDGES,
-    MOST_WEIGHT,
-    Column,
-    Constant,
-    Expr,
-    Part,
-    condition,
-    constant,
-    convert,
-    divided,
-    fits,
-    legible,
-    modulo,
-    operands,
-    ordinal,
-    real,
-    snapped,
-    typed,
-    weight,
-)
-from dither.plan.expressions.logic import (
-    OPERATORS,
-    And,
-    Case,
-    Coalesce,
-    Compare,
-    In,
-    IsNull,
-    Not,
-    NullIf,
-    Or,
-    between,
-    membership,
-)
+from dither.plan.expressions.core import Column, Constant, Expr, Part, real, snapped
+from dither.plan.expressions.logic import And, Case, Coalesce, Compare, In, IsNull, Not, NullIf, Or, between
 from dither.plan.expressions.numeric import (
     Absolute,
     Arithmetic,
@@ -50,11 +15,9 @@ from dither.plan.expressions.numeric import (
     Power,
     Rescale,
     Rounded,
-    nearest,
-    nonzero,
 )
 from dither.plan.expressions.text import TextCase, TextMatch
-from dither.plan.expressions.time import PARTS, DateDiff, DatePart, DateTrunc, Instant
+from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 
 BY_NAME: dict[str, type[Expr]] = {
     node.__name__: node
@@ -64,59 +27,3 @@ BY_NAME: dict[str, type[Expr]] = {
         TextMatch,
     )
 }  # fmt: skip
-
-__all__ = [
-    "BY_NAME",
-    "CEILING",
-    "MOST_DEPTH",
-    "MOST_EDGES",
-    "MOST_WEIGHT",
-    "OPERATORS",
-    "PARTS",
-    "Absolute",
-    "And",
-    "Arithmetic",
-    "AsNumber",
-    "Bucket",
-    "Case",
-    "Clamp",
-    "Coalesce",
-    "Column",
-    "Compare",
-    "Constant",
-    "DateDiff",
-    "DatePart",
-    "DateTrunc",
-    "Expr",
-    "Extreme",
-    "Function",
-    "In",
-    "Instant",
-    "IsNull",
-    "Not",
-    "NullIf",
-    "Or",
-    "Part",
-    "Power",
-    "Rescale",
-    "Rounded",
-    "TextCase",
-    "TextMatch",
-    "between",
-    "condition",
-    "constant",
-    "convert",
-    "divided",
-    "fits",
-    "legible",
-    "membership",
-    "modulo",
-    "nearest",
-    "nonzero",
-    "operands",
-    "ordinal",
-    "real",
-    "snapped",
-    "typed",
-    "weight",
-]

@@ -1,4 +1,4 @@
-"""Part of the former post.asking."""
+"""Noisy columns with their noise and clipping, built from what the kernel released."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ from dither.post.estimate.contribution import Found, found
 from dither.post.estimate.intervals import Banded, Measured, Source
 from dither.post.estimate.quantiles import quantile
 from dither.post.noise import Floats, Law, law
+from dither.post.query.batch import Whole
 from dither.post.query.planner import Plan, Ranking, Reading, Search
-from dither.privacy.protocol import ReleasedPart
+from dither.privacy.protocol import Release, ReleasedPart
 
 
 def find(search: Search, released: ReleasedPart, bound: int) -> Found:
     """A bound that was found, with what it keeps and removes."""
     return found(bound, search.points, np.array(released.values, float), released.mechanism.std(), search.row)
+
+
+def estimated_bounds(batch: Whole, release: Release) -> dict[int, dict[str, Found]]:
+    """The contribution bounds that the kernel chose for each question of a batch, by the place of the question."""
+    results: dict[int, dict[str, Found]] = {}
+    released = iter(zip(release.find or (), release.bound or (), strict=True))
+    for group in batch.groups:
+        own = {search.tag: find(search, *next(released)) for search in group.plan.searches}
+        results.update(dict.fromkeys(group.places, own))
+    return results
 
 
 def sources(

@@ -24,12 +24,10 @@ from dither.plan.measures.sums import Count, Sum
 from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Where
 from dither.plan.traversal import autos
-from dither.post.estimate.contribution import Found
-from dither.post.estimate.measured import find
 from dither.post.query import request as asking
 from dither.post.query.planner import Piece, Plan, Reading, retagged
 from dither.post.query.spend import Spend
-from dither.privacy.protocol import AutoBound, Part, Release, ReleasedPart
+from dither.privacy.protocol import AutoBound, Part, ReleasedPart
 from dither.schema import Boolean, Category, Domain, Number, Scalar
 
 MOST_CELLS = 4096
@@ -63,15 +61,6 @@ class Whole:
         found = [search for searches in own for search in searches]
         stride = -(-sum(map(_rungs, self.groups)) // MOST_RUNGS)
         return tuple(replace(search, grid=thinned(search.grid, stride)) for search in found)
-
-    def found(self, release: Release) -> dict[int, dict[str, Found]]:
-        """The bounds of each question, as they were found."""
-        results: dict[int, dict[str, Found]] = {}
-        released = iter(zip(release.find or (), release.bound or (), strict=True))
-        for group in self.groups:
-            own = {search.tag: find(search, *next(released)) for search in group.plan.searches}
-            results.update(dict.fromkeys(group.places, own))
-        return results
 
     def answer_parts(self, budget: Spend, context: Context) -> tuple[Part, ...]:
         """The pieces of all groups, in order."""

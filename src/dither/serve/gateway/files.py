@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dither.errors import NotFound
 
-PROOFS = Path(__file__).resolve().parents[1] / "proofs"
+PROOFS = Path(__file__).resolve().parents[2] / "proofs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 KINDS = {".md": "text/markdown", ".json": "application/json", ".html": "text/html", ".txt": "text/plain"}
 MOST_BYTES = 1 << 24

@@ -1,0 +1,280 @@
+"""Snapshots give the integers of the records themselves, and are refused when they no longer stand for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import dither.access.snapshot as prepare_module
+import plan.plans as plans
+import plan.worlds as worlds
+from dither.access.engines import open_engine
+from dither.access.engines.duckdb import DuckDBEngine
+from dither.access.snapshot import FORMAT, PreparedEngine, manifest_of, place_of, prepare
+from dither.cli import app
+from dither.errors import EngineFailure, InvalidSchema
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.traversal import walk
+from dither.schema import Dataset, Source
+from plan.reference import Raw
+
+ROWS = worlds.many()
+BOUNDED = m.Count(r.BoundRows(r.Scan("actions"), "user", 7), (m.Key("action", x.Column("action")),))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Dataset:
+    worlds.write(tmp_path, **ROWS)
+    return worlds.dataset(tmp_path, worlds.USER, worlds.ACTION, worlds.MONTH)
+
+
+def stored(dataset: Dataset, data: dict[str, Raw], path: Path) -> Dataset:
+    """The random dataset with its records in files."""
+    tables = {}
+    for name, table in dataset.tables.items():
+        file = path / f"{name}.parquet"
+        pq.write_table(plans.arrow(data[name]).drop_columns(["trial"]), file)
+        tables[name] = replace(table, source=Source("parquet", {"path": str(file)}))
+    return replace(dataset, tables=tables)
+
+
+def test_random_plans_give_the_same_integers(
+    tier: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts of a few rows, so that units are split over files as in a large table."""
+    monkeypatch.setattr(prepare_module, "ROWS_A_PART", 4)
+    datasets, checked, ranked = tier.pick(quick=6, test=40, deep=300), 0, 0
+    for number in range(datasets):
+        rng = Random(f"prepare:{number}")
+        described = plans.schema(rng)
+        place = tmp_path / str(number)
+        place.mkdir()
+        dataset = stored(described, plans.records(rng, described), place)
+        plain = DuckDBEngine(dataset, threads=1)
+        prepare(dataset)
+        ready = open_engine(dataset)
+        assert isinstance(ready, PreparedEngine)
+        assert ready.ctx == plain.ctx
+        assert ready.inspect() == plain.inspect()
+        for _ in range(10):
+            planner = plans.Planner(rng, plain.ctx, single=True)
+            measure = planner.measure(planner.relation(rng.choice([0, 1, 2, 3, 5])))
+            if measure is None:
+                continue
+            assert ready.vector(measure, secret=5).tolist() == plain.vector(measure, secret=5).tolist(), measure
+            checked += 1
+            ranked += any(isinstance(node, r.BoundRows) and isinstance(node.child, r.Scan) for node in walk(measure))
+        plain.close()
+        ready.close()
+    with capsys.disabled():
+        print(
+            f"\n  tests/access: prepared: {checked} measures on {datasets} datasets, {ranked} by stored rank, 0 differ"
+        )
+    assert checked > 3 * datasets
+    assert ranked > 0
+
+
+def test_a_bound_reads_the_stored_rank(data: Dataset) -> None:
+    prepare(data)
+    engine = open_engine(data)
+    assert isinstance(engine, PreparedEngine)
+    assert "ROW_NUMBER" not in engine.sql(BOUNDED)
+    filtered = m.Count(r.BoundRows(r.Where(r.Scan("actions"), x.In(x.Column("action"), ("like",))), "user", 7))
+    assert "ROW_NUMBER" in engine.sql(filtered)  # the bound applies after the filter: no row is lost to the others
+    engine.close()
+
+
+def test_parts_are_sorted_for_pruning(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "ROWS_A_PART", 300)
+    made = prepare(data)
+    files = sorted((place_of(data) / made.generation / "actions").iterdir())
+    assert len(files) == 3
+    owners: set[int] = set()
+    for file in files:
+        table = pq.read_table(file)
+        digits = [rank.bit_length() for rank in table.column("rank$user").to_pylist()]
+        assert digits == sorted(digits)
+        here = set(table.column("user_id").to_pylist())
+        assert not here & owners
+        owners |= here
+        assert "DICTIONARY" in str(pq.read_metadata(file).row_group(0).column(2).encodings)
+    assert len(owners) == 37
+
+
+def rewrite_a_source(data: Dataset, path: Path) -> Dataset:
+    worlds.write(path, **{**ROWS, "actions": ROWS["actions"][:-1]})
+    return data
+
+
+def touch_a_source(data: Dataset, path: Path) -> Dataset:
+    os.utime(path / "actions.parquet", ns=(1, 1))
+    return data
+
+
+def change_a_bound(data: Dataset, path: Path) -> Dataset:
+    users = data.tables["users"]
+    age = replace(users.columns["age"], domain=replace(users.columns["age"].domain, hi=Fraction(70)))
+    return replace(data, tables={**data.tables, "users": replace(users, columns={**users.columns, "age": age})})
+
+
+def change_the_zone(data: Dataset, path: Path) -> Dataset:
+    return replace(data, timezone="Europe/Paris")
+
+
+def drop_a_unit(data: Dataset, path: Path) -> Dataset:
+    return replace(data, units={"user": data.units["user"]})
+
+
+CHANGES = [rewrite_a_source, touch_a_source, change_a_bound, change_the_zone, drop_a_unit]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_stale_snapshot_is_refused(change: Any, data: Dataset, tmp_path: Path) -> None:
+    prepare(data)
+    changed = change(data, tmp_path)
+    with pytest.raises(InvalidSchema, match="run `dither prepare` again, or delete the snapshot's folder"):
+        open_engine(changed)
+    prepare(changed)
+    engine = open_engine(changed)
+    assert isinstance(engine, PreparedEngine)
+    engine.close()
+
+
+def test_each_remedy_for_a_stale_snapshot_gives_todays_records(data: Dataset, tmp_path: Path) -> None:
+    prepare(data)
+    rewrite_a_source(data, tmp_path)
+    counted = m.Count(r.Scan("actions"))
+    shutil.move(place_of(data), tmp_path / "away")
+    engine = open_engine(data)
+    assert not isinstance(engine, PreparedEngine)
+    found = engine.vector(counted).tolist()
+    engine.close()
+    shutil.move(tmp_path / "away", place_of(data))
+    prepare(data)
+    engine = open_engine(data)
+    assert engine.vector(counted).tolist() == found
+    engine.close()
+
+
+def test_a_newer_format_is_refused(data: Dataset) -> None:
+    prepare(data)
+    file = place_of(data) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": FORMAT + 1}))
+    with pytest.raises(InvalidSchema, match=f"format {FORMAT + 1}, this Dither reads {FORMAT}: upgrade"):
+        open_engine(data)
+    prepare(data)
+    open_engine(data).close()
+
+
+def test_a_damaged_manifest_is_refused(data: Dataset) -> None:
+    prepare(data)
+    (place_of(data) / "manifest.json").write_text("{")
+    with pytest.raises(InvalidSchema, match="damaged: run `dither prepare` again, or delete"):
+        open_engine(data)
+
+
+def test_a_failure_leaves_the_earlier_snapshot(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = prepare(data)
+    wanted = open_engine(data).vector(BOUNDED).tolist()
+
+    def fails(*_: Any) -> int:
+        raise EngineFailure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module.Writer, "_write", fails)
+        with pytest.raises(EngineFailure):
+            prepare(data)
+    place = place_of(data)
+    assert manifest_of(place) == before
+    assert sorted(entry.name for entry in place.iterdir()) == sorted(["manifest.json", before.generation])
+    assert open_engine(data).vector(BOUNDED).tolist() == wanted
+
+
+def test_a_first_failure_leaves_nothing(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "_publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(prepare_module.Writer, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data)
+    assert not place_of(data).exists()
+    assert not isinstance(open_engine(data), PreparedEngine)
+
+
+def test_an_open_engine_outlives_the_next_snapshot(data: Dataset) -> None:
+    """One generation before is kept, and no more."""
+    prepare(data)
+    engine = open_engine(data)
+    wanted = engine.vector(BOUNDED).tolist()
+    prepare(data)
+    assert engine.vector(BOUNDED).tolist() == wanted
+    prepare(data)
+    assert sum(entry.is_dir() for entry in place_of(data).iterdir()) == 2
+    engine.close()
+
+
+def test_records_that_change_meanwhile_are_noticed(data: Dataset, tmp_path: Path) -> None:
+    def progress(table: str, done: int, parts: int) -> None:
+        if table == "actions" and done == parts:
+            touch_a_source(data, tmp_path)
+
+    with pytest.raises(InvalidSchema, match="actions have changed"):
+        prepare(data, progress=progress)
+    assert manifest_of(place_of(data)) is None
+
+
+def test_the_recipe_belongs_to_the_format(data: Dataset) -> None:
+    """How records are cleaned, ordered and ranked is part of the format: when this changes, FORMAT must be raised."""
+    made, digest = prepare(data), sha256()
+    for name in data.tables:
+        table = pq.read_table(place_of(data) / made.generation / name)
+        digest.update(repr((table.column_names, sorted(map(str, table.to_pylist())))).encode())
+    assert (FORMAT, digest.hexdigest()[:16]) == (3, "597200b2667eb8ae")
+
+
+DESCRIPTION = """
+version: 1
+name: web
+tables:
+  users:
+    private: true
+    source: {kind: parquet, path: users.parquet}
+    columns:
+      id: {type: identifier, kind: integer}
+      age: {type: integer, min: 18, max: 65}
+units:
+  user: {kind: user, keys: {users: id}}
+budgets:
+  - {unit: user, kind: pure, epsilon: 1}
+"""
+
+
+def test_the_command_writes_a_snapshot_and_says_what_was_corrected(data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "dataset.yml").write_text(DESCRIPTION)
+    done = CliRunner().invoke(app, ["prepare", str(tmp_path / "dataset.yml"), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["rows"] == {"users": 41}
+    assert said["corrected_or_dropped"] == {"users.id": 1, "users.age": 1, "users": 1}
+    shown = CliRunner().invoke(app, ["prepare", str(tmp_path / "dataset.yml"), "--out", str(tmp_path / "elsewhere")])
+    assert "41 rows of users" in shown.stdout
+    assert "1 rows of users dropped" in shown.stdout
+
+
+def test_other_engines_have_no_snapshots(tmp_path: Path) -> None:
+    text = DESCRIPTION.replace("{kind: parquet, path: users.parquet}", "{kind: postgres, dsn_env: X, table: users}")
+    (tmp_path / "dataset.yml").write_text(text)
+    done = CliRunner().invoke(app, ["prepare", str(tmp_path / "dataset.yml")])
+    assert done.exit_code == 2
+    assert "only Parquet, CSV and DuckDB files" in done.stderr

@@ -1,0 +1,147 @@
+"""The command line: drafts without looking, one-line errors, exit codes that mean something."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dither import cli
+from dither.cli import describe
+from dither.cli.options import composed
+from dither.errors import BudgetExceeded, EngineFailure, InvalidQuery
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/url_shares/dataset.yml"
+
+
+def dither(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, list(words))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_check_prints_what_becomes_public() -> None:
+    status, out, _ = dither("check", str(EXAMPLE))
+    assert status == 0
+    for words in ("integer from 13 to 100", "one of view, click, share", "budget of user: pure, epsilon 4"):
+        assert words in out
+
+
+def test_check_as_json() -> None:
+    status, out, _ = dither("check", str(EXAMPLE), "--json")
+    public = json.loads(out)
+    assert status == 0 and public["tables"]["users"]["columns"]["age"] == "integer from 13 to 100"
+    assert public["warnings"]
+
+
+def test_init_leaves_every_bound_open_and_never_shows_a_value(tmp_path: Path) -> None:
+    data = tmp_path / "people.parquet"
+    pq.write_table(pa.table({"id": [987_654_321], "salary": [123_456.5], "illness": ["plague"]}), data)
+    status, out, _ = dither("init", str(data))
+    assert status == 0 and "left open on purpose" in out
+    assert not any(value in out for value in ("987654321", "123456", "plague"))
+    assert "salary: {type: decimal, min: , max: , step: }" in out
+
+
+def test_init_of_a_csv_reads_its_first_line_only(tmp_path: Path) -> None:
+    data = tmp_path / "people.csv"
+    data.write_text("name,salary\nStanton,91000\n")
+    status, out, _ = dither("init", str(data))
+    assert status == 0 and "salary: {type: }" in out and "Stanton" not in out and "91000" not in out
+
+
+def test_a_draft_does_not_pass_until_the_curator_decides(tmp_path: Path) -> None:
+    data, out = tmp_path / "people.parquet", tmp_path / "people.yml"
+    pq.write_table(pa.table({"id": [1], "age": [30]}), data)
+    assert dither("init", str(data), "--out", str(out))[0] == 0
+    status, _, error = dither("check", str(out))
+    assert status == 2 and "needs 'min:'" in error
+    assert dither("init", str(data), "--out", str(out))[0] == 2  # never overwrites
+
+
+def test_init_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("not parquet")
+    status, _, error = dither("init", str(tmp_path / "x.parquet"))
+    assert status == 2 and error.count("\n") == 1 and error.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(InvalidQuery("no"), 2), (BudgetExceeded("no"), 3), (EngineFailure(), 1)]
+)
+def test_exit_codes(error: Exception, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(describe, "load", fails)
+    assert dither("check", "x.yml")[0] == status
+
+
+def test_an_internal_error_shows_its_kind_and_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise ValueError("could not convert 'Mrs. Stanton'")
+
+    monkeypatch.setattr(describe, "load", fails)
+    monkeypatch.delenv("DITHER_DEBUG", raising=False)
+    status, out, error = dither("check", "x.yml")
+    assert status == 1 and error == "error: internal error (ValueError); DITHER_DEBUG=1 shows where\n" and out == ""
+
+
+def test_a_missing_extra_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+    monkeypatch.setattr(cli, "import_module", missing)
+    monkeypatch.setattr(cli, "_exists", lambda name: True)
+    status, _, error = dither("audit")
+    assert status == 2 and "pip install 'dither[audit]'" in error
+
+
+def test_help_and_check_import_no_engine() -> None:
+    code = (
+        "import sys, runpy; sys.argv = ['dither', 'check', sys.argv[1]]\n"
+        "from dither.cli import app\n"
+        "try:\n    app()\nexcept SystemExit:\n    pass\n"
+        "loaded = [name for name in ('duckdb', 'scipy', 'pyspark', 'starlette', 'pyarrow') if name in sys.modules]\n"
+        "print(loaded, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, check=True)
+    assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("dither che", "check"), ("dither curator acc", "account accounts"), ("dither ask --eps", "--epsilon"),
+     ("dither ledger ver", "verify")],
+)  # fmt: skip
+def test_completion_completes(typed: str, wanted: str) -> None:
+    """Also inside commands whose room is imported when they are used."""
+    number = str(len(typed.split()) - 1)
+    environment = {**os.environ, "_DITHER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": number}
+    result = subprocess.run(
+        [sys.executable, "-m", "dither"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.stdout.split() == wanted.split()
+
+
+def test_commands_are_composed_of_what_builds_their_parameters() -> None:
+    """Arguments first, then options of its own, then those that say where to ask; each reaches its builder."""
+    seen: list[object] = []
+
+    def opened(place: str, who: str = "me") -> tuple[str, str]:
+        return place, who
+
+    def command(session: tuple[str, str], text: str, loud: bool = False) -> None:
+        seen.append((session, text, loud))
+
+    made = composed(command, session=opened)
+    assert list(inspect.signature(made).parameters) == ["place", "text", "loud", "who"]
+    made(place="here", text="x", loud=True, who="you")
+    assert seen == [(("here", "you"), "x", True)]

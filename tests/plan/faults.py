@@ -1,0 +1,140 @@
+"""Ten faults, planted one at a time: what the random plans must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from inspect import signature
+from random import Random
+from typing import Any
+
+import pytest
+from sqlglot import exp
+
+import dither.plan.expressions.numeric as numeric
+import dither.plan.measures.clipped as clipped
+import dither.plan.measures.grouped as grouped
+import dither.plan.measures.partitions as partitions
+import dither.plan.relations as relation
+import dither.plan.relations.cleaning as clean
+import dither.plan.sql.builders as spelling
+import plan.plans as plans
+import plan.trials as trials
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.statement import Statement, aliased, named
+from dither.plan.stability import Influence
+from dither.schema import Number
+from plan.trials import Bench, Tally, Violation
+
+
+def unguarded_division(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(numeric, "nonzero", lambda value: value)
+    patch.setattr(Spelling, "quotient", lambda self, a, b: spelling.cast(spelling.binary(exp.Div, a, b), "bigint"))
+
+
+def missing_clamp(patch: pytest.MonkeyPatch) -> None:
+    def unclamped(column: Any, domain: Number, raw: Any, kind: str, spelled: Any) -> Any:
+        if kind != "integer":
+            return number(column, domain, raw, kind, spelled)
+        return spelling.case([(clean.is_null(raw), clean._missing(column))], clean._scaled(raw, domain, spelled))
+
+    number = clean._number
+    patch.setattr(clean, "_number", unclamped)
+
+
+def union_counted_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(relation.Union, "influence", lambda self, ctx, unit: self.left.influence(ctx, unit))
+
+
+def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
+    stated = relation.GroupBy.influence
+
+    def halved(self: Any, ctx: Any, unit: str) -> Influence:
+        found = stated(self, ctx, unit)
+        if found.unit or found.rows is None:
+            return found
+        return Influence(False, found.rows // 2, found.rows // 2)
+
+    patch.setattr(relation.GroupBy, "influence", halved)
+
+
+def distinct_merges_units(patch: pytest.MonkeyPatch) -> None:
+    def merged(self: Any, statement: Statement) -> Any:
+        keys = statement.visible(self.child)
+        hidden = [c for unit in statement.known(self) for c in statement.unit_columns(unit)]
+        picked = [aliased(exp.Min(this=named(c)), c) for c in [*hidden, "o", "b"]]
+        trial = [named(c) for c in statement.trials()]
+        body = spelling.select(*keys, *picked, *trial).from_(statement.table(self.child))
+        return body.group_by(*(key.copy() for key in keys), *trial)
+
+    patch.setattr(relation.Distinct, "select", merged)
+
+
+def multiplicity_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(relation.PublicJoin, "multiplicity", lambda self, ctx: 1)
+
+
+def nan_passes_the_clamp(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Spelling, "is_nan", lambda self, value: exp.false())
+
+
+def saturation_missing(patch: pytest.MonkeyPatch) -> None:
+    def unsaturated(value: Any, most: int, least: int | None = None) -> Any:
+        return spelling.cast(exp.Coalesce(this=value.copy(), expressions=[spelling.plain(0)]), "bigint")
+
+    for module in (grouped, clipped, partitions):
+        patch.setattr(module, "saturated", unsaturated)
+
+
+def keys_from_data(patch: pytest.MonkeyPatch) -> None:
+    whole = trials.laid_out
+    patch.setattr(trials, "laid_out", lambda m, plan, table: whole(m, plan, table)[: table.num_rows * plan.values])
+
+
+def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:
+    numbered = Statement.numbered
+
+    def among_all(*given: Any) -> Any:
+        call = signature(numbered).bind(*given)
+        call.arguments["by"] = []
+        return numbered(*call.args)
+
+    patch.setattr(Statement, "numbered", among_all)
+
+
+def huge_numbers(patch: pytest.MonkeyPatch) -> None:
+    """Not a fault: steers the generator to sums that pass 64 bits."""
+    patch.setattr(plans, "number_domain", lambda rng: Number(Fraction(-(2**61)), Fraction(2**61)))
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = {
+    "unguarded division": (unguarded_division, ("where", "project")),
+    "missing clamp": (missing_clamp, ("project",)),
+    "union counted once": (union_counted_once, ("union",)),
+    "group-by stability 1": (group_by_stability_one, ("group",)),
+    "distinct that merges units": (distinct_merges_units, ("distinct",)),
+    "join multiplicity ignored": (multiplicity_ignored, ("public",)),
+    "NaN passing a clamp": (nan_passes_the_clamp, ("where",)),
+    "saturation missing": (saturation_missing, ("rows",)),
+    "key set from data": (keys_from_data, ("rows",)),
+    "rank not per unit": (rank_not_per_unit, ("rows",)),
+}
+
+
+def steer(fault: str, patch: pytest.MonkeyPatch) -> None:
+    """The generator, steered to the operator at fault."""
+    plant, kinds = FAULTS[fault]
+    patch.setattr(plans, "STEPS", kinds)
+    if plant is saturation_missing:
+        huge_numbers(patch)
+
+
+def found(fault: str, bench: Bench, patch: pytest.MonkeyPatch, batches: int = 120) -> tuple[int, Violation] | None:
+    """Plants a fault: after how many plans, run as the promises are, one shows it, and how; None if none does."""
+    FAULTS[fault][0](patch)
+    for number in range(batches):
+        try:
+            trials.run_batch(Random(number), bench, Tally(), 5, alone=number % 8 == 7)
+        except Violation as violation:
+            return 5 * (number + 1), violation
+    return None

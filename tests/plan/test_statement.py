@@ -1,0 +1,95 @@
+"""How a plan becomes a statement: its tree is built, not parsed, and every node stands in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+from sqlglot import Parser, exp
+
+import plan.plans as plans
+from dither.access.engines.postgres import PostgresSpelling
+from dither.access.engines.spark import SparkSpelling
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.builders import both, either, extent
+from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.statement import Origin, Statement, named
+from dither.plan.stability import Auto
+from dither.plan.traversal import fill, walk
+
+SPELLINGS = (Spelling(), PostgresSpelling(), SparkSpelling())
+
+
+@cache
+def cases() -> list[plans.Case]:
+    return [item for seed in range(24) if (item := plans.case(Random(seed), exact=False)).measure is not None]
+
+
+def statements() -> Iterator[tuple[exp.Select, Statement]]:
+    """Random measures as statements, in every spelling."""
+    for item in cases():
+        sources = {name: exp.Table(this=exp.to_identifier(name)) for name in item.data}
+        origins = {name: Origin(source, item.data[name].kinds) for name, source in sources.items()}
+        for spelling in SPELLINGS:
+            statement = Statement(item.ctx, origins, spelling, counted=frozenset(item.data))
+            yield item.measure.plan(statement).select, statement
+
+
+def test_nothing_is_parsed_to_spell_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's name, given as text, once cost a quarter of the whole statement."""
+    before = [found for found, _ in statements()]  # and whatever is parsed once, for all plans, has been
+
+    def parse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was parsed")
+
+    monkeypatch.setattr(Parser, "_parse", parse)
+    with pytest.raises(AssertionError, match="parsed"):
+        exp.to_table("t")
+    assert [found for found, _ in statements()] == before and len(before) > 50
+
+
+def test_every_node_stands_in_one_place() -> None:
+    """A node with two parents would be changed in both places by whoever changes one."""
+    for found, _ in statements():
+        nodes = list(found.walk())
+        assert len({id(node) for node in nodes}) == len(nodes)
+        assert all(child.parent is node for node in nodes for child in node.iter_expressions())
+
+
+def test_the_extent_of_a_statement_is_known() -> None:
+    for found, statement in statements():
+        assert statement.extent.nodes == sum(1 for _ in found.walk())
+        assert statement.extent.columns == max(len(each.expressions) for each in found.find_all(exp.Select))
+        assert statement.extent.depth <= max(node.depth for node in found.walk()) + 1
+
+
+def test_a_chain_is_not_deep_and_a_nest_is() -> None:
+    names = [named(f"c{index}") for index in range(50)]
+    assert extent(both(names)).depth == extent(either(names)).depth == 3
+    nest = names[0]
+    for name in names[1:]:
+        nest = both([either([nest, name]), name])
+    assert extent(nest).depth > 50
+
+
+def test_a_filled_plan_keeps_what_holds_no_bound() -> None:
+    """What is known about a part of a plan is kept by the part's identity, over all bounds that are tried."""
+    below = r.Where(r.Scan("actions"), x.IsNull(x.Column("url")))
+    plan = m.Count(r.BoundRows(below, "user", Auto()), (m.Key("action", x.Column("action")),))
+    one, two = (fill(plan, {"bound": limit}) for limit in (1, 2))
+    assert one == m.Count(r.BoundRows(below, "user", 1), plan.keys) and two.child.limit == 2
+    assert one.child.child is two.child.child is below and one.keys is plan.keys
+    assert fill(below, {"bound": 1}) is below and fill(plan, {}) is plan
+
+
+def test_a_plan_is_walked_parents_first_and_from_left_to_right() -> None:
+    left, right = r.Scan("users"), r.Scan("actions")
+    plan = m.Count(r.Union(left, right), (m.Key("a", x.Column("a")), m.Key("b", x.Column("b"))))
+    found = [*walk(plan)]
+    assert found == [plan, plan.child, left, right, plan.keys[0], x.Column("a"), plan.keys[1], x.Column("b")]
+    assert [*walk(r.Scan)] == [] == [*walk("text")]

@@ -1,0 +1,129 @@
+"""Proofs and reports: anyone with an account reads them, and nothing else that lies beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dither.errors import NotFound
+from dither.serve.gateway.app import Settings
+from dither.serve.gateway.files import PROOFS, Shelf, paper, papers
+from serve.servers import place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Reports, and what is none."""
+    made = tmp_path / "reports"
+    made.mkdir()
+    (made / "zoo.html").write_text("<p>fine</p>")
+    (made / "mechanism.json").write_text("{}")
+    (made / ".hidden.txt").write_text("x")
+    (made / "key.pem").write_text("x")
+    (tmp_path / "outside.txt").write_text("secret")
+    (made / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (made / "folder.md").mkdir()
+    return made
+
+
+def test_only_papers_are_found(folder: Path) -> None:
+    assert [path.name for path in papers(folder)] == ["mechanism.json", "zoo.html"]
+    assert papers(None) == [] == papers(folder / "nowhere")
+    for name in ("link.txt", ".hidden.txt", "key.pem", "folder.md", "../outside.txt", "", "/etc/passwd"):
+        with pytest.raises(NotFound):
+            paper(folder, name)
+
+
+def test_auditors_read_proofs_and_reports(folder: Path, tmp_path: Path) -> None:
+    with place(tmp_path, settings=Settings(tick=0, reports=folder)) as there:
+        proofs = there.get("/v1/proofs", "aud").json()["items"]
+        assert {each["name"] for each in proofs} == {path.name for path in PROOFS.glob("*.md")} and len(proofs) > 50
+        text = there.get("/v1/proofs/kernel.md", "aud")
+        assert text.text == (PROOFS / "kernel.md").read_text() and text.headers["content-type"].startswith(
+            "text/markdown"
+        )
+        named = {each["name"]: each["sha256"] for each in proofs}
+        assert named["kernel.md"] == hashlib.sha256(text.content).hexdigest()
+        assert [each["name"] for each in there.get("/v1/reports", "aud").json()["items"]] == [
+            "mechanism.json",
+            "zoo.html",
+        ]
+        page = there.get("/v1/reports/zoo.html", "ann")
+        assert page.text == "<p>fine</p>" and page.headers["content-disposition"] == "attachment"
+        assert there.get("/v1/reports/outside.txt", "aud").status_code == 404
+        assert there.get("/v1/reports/..%2foutside.txt", "aud").status_code == 404
+        for path in ("/v1/proofs", "/v1/proofs/kernel.md", "/v1/reports", "/v1/reports/zoo.html"):
+            assert there.get(path, "guess").status_code == 401
+
+
+def test_without_a_folder_there_are_no_reports(tmp_path: Path) -> None:
+    with place(tmp_path) as there:
+        assert there.get("/v1/reports", "aud").json() == {"items": []}
+        assert there.get("/v1/reports/x.md", "aud").status_code == 404
+
+
+LATER = 10_000_000_000
+
+
+def later() -> int:
+    """A clock by which every file was written long ago."""
+    return time.time_ns() + LATER
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed."""
+    found: list[str] = []
+    digest = hashlib.file_digest
+
+    def noted(file: Any, kind: str) -> Any:
+        found.append(Path(file.name).name)
+        return digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    return found
+
+
+def test_a_paper_that_stays_as_it_was_is_hashed_once(folder: Path, hashed: list[str]) -> None:
+    """Every listing once read every file: 57 pages of proofs, and reports of up to 16 MB."""
+    shelf = Shelf(folder, later)
+    first = shelf.listed()
+    assert shelf.listed() == shelf.listed() == first and hashed == ["mechanism.json", "zoo.html"]
+    for each in first:
+        text = (folder / each["name"]).read_bytes()
+        assert (each["bytes"], each["sha256"]) == (len(text), hashlib.sha256(text).hexdigest())
+
+
+def test_a_paper_that_changed_is_hashed_again_whatever_its_size_and_time(folder: Path, hashed: list[str]) -> None:
+    shelf, path = Shelf(folder, later), folder / "mechanism.json"
+    before, state = shelf.listed(), path.stat()
+    while path.stat().st_ctime_ns == state.st_ctime_ns:  # the clock ticks every few milliseconds
+        path.write_text("[]")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    after = shelf.listed()
+    assert after[0]["sha256"] == hashlib.sha256(b"[]").hexdigest() != before[0]["sha256"] and after[1] == before[1]
+    assert hashed == ["mechanism.json", "zoo.html", "mechanism.json"]
+    (folder / "other.json").write_text("()")
+    os.replace(folder / "other.json", path)
+    assert shelf.listed()[0]["sha256"] == hashlib.sha256(b"()").hexdigest()
+
+
+def test_a_paper_of_this_very_moment_is_not_remembered(folder: Path, hashed: list[str]) -> None:
+    """Within one tick of a file system's clock it can change again and look the same."""
+    shelf = Shelf(folder)
+    assert shelf.listed() == shelf.listed() and len(hashed) == 4
+
+
+def test_a_paper_that_is_gone_is_forgotten(folder: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(folder, later)
+    shelf.listed()
+    (folder / "zoo.html").unlink()
+    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"] and len(shelf._known) == 1
+    gone = folder / "gone.txt"
+    monkeypatch.setattr("dither.serve.gateway.files.papers", lambda _: [gone, folder / "mechanism.json"])
+    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"]

@@ -1,0 +1,250 @@
+"""Frames, turns, limits, metrics, jobs, questions: the small parts, one by one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
+from dither.privacy.protocol import Head
+from dither.serve.gateway import requests as questions
+from dither.serve.gateway.jobs import Jobs
+from dither.serve.gateway.metrics import Metrics
+from dither.serve.gateway.rate_limits import Buckets, Known, Rate, UnderWay
+from dither.serve.kernel.fair_queue import Limits, Turns
+from dither.serve.transport.framing import LENGTH, Closed, Message, head_of, head_text, receive, send
+from dither.serve.transport.socket_client import Heads
+from serve.servers import until, within
+
+
+def test_a_message_arrives_as_it_was_sent() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        send(left, Message({"call": "x", "name": "ä"}, b"\x00" * 70_000))
+        assert receive(right, 1 << 20) == Message({"call": "x", "name": "ä"}, b"\x00" * 70_000)
+
+
+@pytest.mark.parametrize("data", [LENGTH.pack(1 << 30), LENGTH.pack(2) + b"[]", LENGTH.pack(9) + b'{"a": 1} ',
+                                  LENGTH.pack(1) + b"\xff", LENGTH.pack(2) + b"{}" + LENGTH.pack(1 << 31)])  # fmt: skip
+def test_a_malformed_frame_is_refused(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(data)
+        with pytest.raises(InvalidPlan):
+            receive(right, 1 << 10)
+
+
+def test_a_message_that_never_ends_is_given_up() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"\x00")
+        with pytest.raises(Closed):
+            within(10, lambda: receive(right, 1 << 10, patience=0.05))
+
+
+def test_a_connection_that_never_speaks_is_given_up() -> None:
+    left, right = socket.socketpair()
+    with left, right, pytest.raises(Closed):
+        within(10, lambda: receive(right, 1 << 10, idle=0.05))
+
+
+def test_ends_of_the_chain_are_written_one_way() -> None:
+    head = Head(17, "a" * 64)
+    assert head_of(head_text(head)) == head
+    for wrong in ("", "17", "x:" + "a" * 64, "1:2", "-1:" + "a" * 64, "١:" + "a" * 64):
+        with pytest.raises(InvalidPlan):
+            head_of(wrong)
+
+
+def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
+    heads = Heads(tmp_path / "head")
+    heads.saw(Head(5, "a" * 64))
+    heads.saw(Head(4, "b" * 64))
+    assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
+
+
+def test_an_end_that_a_gap_gave_up_is_replaced_once(tmp_path: Path) -> None:
+    """Answers may overtake one another: on the new chain the furthest counts, and late ones change nothing."""
+    lost, heads = Head(41, "a" * 64), Heads(tmp_path / "head")
+    heads.saw(lost)
+    heads.saw(Head(12, "b" * 64), Head(40, "c" * 64))  # another end was given up, not this one
+    assert heads.last == lost
+    for sequence, furthest in ((13, 13), (12, 13), (14, 14)):
+        heads.saw(Head(sequence, "b" * 64), lost)
+        assert heads.last == Head(furthest, "b" * 64) == Heads(tmp_path / "head").last
+    heads.saw(Head(11, "b" * 64))
+    assert heads.last == Head(14, "b" * 64) == Heads(tmp_path / "head").last
+
+
+def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, written, write = Heads(tmp_path / "head"), list[str](), Heads._write
+
+    def slowly(self: Heads, place: Path, text: str) -> None:
+        time.sleep(0.2)
+        write(self, place, text)
+        written.append(text)
+
+    monkeypatch.setattr(Heads, "_write", slowly)
+
+    def saw(number: int) -> bool:
+        heads.saw(Head(number, "a" * 64))
+        return any(int(text.partition(":")[0]) >= number for text in written)
+
+    with ThreadPoolExecutor(20) as pool:
+        assert all(pool.map(saw, range(20, 0, -1)))
+    assert len(written) <= 5 and Heads(tmp_path / "head").last == Head(20, "a" * 64)
+
+
+@pytest.mark.parametrize("damage", ["", "17", "\x00" * 80])
+def test_a_damaged_memory_of_the_end_says_what_to_do(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "head").write_text(damage)
+    with pytest.raises(InvalidParameter, match="remove the file"):
+        Heads(tmp_path / "head")
+
+
+def test_turns_go_round_the_accounts() -> None:
+    """One account's ten questions do not keep another's from being next."""
+    turns, order = Turns(Limits(running=1, waiting=50, account=20)), list[str]()
+
+    def ask(account: str) -> None:
+        with turns.turn("d", account):
+            order.append(account)
+
+    def asked() -> None:
+        with turns.turn("d", "first"):
+            for place, account in enumerate(["greedy"] * 5 + ["modest"]):
+                threading.Thread(target=ask, args=(account,), daemon=True).start()
+                until(lambda seen=place: turns.waiting("d") == seen + 1, 10)
+
+    within(20, asked)
+    until(lambda: len(order) == 6, 10)
+    assert order[:2] == ["greedy", "modest"] and turns.waiting("d") == 0
+
+
+def test_turns_refuse_before_anything_else() -> None:
+    turns = Turns(Limits(running=1, waiting=1, account=1))
+
+    def refused() -> None:
+        with turns.turn("d", "a"):
+            with pytest.raises(Busy, match="this account"), turns.turn("d", "a"):
+                pass
+            turns._enter("d", "b")
+            with pytest.raises(Busy, match="wait for this dataset"), turns.turn("d", "c"):
+                pass
+            with turns.turn("another", "a"):
+                pass
+
+    within(10, refused)
+
+
+def test_a_turn_is_given_back_by_a_failure() -> None:
+    turns = Turns(Limits(running=1, waiting=1, account=1))
+
+    def failing() -> None:
+        with pytest.raises(KeyError), turns.turn("d", "a"):
+            raise KeyError
+
+    for _ in range(3):
+        within(10, failing)
+
+
+def test_buckets_fill_with_time() -> None:
+    now = [0.0]
+    buckets = Buckets(Rate(2, 3), most=2, now=lambda: now[0])
+    assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    now[0] = 0.5
+    assert buckets.take("a") == 0 and buckets.take("a") > 0 and buckets.take("b") == 0
+    buckets.take("c")
+    assert buckets.take("a") == 0  # forgotten, since only two are kept
+
+
+def test_one_account_has_so_many_requests_under_way() -> None:
+    under_way = UnderWay(2)
+    with under_way.one_more("a"), under_way.one_more("a"):
+        with pytest.raises(Busy, match="under way already"), under_way.one_more("a"):
+            pass
+        with under_way.one_more("b"):
+            pass
+    with pytest.raises(KeyError), under_way.one_more("a"):
+        raise KeyError
+    assert not under_way._counts
+
+
+def test_known_names_are_few() -> None:
+    known = Known(most=2)
+    for name in "abc":
+        known.add(name, name.upper())
+    assert known.get("a") is None and known.get("b") == "B"
+    known.add("d", "D")
+    assert known.get("c") is None and known.get("b") == "B"  # asked for later than the other
+    known.discard("b")
+    assert known.get("b") is None
+
+
+def test_metrics_know_routes_and_outcomes_only() -> None:
+    metrics = Metrics()
+    metrics.began()
+    metrics.ended("/v1/answer", refused=False)
+    assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in metrics.text()
+    assert "dither_requests_open 0" in metrics.text()
+
+
+def test_jobs_belong_to_their_account() -> None:
+    jobs = Jobs(workers=1, each=1)
+    hold = threading.Event()
+    job = jobs.submit("a", "one", "q", 1_000_000, lambda: {"waited": hold.wait(10)})
+    assert jobs.submit("a", "one", "q", 5, dict) is job
+    with pytest.raises(InvalidParameter, match="another question"):
+        jobs.submit("a", "one", "r", 5, dict)
+    assert job.data()["status"] == "waiting" and job.data()["progress"] == 0.0
+    with pytest.raises(Busy):
+        jobs.submit("a", "two", "q", 5, dict)
+    with pytest.raises(NotFound):
+        jobs.find("b", "one")
+    hold.set()
+    assert until(lambda: job.data()["status"] == "done") and job.data()["answer"] == {"waited": True}
+    jobs.delete("a", "one")
+    with pytest.raises(NotFound):
+        jobs.find("a", "one")
+    jobs.close()
+
+
+def test_a_job_that_failed_begins_anew() -> None:
+    """One that was refused because the kernel was busy can be asked again under its name."""
+    jobs, ends = Jobs(workers=1, each=1), iter([Busy("later"), None])
+
+    def work() -> dict[str, int]:
+        problem = next(ends)
+        if problem is not None:
+            raise problem
+        return {"done": 1}
+
+    first = jobs.submit("a", "one", "q", 1, work)
+    until(lambda: first.failed)
+    assert first.data()["error"]["code"] == "busy"
+    second = jobs.submit("a", "one", "q", 1, work)
+    assert until(lambda: second.data()["status"] == "done") and jobs.submit("a", "one", "q", 1, work) is second
+    jobs.close()
+
+
+@pytest.mark.parametrize("body", [
+    b'{"dataset": "d", "query": "q", "epsilon": true}', b'{"dataset": "d", "query": "q", "epsilon": " 1"}',
+    b'{"dataset": "d", "query": "q", "bound": {"rows": "3"}}', b'{"dataset": "d", "query": "q", "x": 1}',
+    b'{"dataset": "d"}', b'{"dataset": "d", "query": "q", "query": "r"}',
+    b'{"dataset": "d", "query": "q", "draw": NaN}',
+])  # fmt: skip
+def test_a_question_of_the_wrong_form_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidParameter):
+        questions.read_one(body)
+
+
+def test_a_decimal_is_exact() -> None:
+    asked = questions.read_one(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
+    assert str(asked.options["epsilon"]) == "1/10" and asked.options["confidence"] == 0.9

@@ -1,0 +1,284 @@
+"""Mutual TLS between gateway and kernel: both show a certificate of the one authority, or nothing is said."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from starlette.testclient import TestClient
+
+from dither.connection import connect
+from dither.errors import Busy, NotAllowed
+from dither.privacy.kernel import LocalKernel
+from dither.schema import load
+from dither.serve.gateway.app import application
+from dither.serve.kernel.admin import ask_desk
+from dither.serve.kernel.server import KernelServer, tls_listener
+from dither.serve.transport.framing import Message, receive, send
+from dither.serve.transport.socket_client import Mutual, RemoteKernel
+from serve.servers import free_port, town, until
+
+COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Somebody who signs certificates, and the folder that they are kept in."""
+
+    folder: Path
+    name: str
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def made(cls, folder: Path, name: str) -> Authority:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _named(name)
+        made = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(subject), 0, 30)
+        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        signed = made.sign(key, hashes.SHA256())
+        (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return cls(folder, name, key, signed)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.name}.pem"
+
+    def sign(self, name: str, *, client: bool, days: tuple[int, int] = (-1, 30)) -> tuple[Path, Path]:
+        """The files of a new certificate and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        use = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        made = _dated(x509.CertificateBuilder().subject_name(_named(name)).issuer_name(_named(self.name)), *days)
+        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        signed = made.add_extension(known, critical=False).sign(self.key, hashes.SHA256())
+        certificate, secret = self.folder / f"{self.name}-{name}.pem", self.folder / f"{self.name}-{name}.key"
+        certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        plain = serialization.NoEncryption()
+        form = serialization.PrivateFormat.PKCS8
+        secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+        secret.chmod(0o600)
+        return certificate, secret
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _dated(builder: x509.CertificateBuilder, first: int, last: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC) - timedelta(minutes=5)
+    return builder.not_valid_before(now + timedelta(days=first)).not_valid_after(now + timedelta(days=last))
+
+
+@dataclass(frozen=True)
+class Far:
+    """A kernel that listens with TLS, and what a gateway needs to reach it."""
+
+    kernel: LocalKernel
+    mutual: Mutual
+    ours: Authority
+    theirs: Authority
+    token: str
+
+    def asked(self, mutual: Mutual) -> tuple[str, ...]:
+        remote = RemoteKernel(mutual)
+        try:
+            return remote.datasets(self.token)
+        finally:
+            remote.close()
+
+
+@contextmanager
+def far(folder: Path) -> Iterator[Far]:
+    ours, theirs = Authority.made(folder, "ours"), Authority.made(folder, "theirs")
+    kernel = LocalKernel(load(town(folder / "data")), folder / "l.sqlite", trusted=False)
+    listener = tls_listener("127.0.0.1", 0, *ours.sign("kernel", client=False), ours.path)
+    server = KernelServer(kernel, listener, books=kernel.books, patience=5)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = listener.getsockname()[1]
+    mutual = Mutual("127.0.0.1", port, *ours.sign("gateway", client=True), ours.path)
+    yield Far(kernel, mutual, ours, theirs, kernel.books.add_account("ann", "analyst"))
+    server.close()
+    kernel.close()
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
+    with far(tmp_path_factory.mktemp("tls")) as made:
+        yield made
+
+
+def test_the_right_gateway_is_let_in(there: Far) -> None:
+    assert there.asked(there.mutual) == ("town",)
+
+
+def test_a_gateway_asks_over_it(there: Far) -> None:
+    """Questions through the whole of a gateway, whose connection is used again."""
+    remote = RemoteKernel(there.mutual)
+    with TestClient(application(remote), raise_server_exceptions=False) as http:
+        headers = {"authorization": f"Bearer {there.token}"}
+        for epsilon in ("1/3", "1/4"):
+            reply = http.post("/v1/answer", json={"dataset": "town", "query": COUNT, "epsilon": epsilon},
+                              headers=headers)  # fmt: skip
+            assert reply.status_code == 200 and len(reply.json()["rows"]) == 3
+        assert http.get("/health").json()["kernel"]
+
+
+@pytest.mark.parametrize("who", ["of another authority", "expired", "not yet valid", "a server's"])
+def test_a_wrong_certificate_is_refused(there: Far, who: str) -> None:
+    """Also a kernel's own: a stolen server certificate does not make a gateway."""
+    made = {
+        "of another authority": lambda: there.theirs.sign("thief", client=True),
+        "expired": lambda: there.ours.sign("late", client=True, days=(-10, -1)),
+        "not yet valid": lambda: there.ours.sign("early", client=True, days=(1, 9)),
+        "a server's": lambda: there.ours.sign("server", client=False),
+    }[who]()
+    with pytest.raises(Busy):
+        there.asked(replace(there.mutual, certificate=made[0], key=made[1]))
+
+
+def hears(there: Far, context: ssl.SSLContext) -> bool:
+    """Whether somebody who shakes hands in that way gets a word out of the kernel."""
+    try:
+        with socket.create_connection(("127.0.0.1", there.mutual.port), 10) as plain:
+            connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
+            send(connection, Message({"call": "datasets", "token": there.token}))
+            return bool(receive(connection, 1 << 20).header)
+    except Exception:  # hung up on, in whichever way
+        return False
+
+
+def test_no_certificate_is_refused(there: Far) -> None:
+    context = ssl.create_default_context(cafile=str(there.ours.path))
+    assert not hears(there, context)
+    context.load_cert_chain(there.mutual.certificate, there.mutual.key)
+    assert hears(there, context)  # the certificate was what was missing
+
+
+def test_old_protocols_and_plain_text_are_refused(there: Far) -> None:
+    context = ssl.create_default_context(cafile=str(there.ours.path))
+    context.load_cert_chain(there.mutual.certificate, there.mutual.key)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert not hears(there, context)
+    with socket.create_connection(("127.0.0.1", there.mutual.port), 10) as plain:
+        said = b""
+        try:
+            send(plain, Message({"call": "datasets", "token": there.token}))
+            while piece := plain.recv(1000):
+                said += piece
+        except OSError:  # hung up on
+            pass
+        assert b"town" not in said
+
+
+@pytest.mark.parametrize("who", ["of another authority", "expired", "a client's"])
+def test_a_gateway_refuses_a_wrong_kernel(there: Far, who: str, tmp_path: Path) -> None:
+    """No token is sent to whoever merely listens there."""
+    made = {
+        "of another authority": lambda: there.theirs.sign("kernel", client=False),
+        "expired": lambda: there.ours.sign("old", client=False, days=(-10, -1)),
+        "a client's": lambda: there.ours.sign("guest", client=True),
+    }[who]()
+    listener = tls_listener("127.0.0.1", 0, *made, there.ours.path)
+    heard: list[Message] = []
+
+    class Listening(KernelServer):
+        def respond(self, message: Message) -> Message:
+            heard.append(message)
+            return super().respond(message)
+
+    server = Listening(there.kernel, listener, patience=5)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.raises(Busy):
+        there.asked(replace(there.mutual, port=listener.getsockname()[1]))
+    server.close()
+    assert heard == []
+
+
+def test_a_kernel_of_another_name_is_refused(there: Far) -> None:
+    """The certificate is for localhost and 127.0.0.1; the same place under another name is not it."""
+    assert there.asked(replace(there.mutual, host="localhost")) == ("town",)
+    with pytest.raises(Busy):
+        there.asked(replace(there.mutual, host="127.1"))
+
+
+def test_those_who_never_shake_hands_are_few(tmp_path: Path) -> None:
+    """Connections that have not shown a certificate are counted, and hung up on beyond twice the most."""
+    authority = Authority.made(tmp_path, "ours")
+    kernel = LocalKernel(load(town(tmp_path / "data")), tmp_path / "l.sqlite", trusted=False)
+    listener = tls_listener("127.0.0.1", 0, *authority.sign("kernel", client=False), authority.path)
+    server = KernelServer(kernel, listener, most=2, patience=30)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(8)]
+    for each in silent[4:]:
+        each.settimeout(10)
+        assert each.recv(1) == b""
+    for each in silent:
+        each.close()
+    until(lambda: not server._open)
+    server.close()
+    kernel.close()
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(NotAllowed, match="cannot be read"):
+        tls_listener("127.0.0.1", 0, tmp_path / "a", tmp_path / "b", tmp_path / "c")
+
+
+@pytest.mark.tier("test")
+@pytest.mark.xdist_group("servers")
+def test_two_processes_speak_over_it(tmp_path: Path) -> None:
+    """`dither kernel --listen` and `dither gateway --kernel tls://`, with an analyst over HTTPS in front."""
+    ours, state, port = Authority.made(tmp_path, "ours"), tmp_path / "s", free_port()
+    kernel_files, gateway_files = ours.sign("kernel", client=False), ours.sign("gateway", client=True)
+    me = [sys.executable, "-m", "dither"]
+
+    def files(made: tuple[Path, Path]) -> list[str]:
+        return ["--certificate", str(made[0]), "--key", str(made[1]), "--authority", str(ours.path)]
+
+    listen = ["--listen", f"127.0.0.1:{port}", *files(kernel_files)]
+    site = ours.sign("site", client=False)
+    https = ["--https-certificate", str(site[0]), "--https-key", str(site[1])]
+    commands = [
+        [*me, "kernel", str(town(tmp_path / "data")), "--state", str(state), *listen],
+        [*me, "gateway", "--kernel", f"tls://localhost:{port}", "--state", str(tmp_path / "g"), "--port", "0",
+         *files(gateway_files), *https],
+    ]  # fmt: skip
+    children = [subprocess.Popen(command) for command in commands]
+    try:
+        trusting = ssl.create_default_context(cafile=str(ours.path))
+        token = until(lambda: ask_desk(state / "private" / "admin.sock", "account", name="ann", role="analyst"))[
+            "token"
+        ]
+        url = until(lambda: (tmp_path / "g" / "address").read_text())
+        assert url.startswith("https://")
+        until(lambda: httpx.get(f"{url}/health", verify=trusting).json()["kernel"])
+        reply = httpx.post(f"{url}/v1/answer", json={"dataset": "town", "query": COUNT, "epsilon": 1},
+                           headers={"authorization": f"Bearer {token}"}, verify=trusting, timeout=60)  # fmt: skip
+        assert reply.status_code == 200 and len(reply.json()["rows"]) == 3
+        with pytest.raises(Exception, match="not one that this machine trusts"):
+            connect(url, token=token)
+    finally:
+        for child in reversed(children):
+            child.terminate()
+            child.wait(40)
