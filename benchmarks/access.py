@@ -41,12 +41,12 @@ from dither.schema import Dataset, Source, load
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "src" / "dither" / "examples" / "url_shares"
 BOUND = 20
-KEYS = (m.Key("action", x.Column("action")), m.Key("url_id", x.Column("url_id")))
+KEYS = (m.GroupKey("action", x.ColumnRef("action")), m.GroupKey("url_id", x.ColumnRef("url_id")))
 FIRST, LAST = 1_552_000_000_000_000, 1_552_000_000_000_000 + 315_360_000_000  # 1% of the year
-FEW = x.And((x.Compare(">=", x.Column("at"), x.Instant(FIRST)), x.Compare("<", x.Column("at"), x.Instant(LAST))))
+FEW = x.And((x.Compare(">=", x.ColumnRef("at"), x.Instant(FIRST)), x.Compare("<", x.ColumnRef("at"), x.Instant(LAST))))
 MEASURES = {
-    "all": m.Count(r.BoundRows(r.Scan("actions"), "user", BOUND), KEYS),
-    "few": m.Count(r.BoundRows(r.Where(r.Scan("actions"), FEW), "user", BOUND), KEYS),
+    "all": m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", BOUND), KEYS),
+    "few": m.Count(r.LimitRowsPerUnit(r.Filter(r.Scan("actions"), FEW), "user", BOUND), KEYS),
 }
 RAW = {
     "all": "SELECT action, url_id, COUNT(*) FROM read_parquet(?) GROUP BY 1, 2",

@@ -39,7 +39,7 @@ from dither.loss import ZCDP, Sensitivity
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.state import canonical, key
-from dither.privacy.ledger.store import link
+from dither.privacy.ledger.store import chain_row
 from dither.privacy.mechanisms import DiscreteGaussian
 from privacy.ledger_cases import claim, dataset
 from privacy.pld import Fixed, pld_figure
@@ -157,7 +157,7 @@ def grow(place: str, rows: int) -> None:
         batch, before, state = [], head, {}
         for _ in range(min(10_000, rows - head.sequence)):
             digest = hashlib.sha256(f"grown {head.sequence}".encode()).hexdigest()
-            row = link(head, "charge", "2026-01-01T00:00:00Z", canonical({**like, "digest": digest}))
+            row = chain_row(head, "charge", "2026-01-01T00:00:00Z", canonical({**like, "digest": digest}))
             state[key("question", "shop", version, digest)] = str(row.sequence)
             batch.append(row)
             head = row.head

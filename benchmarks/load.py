@@ -136,7 +136,7 @@ class Load:
 def _question(mine: random.Random, account: int, place: int) -> dict[str, Any]:
     """A question that nobody has asked before."""
     query = f"SELECT COUNT(*) FROM people WHERE age > {mine.randrange(60)}"
-    return {"dataset": "town", "query": query, "epsilon": str(EPSILON), "draw": account * 100_000 + place,
+    return {"dataset": "town", "query": query, "epsilon": str(EPSILON), "repeat": account * 100_000 + place,
             "request_id": f"r{account}-{place}"}  # fmt: skip
 
 

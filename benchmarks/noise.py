@@ -23,7 +23,7 @@ from scipy.stats import rankdata
 
 from dither.privacy.bits import SystemBits
 from dither.privacy.noise import discrete_gaussian, discrete_laplace
-from dither.privacy.noise.lattice import Law, Sampler, thresholds
+from dither.privacy.noise.lattice import LatticeWeights, Sampler, thresholds
 
 MILLION = 1_000_000
 SCALES = (1, 100, MILLION)
@@ -119,7 +119,7 @@ def set_up() -> None:
         power = KINDS.index(kind) + 1
         for scale in (Fraction(1), Fraction(100), Fraction(127999, 1000), Fraction(MILLION), Fraction(2**40)):
 
-            def make(law: Law = Law(power, scale**power)) -> None:
+            def make(law: LatticeWeights = LatticeWeights(power, scale**power)) -> None:
                 thresholds.cache_clear()
                 Sampler(law)
 

@@ -144,7 +144,7 @@ def ours(folder: Path, truths: list[Rows], repeats: int, name: str) -> list[Resu
         notes: list[str] = []
 
         def ask(number: int, query: str = query, notes: list[str] = notes) -> Rows:
-            answer = session.sql(query, epsilon=1, draw=number + 1)
+            answer = session.sql(query, epsilon=1, repeat=number + 1)
             notes[:] = [note for note in answer.notes if "bound" in note]
             columns = [
                 answer.keys.column(place).to_pylist() if column.key else column.estimate.value.tolist()

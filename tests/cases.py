@@ -323,8 +323,11 @@ def public_threshold_law(mechanism: PublicThreshold, exact: Exact) -> Law:
 
 
 def response_law(mechanism: RandomizedResponse, exact: Exact) -> Law:
-    lie = real(mechanism.lie) / mechanism.categories
-    cells = [{c: lie + (1 - real(mechanism.lie) if c == x else 0) for c in range(mechanism.categories)} for x in exact]
+    lie = real(mechanism.flip_probability) / mechanism.categories
+    cells = [
+        {c: lie + (1 - real(mechanism.flip_probability) if c == x else 0) for c in range(mechanism.categories)}
+        for x in exact
+    ]
     return {output: mp.fprod(cell[y] for cell, y in zip(cells, output, strict=True)) for output in product(*cells)}
 
 

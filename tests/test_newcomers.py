@@ -36,7 +36,7 @@ def test_servers_without_their_libraries_are_not_started(
     assert not Path("dither-state").exists()
 
 
-@pytest.mark.parametrize("command", [("verify",), ("migrate",), ("backup", "copy.ledger")], ids=str)
+@pytest.mark.parametrize("command", [("verify",), ("backup", "copy.ledger")], ids=str)
 def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> None:
     status, said = dither("ledger", command[0], "examples/dataset.yml", *command[1:])
     assert status == 2 and "ends in .ledger" in said
@@ -44,10 +44,10 @@ def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("asked", [None, 3, b"SELECT COUNT(*) FROM people", ["SELECT COUNT(*) FROM people", None]])
 def test_what_is_no_text_is_no_question(asked: Any) -> None:
-    with pytest.raises(InvalidParameter, match="a question is a text"):
-        session.told(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
+    with pytest.raises(InvalidParameter, match="a query is a text"):
+        session.options_for(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
     with pytest.raises(InvalidParameter, match="a batch is a list"):
-        session.told("SELECT COUNT(*) FROM people", {"epsilon": 1})
+        session.options_for("SELECT COUNT(*) FROM people", {"epsilon": 1})
 
 
 @pytest.mark.parametrize("target", [None, 3, b"dataset.yml"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dither import cli
-from dither.post.options import Chosen
+from dither.post.options import OPTIONS, QueryOptions, options_of, resolve_options
+from dither.post.query.parser import SQL_OPTIONS
 from dither.post.session import Session
-from dither.serve.gateway import requests as questions
+from dither.serve.gateway import requests
 from dither.serve.gateway.openapi import BATCH, QUESTION, SPLIT
 from serve.servers import Place, place, town
 
@@ -39,30 +39,45 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def arguments(name: str) -> set[str]:
-    """What a method of a session takes beside its options."""
+    """The arguments of a session's method beside its options."""
     return set(inspect.signature(getattr(Session, name)).parameters) - {"self", "options"}
 
 
-def test_http_takes_every_option_of_a_session() -> None:
-    """What one field of the document, of the reader and of the session says, the others say too."""
-    options = {field.name for field in fields(Chosen)}
-    assert options | arguments("sql") | {"dataset", "remeasure"} == set(questions.ONE) == set(QUESTION["properties"])
-    many = (options - {"delta"}) | arguments("batch") | {"dataset"}
-    assert many == set(questions.MANY) == set(BATCH["properties"])
-    split = (options - {"delta", "within"}) | arguments("split") | {"dataset"}
-    assert split == set(questions.SPLIT) == set(SPLIT["properties"])
+def test_the_table_names_what_a_session_takes() -> None:
+    assert list(OPTIONS) == list(QueryOptions.__annotations__)
+
+
+@pytest.mark.parametrize(("method", "place", "fields", "body", "more"), [
+    ("sql", "question", requests.QUESTION, QUESTION, {"refine"}),
+    ("batch", "batch", requests.BATCH, BATCH, set()),
+    ("split", "split", requests.SPLIT, SPLIT, set()),
+])  # fmt: skip
+def test_http_takes_every_option_of_a_session(method: str, place: Any, fields: Any, body: Any, more: set[str]) -> None:
+    wanted = set(options_of(place)) | arguments(method) | {"dataset"} | more
+    assert wanted == set(fields) == set(body["properties"])
+
+
+@pytest.mark.parametrize("place", ["question", "batch", "split"])
+def test_a_session_refuses_options_of_other_places(place: Any) -> None:
+    for name in OPTIONS:
+        if name not in options_of(place):
+            with pytest.raises(TypeError, match=f"no option {name} here"):
+                resolve_options({name: "1"}, place)
 
 
 def test_the_command_line_takes_every_option_of_a_session() -> None:
     known = {name: {each.name for each in _command(name).params} for name in ("ask", "quote", "explain")}
-    options = {field.name for field in fields(Chosen)}
-    assert options | {"queries", "request_id", "draw", "remeasure", "split"} <= known["ask"]
-    assert options | {"queries"} <= known["quote"]
-    assert {"query", "bound", "unit", "join_rows"} <= known["explain"]
+    assert set(OPTIONS) | {"queries", "request_id", "refine", "split"} <= known["ask"]
+    assert set(OPTIONS) | {"queries"} <= known["quote"]
+    assert set(options_of("explain")) | {"query"} <= known["explain"]
+
+
+def test_sql_text_takes_every_option_that_says_so() -> None:
+    assert set(options_of("text")) <= set(SQL_OPTIONS)
 
 
 def _command(name: str) -> Any:
-    return cli.ROOMS[name].load(name)
+    return cli.COMMANDS[name].load(name)
 
 
 def test_keys_are_selected_over_http(there: Place) -> None:
@@ -98,29 +113,35 @@ def test_more_is_spent_on_an_answer_over_http(there: Place) -> None:
     body = {"dataset": "town", "query": COUNT, "rho": "1/100", "request_id": "first"}
     first = there.post("/v1/answer", body).json()
     charges = there.charges()
-    quoted = there.post("/v1/quote", {**body, "remeasure": "1/10"}).json()
-    assert "measuring again costs rho 1/10 on top of this" in quoted["notes"]
-    second = there.post("/v1/answer", {**body, "remeasure": "1/10"}).json()
+    quoted = there.post("/v1/quote", {**body, "refine": "1/10"}).json()
+    assert "refining costs rho 1/10 on top of this" in quoted["notes"]
+    second = there.post("/v1/answer", {**body, "refine": "1/10"}).json()
     assert there.charges() == charges + 1, "the first draw was paid for"
     assert len(second["releases"]) == 2 and any("2 draws are combined" in note for note in second["notes"])
     width = [row["n_high"] - row["n_low"] for row in (first["rows"][0], second["rows"][0])]
     assert width[1] < width[0]
-    again = there.post("/v1/answer", {**body, "remeasure": "1/10"}).json()
+    again = there.post("/v1/answer", {**body, "refine": "1/10"}).json()
     assert again["rows"] == second["rows"] and there.charges() == charges + 1
-    assert there.post("/v1/answer", {**body, "remeasure": 1000}).status_code == 400, "the id stands for another"
-    assert there.post("/v1/answer", {**body, "request_id": None, "remeasure": 1000}).status_code == 402
+    assert there.post("/v1/answer", {**body, "refine": 1000}).status_code == 400, "the id stands for another"
+    assert there.post("/v1/answer", {**body, "request_id": None, "refine": 1000}).status_code == 402
     assert there.charges() == charges + 1
-    fresh = {**body, "request_id": "other", "draw": 1, "remeasure": 1000}
+    fresh = {**body, "request_id": "other", "repeat": 1, "refine": 1000}
     reply = there.post("/v1/answer", fresh)
-    assert reply.status_code == 200 and any("not measured again" in note for note in reply.json()["notes"])
+    assert reply.status_code == 200 and any("not refined" in note for note in reply.json()["notes"])
 
 
 def test_a_question_is_split_over_http(there: Place) -> None:
-    body = {"dataset": "town", "query": "SELECT COUNT(*) AS n FROM visits", "rho": 1, "threshold": 2, "bound": 5}
+    body = {
+        "dataset": "town",
+        "query": "SELECT COUNT(*) AS n FROM visits",
+        "rho": 1,
+        "threshold": 2,
+        "max_contributions": 5,
+    }
     charges = there.charges()
     reply = there.post("/v1/split", body)
     assert reply.status_code == 200 and len(reply.json()["answers"]) == 2 and there.charges() == charges + 1
-    for wrong in ({"threshold": 0}, {"threshold": None}, {"within": 3}, {"delta": "1/9"}, {"draw": 1}):
+    for wrong in ({"threshold": 0}, {"threshold": None}, {"max_error": 3}, {"delta": "1/9"}, {"repeat": 1}):
         assert there.post("/v1/split", {**body, **wrong}).status_code == 400, wrong
 
 
@@ -129,7 +150,7 @@ def test_a_batch_is_quoted_and_solved_over_http(there: Place) -> None:
     charges = there.charges()
     quoted = there.post("/v1/quote", {"dataset": "town", "queries": queries, "rho": 1}).json()
     assert [each["column"] for each in quoted["expected"]] == ["n", "m"] and there.charges() == charges
-    answers = there.post("/v1/batch", {"dataset": "town", "queries": queries, "within": 20}).json()["answers"]
+    answers = there.post("/v1/batch", {"dataset": "town", "queries": queries, "max_error": 20}).json()["answers"]
     assert len(answers) == 2 and there.charges() == charges + 1
     assert all(row["high"] - row["low"] <= 42 for row in ends(answers))
 
@@ -143,14 +164,22 @@ def ends(answers: list[Any]) -> list[dict[str, float]]:
 def test_groups_and_rows_guessed_reach_the_session(there: Place) -> None:
     """A bound by groups, and `rows` with `within`: both change what is charged or expected."""
     by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
-    body = {"dataset": "town", "query": by_place, "rho": 1, "bound": {"groups": 2, "rows": 1}}
+    body = {
+        "dataset": "town",
+        "query": by_place,
+        "rho": 1,
+        "max_contributions": {"max_groups": 2, "max_rows_per_group": 1},
+    }
     tight, loose = (
-        there.post("/v1/quote", {**body, "bound": bound}).json()["expected"][0]["half_width"]
-        for bound in ({"groups": 1, "rows": 1}, {"groups": 3, "rows": 9})
+        there.post("/v1/quote", {**body, "max_contributions": bound}).json()["expected"][0]["half_width"]
+        for bound in ({"max_groups": 1, "max_rows_per_group": 1}, {"max_groups": 3, "max_rows_per_group": 9})
     )
     assert tight < loose
     losses = [
-        there.post("/v1/quote", {"dataset": "town", "query": "SELECT AVG(age) FROM people", "within": 1, "rows": rows})
+        there.post(
+            "/v1/quote",
+            {"dataset": "town", "query": "SELECT AVG(age) FROM people", "max_error": 1, "assumed_group_size": rows},
+        )
         for rows in (100, 10_000)
     ]
     small, large = (float_of(reply.json()["loss"]["epsilon"]) for reply in losses)
@@ -178,19 +207,21 @@ def test_the_command_line_asks_all_of_it(tmp_path: Path) -> None:
     assert run("ask", at, COUNT, "SELECT AVG(age) AS a FROM people", "--rho", "1", "--request-id", "r")["answers"][0][
         "free"
     ]
-    assert not run("ask", at, COUNT, "--rho", "1", "--draw", "7")["free"]
+    assert not run("ask", at, COUNT, "--rho", "1", "--repeat", "7")["free"]
     assert len(run("ask", at, "SELECT COUNT(*) AS n FROM visits", "--rho", "1", "--split", "2")["answers"]) == 2
     by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
-    assert run("quote", at, by_place, "--rho", "1", "--bound", "groups=1,rows=1")["affordable"]
-    run("ask", at, COUNT, "--rho", "1/9", "--draw", "5")
-    assert [run("quote", at, COUNT, "--rho", "1/9", "--draw", draw)["free"] for draw in "045"] == [False, False, True]
+    assert run("quote", at, by_place, "--rho", "1", "--max-contributions", "max_groups=1,max_rows_per_group=1")[
+        "affordable"
+    ]
+    run("ask", at, COUNT, "--rho", "1/9", "--repeat", "5")
+    assert [run("quote", at, COUNT, "--rho", "1/9", "--repeat", draw)["free"] for draw in "045"] == [False, False, True]
     assert [each["column"] for each in run("quote", at, COUNT, BY_AGE, "--rho", "1")["expected"]] == ["n", "n"]
     assert {row["kind"] for row in run("ledger", "show", at)} == {"dataset", "charge", "answer"}
 
 
 @pytest.mark.parametrize("words", [
-    [COUNT, COUNT, "--split", "2"], [COUNT, COUNT, "--remeasure", "1"], [COUNT, "--split", "2", "--draw", "1"],
-    [COUNT, "--bound", "groups=x,rows=1"], [COUNT, COUNT, "--delta", "1/10"],
+    [COUNT, COUNT, "--split", "2"], [COUNT, COUNT, "--refine", "1"], [COUNT, "--split", "2", "--repeat", "1"],
+    [COUNT, "--max-contributions", "max_groups=x,max_rows_per_group=1"], [COUNT, COUNT, "--delta", "1/10"],
     [COUNT, "--split", "2", "--delta", "1/10"],
 ])  # fmt: skip
 def test_what_does_not_go_together_is_said(tmp_path: Path, words: list[str]) -> None:

@@ -19,10 +19,10 @@ def connect(
     **options: Any,
 ) -> Session:
     """A session: of a description's path with `account=`, or of a gateway's address with `token=`."""
-    return Session.over(*reached(target, account=account, token=token, **options), dataset)
+    return Session.from_kernel(*open_kernel(target, account=account, token=token, **options), dataset)
 
 
-def reached(
+def open_kernel(
     target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
 ) -> tuple[Kernel, str]:
     """The kernel of a description or behind a gateway, and the token by which it knows who asks."""

@@ -18,7 +18,7 @@ from dither.errors import InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.dialect import Dialect
 from dither.schema import Category, Column, Dataset, Identifier, Source, Table, Unit
 
 AFTER = [("7", "seven", "7"), ("8", "eight", "8"), ("9", "nine", "9")]
@@ -28,7 +28,7 @@ END = '7,seven,7\n8,"eight",8\n9,nine,9\n'
 def reads(path: Path, text: str) -> list[Any]:
     """The records as DuckDB reads them, in the engine's dialect."""
     (path / "t.csv").write_text(text, newline="")
-    source = Spelling().render(_csv("t", str(path / "t.csv"), ","))
+    source = Dialect().render(_csv("t", str(path / "t.csv"), ","))
     return duckdb.sql(f"SELECT * FROM {source}").fetchall()
 
 
@@ -95,5 +95,5 @@ def test_an_open_quote_is_refused_before_anything_is_asked(tmp_path: Path, name:
     assert "g" not in str(caught.value).split()
     with write(tmp_path / name, "wt") as file:
         file.write('u,c\n1,r\n2,"g"\n3,r\n')
-    by_colour = m.Count(r.BoundRows(r.Scan("t"), "user", 1), (m.Key("c", x.Column("c")),))
+    by_colour = m.Count(r.LimitRowsPerUnit(r.Scan("t"), "user", 1), (m.GroupKey("c", x.ColumnRef("c")),))
     assert opened(tmp_path / name).vector(by_colour).tolist() == [2, 1]

@@ -22,8 +22,8 @@ from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.stability import Auto
-from dither.plan.traversal import autos, fill
+from dither.plan.stability import EstimatedLimit
+from dither.plan.traversal import fill_limits, unfilled_limits
 from dither.schema import Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 from plan.worlds import COLUMNS, USER, YEAR_2020, dataset, engine, one_table, table, write
 
@@ -32,8 +32,8 @@ ROWS = {
     "actions": [(1, "a", "view", YEAR_2020), (2, "b", "like", YEAR_2020 + 10**12)],
     "urls": [("a", "news"), ("b", "sport")],
 }
-BY_COUNTRY = m.Count(r.Scan("users"), (m.Key("country", x.Column("country")),))
-HEAVY = m.Count(r.BoundRows(r.Scan("t"), "user", 2))
+BY_COUNTRY = m.Count(r.Scan("users"), (m.GroupKey("country", x.ColumnRef("country")),))
+HEAVY = m.Count(r.LimitRowsPerUnit(r.Scan("t"), "user", 2))
 COUNT_USERS = m.Count(r.Scan("users"))
 
 
@@ -48,8 +48,11 @@ def test_parquet_csv_and_duckdb_files_give_the_same_integers(tmp_path: Path) -> 
     connection.close()
     measures = [
         BY_COUNTRY,
-        m.Sum(r.Scan("users"), x.Column("age")),
-        m.Count(r.BoundRows(r.Scan("actions"), "user", 1), (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
+        m.Sum(r.Scan("users"), x.ColumnRef("age")),
+        m.Count(
+            r.LimitRowsPerUnit(r.Scan("actions"), "user", 1),
+            (m.GroupKey("month", x.DateTrunc("month", x.ColumnRef("t"))),),
+        ),
     ]
     for kind, options in (("csv", {}), ("duckdb", {"path": str(tmp_path / "all.duckdb")})):
         tables = {
@@ -72,7 +75,7 @@ def test_nan_in_parquet_is_seen_though_its_statistics_leave_it_out(tmp_path: Pat
     columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(1000))}
     data = {"id": pa.array([1, 2, 3]), "v": pa.array([1.0, float("nan"), 2.0])}
     world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}), "id")
-    assert world.vector(m.Sum(r.Scan("t"), x.Column("v"))).tolist() == [3]
+    assert world.vector(m.Sum(r.Scan("t"), x.ColumnRef("v"))).tolist() == [3]
     assert world.corrections() == {"values": 1}
 
 
@@ -93,7 +96,9 @@ def test_moments_too_far_for_the_reader_are_refused_when_opening(
         pq.write_table(pa.table(found), tmp_path / name, write_statistics=statistics)
 
     stored("0.parquet", [0, 5, None, 10**12])
-    count = m.Count(r.Where(r.BoundRows(r.Scan("t"), "user", 1), x.Compare(">", x.Column("t"), x.Instant(1))))
+    count = m.Count(
+        r.Filter(r.LimitRowsPerUnit(r.Scan("t"), "user", 1), x.Compare(">", x.ColumnRef("t"), x.Instant(1)))
+    )
     assert DuckDBEngine(data, threads=1).vector(count).tolist() == [2]
     stored("1.parquet", [0, 9 * 10**15, 9 * 10**15 + 999 * 10**12])
     with pytest.raises(InvalidSchema, match="the column t of table t holds timestamps too far away"):
@@ -350,13 +355,14 @@ def test_sums_are_held_at_64_bits(tmp_path: Path) -> None:
     columns = {"id": Identifier("integer"), "v": Number(Fraction(-(2**62)), Fraction(2**62))}
     data = {"id": pa.array(range(5)), "v": pa.array([2**62] * 5)}
     world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}), "id")
-    assert world.vector(m.Sum(r.Scan("t"), x.Column("v"))).tolist() == [2**63 - 1]
+    assert world.vector(m.Sum(r.Scan("t"), x.ColumnRef("v"))).tolist() == [2**63 - 1]
 
 
 def test_partition_counts_return_the_keys_that_occur(tmp_path: Path) -> None:
     world = engine(tmp_path, USER, **ROWS)
     measure = m.PartitionCounts(
-        r.BoundGroups(r.Scan("actions"), "user", (x.Column("url"),), 1, 1), (m.Key("url", x.Column("url")),)
+        r.LimitGroupsPerUnit(r.Scan("actions"), "user", (x.ColumnRef("url"),), 1, 1),
+        (m.GroupKey("url", x.ColumnRef("url")),),
     )
     found = world.groups(measure)
     assert found.keys == (("a",), ("b",))
@@ -365,11 +371,11 @@ def test_partition_counts_return_the_keys_that_occur(tmp_path: Path) -> None:
 
 
 def test_auto_bounds_are_filled_by_tag() -> None:
-    plan = m.Count(r.BoundRows(r.Scan("actions"), "user", Auto("t", 50)))
-    assert autos(plan) == {Auto("t", 50)}
-    assert fill(plan, {"t": 7}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 7))
-    assert fill(plan, {"t": 10**6}) == m.Count(r.BoundRows(r.Scan("actions"), "user", 50))
-    assert fill(plan, {"other": 3}) == plan
+    plan = m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", EstimatedLimit("t", 50)))
+    assert unfilled_limits(plan) == {EstimatedLimit("t", 50)}
+    assert fill_limits(plan, {"t": 7}) == m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", 7))
+    assert fill_limits(plan, {"t": 10**6}) == m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", 50))
+    assert fill_limits(plan, {"other": 3}) == plan
 
 
 def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
@@ -378,20 +384,22 @@ def test_the_windows_that_a_plan_touches(tmp_path: Path) -> None:
     world = engine(tmp_path, USER, MONTH, **ROWS)
     june = YEAR_2020 + 160 * DAY
     scan = r.Scan("actions")
-    later = r.Where(scan, x.Compare(">=", x.Column("t"), x.Instant(june)))
+    later = r.Filter(scan, x.Compare(">=", x.ColumnRef("t"), x.Instant(june)))
     whole = (YEAR_2020, YEAR_2020 + 365 * DAY)
-    assert r.windows_touched(world.ctx, m.Count(scan), "month") == whole
-    assert r.windows_touched(world.ctx, m.Count(later), "month") == (june, whole[1])
-    assert r.windows_touched(world.ctx, m.Count(r.Union(scan, later)), "month") == whole
+    assert r.window_range(world.ctx, m.Count(scan), "month") == whole
+    assert r.window_range(world.ctx, m.Count(later), "month") == (june, whole[1])
+    assert r.window_range(world.ctx, m.Count(r.Union(scan, later)), "month") == whole
     february, march = (x.Instant(YEAR_2020 + days * DAY) for days in (31, 60))
-    before = r.Where(scan, x.And((x.Compare(">=", x.Column("t"), february), x.Compare("<", x.Column("t"), march))))
-    after = r.Where(scan, x.And((x.Compare("<", february, x.Column("t")), x.Compare(">", march, x.Column("t")))))
+    before = r.Filter(
+        scan, x.And((x.Compare(">=", x.ColumnRef("t"), february), x.Compare("<", x.ColumnRef("t"), march)))
+    )
+    after = r.Filter(scan, x.And((x.Compare("<", february, x.ColumnRef("t")), x.Compare(">", march, x.ColumnRef("t")))))
     inside = (february.microseconds, march.microseconds - 1)
-    assert r.windows_touched(world.ctx, m.Count(before), "month") == inside
-    assert r.windows_touched(world.ctx, m.Count(after), "month") == (inside[0] + 1, inside[1])
-    at_the_end = r.Where(scan, x.Compare("<=", x.Column("t"), march))
-    assert r.windows_touched(world.ctx, m.Count(at_the_end), "month") == (whole[0], march.microseconds)
-    assert r.windows_touched(world.ctx, m.Count(r.Scan("users")), "month") is None
+    assert r.window_range(world.ctx, m.Count(before), "month") == inside
+    assert r.window_range(world.ctx, m.Count(after), "month") == (inside[0] + 1, inside[1])
+    at_the_end = r.Filter(scan, x.Compare("<=", x.ColumnRef("t"), march))
+    assert r.window_range(world.ctx, m.Count(at_the_end), "month") == (whole[0], march.microseconds)
+    assert r.window_range(world.ctx, m.Count(r.Scan("users")), "month") is None
 
 
 def test_every_wrong_value_of_a_record_is_counted(tmp_path: Path) -> None:
@@ -399,7 +407,9 @@ def test_every_wrong_value_of_a_record_is_counted(tmp_path: Path) -> None:
     rows = [(1, 5, "a"), (2, 5, "x"), (3, 50, "b"), (4, -1, None), (5, None, "a")]
     data = {name: pa.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
     world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}))
-    bounded = r.BoundRows(r.Scan("t"), "user", 1)
-    assert world.vector(m.Sum(bounded, x.Column("v"), (m.Key("k", x.Column("k")),))).sum() == 5 + 5 + 9 + 0 + 0
+    bounded = r.LimitRowsPerUnit(r.Scan("t"), "user", 1)
+    assert (
+        world.vector(m.Sum(bounded, x.ColumnRef("v"), (m.GroupKey("k", x.ColumnRef("k")),))).sum() == 5 + 5 + 9 + 0 + 0
+    )
     assert world.corrections() == {"values": 5}
     assert {key: n for key, n in world.inspect().items() if n} == {"t.v": 3, "t.k": 2}

@@ -15,14 +15,14 @@ from sqlglot import exp
 
 import plan.worlds as worlds
 from dither.access.engines import open_engine
-from dither.access.engines.guarded_dialect import GuardedSpelling
-from dither.access.engines.postgres import PostgresEngine, PostgresSpelling
+from dither.access.engines.guarded_dialect import GuardedDialect
+from dither.access.engines.postgres import PostgresDialect, PostgresEngine
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.sql.builders import cast
-from dither.plan.sql.statement import Statement, named
+from dither.plan.sql.statement import SqlStatement, column_ref
 from dither.schema import Boolean, Category, Column, Dataset, Identifier, Moment, Number, Source, Table, Unit
 from plan.agreement import MEASURES, largest_difference, promises_hold, random_plans
 from plan.benches import PostgresBench
@@ -48,9 +48,9 @@ def test_functions_are_within_a_step_of_duckdb(bench: PostgresBench) -> None:
 
 
 FAULTS = {
-    "unguarded cast": (GuardedSpelling, "number_of_text", lambda self, value: cast(value, "double")),
-    "unguarded date": (PostgresSpelling, "moment_of_text", lambda self, value: cast(value, "timestamp")),
-    "integer by pattern alone": (GuardedSpelling, "integer_of_text", lambda self, value: cast(value, "bigint")),
+    "unguarded cast": (GuardedDialect, "number_of_text", lambda self, value: cast(value, "double")),
+    "unguarded date": (PostgresDialect, "moment_of_text", lambda self, value: cast(value, "timestamp")),
+    "integer by pattern alone": (GuardedDialect, "integer_of_text", lambda self, value: cast(value, "bigint")),
 }
 
 
@@ -110,7 +110,7 @@ def copied(connection: psycopg.Connection[Any]) -> Dataset:
     return postgres_dataset(tables, worlds.USER, worlds.ACTION, worlds.MONTH)
 
 
-MORE = [*MEASURES, m.RankCounts(r.Scan("users"), x.Column("age"), tuple(map(Fraction, (20, 30, 40, 60))))]
+MORE = [*MEASURES, m.RankCounts(r.Scan("users"), x.ColumnRef("age"), tuple(map(Fraction, (20, 30, 40, 60))))]
 
 
 def test_the_engine_agrees_with_duckdb(database: psycopg.Connection[Any], tmp_path: Path) -> None:
@@ -127,7 +127,8 @@ def test_the_engine_agrees_with_duckdb(database: psycopg.Connection[Any], tmp_pa
     assert engine.corrections()["values"] > 0
     assert engine.inspect() == duck.inspect()
     found = m.PartitionCounts(
-        r.BoundGroups(r.Scan("actions"), "user", (x.Column("url"),), 3, 1), (m.Key("url", x.Column("url")),)
+        r.LimitGroupsPerUnit(r.Scan("actions"), "user", (x.ColumnRef("url"),), 3, 1),
+        (m.GroupKey("url", x.ColumnRef("url")),),
     )
     assert engine.groups(found).keys == duck.groups(found).keys
     assert engine.groups(found).counts.tolist() == duck.groups(found).counts.tolist()
@@ -203,8 +204,8 @@ def test_hostile_types_never_fail(database: psycopg.Connection[Any]) -> None:
     table = stored("hostile", {"u": Identifier("integer")} | {name: domain for name, (_, domain, _) in HOSTILE.items()})
     engine = open_engine(postgres_dataset({"hostile": table}, Unit("user", "user", {"hostile": "u"})))
     assert isinstance(engine, PostgresEngine)
-    statement = Statement(engine.ctx, engine._origins, engine.spelling)
-    columns_read = [named(f"c{index}") for index in range(len(HOSTILE) + 1)]
+    statement = SqlStatement(engine.ctx, engine._origins, engine.dialect)
+    columns_read = [column_ref(f"c{index}") for index in range(len(HOSTILE) + 1)]
     found = engine._run(statement.finish(exp.select(*columns_read).from_(statement.table(r.Scan("hostile")))))
     rows = {row["c0"]: row for row in found.to_pylist()}
     for place, (name, (_, _, records)) in enumerate(HOSTILE.items(), start=1):

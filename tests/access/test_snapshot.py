@@ -21,7 +21,7 @@ import plan.plans as plans
 import plan.worlds as worlds
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.snapshot import FORMAT, PreparedEngine, manifest_of, place_of, prepare
+from dither.access.snapshot import FORMAT, SnapshotEngine, prepare, read_manifest, snapshot_path
 from dither.cli import app
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
@@ -32,7 +32,7 @@ from dither.schema import Dataset, Source
 from plan.reference import Raw
 
 ROWS = worlds.many()
-BOUNDED = m.Count(r.BoundRows(r.Scan("actions"), "user", 7), (m.Key("action", x.Column("action")),))
+BOUNDED = m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", 7), (m.GroupKey("action", x.ColumnRef("action")),))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_random_plans_give_the_same_integers(
         plain = DuckDBEngine(dataset, threads=1)
         prepare(dataset)
         ready = open_engine(dataset)
-        assert isinstance(ready, PreparedEngine)
+        assert isinstance(ready, SnapshotEngine)
         assert ready.ctx == plain.ctx
         assert ready.inspect() == plain.inspect()
         for _ in range(10):
@@ -76,7 +76,9 @@ def test_random_plans_give_the_same_integers(
                 continue
             assert ready.vector(measure, secret=5).tolist() == plain.vector(measure, secret=5).tolist(), measure
             checked += 1
-            ranked += any(isinstance(node, r.BoundRows) and isinstance(node.child, r.Scan) for node in walk(measure))
+            ranked += any(
+                isinstance(node, r.LimitRowsPerUnit) and isinstance(node.child, r.Scan) for node in walk(measure)
+            )
         plain.close()
         ready.close()
     with capsys.disabled():
@@ -90,9 +92,11 @@ def test_random_plans_give_the_same_integers(
 def test_a_bound_reads_the_stored_rank(data: Dataset) -> None:
     prepare(data)
     engine = open_engine(data)
-    assert isinstance(engine, PreparedEngine)
+    assert isinstance(engine, SnapshotEngine)
     assert "ROW_NUMBER" not in engine.sql(BOUNDED)
-    filtered = m.Count(r.BoundRows(r.Where(r.Scan("actions"), x.In(x.Column("action"), ("like",))), "user", 7))
+    filtered = m.Count(
+        r.LimitRowsPerUnit(r.Filter(r.Scan("actions"), x.In(x.ColumnRef("action"), ("like",))), "user", 7)
+    )
     assert "ROW_NUMBER" in engine.sql(filtered)  # the bound applies after the filter: no row is lost to the others
     engine.close()
 
@@ -100,7 +104,7 @@ def test_a_bound_reads_the_stored_rank(data: Dataset) -> None:
 def test_parts_are_sorted_for_pruning(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "ROWS_A_PART", 300)
     made = prepare(data)
-    files = sorted((place_of(data) / made.generation / "actions").iterdir())
+    files = sorted((snapshot_path(data) / made.generation / "actions").iterdir())
     assert len(files) == 3
     owners: set[int] = set()
     for file in files:
@@ -149,7 +153,7 @@ def test_a_stale_snapshot_is_refused(change: Any, data: Dataset, tmp_path: Path)
         open_engine(changed)
     prepare(changed)
     engine = open_engine(changed)
-    assert isinstance(engine, PreparedEngine)
+    assert isinstance(engine, SnapshotEngine)
     engine.close()
 
 
@@ -157,12 +161,12 @@ def test_each_remedy_for_a_stale_snapshot_gives_todays_records(data: Dataset, tm
     prepare(data)
     rewrite_a_source(data, tmp_path)
     counted = m.Count(r.Scan("actions"))
-    shutil.move(place_of(data), tmp_path / "away")
+    shutil.move(snapshot_path(data), tmp_path / "away")
     engine = open_engine(data)
-    assert not isinstance(engine, PreparedEngine)
+    assert not isinstance(engine, SnapshotEngine)
     found = engine.vector(counted).tolist()
     engine.close()
-    shutil.move(tmp_path / "away", place_of(data))
+    shutil.move(tmp_path / "away", snapshot_path(data))
     prepare(data)
     engine = open_engine(data)
     assert engine.vector(counted).tolist() == found
@@ -171,7 +175,7 @@ def test_each_remedy_for_a_stale_snapshot_gives_todays_records(data: Dataset, tm
 
 def test_a_newer_format_is_refused(data: Dataset) -> None:
     prepare(data)
-    file = place_of(data) / "manifest.json"
+    file = snapshot_path(data) / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": FORMAT + 1}))
     with pytest.raises(InvalidSchema, match=f"format {FORMAT + 1}, this Dither reads {FORMAT}: upgrade"):
         open_engine(data)
@@ -181,7 +185,7 @@ def test_a_newer_format_is_refused(data: Dataset) -> None:
 
 def test_a_damaged_manifest_is_refused(data: Dataset) -> None:
     prepare(data)
-    (place_of(data) / "manifest.json").write_text("{")
+    (snapshot_path(data) / "manifest.json").write_text("{")
     with pytest.raises(InvalidSchema, match="damaged: run `dither prepare` again, or delete"):
         open_engine(data)
 
@@ -194,22 +198,22 @@ def test_a_failure_leaves_the_earlier_snapshot(data: Dataset, monkeypatch: pytes
         raise EngineFailure
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module.Writer, "_write", fails)
+        patch.setattr(prepare_module.SnapshotWriter, "_write", fails)
         with pytest.raises(EngineFailure):
             prepare(data)
-    place = place_of(data)
-    assert manifest_of(place) == before
+    place = snapshot_path(data)
+    assert read_manifest(place) == before
     assert sorted(entry.name for entry in place.iterdir()) == sorted(["manifest.json", before.generation])
     assert open_engine(data).vector(BOUNDED).tolist() == wanted
 
 
 def test_a_first_failure_leaves_nothing(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "_publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(prepare_module.Writer, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(prepare_module.SnapshotWriter, "_write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(data)
-    assert not place_of(data).exists()
-    assert not isinstance(open_engine(data), PreparedEngine)
+    assert not snapshot_path(data).exists()
+    assert not isinstance(open_engine(data), SnapshotEngine)
 
 
 def test_an_open_engine_outlives_the_next_snapshot(data: Dataset) -> None:
@@ -220,7 +224,7 @@ def test_an_open_engine_outlives_the_next_snapshot(data: Dataset) -> None:
     prepare(data)
     assert engine.vector(BOUNDED).tolist() == wanted
     prepare(data)
-    assert sum(entry.is_dir() for entry in place_of(data).iterdir()) == 2
+    assert sum(entry.is_dir() for entry in snapshot_path(data).iterdir()) == 2
     engine.close()
 
 
@@ -231,14 +235,14 @@ def test_records_that_change_meanwhile_are_noticed(data: Dataset, tmp_path: Path
 
     with pytest.raises(InvalidSchema, match="actions have changed"):
         prepare(data, progress=progress)
-    assert manifest_of(place_of(data)) is None
+    assert read_manifest(snapshot_path(data)) is None
 
 
 def test_the_recipe_belongs_to_the_format(data: Dataset) -> None:
     """How records are cleaned, ordered and ranked is part of the format: when this changes, FORMAT must be raised."""
     made, digest = prepare(data), sha256()
     for name in data.tables:
-        table = pq.read_table(place_of(data) / made.generation / name)
+        table = pq.read_table(snapshot_path(data) / made.generation / name)
         digest.update(repr((table.column_names, sorted(map(str, table.to_pylist())))).encode())
     assert (FORMAT, digest.hexdigest()[:16]) == (3, "597200b2667eb8ae")
 

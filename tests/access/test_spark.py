@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import plan.worlds as worlds
-from dither.access.engines.guarded_dialect import GuardedSpelling
-from dither.access.engines.spark import SETTINGS, SparkEngine, SparkSpelling
+from dither.access.engines.guarded_dialect import GuardedDialect
+from dither.access.engines.spark import SETTINGS, SparkDialect, SparkEngine
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.sql.builders import cast
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.dialect import Dialect
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
 from plan.agreement import ACTIONS, MEASURES, largest_difference, promises_hold
 from plan.benches import SparkBench
@@ -44,10 +44,10 @@ def test_functions_are_within_a_step_of_duckdb(bench: SparkBench) -> None:
 
 
 FAULTS = {
-    "sums that wrap": (SparkSpelling, "total", Spelling.total),
-    "dates that overflow": (SparkSpelling, "moment_of_date", lambda self, value: cast(value, "timestamp")),
-    "texts cast as they are": (GuardedSpelling, "integer_of_text", lambda self, value: cast(value, "bigint")),
-    "a dollar sign before a line break": (SparkSpelling, "matches", Spelling.matches),
+    "sums that wrap": (SparkDialect, "total", Dialect.total),
+    "dates that overflow": (SparkDialect, "moment_of_date", lambda self, value: cast(value, "timestamp")),
+    "texts cast as they are": (GuardedDialect, "integer_of_text", lambda self, value: cast(value, "bigint")),
+    "a dollar sign before a line break": (SparkDialect, "matches", Dialect.matches),
 }
 
 
@@ -80,10 +80,15 @@ def hostile(path: Path) -> Dataset:
 
 
 def answers(engine: SparkEngine) -> list[list[int]]:
-    child = r.BoundRows(r.Scan("t"), "user", 1)
-    present = [m.Count(r.Where(child, x.Not(x.IsNull(x.Column(name))))) for name in ("id", "big")]
-    years = [m.Sum(child, x.DatePart("year", x.Column(name))) for name in ("day", "old")]
-    measures = [m.Sum(child, x.Column("wide")), *present, *years, m.Count(child, (m.Key("n", x.Column("n")),))]
+    child = r.LimitRowsPerUnit(r.Scan("t"), "user", 1)
+    present = [m.Count(r.Filter(child, x.Not(x.IsNull(x.ColumnRef(name))))) for name in ("id", "big")]
+    years = [m.Sum(child, x.DatePart("year", x.ColumnRef(name))) for name in ("day", "old")]
+    measures = [
+        m.Sum(child, x.ColumnRef("wide")),
+        *present,
+        *years,
+        m.Count(child, (m.GroupKey("n", x.ColumnRef("n")),)),
+    ]
     return [engine.vector(measure).tolist() for measure in measures]
 
 
@@ -138,8 +143,8 @@ def test_the_engine_agrees_with_duckdb(spark: Any, duck: Any, tmp_path: Path) ->
         assert engine.vector(measure, secret=3).tolist() == duck.vector(measure, secret=3).tolist()
         assert engine.corrections() == duck.corrections()
     assert engine.inspect() == duck.inspect()
-    keys = (m.Key("url", x.Column("url")),)
-    found = m.PartitionCounts(r.BoundGroups(r.Scan("actions"), "user", (x.Column("url"),), 3, 1), keys)
+    keys = (m.GroupKey("url", x.ColumnRef("url")),)
+    found = m.PartitionCounts(r.LimitGroupsPerUnit(r.Scan("actions"), "user", (x.ColumnRef("url"),), 3, 1), keys)
     assert engine.groups(found).keys == duck.groups(found).keys
     engine.close()
 
@@ -168,7 +173,7 @@ def test_the_session_is_configured_whatever_it_was(spark: Any, duck: Any, tmp_pa
     engine = SparkEngine(on_spark(tmp_path), "1", session)
     assert {name: session.conf.get(name) for name in SETTINGS} == SETTINGS
     assert engine.vector(MEASURES[1]).tolist() == duck.vector(MEASURES[1]).tolist()
-    here = m.Count(r.Where(ACTIONS, x.Compare("=", x.Column("action"), x.Constant("${env:HOME}"))))
+    here = m.Count(r.Filter(ACTIONS, x.Compare("=", x.ColumnRef("action"), x.LiteralValue("${env:HOME}"))))
     assert engine.vector(here).tolist() == duck.vector(here).tolist()
     engine.close()
 
@@ -188,7 +193,7 @@ def test_a_deadline_stops_the_jobs_with_the_constant_error(spark: Any) -> None:
     data, session = slow(spark)
     engine = SparkEngine(data, "1", session)
     with pytest.raises(EngineFailure) as caught:
-        engine.vector(m.Count(r.BoundRows(r.Scan("slow"), "user", 1)), deadline=2)
+        engine.vector(m.Count(r.LimitRowsPerUnit(r.Scan("slow"), "user", 1)), deadline=2)
     assert str(caught.value) == str(EngineFailure())
     assert engine.failure
     engine.close()
@@ -200,7 +205,7 @@ def test_cancel_stops_the_jobs_from_another_thread(spark: Any) -> None:
     timer = threading.Timer(3, engine.cancel)
     timer.start()
     with pytest.raises(EngineFailure):
-        engine.vector(m.Count(r.BoundRows(r.Scan("slow"), "user", 1)))
+        engine.vector(m.Count(r.LimitRowsPerUnit(r.Scan("slow"), "user", 1)))
     timer.join()
     engine.close()
 

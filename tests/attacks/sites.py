@@ -9,25 +9,25 @@ from typing import Any
 
 import httpx
 
-from dither.audit.attacks.model import Columns, Reply, Target
+from dither.audit.attacks.model import Columns, ServiceReply, ServiceTarget
 from serve.servers import SALARY, Place, place, town
 
 COLUMNS = Columns("town", "people", "salary", 0, 200_000, "city")
 PERSON = 7
 
 
-def target(there: Place, epsilon: str = "1/1000") -> Target:
+def target(there: Place, epsilon: str = "1/1000") -> ServiceTarget:
     """A place as a target."""
 
-    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         try:
             reply = there.http.request(method, path, content=body, headers=dict(headers))
         except httpx.InvalidURL:
-            return Reply(400, {}, b'{"error":{"code":"invalid","message":"not sent"}}')
-        return Reply(reply.status_code, dict(reply.headers), reply.content)
+            return ServiceReply(400, {}, b'{"error":{"code":"invalid","message":"not sent"}}')
+        return ServiceReply(reply.status_code, dict(reply.headers), reply.content)
 
     tokens = {"analyst": there.tokens["ann"], "other": there.tokens["bob"], "auditor": there.tokens["aud"]}
-    return Target(send, tokens, COLUMNS, epsilon, str(SALARY))
+    return ServiceTarget(send, tokens, COLUMNS, epsilon, str(SALARY))
 
 
 @contextmanager

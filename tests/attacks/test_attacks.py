@@ -16,7 +16,7 @@ import sqlglot
 
 from attacks.sites import COLUMNS, neighbours, target
 from conftest import Tier
-from dither.audit.attacks import ATTACKS, Attack, Target, run
+from dither.audit.attacks import ATTACKS, Attack, ServiceTarget, run
 from dither.audit.attacks.api import report
 from dither.audit.attacks.fuzz import Fuzzer
 from dither.audit.attacks.oracles import EXPRESSIONS, SHAPES, filled
@@ -25,7 +25,7 @@ from dither.plan import expressions as expr
 from dither.plan.domains import as_number
 from dither.plan.sql.scope import Scope
 from dither.post.query import parser as sql
-from dither.privacy.kernel import LocalKernel, _Drawing
+from dither.privacy.kernel import LocalKernel, ReceiptedRead
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.ledger import state as rules
 from dither.serve.gateway import requests as questions
@@ -55,12 +55,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Plac
 
 
 @pytest.fixture(scope="module")
-def targets(pair: tuple[Place, Place]) -> list[Target]:
+def targets(pair: tuple[Place, Place]) -> list[ServiceTarget]:
     return [target(there) for there in pair]
 
 
 @pytest.mark.parametrize("attack", listed())
-def test_nothing_is_learned(attack: Attack, targets: list[Target]) -> None:
+def test_nothing_is_learned(attack: Attack, targets: list[ServiceTarget]) -> None:
     finding = attack.run(targets)
     assert not finding.learned, finding
     assert finding.requests > 0
@@ -92,7 +92,7 @@ def test_the_page_on_security_names_weakened_builds_that_are_there() -> None:
     assert {attack.family for attack in ATTACKS} <= {by for _, by, _ in rows}
 
 
-def test_the_report_counts_families(targets: list[Target]) -> None:
+def test_the_report_counts_families(targets: list[ServiceTarget]) -> None:
     findings = run(targets[:1], [BY_NAME["quoted"], BY_NAME["no token"]])
     assert "spending: 1 attacks" in report(findings) and "LEARNED" not in report(findings)
 
@@ -155,23 +155,23 @@ def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pyt
 
     def unguarded(self: expr.Function, scope: Scope) -> Any:
         child, target = (as_number(each.domain(scope), "SQRT") for each in (self.child, self))
-        return expr.snapped(self._call(expr.real(self.child.sql(scope), child.step)), target)
+        return expr.snap(self._call(expr.real(self.child.sql(scope), child.step)), target)
 
     query = f"SELECT SUM(CLAMP(SQRT(CASE WHEN salary = {SALARY} THEN -16 ELSE 16 END), 0, 9)) FROM people"
     with neighbours(tmp_path) as made:
         guarded = [there.ask(query, "1/1000").status_code for there in made]
         monkeypatch.setattr(expr.Function, "sql", unguarded)
-        monkeypatch.setattr("dither.plan.expressions.numeric._held", lambda value, *_: value)
-        weakened = [there.ask(query, "1/1000", draw=1).status_code for there in made]
+        monkeypatch.setattr("dither.plan.expressions.core.clamp_real", lambda value, *_: value)
+        weakened = [there.ask(query, "1/1000", repeat=1).status_code for there in made]
         found = BY_NAME["square root in a CASE"].run([target(there) for there in made])
     assert guarded == [200, 200] and weakened == [500, 200] and found.learned
 
 
 def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: GROUP BY as a database does it, with a row for the groups that are there."""
-    read, shown, exact = _Drawing._read, documents.answer_data, list[Any]()
+    read, shown, exact = ReceiptedRead._read, documents.answer_data, list[Any]()
 
-    def seen(self: _Drawing, name: str, measure: Any) -> Any:
+    def seen(self: ReceiptedRead, name: str, measure: Any) -> Any:
         exact.append(read(self, name, measure))
         return exact[-1].copy()
 
@@ -180,7 +180,7 @@ def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, mon
         return {**data, "rows": [row for row, count in zip(data["rows"], exact[-1], strict=True) if count]}
 
     with neighbours(tmp_path) as made:
-        monkeypatch.setattr(_Drawing, "_read", seen)
+        monkeypatch.setattr(ReceiptedRead, "_read", seen)
         monkeypatch.setattr(documents, "answer_data", present)
         assert BY_NAME["a group that may be missing"].run([target(there) for there in made]).learned
 
@@ -193,7 +193,7 @@ def test_a_parser_without_limits_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "hashed", lambda token: token)
+    monkeypatch.setattr(chain, "hash_token", lambda token: token)
     assert weak(tmp_path, "tokens in the ledger") == {"tokens in the ledger": True}
 
 
@@ -236,7 +236,7 @@ def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.Mo
         raise InvalidPlan("Conversion Error: could not convert 'Mrs. Stanton'")
 
     with place(tmp_path) as there:
-        monkeypatch.setattr(LocalKernel, "_appraised", telling)
+        monkeypatch.setattr(LocalKernel, "_cost_request", telling)
         assert BY_NAME["division by zero"].run([target(there)]).learned
 
 
@@ -281,28 +281,45 @@ SEEDS = (
     ("SELECT city, COUNT(*) FROM people GROUP BY city", {}),
     ("SELECT AVG(salary) FROM people WHERE age > 30", {}),
     ("SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people", {}),
-    ("SELECT place, SUM(spent) FROM visits GROUP BY place", {"bound": 3}),
+    ("SELECT place, SUM(spent) FROM visits GROUP BY place", {"max_contributions": 3}),
     ("SELECT COUNT(DISTINCT id) FROM visits WHERE place IN ('bar', 'shop')", {}),
     ("SELECT MEDIAN(age) FROM people", {}),
-    ("SELECT city, AVG(spent) FROM visits JOIN people USING (id) GROUP BY city", {"bound": 2}),
+    ("SELECT city, AVG(spent) FROM visits JOIN people USING (id) GROUP BY city", {"max_contributions": 2}),
     ("SELECT SUM(CASE WHEN ill THEN SQRT(age) ELSE LN(salary + 1) END) FROM people", {}),
 )
 
 
 RICH: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/answer", {"query": "SELECT age, COUNT(*) FROM people GROUP BY age", "rho": 20, "delta": "1/100000"}),
-    ("/v1/batch", {"queries": ["SELECT COUNT(*) FROM people", "SELECT city, COUNT(*) FROM people GROUP BY city"],
-                   "rho": "1/10"}),
+    (
+        "/v1/batch",
+        {"queries": ["SELECT COUNT(*) FROM people", "SELECT city, COUNT(*) FROM people GROUP BY city"], "rho": "1/10"},
+    ),
     ("/v1/split", {"query": "SELECT SUM(spent) FROM visits", "threshold": 2, "rho": "1/10"}),
     ("/v1/answer", {"query": "SELECT MAX(age), QUANTILE(salary, 0.9) FROM people", "rho": 1}),
     ("/v1/answer", {"query": "SELECT VARIANCE(spent) FROM visits", "epsilon": 1}),
-    ("/v1/answer", {"query": "SELECT COUNT(*) FROM (SELECT DISTINCT id, place FROM visits)", "rho": 1, "bound": 3}),
+    (
+        "/v1/answer",
+        {"query": "SELECT COUNT(*) FROM (SELECT DISTINCT id, place FROM visits)", "rho": 1, "max_contributions": 3},
+    ),
     ("/v1/answer", {"query": "SELECT AVG(n) FROM (SELECT id, COUNT(*) AS n FROM visits GROUP BY id) q", "rho": 1}),
-    ("/v1/answer", {"query": "SELECT COUNT(*) FROM (SELECT id FROM people UNION ALL SELECT id FROM visits) u", "rho": 1,
-                    "bound": 4}),
-    ("/v1/answer", {"query": "SELECT place, SUM(spent) FROM visits GROUP BY place", "rho": 1,
-                    "bound": {"groups": 2, "rows": 1}}),
-)  # fmt: skip
+    (
+        "/v1/answer",
+        {
+            "query": "SELECT COUNT(*) FROM (SELECT id FROM people UNION ALL SELECT id FROM visits) u",
+            "rho": 1,
+            "max_contributions": 4,
+        },
+    ),
+    (
+        "/v1/answer",
+        {
+            "query": "SELECT place, SUM(spent) FROM visits GROUP BY place",
+            "rho": 1,
+            "max_contributions": {"max_groups": 2, "max_rows_per_group": 1},
+        },
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +378,7 @@ def test_the_fuzzer_finds_a_planted_bug(pair: tuple[Place, Place], monkeypatch: 
     def careless(self: LocalKernel, house: Any, request: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(LocalKernel, "_appraised", careless)
+    monkeypatch.setattr(LocalKernel, "_cost_request", careless)
     header = {"call": "quote", "token": there.tokens["ann"], "dataset": "town"}
     codes = {there.server.respond(Message(header, plan)).header.get("error") for plan in plans}
     assert DitherError.code in codes

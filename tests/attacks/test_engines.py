@@ -45,7 +45,7 @@ def outcome(session: Session, query: str) -> str:
 @contextmanager
 def session(described: Dataset, ledger: Path) -> Iterator[Session]:
     kernel = LocalKernel(described, ledger)
-    yield Session.over(kernel, "ann")
+    yield Session.from_kernel(kernel, "ann")
     kernel.close()
 
 

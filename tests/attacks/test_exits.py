@@ -23,7 +23,7 @@ import pytest
 from attacks.sites import COLUMNS
 from conftest import Tier
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, filled
-from dither.privacy.kernel import LocalKernel, _Drawing
+from dither.privacy.kernel import LocalKernel, ReceiptedRead
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
@@ -63,13 +63,13 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tokens that are numbered, and zeros for every draw."""
     numbers = itertools.count()
 
-    def zeros(self: _Drawing, name: str, mechanism: Mechanism, exact: Any) -> Any:
+    def zeros(self: ReceiptedRead, name: str, mechanism: Mechanism, exact: Any) -> Any:
         self._receipt.redeem(f"draw {name}")
         return np.zeros_like(exact)
 
     with monkeypatch.context() as patched:
         patched.setattr(chain.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")
-        patched.setattr(_Drawing, "_draw", zeros)
+        patched.setattr(ReceiptedRead, "_draw", zeros)
         yield
 
 
@@ -144,9 +144,9 @@ def test_a_way_around_the_draws_is_found(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The weakened builds: exact sizes are public (Snowflake), an exact number stands in an answer (Qrlew) or a log."""
-    read, shown, size, exact = _Drawing._read, documents.answer_data, LocalKernel._sized, list[Any]()
+    read, shown, size, exact = ReceiptedRead._read, documents.answer_data, LocalKernel._sized, list[Any]()
 
-    def seen(self: _Drawing, name: str, measure: Any) -> Any:
+    def seen(self: ReceiptedRead, name: str, measure: Any) -> Any:
         exact.append(read(self, name, measure))
         if how == "a count in a log":
             logging.getLogger("dither.public").info("read", extra={"event": {"rows": int(exact[-1].sum())}})
@@ -166,7 +166,7 @@ def test_a_way_around_the_draws_is_found(
 
     def weakened() -> None:
         exact.clear()
-        monkeypatch.setattr(_Drawing, "_read", seen)
+        monkeypatch.setattr(ReceiptedRead, "_read", seen)
         monkeypatch.setattr(documents, "answer_data", telling)
         if how == "the exact size":
             monkeypatch.setattr(LocalKernel, "_sized", sized)

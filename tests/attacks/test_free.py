@@ -28,7 +28,7 @@ from dither.serve.gateway.app import Settings, application
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.server import KernelServer, unix_listener
 from dither.serve.transport.framing import Message, send
-from dither.serve.transport.socket_client import Heads, RemoteKernel
+from dither.serve.transport.socket_client import RemoteKernel, SeenHeads
 from serve.servers import Place, place, town, until
 
 QUERY = "SELECT COUNT(*) FROM people"
@@ -81,8 +81,8 @@ def test_a_build_that_charges_after_running_is_found(tmp_path: Path, monkeypatch
     original = LocalKernel.answer
 
     def after(self: LocalKernel, request: Any, token: str) -> Any:
-        _, house = self._asking(request.dataset, token)
-        plain, appraisal = self._appraised(house, request)
+        _, house = self._authorize(request.dataset, token)
+        plain, appraisal = self._cost_request(house, request)
         with house.engine() as slot:
             try:
                 for step in appraisal.steps:
@@ -113,7 +113,7 @@ def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path
         connection.connect(str(tmp_path / "k.sock"))
         send(connection, Message({"call": "answer", "token": there.tokens["ann"], "dataset": "town"}, request))
         connection.close()
-        until(lambda: sum(row.kind == "answer" for row in there.kernel.books.rows()) == 2)
+        until(lambda: sum(row.kind == "answer" for row in there.kernel.ledger.rows()) == 2)
         spent = there.spent()
         replies = [there.remote.call("answer", there.tokens["ann"], "town", request) for _ in range(3)]
         assert there.spent() == spent and len({reply.parts[0].values for reply in replies}) == 1
@@ -152,7 +152,7 @@ def test_hanging_up_on_the_gateway_keeps_the_charge_and_the_answer(tmp_path: Pat
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
         again = [there.post("/v1/answer", body).json() for _ in range(3)]
         assert again[1]["free"] and again[2]["free"] and again[0]["rows"] == again[1]["rows"] == again[2]["rows"]
-        assert there.charges() == charges + 1 and sum(row.kind == "answer" for row in there.kernel.books.rows()) == 2
+        assert there.charges() == charges + 1 and sum(row.kind == "answer" for row in there.kernel.ledger.rows()) == 2
 
 
 def test_a_body_that_never_ends_is_given_up_and_charged_nothing(tmp_path: Path) -> None:
@@ -214,10 +214,10 @@ def _request(there: Place) -> bytes:
     from dither.plan.measures.sums import Count
     from dither.plan.relations.scan import Scan
     from dither.privacy.codec import encode
-    from dither.privacy.protocol import Calibrate, Part, Request
+    from dither.privacy.protocol import Calibrate, Measurement, Request
 
     loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
-    return encode(Request("town", (Part(Count(Scan("people")), loss),), request_id="one"))
+    return encode(Request("town", (Measurement(Count(Scan("people")), loss),), request_id="one"))
 
 
 def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) ->
     shutil.copy(tmp_path / "copy.sqlite", tmp_path / "old.sqlite")  # behind the curator's back
     with pytest.raises(Exception, match="behind a head"):
         _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
-    head = Heads(tmp_path / "head").last
+    head = SeenHeads(tmp_path / "head").last
     assert head is not None and not verify(tmp_path / "old.sqlite", None, head).sound
     restore(tmp_path / "copy.sqlite", tmp_path / "again.sqlite")
     with pytest.raises(Exception, match=r"behind a head|closed"):
@@ -243,17 +243,17 @@ def test_a_second_rollback_is_refused_as_the_first_was(tmp_path: Path) -> None:
     backup(tmp_path / "one.sqlite", tmp_path / "copy.sqlite")
     _run(path, tmp_path, tmp_path / "one.sqlite", asks=8, token=token)
     restore(tmp_path / "copy.sqlite", back)
-    lost = Heads(kept).last
-    books = Ledger(back)
-    books.mark_gap(lost, Pure("8/10"))
-    books.close()
+    lost = SeenHeads(kept).last
+    ledger = Ledger(back)
+    ledger.mark_gap(lost, Pure("8/10"))
+    ledger.close()
     shutil.copy(back, tmp_path / "old.sqlite")  # behind the curator's back
     _run(path, tmp_path, back, asks=2, token=token)
-    new = Heads(kept).last
+    new = SeenHeads(kept).last
     assert new is not None and new.sequence < lost.sequence
     with pytest.raises(Exception, match="behind a head"):
         _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
-    assert Heads(kept).last == new
+    assert SeenHeads(kept).last == new
     _run(path, tmp_path, back, asks=3, token=token)
 
 
@@ -263,17 +263,17 @@ def test_a_gateway_that_forgets_the_end_gives_a_refund(tmp_path: Path, monkeypat
     token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
     shutil.copy(tmp_path / "one.sqlite", tmp_path / "old.sqlite")
     _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
-    monkeypatch.setattr(Heads, "saw", lambda self, head, past: None)
+    monkeypatch.setattr(SeenHeads, "saw", lambda self, head, past: None)
     (tmp_path / "head").unlink()
     _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
 
 
 def _run(path: Path, folder: Path, ledger: Path, asks: int, token: str = "") -> str:
     kernel = LocalKernel(load(path), ledger, trusted=False)
-    token = token or kernel.books.add_account("ann", "analyst")
-    server = KernelServer(kernel, unix_listener(folder / "r.sock"), books=kernel.books)
+    token = token or kernel.ledger.add_account("ann", "analyst")
+    server = KernelServer(kernel, unix_listener(folder / "r.sock"), ledger=kernel.ledger)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    remote = RemoteKernel(str(folder / "r.sock"), Heads(folder / "head"))
+    remote = RemoteKernel(str(folder / "r.sock"), SeenHeads(folder / "head"))
     try:
         remote.datasets(token)
         for number in range(asks):
@@ -291,16 +291,16 @@ def _request_numbered(number: int) -> bytes:
     from dither.plan.measures.sums import Count
     from dither.plan.relations.scan import Scan
     from dither.privacy.codec import encode
-    from dither.privacy.protocol import Calibrate, Part, Request
+    from dither.privacy.protocol import Calibrate, Measurement, Request
 
     loss = Calibrate("discrete_laplace", Pure("1/10"))  # type: ignore[arg-type]
-    return encode(Request("town", (Part(Count(Scan("people")), loss),), draw=number))
+    return encode(Request("town", (Measurement(Count(Scan("people")), loss),), repeat=number))
 
 
 def test_a_busy_kernel_refuses_before_any_charge(tmp_path: Path) -> None:
-    from dither.serve.kernel.fair_queue import Limits
+    from dither.serve.kernel.fair_queue import QueueLimits
 
-    with place(tmp_path, limits=Limits(running=1, waiting=1, account=1)) as there:
+    with place(tmp_path, limits=QueueLimits(running=1, waiting=1, account=1)) as there:
         turns, charges = there.server.turns, there.charges()
         with turns.turn("town", "somebody"):
             turns._enter("town", "another")

@@ -18,21 +18,21 @@ from conftest import Tier
 from dither.audit.attacks.statistics import Guess, guessing, most_right, reconstructed, subsets
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, rational
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare, In
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count
-from dither.plan.relations.filter import Where
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.scan import Scan
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.mechanisms import DiscreteLaplace, Vector
-from dither.privacy.protocol import Calibrate, Part, Request
+from dither.privacy.protocol import Calibrate, Measurement, Request
 from dither.schema import BudgetCap, load
 from serve.servers import SALARY, SEPARATE, SHARED, place, town
 
-SINGLED = Count(Where(Scan("people"), Compare("=", Column("salary"), Constant(SALARY))))
+SINGLED = Count(Filter(Scan("people"), Compare("=", ColumnRef("salary"), LiteralValue(SALARY))))
 EVERYONE = Count(Scan("people"))
-OTHERS = Count(Where(Scan("people"), Compare("<>", Column("salary"), Constant(SALARY))))
+OTHERS = Count(Filter(Scan("people"), Compare("<>", ColumnRef("salary"), LiteralValue(SALARY))))
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def draws(
     found: list[int] = []
     each = max(1, 200 // len(measures))
     for number in range(-(-trials // each)):
-        parts = tuple(Part(measure, share) for _ in range(each) for measure in measures)
-        found += [part.values[0] for part in there.answer(Request("town", parts, draw=number), who).parts]
+        parts = tuple(Measurement(measure, share) for _ in range(each) for measure in measures)
+        found += [part.values[0] for part in there.answer(Request("town", parts, repeat=number), who).parts]
     return [found[at : at + len(measures)] for at in range(0, len(found), len(measures))]
 
 
@@ -95,15 +95,15 @@ def among(asked: np.ndarray) -> list[Measure]:
     salaries = [20_000 + 100 * person for person in range(asked.shape[1])]
     measures: list[Measure] = []
     for row in asked:
-        chosen = tuple(Constant(salary).value for salary, inside in zip(salaries, row, strict=True) if inside)
-        measures.append(Count(Where(Where(Scan("people"), In(Column("salary"), chosen)), Column("ill"))))
+        chosen = tuple(LiteralValue(salary).value for salary, inside in zip(salaries, row, strict=True) if inside)
+        measures.append(Count(Filter(Filter(Scan("people"), In(ColumnRef("salary"), chosen)), ColumnRef("ill"))))
     return measures
 
 
 def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[float]:
     """Those numbers, noisy, each for so much."""
     loss = Calibrate("discrete_laplace", Pure(str(epsilon)))  # type: ignore[arg-type]
-    parts = tuple(Part(measure, loss) for measure in among(asked))
+    parts = tuple(Measurement(measure, loss) for measure in among(asked))
     return [float(part.values[0]) for part in there.answer(Request("town", parts), "ann").parts]
 
 
@@ -219,7 +219,7 @@ def averaged(folder: Path, policy: str) -> tuple[list[int], int]:
     with place(folder, epsilon="5.01", policy=policy) as there:
         for number in range(12):
             for who in ("ann", "amy", "bob"):
-                reply = there.ask("SELECT COUNT(*) FROM people", 1, who, draw=number)
+                reply = there.ask("SELECT COUNT(*) FROM people", 1, who, repeat=number)
                 if reply.status_code == 200:
                     values.append((number, reply.json()["noisy"][0]["values"][0]))
                 else:
@@ -242,13 +242,13 @@ def test_colluding_groups_with_separate_budgets_pay_for_the_same_draws(tmp_path:
 
 def test_draws_that_are_each_accounts_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: the same question of somebody else is another question. Two groups then average ten draws."""
-    claim = LocalKernel._claim
+    claim = LocalKernel._charge_for
 
     def own(self: LocalKernel, house: Any, request: Request, appraisal: Any, account: str) -> Any:
         made = claim(self, house, request, appraisal, account)
         return replace(made, digest=hashlib.sha256(f"{made.digest} {account}".encode()).hexdigest())
 
-    monkeypatch.setattr(LocalKernel, "_claim", own)
+    monkeypatch.setattr(LocalKernel, "_charge_for", own)
     assert averaged(tmp_path, SEPARATE)[1] > 5
 
 
@@ -265,11 +265,11 @@ def seen_by_bob(folder: Path, first: str | None) -> tuple[Any, ...]:
         query = {"dataset": "town", "query": "SELECT COUNT(*) FROM people WHERE ill", "epsilon": 1}
         if first is not None:
             assert there.post("/v1/answer", query, first).status_code == 200
-        rows = len(there.kernel.books.rows())
+        rows = len(there.kernel.ledger.rows())
         quote = there.post("/v1/quote", query, "bob").json()
         answers = [there.post("/v1/answer", {**query, **more}, "bob").json()
                    for more in ({}, {}, {"request_id": "r"})]  # fmt: skip
-        own = next(row for row in there.kernel.books.rows()[rows:] if row.kind == "charge")
+        own = next(row for row in there.kernel.ledger.rows()[rows:] if row.kind == "charge")
         for answer in answers:
             (release,) = answer["releases"]
             assert (release["sequence"], release["time"]) == (own.sequence, own.time)

@@ -99,7 +99,7 @@ def held(
 def departure(folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500)) -> Any:
     """When the reply leaves, what it is, and the prediction (which follows from the noisy size)."""
     with held(folder, takes, fails, schedule) as (kernel, clock):
-        session = Session.over(kernel, "ann")
+        session = Session.from_kernel(kernel, "ann")
         predicted = session.quote(QUERY, epsilon=1).milliseconds
         start = clock.now
         try:
@@ -123,33 +123,33 @@ def test_a_failure_leaves_at_the_same_instant_as_an_answer(tmp_path: Path) -> No
 
 def test_work_that_is_late_leaves_at_a_doubling_and_is_counted(tmp_path: Path) -> None:
     with held(tmp_path, 1100) as (kernel, clock):
-        session = Session.over(kernel, "ann")
+        session = Session.from_kernel(kernel, "ann")
         predicted = session.quote(QUERY, epsilon=1).milliseconds
         start = clock.now
         session.sql(QUERY, epsilon=1)
         assert (clock.now - start) % predicted == 0 and clock.now - start >= 1100
-        assert len(kernel.books.misses("town")[0]) == 1
+        assert len(kernel.ledger.misses("town")[0]) == 1
 
 
 def told(folder: Path, takes: int, fails: bool = False) -> tuple[object, object]:
     """What another account can see right after the charge, and when the reply is ready and held back: the attack."""
     with held(folder, takes, fails) as (kernel, clock):
-        other, charge = Session.over(kernel, "eve"), kernel.books.charge
+        other, charge = Session.from_kernel(kernel, "eve"), kernel.ledger.charge
         views: list[object] = []
 
         def view() -> object:
             answered = [entry.answered for entry in kernel.history("town", "eve")]
-            misses = len(kernel.books.misses("town")[0])
-            return answered, kernel.books.head, misses, other.quote(QUERY, epsilon=3).milliseconds
+            misses = len(kernel.ledger.misses("town")[0])
+            return answered, kernel.ledger.head, misses, other.quote(QUERY, epsilon=3).milliseconds
 
         def charged(claim: Any) -> Any:
             outcome = charge(claim)
             views.append(view())
             return outcome
 
-        kernel.books.charge, clock.look = charged, view
+        kernel.ledger.charge, clock.look = charged, view
         with suppress(DitherError):
-            Session.over(kernel, "ann").sql(QUERY, epsilon=1)
+            Session.from_kernel(kernel, "ann").sql(QUERY, epsilon=1)
         return views[0], clock.seen[0]
 
 
@@ -162,13 +162,13 @@ def test_nothing_shows_that_an_answer_is_ready_before_it_leaves(takes: int, fail
 
 def test_a_build_that_records_at_once_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: the answer stands in the ledger as soon as it is drawn, and the reply alone is held back."""
-    drawn, kept = LocalKernel._drawn, LocalKernel._kept
+    drawn, kept = LocalKernel._draw_all, LocalKernel._record
 
     def at_once(self: LocalKernel, task: Any, deadline: int | None) -> Any:
         return kept(self, task, drawn(self, task, deadline))
 
-    monkeypatch.setattr(LocalKernel, "_drawn", at_once)
-    monkeypatch.setattr(LocalKernel, "_kept", lambda self, task, release: release)
+    monkeypatch.setattr(LocalKernel, "_draw_all", at_once)
+    monkeypatch.setattr(LocalKernel, "_record", lambda self, task, release: release)
     charged, ready = told(tmp_path, 3)
     assert charged != ready
 
@@ -176,17 +176,17 @@ def test_a_build_that_records_at_once_is_found(tmp_path: Path, monkeypatch: pyte
 def test_asking_again_while_an_answer_is_held_back_takes_its_time_and_draws_nothing_new(tmp_path: Path) -> None:
     """Whoever asks the same question meanwhile waits as long as anybody, and both get the one recorded answer."""
     with held(tmp_path, 7, slots=2) as (kernel, clock):
-        asker, other = Session.over(kernel, "ann"), Session.over(kernel, "eve")
+        asker, other = Session.from_kernel(kernel, "ann"), Session.from_kernel(kernel, "eve")
         predicted = asker.quote(QUERY, epsilon=1).milliseconds
 
         def again() -> object:
             start, answer = clock.now, other.sql(QUERY, epsilon=1)
-            return clock.now - start, answer.noisy
+            return clock.now - start, answer.measurements
 
         clock.look = again
         mine = asker.sql(QUERY, epsilon=1)
-        assert clock.seen == [(predicted, mine.noisy)]
-        assert sum(row.kind == "answer" for row in kernel.books.rows()) == 2  # the size, and this
+        assert clock.seen == [(predicted, mine.measurements)]
+        assert sum(row.kind == "answer" for row in kernel.ledger.rows()) == 2  # the size, and this
 
 
 def test_without_padding_the_work_shows(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_without_padding_the_work_shows(tmp_path: Path) -> None:
 def test_refusals_before_the_charge_take_no_time_that_data_decide(tmp_path: Path) -> None:
     """Bad plans, unknown tables, no budget, a used request id: the clock does not move at all."""
     with held(tmp_path, 250) as (kernel, clock):
-        session = Session.over(kernel, "ann")
+        session = Session.from_kernel(kernel, "ann")
         for query, epsilon in ((QUERY, 10_000), ("SELECT * FROM people", 1), ("SELECT COUNT(*) FROM nowhere", 1)):
             start = clock.now
             with pytest.raises(DitherError):
@@ -209,7 +209,7 @@ def test_refusals_before_the_charge_take_no_time_that_data_decide(tmp_path: Path
 def test_an_answer_given_before_leaves_at_once_for_everyone(tmp_path: Path) -> None:
     """Whether a question was asked before is in the shared history; no record decides it."""
     with held(tmp_path, 250) as (kernel, clock):
-        session = Session.over(kernel, "ann")
+        session = Session.from_kernel(kernel, "ann")
         session.sql(QUERY, epsilon=1)
         start = clock.now
         session.sql(QUERY, epsilon=1)
@@ -235,12 +235,12 @@ def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
                 heard.append(request)
                 return answer(request, token)
 
-        predicted = Session.over(kernel, "ann").quote(QUERY, epsilon=1).milliseconds
-        Session.over(Listening(), "ann").sql(QUERY, epsilon=1, draw=1)
+        predicted = Session.from_kernel(kernel, "ann").quote(QUERY, epsilon=1).milliseconds
+        Session.from_kernel(Listening(), "ann").sql(QUERY, epsilon=1, repeat=1)
         left, right = socket.socketpair()
-        server = KernelServer(kernel, left, books=kernel.books)
+        server = KernelServer(kernel, left, ledger=kernel.ledger)
         start = clock.now
-        body = encode(Request(heard[0].dataset, heard[0].parts, unit=heard[0].unit, draw=2))
+        body = encode(Request(heard[0].dataset, heard[0].parts, unit=heard[0].unit, repeat=2))
         reply = server.respond(Message({"call": "answer", "token": "ann", "dataset": "town"}, body))
         assert reply.header["ok"] == "yes" and clock.now - start == predicted
         server.close()
@@ -290,11 +290,11 @@ def compared(folder: Path, schedule: Schedule | None, runs: int) -> tuple[Timing
     count = iter(range(10**6))
 
     def ask(there: Place) -> None:
-        assert there.ask(QUERY, "1/1000", draw=next(count)).status_code == 200
+        assert there.ask(QUERY, "1/1000", repeat=next(count)).status_code == 200
 
     with wall(folder, schedule) as sides:
         result = timing(ask, *sides, runs=runs, alpha=1e-9, warmup=3)
-        return result, sum(len(there.kernel.books.misses("town")[0]) for there in sides)
+        return result, sum(len(there.kernel.ledger.misses("town")[0]) for there in sides)
 
 
 def on_time(folder: Path, runs: int) -> TimingResult:

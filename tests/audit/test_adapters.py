@@ -64,9 +64,9 @@ def test_opendp_moves_more_than_it_states() -> None:
 
 
 def test_what_the_place_returns_when_it_is_called() -> None:
-    assert stated.found("math:gcd(12, 18)") == 6 and stated.found("math:gcd")(4, 6) == 2
+    assert stated.import_object("math:gcd(12, 18)") == 6 and stated.import_object("math:gcd")(4, 6) == 2
     with pytest.raises(InvalidParameter, match="arguments"):
-        stated.found("math:gcd(print)")
+        stated.import_object("math:gcd(print)")
 
 
 @pytest.fixture

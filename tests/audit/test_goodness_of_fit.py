@@ -11,7 +11,7 @@ from scipy import stats
 from dither.audit.goodness_of_fit import anderson_darling, anderson_darling_p, fit
 from dither.errors import InvalidParameter
 from dither.privacy.bits import SystemBits
-from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw
+from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution, DiscreteLaplaceDistribution
 from dither.privacy.noise import discrete_gaussian, discrete_laplace
 
 F = Fraction
@@ -40,8 +40,8 @@ def fine_laplace(size: int) -> Any:
 @pytest.mark.parametrize(
     ("sampler", "law"),
     [
-        (lambda size: discrete_laplace(F(5), size, SystemBits()), LaplaceLaw(F(5))),
-        (lambda size: discrete_gaussian(F(30), size, SystemBits()), GaussianLaw(F(30))),
+        (lambda size: discrete_laplace(F(5), size, SystemBits()), DiscreteLaplaceDistribution(F(5))),
+        (lambda size: discrete_gaussian(F(30), size, SystemBits()), DiscreteGaussianDistribution(F(30))),
         (lambda size: np.random.default_rng().normal(size=size), stats.norm()),
         (lambda size: np.random.default_rng().poisson(4, size=size), stats.poisson(4)),
         (lambda size: fine_laplace(size), stats.laplace()),
@@ -72,13 +72,13 @@ def light_tails(size: int) -> Any:
 @pytest.mark.parametrize(
     ("sampler", "law", "named"),
     [
-        (lambda size: discrete_laplace(F(51, 10), size, SystemBits()), LaplaceLaw(F(5)), "moment"),
+        (lambda size: discrete_laplace(F(51, 10), size, SystemBits()), DiscreteLaplaceDistribution(F(5)), "moment"),
         (lambda size: np.random.default_rng().normal(0.02, size=size), stats.norm(), "moment 1"),
         (dependent, stats.norm(), "serial 1"),
         (light_tails, stats.norm(), "tail"),
         (coarse, stats.norm(), "last digits"),
         (lambda size: np.random.default_rng().random(size), stats.uniform(), "last digits"),
-        (lambda size: np.abs(discrete_laplace(F(5), size, SystemBits())), LaplaceLaw(F(5)), ""),
+        (lambda size: np.abs(discrete_laplace(F(5), size, SystemBits())), DiscreteLaplaceDistribution(F(5)), ""),
         (lambda size: np.random.default_rng().laplace(size=size), stats.laplace(), "inverse"),
         (lambda size: stats.norm.ppf(np.random.default_rng().random(size)), stats.norm(), "lower inverse"),
         (lambda size: -np.log1p(-np.random.default_rng().random(size)), stats.expon(), "upper inverse"),
@@ -112,4 +112,4 @@ def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="shape"):
         fit(lambda size: np.zeros(size + 1), stats.norm())
     with pytest.raises(InvalidParameter, match="integer"):
-        fit(lambda size: np.zeros(size), LaplaceLaw(F(1)))
+        fit(lambda size: np.zeros(size), DiscreteLaplaceDistribution(F(1)))

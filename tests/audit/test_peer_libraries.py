@@ -26,17 +26,17 @@ from typer.testing import CliRunner
 
 from dither import audit
 from dither.audit.attacks import schedules
-from dither.audit.attacks.model import Finding, Reply, discovered
+from dither.audit.attacks.model import Finding, ServiceReply, discovered
 from dither.audit.blackbox import features
 from dither.audit.blackbox.report import inputs
-from dither.audit.claim_syntax import claim as parsed
-from dither.audit.claim_syntax import found, words
+from dither.audit.claim_syntax import claim_text, import_object
+from dither.audit.claim_syntax import parse_claim as parsed
 from dither.audit.claims import ceiling, strength
 from dither.audit.confidence import Counts, p_value, strength_lower
 from dither.audit.enumeration import paths as enumeration
 from dither.audit.neighbours import distinct, fingerprint
-from dither.audit.sampling import Source, as_outputs
-from dither.audit.stability import Domain, change, transformation
+from dither.audit.sampling import OutputSampler, as_outputs
+from dither.audit.stability import ValueDomain, change, transformation
 from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
@@ -176,7 +176,7 @@ def test_what_is_no_mechanism_is_refused_in_words(mechanism: Callable[..., Any],
 
 def test_a_mechanism_that_changes_its_input_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="changes its input"):
-        Source.of(changing, None, False).draw([0.0], 10)
+        OutputSampler.of(changing, None, False).draw([0.0], 10)
 
 
 def test_a_caller_without_neighbours_hears_why_none_was_accepted() -> None:
@@ -318,7 +318,7 @@ def test_hits_that_nobody_expects_never_speak_against_the_null(tier: Any) -> Non
     ],
 )
 def test_claims_are_read_as_they_are_written(text: str, claim: Loss) -> None:
-    assert parsed(text) == claim == parsed(words(claim))
+    assert parsed(text) == claim == parsed(claim_text(claim))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_what_is_no_claim_is_refused_in_words() -> None:
 
 def test_a_result_that_is_no_number_has_moved_without_limit() -> None:
     """The named bug: NaN is above no limit."""
-    ages = Domain({"age": [0, 120]})
+    ages = ValueDomain({"age": [0, 120]})
     mean = transformation(lambda rows: sum(row["age"] for row in rows) / len(rows) if rows else np.nan, ages, 1000)
     assert mean.refuted and mean.counterexample is not None and mean.counterexample[0] == []
     assert transformation(len, ages, 1, lambda a, b: float("nan")).refuted
@@ -363,13 +363,13 @@ def test_a_function_that_fails_is_told_from_one_that_never_moves() -> None:
 @pytest.mark.parametrize("claimed", [-1, float("nan"), float("inf"), len, "1"], ids=str)
 def test_a_movement_is_claimed_by_a_number(claimed: Any) -> None:
     with pytest.raises(InvalidParameter, match="a number from 0 on"):
-        transformation(len, Domain({"age": [0, 120]}), claimed)
+        transformation(len, ValueDomain({"age": [0, 120]}), claimed)
 
 
 @pytest.mark.parametrize("columns", [{"age": 5}, {"age": [120, 0]}, {"age": "young"}, {}], ids=str)
 def test_a_domain_is_checked_before_it_is_used(columns: Any) -> None:
     with pytest.raises(InvalidParameter):
-        Domain(columns)
+        ValueDomain(columns)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), None])
@@ -477,8 +477,8 @@ def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str, monkey
     path.parent.mkdir()
     path.write_text(MINE)
     before = sys.modules.get(path.stem)
-    assert found(f"{path}:f").__code__.co_filename == str(path)
-    assert found(f"{path}:make(scale=3)")(0) == found(f"{path}:make(3)")(0) == 3
+    assert import_object(f"{path}:f").__code__.co_filename == str(path)
+    assert import_object(f"{path}:make(scale=3)")(0) == import_object(f"{path}:make(3)")(0) == 3
     assert before is None or sys.modules[path.stem] is before
 
 
@@ -495,7 +495,7 @@ def test_what_cannot_be_imported_or_made_is_told(tmp_path: Path) -> None:
         (f"{good}:make(**{{}})", "arguments are numbers"),
     ):
         with pytest.raises(DitherError, match=re.escape(told)):
-            found(place)
+            import_object(place)
 
 
 def test_slips_on_the_command_line_are_told_in_a_line(tmp_path: Path) -> None:
@@ -529,10 +529,10 @@ def test_a_result_is_told_even_if_its_report_cannot_be_written(tmp_path: Path, m
 
 def test_a_run_without_a_result_is_no_finding_and_no_regression(tmp_path: Path) -> None:
     """The named bug: a name that was written wrong stood in the history as a regression."""
-    right, wrong = (schedules.Entry("now", ("zoo", "x"), status, 1.0, "") for status in (0, 1))
-    slip = schedules.Entry("now", ("zoo", "x"), 2, 1.0, "error: the zoo has no 'x'")
-    crash = schedules.Entry("now", ("zoo", "x"), 1, 1.0, "error: internal error (KeyError)")
-    stopped = schedules.Entry("now", ("zoo", "x"), -9, 1.0, "")
+    right, wrong = (schedules.ScheduleEntry("now", ("zoo", "x"), status, 1.0, "") for status in (0, 1))
+    slip = schedules.ScheduleEntry("now", ("zoo", "x"), 2, 1.0, "error: the zoo has no 'x'")
+    crash = schedules.ScheduleEntry("now", ("zoo", "x"), 1, 1.0, "error: internal error (KeyError)")
+    stopped = schedules.ScheduleEntry("now", ("zoo", "x"), -9, 1.0, "")
     for each in (slip, crash, stopped):
         assert schedules.verdict(each, [right]).startswith("FAILED") and not each.passed
     assert schedules.verdict(wrong, [right, slip]) == "REGRESSION"
@@ -545,7 +545,7 @@ def test_a_history_outlives_an_interruption(tmp_path: Path) -> None:
     history.write_text('{"started": "then", "comm')
     schedules.once(["zoo", "--help"], history)
     assert [each.passed for each in schedules.entries(history)] == [False, True]
-    assert schedules.told(schedules.entries(history))[0].startswith("unreadable line  FAILED")
+    assert schedules.format_result(schedules.entries(history))[0].startswith("unreadable line  FAILED")
 
 
 def test_a_history_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,13 +561,13 @@ def test_a_service_that_is_not_there_or_knows_no_token_is_told(monkeypatch: pyte
     assert "does not answer" in command("service", "http://127.0.0.1:1")[1]
     assert "an address looks like" in command("service", "http://127.0.0.1:99999999")[1]
     with pytest.raises(InvalidParameter, match="token"):
-        discovered(lambda *given: Reply(401, {}, b"{}"), "nobody's")
+        discovered(lambda *given: ServiceReply(401, {}, b"{}"), "nobody's")
 
 
 def test_attacks_that_learn_something_end_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: what was found ended like bad input."""
     monkeypatch.setenv("DITHER_TOKEN", "ann")
-    monkeypatch.setattr(service, "Target", SimpleNamespace(of=lambda *given: SimpleNamespace(tokens={})))
+    monkeypatch.setattr(service, "ServiceTarget", SimpleNamespace(of=lambda *given: SimpleNamespace(tokens={})))
     for learned, status in ((False, 0), (True, 1)):
         finding = Finding("an attack", "a family", "a secret", learned, "evidence")
         monkeypatch.setattr(service, "run", lambda targets, chosen, finding=finding: [finding])

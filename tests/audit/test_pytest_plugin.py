@@ -76,8 +76,8 @@ def test_loading_is_light() -> None:
 
 @pytest.mark.parametrize("text", ["epsilon", "epsilon=", "delta=1", "epsilon=1, rho=1", ""])
 def test_claims_that_say_nothing(text: str) -> None:
-    from dither.audit.claim_syntax import claim
+    from dither.audit.claim_syntax import parse_claim
     from dither.errors import InvalidParameter
 
     with pytest.raises(InvalidParameter):
-        claim(text)
+        parse_claim(text)

@@ -6,11 +6,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.audit.stability import Domain, Vectors, change, frame, listed, sql, transformation
+from dither.audit.stability import ValueDomain, Vectors, change, frame, listed, sql, transformation
 from dither.errors import InvalidParameter
 
-SALARIES = Domain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)
-ROWS = Domain({"salary": [0, 300_000], "city": ["x", "y"]})
+SALARIES = ValueDomain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)
+ROWS = ValueDomain({"salary": [0, 300_000], "city": ["x", "y"]})
 
 
 def total(rows: list[dict[str, Any]]) -> int:
@@ -60,7 +60,7 @@ def test_distances_and_domains() -> None:
     assert change([1, 2], [1, 5]) == 3 and change({"a": 1}, {"b": 2}) == 3
     assert change([{"a": 1}], [{"a": 2}]) == 2 and change("x", "y") == float("inf")
     with pytest.raises(InvalidParameter, match="no column"):
-        Domain({"a": [1]}, unit="b")
+        ValueDomain({"a": [1]}, unit="b")
 
 
 def test_vectors_of_a_public_length() -> None:

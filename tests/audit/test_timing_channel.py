@@ -11,7 +11,7 @@ import pytest
 
 from dither import audit
 from dither.audit import zoo
-from dither.audit.sampling import Source
+from dither.audit.sampling import OutputSampler
 from dither.errors import InvalidParameter
 from dither.loss import Pure
 
@@ -100,8 +100,8 @@ def leaky(watch: Watch, rng: np.random.Generator, constant: bool) -> Callable[[i
 @pytest.mark.parametrize("mode", ["fixed", "sequential"])
 def test_noise_that_takes_time_is_refuted_through_the_time_channel(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
-    monkeypatch.setattr(Source, "clock", watch, raising=False)
-    monkeypatch.setattr(Source.__init__, "__defaults__", (False, watch))
+    monkeypatch.setattr(OutputSampler, "clock", watch, raising=False)
+    monkeypatch.setattr(OutputSampler.__init__, "__defaults__", (False, watch))
     for constant in (False, True):
         mechanism = leaky(watch, np.random.default_rng(4), constant)
         result = audit.privacy(mechanism, Pure(1), [(0, 20)], samples=12_000, alpha=1e-4, mode=mode, timed=True, seed=5)

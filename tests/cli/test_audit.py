@@ -180,7 +180,7 @@ def test_schedule_keeps_a_history(mine: str, tmp_path: Path) -> None:
 
 
 def test_the_schedule_waits_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    done = schedules.Entry("now", ("zoo",), 0, 0.0, "")
+    done = schedules.ScheduleEntry("now", ("zoo",), 0, 0.0, "")
     monkeypatch.setattr(schedules, "once", lambda command, history: done)
     waited: list[float] = []
     runs = list(schedules.repeated(["zoo"], tmp_path / "h", schedules.interval("30m"), 3, waited.append))

@@ -63,7 +63,11 @@ def module_path(module: str) -> Path:
 
 def find(module: str, name: str) -> ast.AST:
     """The class or function `name` (dots reach methods) or constant of a module."""
-    node: ast.AST = ast.parse(module_path(module).read_text())
+    return find_in(ast.parse(module_path(module).read_text()), module, name)
+
+
+def find_in(node: ast.AST, module: str, name: str) -> ast.AST:
+    """The class or function `name` of a module's syntax tree."""
     for part in name.split("."):
         node = next((child for child in ast.iter_child_nodes(node) if part in defined_names(child)), None)  # type: ignore[assignment]
         if node is None:
@@ -97,7 +101,11 @@ def combined_digest(covers: tuple[str, ...]) -> str:
 
 def read_page(path: Path) -> Page:
     """The front lines of a page; `covers:` may list several names, over several lines."""
-    text = path.read_text()
+    return parse_page(path, path.read_text())
+
+
+def parse_page(path: Path, text: str) -> Page:
+    """The front lines of a page's text."""
     covers: list[str] = []
     found = ""
     for line in text.splitlines():

@@ -72,7 +72,7 @@ def commands() -> Iterator[tuple[str, Any]]:
     """Every command with its words, deferred ones too."""
     root = typer.main.get_command(cli.app)
     for name in getattr(root, "commands", {}):
-        room = cli.ROOMS.get(name)
+        room = cli.COMMANDS.get(name)
         yield from below(name, room.load(name) if room else root.commands[name])  # type: ignore[attr-defined]
 
 

@@ -15,7 +15,7 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.sql.statement import Origin, Statement, named
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.schema import Column, Dataset, Identifier, Number, Source, Table, Unit
 from plan.reference import Raw
 from plan.shrink import smallest
@@ -24,16 +24,18 @@ from plan.trials import Bench, DuckBench, Tally, Violation
 STEPS = (Fraction(1, 10**6), Fraction(3))
 EXPONENTS = (Fraction(2), Fraction(3), Fraction(1, 2), Fraction(-1), Fraction(-3), Fraction(7, 3))
 FUNCTIONS = [
-    *(x.Function(name, x.Column("v"), step) for name in ("sqrt", "ln", "exp", "logistic") for step in STEPS),
-    *(x.Power(x.Column("v"), exponent) for exponent in EXPONENTS),
+    *(x.Function(name, x.ColumnRef("v"), step) for name in ("sqrt", "ln", "exp", "logistic") for step in STEPS),
+    *(x.Power(x.ColumnRef("v"), exponent) for exponent in EXPONENTS),
 ]
-ACTIONS = r.BoundRows(r.Scan("actions"), "user", 7)
+ACTIONS = r.LimitRowsPerUnit(r.Scan("actions"), "user", 7)
 MEASURES = [
-    m.Count(ACTIONS, (m.Key("url", x.Column("url")), m.Key("action", x.Column("action")))),
-    m.Count(ACTIONS, (m.Key("month", x.DateTrunc("month", x.Column("t"))),)),
-    m.Sum(r.Scan("users"), x.Column("age"), (m.Key("country", x.Column("country")),)),
-    m.Clipped(r.Scan("actions"), "user", (x.Constant(1),), 5, "l2", (m.Key("action", x.Column("action")),)),
-    m.Count(r.UnitJoin(ACTIONS, r.Scan("users"), "user"), (m.Key("age", x.Column("age")),)),
+    m.Count(ACTIONS, (m.GroupKey("url", x.ColumnRef("url")), m.GroupKey("action", x.ColumnRef("action")))),
+    m.Count(ACTIONS, (m.GroupKey("month", x.DateTrunc("month", x.ColumnRef("t"))),)),
+    m.Sum(r.Scan("users"), x.ColumnRef("age"), (m.GroupKey("country", x.ColumnRef("country")),)),
+    m.ClippedSums(
+        r.Scan("actions"), "user", (x.LiteralValue(1),), 5, "l2", (m.GroupKey("action", x.ColumnRef("action")),)
+    ),
+    m.Count(r.UnitJoin(ACTIONS, r.Scan("users"), "user"), (m.GroupKey("age", x.ColumnRef("age")),)),
 ]
 
 
@@ -81,9 +83,9 @@ def _applied(bench: Bench) -> dict[int, tuple[int | None, ...]]:
     ctx = Context(Dataset("d", "p", "1", {"t": table}, {"user": Unit("user", "user", {"t": "id"})}, ()))
     raw = Raw({"id": "integer", "v": "float"}, [{"id": i, "v": v / 100} for i, v in enumerate(values)])
     place = bench.load({"t": plans.arrow(raw)})["t"]
-    node = r.Project(r.Scan("t"), (("v", x.Column("v")), *((f"f{i}", f) for i, f in enumerate(FUNCTIONS))))
-    statement = Statement(ctx, {"t": Origin(place, raw.kinds)}, bench.spelling, ordered=False)
-    names = [named(f"c{index}") for index in range(len(FUNCTIONS) + 1)]
+    node = r.Project(r.Scan("t"), (("v", x.ColumnRef("v")), *((f"f{i}", f) for i, f in enumerate(FUNCTIONS))))
+    statement = SqlStatement(ctx, {"t": TableSource(place, raw.kinds)}, bench.dialect, ordered=False)
+    names = [column_ref(f"c{index}") for index in range(len(FUNCTIONS) + 1)]
     body = exp.select(*names).from_(statement.table(node))
     found: pa.Table = bench.run(statement.finish(body))
     rows = zip(*(column.to_pylist() for column in found.columns), strict=True)

@@ -8,8 +8,8 @@ import psycopg
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.engines.postgres import SETTINGS, PostgresSpelling, arrow_of, readable
-from dither.access.engines.spark import SparkSpelling, configured
+from dither.access.engines.postgres import SETTINGS, PostgresDialect, as_arrow, readable_columns
+from dither.access.engines.spark import SparkDialect, with_settings
 from plan.plans import ARROW
 
 POSTGRES_TYPES = {
@@ -27,7 +27,7 @@ KINDS = {kind: name for name, kind in ARROW.items()}
 class PostgresBench:
     """PostgreSQL with the settings of the engine, on temporary tables."""
 
-    spelling = PostgresSpelling()
+    dialect = PostgresDialect()
 
     def __init__(self, address: str) -> None:
         self.connection = psycopg.connect(address, autocommit=True)
@@ -47,25 +47,26 @@ class PostgresBench:
 
     def _source(self, name: str, table: pa.Table) -> exp.Expr:
         columns = [
-            (field.name, readable(exp.column(field.name, quoted=True), KINDS[field.type])) for field in table.schema
+            (field.name, readable_columns(exp.column(field.name, quoted=True), KINDS[field.type]))
+            for field in table.schema
         ]
         picked = [exp.alias_(value, alias, quoted=True) for alias, value in columns]
         return exp.select(*picked).from_(exp.table_(f"raw_{name}", db="pg_temp")).subquery("raw")
 
     def run(self, statement: exp.Expr) -> pa.Table:
         with self.connection.cursor(binary=True) as cursor:
-            cursor.execute(self.spelling.render(statement).encode(), prepare=False)
-            return arrow_of(cursor)
+            cursor.execute(self.dialect.render(statement).encode(), prepare=False)
+            return as_arrow(cursor)
 
 
 class SparkBench:
     """Spark with the settings of the engine; tiny tables are answered by the optimizer's own evaluation."""
 
-    spelling = SparkSpelling()
+    dialect = SparkDialect()
 
     def __init__(self, session: Any) -> None:
         """Takes the session over: its settings and its temporary views."""
-        self.session = configured(session, "1")
+        self.session = with_settings(session, "1")
 
     def load(self, tables: dict[str, pa.Table]) -> dict[str, exp.Expr]:
         for name, table in tables.items():
@@ -76,7 +77,7 @@ class SparkBench:
         return {name: exp.to_table(f"raw_{name}") for name in tables}
 
     def run(self, statement: exp.Expr) -> pa.Table:
-        return self.session.sql(self.spelling.render(statement)).toArrow()
+        return self.session.sql(self.dialect.render(statement)).toArrow()
 
 
 def _texts(column: pa.ChunkedArray) -> list[Any]:

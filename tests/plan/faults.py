@@ -17,54 +17,54 @@ import dither.plan.measures.grouped as grouped
 import dither.plan.measures.partitions as partitions
 import dither.plan.relations as relation
 import dither.plan.relations.cleaning as clean
-import dither.plan.sql.builders as spelling
+import dither.plan.sql.builders as builders
 import plan.plans as plans
 import plan.trials as trials
-from dither.plan.sql.dialect import Spelling
-from dither.plan.sql.statement import Statement, aliased, named
-from dither.plan.stability import Influence
+from dither.plan.sql.dialect import Dialect
+from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
+from dither.plan.stability import Stability
 from dither.schema import Number
 from plan.trials import Bench, Tally, Violation
 
 
 def unguarded_division(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(numeric, "nonzero", lambda value: value)
-    patch.setattr(Spelling, "quotient", lambda self, a, b: spelling.cast(spelling.binary(exp.Div, a, b), "bigint"))
+    patch.setattr(Dialect, "quotient", lambda self, a, b: builders.cast(builders.binary(exp.Div, a, b), "bigint"))
 
 
 def missing_clamp(patch: pytest.MonkeyPatch) -> None:
-    def unclamped(column: Any, domain: Number, raw: Any, kind: str, spelled: Any) -> Any:
+    def unclamped(column: Any, domain: Number, raw: Any, kind: str, dialect: Any) -> Any:
         if kind != "integer":
-            return number(column, domain, raw, kind, spelled)
-        return spelling.case([(clean.is_null(raw), clean._missing(column))], clean._scaled(raw, domain, spelled))
+            return number(column, domain, raw, kind, dialect)
+        return builders.case([(clean.is_null(raw), clean._missing(column))], clean._scaled(raw, domain, dialect))
 
     number = clean._number
     patch.setattr(clean, "_number", unclamped)
 
 
 def union_counted_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(relation.Union, "influence", lambda self, ctx, unit: self.left.influence(ctx, unit))
+    patch.setattr(relation.Union, "influence", lambda self, ctx, unit: self.left.stability(ctx, unit))
 
 
 def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
-    stated = relation.GroupBy.influence
+    stated = relation.GroupBy.stability
 
-    def halved(self: Any, ctx: Any, unit: str) -> Influence:
+    def halved(self: Any, ctx: Any, unit: str) -> Stability:
         found = stated(self, ctx, unit)
-        if found.unit or found.rows is None:
+        if found.tracks_unit or found.max_rows is None:
             return found
-        return Influence(False, found.rows // 2, found.rows // 2)
+        return Stability(False, found.max_rows // 2, found.max_rows // 2)
 
     patch.setattr(relation.GroupBy, "influence", halved)
 
 
 def distinct_merges_units(patch: pytest.MonkeyPatch) -> None:
-    def merged(self: Any, statement: Statement) -> Any:
+    def merged(self: Any, statement: SqlStatement) -> Any:
         keys = statement.visible(self.child)
         hidden = [c for unit in statement.known(self) for c in statement.unit_columns(unit)]
-        picked = [aliased(exp.Min(this=named(c)), c) for c in [*hidden, "o", "b"]]
-        trial = [named(c) for c in statement.trials()]
-        body = spelling.select(*keys, *picked, *trial).from_(statement.table(self.child))
+        picked = [with_alias(exp.Min(this=column_ref(c)), c) for c in [*hidden, "o", "b"]]
+        trial = [column_ref(c) for c in statement.trials()]
+        body = builders.select(*keys, *picked, *trial).from_(statement.table(self.child))
         return body.group_by(*(key.copy() for key in keys), *trial)
 
     patch.setattr(relation.Distinct, "select", merged)
@@ -75,31 +75,31 @@ def multiplicity_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def nan_passes_the_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spelling, "is_nan", lambda self, value: exp.false())
+    patch.setattr(Dialect, "is_nan", lambda self, value: exp.false())
 
 
 def saturation_missing(patch: pytest.MonkeyPatch) -> None:
     def unsaturated(value: Any, most: int, least: int | None = None) -> Any:
-        return spelling.cast(exp.Coalesce(this=value.copy(), expressions=[spelling.plain(0)]), "bigint")
+        return builders.cast(exp.Coalesce(this=value.copy(), expressions=[builders.literal(0)]), "bigint")
 
     for module in (grouped, clipped, partitions):
         patch.setattr(module, "saturated", unsaturated)
 
 
 def keys_from_data(patch: pytest.MonkeyPatch) -> None:
-    whole = trials.laid_out
-    patch.setattr(trials, "laid_out", lambda m, plan, table: whole(m, plan, table)[: table.num_rows * plan.values])
+    whole = trials.to_vector
+    patch.setattr(trials, "to_vector", lambda m, plan, table: whole(m, plan, table)[: table.num_rows * plan.values])
 
 
 def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:
-    numbered = Statement.numbered
+    numbered = SqlStatement.numbered
 
     def among_all(*given: Any) -> Any:
         call = signature(numbered).bind(*given)
         call.arguments["by"] = []
         return numbered(*call.args)
 
-    patch.setattr(Statement, "numbered", among_all)
+    patch.setattr(SqlStatement, "numbered", among_all)
 
 
 def huge_numbers(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from dither.errors import DitherError
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.context import Context, PublicFacts
-from dither.plan.domains import cardinality, listed
+from dither.plan.context import Context, PublicTableFacts
+from dither.plan.domains import cardinality, domain_values
 from dither.plan.sql.scope import Scope
 from dither.schema import (
     Boolean,
@@ -238,12 +238,12 @@ def records(rng: Random, dataset: Dataset) -> dict[str, Raw]:
     return data
 
 
-def facts(dataset: Dataset, data: dict[str, Raw]) -> PublicFacts:
+def facts(dataset: Dataset, data: dict[str, Raw]) -> PublicTableFacts:
     """What an engine would count in the public table."""
     from plan.reference import Interpreter
 
     if "items" not in dataset.tables:
-        return PublicFacts()
+        return PublicTableFacts()
     interpreter = Interpreter(Context(dataset), data)
     rows = interpreter.rows(r.Scan("items"))
     multiplicity, values = {}, {}
@@ -251,7 +251,7 @@ def facts(dataset: Dataset, data: dict[str, Raw]) -> PublicFacts:
         found = [row.cells[name] for row in rows if row.cells[name] is not None]
         multiplicity[f"items.{name}"] = max((found.count(value) for value in found), default=0)
         values[f"items.{name}"] = tuple(sorted(set(found)))
-    return PublicFacts({key: values[key] for key in ("items.item",) if key in values}, multiplicity)
+    return PublicTableFacts({key: values[key] for key in ("items.item",) if key in values}, multiplicity)
 
 
 # ---------------------------------------------------------------- expressions
@@ -265,7 +265,7 @@ class Writer:
         self.scope = Scope(columns)
 
     def of(self, *kinds: type) -> list[x.Expr]:
-        return [x.Column(name) for name, domain in self.columns.items() if isinstance(domain, kinds)]
+        return [x.ColumnRef(name) for name, domain in self.columns.items() if isinstance(domain, kinds)]
 
     def safe(self, make: Callable[[], x.Expr], fallback: Callable[[], x.Expr]) -> x.Expr:
         for _ in range(3):
@@ -278,10 +278,10 @@ class Writer:
         return fallback()
 
     def number(self, depth: int) -> x.Expr:
-        leaves = self.of(Number) or [x.Constant(2)]
+        leaves = self.of(Number) or [x.LiteralValue(2)]
         if depth <= 0 or self.rng.random() < 0.25:
             return self.rng.choice(
-                [*leaves, *leaves, x.Constant(self.rng.choice([0, 1, -3, 7, Fraction(1, 2), Fraction(-5, 3)]))]
+                [*leaves, *leaves, x.LiteralValue(self.rng.choice([0, 1, -3, 7, Fraction(1, 2), Fraction(-5, 3)]))]
             )
         return self.safe(lambda: self._number(depth - 1), lambda: self.rng.choice(leaves))
 
@@ -296,8 +296,10 @@ class Writer:
             ),
             lambda: x.Clamp(a(), Fraction(rng.choice([-5, 0])), Fraction(rng.choice([1, 20]))),
             lambda: x.Rescale(a(), rng.choice([1, 10, 1000])),
-            lambda: x.Extreme(rng.choice(["least", "greatest"]), (a(), a())),
-            lambda: x.Case(((self.truth(depth), a()), (self.truth(depth), a())), rng.choice([a(), x.Constant(None)])),
+            lambda: x.LeastGreatest(rng.choice(["least", "greatest"]), (a(), a())),
+            lambda: x.Case(
+                ((self.truth(depth), a()), (self.truth(depth), a())), rng.choice([a(), x.LiteralValue(None)])
+            ),
             lambda: x.Coalesce((a(), a())),
             lambda: x.NullIf(a(), a()),
             lambda: x.AsNumber(self.truth(depth)),
@@ -328,28 +330,28 @@ class Writer:
         return self.safe(
             lambda: self.rng.choice([
                 lambda: x.DateTrunc(every, self.moment(depth - 1)),
-                lambda: x.Extreme("least", (self.moment(depth - 1), self.moment(depth - 1))),
+                lambda: x.LeastGreatest("least", (self.moment(depth - 1), self.moment(depth - 1))),
                 lambda: x.Coalesce((self.moment(depth - 1), self.moment(depth - 1))),
             ])(),
             lambda: self.rng.choice(leaves),
         )  # fmt: skip
 
     def category(self, depth: int) -> x.Expr:
-        leaves = [*self.of(Category), x.Constant("FR")]
+        leaves = [*self.of(Category), x.LiteralValue("FR")]
         if depth <= 0 or self.rng.random() < 0.4:
             return self.rng.choice(leaves)
         return self.safe(
             lambda: self.rng.choice([
                 lambda: x.TextCase(self.rng.choice(["lower", "upper"]), self.category(depth - 1)),
                 lambda: x.Case(((self.truth(depth - 1), self.category(depth - 1)),), self.category(depth - 1)),
-                lambda: x.Coalesce((self.category(depth - 1), x.Constant("x'y"))),
-                lambda: x.NullIf(self.category(depth - 1), x.Constant("DE")),
+                lambda: x.Coalesce((self.category(depth - 1), x.LiteralValue("x'y"))),
+                lambda: x.NullIf(self.category(depth - 1), x.LiteralValue("DE")),
             ])(),
             lambda: self.rng.choice(leaves),
         )  # fmt: skip
 
     def truth(self, depth: int) -> x.Expr:
-        leaves = [*self.of(Boolean), x.Constant(True), x.Constant(None)]
+        leaves = [*self.of(Boolean), x.LiteralValue(True), x.LiteralValue(None)]
         if depth <= 0 and self.rng.random() < 0.4:
             return self.rng.choice(leaves)
         return self.safe(lambda: self._truth(depth - 1), lambda: self.rng.choice(leaves))
@@ -357,12 +359,12 @@ class Writer:
     def _truth(self, depth: int) -> x.Expr:
         rng, op = self.rng, self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
         n = max(depth, 0)
-        columns = [x.Column(name) for name in self.columns]
+        columns = [x.ColumnRef(name) for name in self.columns]
         choices: list[Callable[[], x.Expr]] = [
             lambda: x.Compare(op, self.number(n), self.number(n)),
-            lambda: x.Compare(op, self.number(n), x.Constant(rng.choice([0, 18, 20]))),
+            lambda: x.Compare(op, self.number(n), x.LiteralValue(rng.choice([0, 18, 20]))),
             lambda: x.Compare(op, self.moment(n), self.moment(n)),
-            lambda: x.Compare(rng.choice(["=", "<>", op]), self.category(n), x.Constant(rng.choice(WORDS))),
+            lambda: x.Compare(rng.choice(["=", "<>", op]), self.category(n), x.LiteralValue(rng.choice(WORDS))),
             lambda: x.In(self.category(n), tuple(rng.sample(WORDS, 2))),
             lambda: x.In(self.number(n), (0, 18, Fraction(1, 2))),
             lambda: x.TextMatch(
@@ -375,7 +377,7 @@ class Writer:
         ]
         names = [c for c in columns if isinstance(self.columns[c.name], Identifier | Reference)]
         if names:
-            choices.append(lambda: x.Compare("=", rng.choice(names), x.Constant(rng.choice([1, "1", 2]))))
+            choices.append(lambda: x.Compare("=", rng.choice(names), x.LiteralValue(rng.choice([1, "1", 2]))))
         return rng.choice(choices)()
 
     def any(self, depth: int) -> x.Expr:
@@ -385,7 +387,7 @@ class Writer:
                 self.category,
                 self.truth,
                 self.moment,
-                lambda _: x.Column(self.rng.choice(list(self.columns))),
+                lambda _: x.ColumnRef(self.rng.choice(list(self.columns))),
             ]
         )(depth)
 
@@ -410,7 +412,7 @@ class Planner:
         try:
             domain = node.domain(self.ctx)
             for unit in self.ctx.dataset.units:
-                node.influence(self.ctx, unit)
+                node.stability(self.ctx, unit)
             return len(domain) <= 14
         except DitherError:
             return False
@@ -423,7 +425,7 @@ class Planner:
         return node
 
     def renamed(self, node: r.Relation) -> r.Relation:
-        return r.Project(node, tuple((self.name(), x.Column(name)) for name in node.domain(self.ctx)))
+        return r.Project(node, tuple((self.name(), x.ColumnRef(name)) for name in node.domain(self.ctx)))
 
     def step(self, node: r.Relation, depth: int) -> r.Relation:
         try:
@@ -439,27 +441,29 @@ class Planner:
         kind = rng.choice(STEPS)
         match kind:
             case "where":
-                return r.Where(node, w.truth(rng.choice([0, 1, 2, 3])))
+                return r.Filter(node, w.truth(rng.choice([0, 1, 2, 3])))
             case "project":
                 names = list(w.columns)
-                kept = tuple((name, x.Column(name)) for name in rng.sample(names, rng.randint(0, len(names))))
+                kept = tuple((name, x.ColumnRef(name)) for name in rng.sample(names, rng.randint(0, len(names))))
                 return r.Project(
                     node, kept + tuple((self.name(), w.any(2)) for _ in range(rng.randint(0 if kept else 1, 2)))
                 )
             case "union":
-                other = node if rng.random() < 0.5 else r.Where(node, w.truth(1))
+                other = node if rng.random() < 0.5 else r.Filter(node, w.truth(1))
                 return r.Union(node, other)
             case "distinct":
                 columns = rng.sample(list(w.columns), rng.randint(1, min(3, len(w.columns))))
                 child = (
-                    r.Project(node, tuple((name, x.Column(name)) for name in columns)) if rng.random() < 0.7 else node
+                    r.Project(node, tuple((name, x.ColumnRef(name)) for name in columns))
+                    if rng.random() < 0.7
+                    else node
                 )
                 return r.Distinct(child, rng.choice([None, unit]))
             case "public":
                 return self._public(node, w)
             case "unit":
                 other = self.renamed(self.relation(min(depth - 1, 2)))
-                other = r.BoundRows(other, unit, limit) if rng.random() < 0.5 else other
+                other = r.LimitRowsPerUnit(other, unit, limit) if rng.random() < 0.5 else other
                 return r.UnitJoin(node, other, unit, rng.choice(["inner", "left"]))
             case "key":
                 other = self.renamed(self.relation(min(depth - 1, 1)))
@@ -483,20 +487,20 @@ class Planner:
                     node, Fraction(rng.choice([1, 2, 3]), 3), rng.choice([None, unit]), rng.choice(["", "b"])
                 )
             case "rows":
-                return r.BoundRows(node, unit, limit)
+                return r.LimitRowsPerUnit(node, unit, limit)
             case _:
                 keys = tuple(w.any(1) for _ in range(rng.choice([1, 1, 2])))
-                return r.BoundGroups(node, unit, keys, rng.choice([1, 2]), limit)
+                return r.LimitGroupsPerUnit(node, unit, keys, rng.choice([1, 2]), limit)
 
-    def _aggregate(self, w: Writer) -> r.Aggregate:
+    def _aggregate(self, w: Writer) -> r.GroupAggregate:
         kind = self.rng.choice(["count", "count", "distinct", "sum", "min", "max"])
         value = w.any(1) if kind == "distinct" else w.number(1)
-        return r.Aggregate(self.name(), kind, None if kind == "count" and self.rng.random() < 0.5 else value)
+        return r.GroupAggregate(self.name(), kind, None if kind == "count" and self.rng.random() < 0.5 else value)
 
     def _public(self, node: r.Relation, w: Writer) -> r.Relation:
         public: r.Relation = self.renamed(r.Scan("items"))
         if self.rng.random() < 0.3:
-            public = r.Where(public, Writer(self.rng, public.domain(self.ctx), self.exact).truth(1))
+            public = r.Filter(public, Writer(self.rng, public.domain(self.ctx), self.exact).truth(1))
         columns = public.domain(self.ctx)
         pairs = [(a, b) for a, d in w.columns.items() for b, e in columns.items() if family(d) == family(e)]
         return r.PublicJoin(node, public, (self.rng.choice(pairs),), self.rng.choice(["inner", "left", "right"]))
@@ -526,8 +530,8 @@ class Planner:
 
     def _measure(self, node: r.Relation) -> m.Measure:
         rng, ctx = self.rng, self.ctx
-        keyed = [n for n, u in ctx.dataset.units.items() if u.kind != "row" and node.influence(ctx, n).unit]
-        bounded = node.influence(ctx, "user").rows is not None
+        keyed = [n for n, u in ctx.dataset.units.items() if u.kind != "row" and node.stability(ctx, n).tracks_unit]
+        bounded = node.stability(ctx, "user").max_rows is not None
         kind = rng.choice(
             ["count", "count", "sum", "sums", "ranks", "clipped", "clipped", "linear", "units", "contributions"]
         )
@@ -535,7 +539,7 @@ class Planner:
             unit = rng.choice(keyed)
             if kind == "clipped":
                 values = tuple(self.writer(node).number(1) for _ in range(rng.choice([1, 1, 2])))
-                return m.Clipped(
+                return m.ClippedSums(
                     node, unit, values, rng.choice([1, 2, 5, 100, 10**6]), rng.choice(["l1", "l2"]), self.keys(node)
                 )
             if kind == "units":
@@ -548,7 +552,7 @@ class Planner:
             case "sum":
                 return m.Sum(node, w.number(2), self.keys(node))
             case "sums":
-                return m.Sums(node, (x.Constant(1), w.number(1), w.number(1)), self.keys(node))
+                return m.SumVector(node, (x.LiteralValue(1), w.number(1), w.number(1)), self.keys(node))
             case "ranks":
                 return m.RankCounts(
                     node, w.number(1), (Fraction(-1), Fraction(0), Fraction(1, 2), Fraction(18), Fraction(40))
@@ -559,7 +563,7 @@ class Planner:
                     tuple(rng.choice([-2, 0, 1, 3]) for _ in range(child.size(ctx)))
                     for _ in range(rng.choice([1, 2, 3]))
                 )
-                return m.Linear(child, rows)
+                return m.LinearQuery(child, rows)
             case _:
                 return (
                     m.Count(self._same_keys(node), self.keys(node))
@@ -571,16 +575,16 @@ class Planner:
         return node
 
     def _by_bounded_keys(self, node: r.Relation) -> m.Measure:
-        keys = self.keys(node) or (m.Key("c", x.Constant("a")),)
-        child = r.BoundGroups(
+        keys = self.keys(node) or (m.GroupKey("c", x.LiteralValue("a")),)
+        child = r.LimitGroupsPerUnit(
             node, "user", tuple(key.value for key in keys), self.rng.choice([1, 2]), self.rng.choice([1, 2])
         )
         return m.Count(child, keys)
 
     def _bound(self, node: r.Relation, unit: str) -> r.Relation:
-        return r.BoundRows(node, unit, self.rng.choice([1, 2, 3, 5]))
+        return r.LimitRowsPerUnit(node, unit, self.rng.choice([1, 2, 3, 5]))
 
-    def keys(self, node: r.Relation) -> tuple[m.Key, ...]:
+    def keys(self, node: r.Relation) -> tuple[m.GroupKey, ...]:
         w, result = self.writer(node), []
         for index in range(self.rng.choice([0, 1, 1, 2])):
             value = w.any(1)
@@ -589,11 +593,11 @@ class Planner:
                 public = self.ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
                 if cardinality(domain, public) > 60:
                     continue
-                declared = listed(domain, 60, public)
+                declared = domain_values(domain, 60, public)
             except DitherError:
                 continue
             some = tuple(self.rng.sample(declared, self.rng.randint(1, len(declared)))) if declared else None
-            result.append(m.Key(f"k{index}", value, some if self.rng.random() < 0.2 else None))
+            result.append(m.GroupKey(f"k{index}", value, some if self.rng.random() < 0.2 else None))
         return tuple(result)
 
 

@@ -20,7 +20,7 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.domains import ends, listed
+from dither.plan.domains import bounds_of, domain_values
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Column, Identifier, Moment, Number, Reference
 
@@ -37,6 +37,8 @@ LENGTH = {
     "day": DAY,
     "week": 7 * DAY,
 }
+
+WIRE_NAMES = {node: name for name, node in r.BY_NAME.items()}
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def stand_in(column: Column) -> Any:
         return None
     match domain:
         case Number():
-            lo, hi = ends(domain)
+            lo, hi = bounds_of(domain)
             return min(max(0, lo), hi) * domain.step
         case Moment(lo=lo):
             return lo
@@ -171,7 +173,7 @@ def read(column: Column, value: Any, kind: str, zone: str) -> Any:
             number = as_float(value, kind) if kind != "integer" else value
             if number is None:
                 return stand_in(column)
-            lo, hi = ends(domain)
+            lo, hi = bounds_of(domain)
             if kind == "integer":
                 index = away(Fraction(number) / domain.step)
             elif math.isinf(number):
@@ -249,7 +251,7 @@ def period(value: int, every: str) -> int:
 
 
 def snap(value: float, domain: Number) -> Fraction:
-    lo, hi = ends(domain)
+    lo, hi = bounds_of(domain)
     index = math.floor(value * domain.step.denominator / domain.step.numerator + 0.5)
     return min(max(index, lo), hi) * domain.step
 
@@ -265,9 +267,9 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
         return evaluate(child, cells, scope)
 
     match node:
-        case x.Column(name=name):
+        case x.ColumnRef(name=name):
             return cells[name]
-        case x.Constant(value=value):
+        case x.LiteralValue(value=value):
             if isinstance(value, str):
                 return unicodedata.normalize("NFC", value)
             return Fraction(value) if isinstance(value, int | Fraction) and not isinstance(value, bool) else value
@@ -318,7 +320,7 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
             size = math.pow(
                 min(max(abs(real(a, child.domain(scope).step)), least), most), exponent.numerator / exponent.denominator
             )
-            lo, hi = ends(node.domain(scope))
+            lo, hi = bounds_of(node.domain(scope))
             index = math.floor(size * node.step.denominator / node.step.numerator + 0.5)
             index = -index if a < 0 and exponent % 2 == 1 else index
             return min(max(index, lo), hi) * node.step
@@ -328,13 +330,13 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
             return None if a is None else min(max(a, math.ceil(lo / step) * step), floor(hi / step) * step)
         case x.Rescale(child=child, resolution=resolution):
             a, d = val(child), child.domain(scope)
-            lo, hi = ends(d)
+            lo, hi = bounds_of(d)
             if a is None:
                 return None
             if lo == hi:
                 return Fraction(0)
             return Fraction(floor(Fraction(a / d.step - lo, hi - lo) * 2 * resolution + Fraction(1, 2)) - resolution)
-        case x.Extreme(which=which, children=children):
+        case x.LeastGreatest(which=which, children=children):
             values = [v for v in map(val, children) if v is not None]
             return (min if which == "least" else max)(values) if values else None
         case x.Compare(op=op, left=left, right=right):
@@ -423,7 +425,7 @@ def pieces(value: Any, domain: Any) -> list[tuple[int, int]]:
     if isinstance(domain, Number):
         value = held(value, domain)
     if isinstance(domain, Number | Moment):
-        lo, hi = ends(domain) if isinstance(domain, Number) else (domain.lo, domain.hi)
+        lo, hi = bounds_of(domain) if isinstance(domain, Number) else (domain.lo, domain.hi)
         bits = max(abs(lo), abs(hi + 1)).bit_length()
         if bits < 40:
             return [(hi + 1 if value is None else value, bits)]
@@ -488,12 +490,14 @@ class Interpreter:
         self.found: dict[Any, tuple[r.Relation, list[Row]]] = {}
 
     def known(self, node: r.Relation) -> list[str]:
-        return [n for n, u in self.ctx.dataset.units.items() if u.kind != "row" and node.influence(self.ctx, n).unit]
+        return [
+            n for n, u in self.ctx.dataset.units.items() if u.kind != "row" and node.stability(self.ctx, n).tracks_unit
+        ]
 
     def rows(self, node: r.Relation) -> list[Row]:
         which = node.table if isinstance(node, r.Scan) else id(node)
         if which not in self.found:
-            self.found[which] = (node, getattr(self, f"_{type(node).__name__.lower()}")(node))
+            self.found[which] = (node, getattr(self, f"_{WIRE_NAMES[type(node)]}")(node))
         return self.found[which][1]
 
     def _scan(self, node: r.Scan) -> list[Row]:
@@ -508,7 +512,7 @@ class Interpreter:
                 continue
             tags = {}
             for u in units:
-                if u.kind != "row" and node.influence(ctx, u.name).unit:
+                if u.kind != "row" and node.stability(ctx, u.name).tracks_unit:
                     key = cells[u.keys[node.table]]
                     key = held(key, domain[u.keys[node.table]])
                     tags[u.name] = (key, period(cells[u.times[node.table]], u.every)) if u.kind == "window" else (key,)
@@ -520,7 +524,7 @@ class Interpreter:
             result = list(best.values())
         return result
 
-    def _where(self, node: r.Where) -> list[Row]:
+    def _filter(self, node: r.Filter) -> list[Row]:
         scope = Scope(node.child.domain(self.ctx))
         return [row for row in self.rows(node.child) if evaluate(node.condition, row.cells, scope) is True]
 
@@ -556,7 +560,7 @@ class Interpreter:
         }
         return self._grouped(node, groups, units)
 
-    def _groupby(self, node: r.GroupBy) -> list[Row]:
+    def _group_by(self, node: r.GroupBy) -> list[Row]:
         units, scope, domain = self.known(node), Scope(node.child.domain(self.ctx)), node.domain(self.ctx)
         members: dict[Any, list[Row]] = {}
         for row in self.rows(node.child):
@@ -571,15 +575,15 @@ class Interpreter:
             groups[tags, keys] = cells
         return self._grouped(node, groups, units)
 
-    def _aggregate(self, a: r.Aggregate, rows: list[Row], scope: Scope, domain: Any) -> Any:
+    def _aggregate(self, a: r.GroupAggregate, rows: list[Row], scope: Scope, domain: Any) -> Any:
         if a.value is None:
-            return Fraction(min(len(rows), ends(domain)[1]))
+            return Fraction(min(len(rows), bounds_of(domain)[1]))
         values = [v for v in (evaluate(a.value, row.cells, scope) for row in rows) if v is not None]
         match a.kind:
             case "count":
-                return Fraction(min(len(values), ends(domain)[1]))
+                return Fraction(min(len(values), bounds_of(domain)[1]))
             case "distinct":
-                return Fraction(min(len(set(values)), ends(domain)[1]))
+                return Fraction(min(len(set(values)), bounds_of(domain)[1]))
             case "sum":
                 return min(max(sum(values, Fraction(0)), domain.lo), domain.hi)
             case "min":
@@ -587,7 +591,7 @@ class Interpreter:
             case "max":
                 return max(values, default=None)
 
-    def _publicjoin(self, node: r.PublicJoin) -> list[Row]:
+    def _public_join(self, node: r.PublicJoin) -> list[Row]:
         private, public = self.rows(node.child), self.rows(node.public)
         known, result = self.known(node), []
         names = [*node.child.domain(self.ctx)], [*node.public.domain(self.ctx)]
@@ -611,7 +615,7 @@ class Interpreter:
     def _match(self, on: Any, left: Row, right: Row) -> bool:
         return all(left.cells[a] is not None and left.cells[a] == right.cells[b] for a, b in on)
 
-    def _unitjoin(self, node: r.UnitJoin) -> list[Row]:
+    def _unit_join(self, node: r.UnitJoin) -> list[Row]:
         known, result = self.known(node), []
         blank, others = dict.fromkeys(node.right.domain(self.ctx)), self.rows(node.right)
         for row in self.rows(node.left):
@@ -622,7 +626,7 @@ class Interpreter:
                 result.append(Row(row.cells | blank, units, remix([row.order, 0], 31)))
         return result
 
-    def _keyjoin(self, node: r.KeyJoin) -> list[Row]:
+    def _key_join(self, node: r.KeyJoin) -> list[Row]:
         left = self._first(self.rows(node.left), lambda row: tuple(row.cells[a] for a, _ in node.on), node.left_limit)
         right = self._first(
             self.rows(node.right), lambda row: tuple(row.cells[b] for _, b in node.on), node.right_limit
@@ -653,10 +657,10 @@ class Interpreter:
                 kept.append(row)
         return kept
 
-    def _boundrows(self, node: r.BoundRows) -> list[Row]:
+    def _limit_rows_per_unit(self, node: r.LimitRowsPerUnit) -> list[Row]:
         return self._first(self.rows(node.child), lambda row: row.units[node.unit], node.limit)
 
-    def _boundgroups(self, node: r.BoundGroups) -> list[Row]:
+    def _limit_groups_per_unit(self, node: r.LimitGroupsPerUnit) -> list[Row]:
         scope = Scope(node.child.domain(self.ctx))
         domains = [key.domain(scope) for key in node.keys]
 
@@ -677,7 +681,7 @@ class Interpreter:
 
     def vector(self, measure: m.Measure) -> list[int]:
         match measure:
-            case m.Linear(child=child, weights=weights):
+            case m.LinearQuery(child=child, weights=weights):
                 cells = self.vector(child)
                 return [saturate(sum(w * c for w, c in zip(row, cells, strict=True))) for row in weights]
             case m.RankCounts(child=child, value=value, grid=grid):
@@ -686,7 +690,7 @@ class Interpreter:
                 return [sum(v is not None and v <= point for v in values) for point in grid] + [
                     sum(v is not None for v in values)
                 ]
-            case m.Clipped():
+            case m.ClippedSums():
                 return self._clipped(measure)
             case _:
                 return self._sums(measure.child, measure.summed(), measure.keys, None)
@@ -699,7 +703,7 @@ class Interpreter:
         for key in keys:
             domain = key.value.domain(scope)
             public = self.ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-            axes.append(list(key.values) if key.values is not None else list(listed(domain, 10**6, public)))
+            axes.append(list(key.values) if key.values is not None else list(domain_values(domain, 10**6, public)))
         steps = [value.domain(scope).step for value in values]
         sums: dict[Any, list[int]] = {}
         for row in self.rows(child):
@@ -720,7 +724,7 @@ class Interpreter:
         blank = [0] * len(values)
         return [saturate(v) for label in labels for v in sums.get((None, tuple(label)), blank)]
 
-    def _clipped(self, measure: m.Clipped) -> list[int]:
+    def _clipped(self, measure: m.ClippedSums) -> list[int]:
         labels, sums = self._cells(measure.child, measure.values, measure.keys, measure.unit)
         cap, bound = 2**31, measure.bound
         by_unit: dict[Any, dict[Any, list[int]]] = {}

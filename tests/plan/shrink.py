@@ -20,7 +20,7 @@ from plan.trials import Bench, Tally, Violation, check
 
 MOST_CHECKS = 1_500
 SORTS = (r.Relation, x.Expr, m.Measure)
-PLAIN = (x.Constant(1), x.Constant(True), x.Constant(None))
+PLAIN = (x.LiteralValue(1), x.LiteralValue(True), x.LiteralValue(None))
 SIMPLE: dict[type, tuple[Any, ...]] = {int: (0, 1), float: (0.0, 1.0), str: ("", "1"), bool: (False,)}
 
 

@@ -16,31 +16,34 @@ from dither.errors import DitherError, InvalidParameter, InvalidPlan, Unbounded,
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.context import Context, PublicFacts
+from dither.plan.context import Context, PublicTableFacts
 from dither.plan.sql.scope import Scope
-from dither.plan.stability import Auto
+from dither.plan.stability import EstimatedLimit
 from dither.schema import Category, Identifier, Number, Unit
 from plan.trials import change, covers
 from plan.worlds import ACTION, MONTH, USER, YEAR_2020, dataset, engine, one_table
 
-TOPICS = r.Project(r.Scan("urls"), (("page", x.Column("url")), ("topic", x.Column("topic"))))
-BY_ACTION = (m.Key("action", x.Column("action")),)
+TOPICS = r.Project(r.Scan("urls"), (("page", x.ColumnRef("url")), ("topic", x.ColumnRef("topic"))))
+BY_ACTION = (m.GroupKey("action", x.ColumnRef("action")),)
 CTX = Context(
-    dataset(Path("nowhere"), USER, ACTION, MONTH), PublicFacts({"urls.url": ("a",)}, {"urls.url": 1, "urls.topic": 2})
+    dataset(Path("nowhere"), USER, ACTION, MONTH),
+    PublicTableFacts({"urls.url": ("a",)}, {"urls.url": 1, "urls.topic": 2}),
 )
 
 
 def rewritten() -> Iterator[tuple[str, r.Relation]]:
     """Relations whose visible user_id lies."""
     scan = r.Scan("actions")
-    rest = tuple((name, x.Column(name)) for name in ("url", "action", "t"))
-    constant = r.Project(scan, (("user_id", x.Constant(7)), *rest))
-    fresh = r.Project(scan, (("user_id", x.DatePart("second", x.Column("t"))), *rest))
-    liar = x.Case(((x.Compare("=", x.Column("action"), x.Constant("like")), x.Constant(1)),), x.Constant(2))
+    rest = tuple((name, x.ColumnRef(name)) for name in ("url", "action", "t"))
+    constant = r.Project(scan, (("user_id", x.LiteralValue(7)), *rest))
+    fresh = r.Project(scan, (("user_id", x.DatePart("second", x.ColumnRef("t"))), *rest))
+    liar = x.Case(
+        ((x.Compare("=", x.ColumnRef("action"), x.LiteralValue("like")), x.LiteralValue(1)),), x.LiteralValue(2)
+    )
     yield "constant", constant
     yield "function of another column", fresh
     yield "case", r.Project(scan, (("user_id", liar), *rest))
-    yield "union", r.Union(constant, r.Project(scan, (("user_id", x.Constant(8)), *rest)))
+    yield "union", r.Union(constant, r.Project(scan, (("user_id", x.LiteralValue(8)), *rest)))
 
 
 def heavy(user: int, rows: int) -> list[tuple[Any, ...]]:
@@ -72,29 +75,35 @@ def promised(pair: tuple[Any, Any], measure: m.Measure, unit: str = "user") -> N
 @pytest.mark.parametrize("name", [name for name, _ in rewritten()])
 def test_a_rewritten_user_id_changes_nothing(name: str, tmp_path: Path) -> None:
     lying, pair = dict(rewritten())[name], worlds(tmp_path)
-    promised(pair, m.Count(r.BoundRows(lying, "user", 3), BY_ACTION))
-    promised(pair, m.Count(r.BoundGroups(lying, "user", (x.Column("user_id"),), 1, 2), BY_ACTION))
+    promised(pair, m.Count(r.LimitRowsPerUnit(lying, "user", 3), BY_ACTION))
+    promised(pair, m.Count(r.LimitGroupsPerUnit(lying, "user", (x.ColumnRef("user_id"),), 1, 2), BY_ACTION))
     promised(pair, m.count_units(lying, "user", BY_ACTION))
-    promised(pair, m.Clipped(lying, "user", (x.Constant(1),), 4, "l1", BY_ACTION))
-    promised(pair, m.Count(r.UnitJoin(r.BoundRows(lying, "user", 2), r.Scan("users"), "user"), BY_ACTION))
+    promised(pair, m.ClippedSums(lying, "user", (x.LiteralValue(1),), 4, "l1", BY_ACTION))
+    promised(pair, m.Count(r.UnitJoin(r.LimitRowsPerUnit(lying, "user", 2), r.Scan("users"), "user"), BY_ACTION))
     grouped = r.GroupBy(
-        r.BoundRows(lying, "user", 3), (("user_id", x.Column("user_id")),), (r.Aggregate("n", "count"),)
+        r.LimitRowsPerUnit(lying, "user", 3), (("user_id", x.ColumnRef("user_id")),), (r.GroupAggregate("n", "count"),)
     )
-    promised(pair, m.Sum(grouped, x.Clamp(x.Column("n"), Fraction(0), Fraction(5))))
+    promised(pair, m.Sum(grouped, x.Clamp(x.ColumnRef("n"), Fraction(0), Fraction(5))))
     self_join = r.KeyJoin(
-        r.BoundRows(lying, "user", 2), r.Project(r.BoundRows(lying, "user", 2), (("other", x.Column("user_id")),)),
-        (("user_id", "other"),), 2, 2,
-    )  # fmt: skip
+        r.LimitRowsPerUnit(lying, "user", 2),
+        r.Project(r.LimitRowsPerUnit(lying, "user", 2), (("other", x.ColumnRef("user_id")),)),
+        (("user_id", "other"),),
+        2,
+        2,
+    )
     promised(pair, m.Count(self_join, BY_ACTION))
     with pytest.raises(Unbounded):
         m.Count(lying, BY_ACTION).sensitivity(pair[0].ctx, "user")
 
 
 def test_a_bound_is_refused_once_the_unit_is_lost() -> None:
-    lost = r.GroupBy(r.Scan("actions"), (("user_id", x.Column("user_id")), ("action", x.Column("action"))))
-    for node in (r.BoundRows(lost, "user", 1), r.BoundGroups(lost, "user", (x.Column("action"),), 1, 1)):
+    lost = r.GroupBy(r.Scan("actions"), (("user_id", x.ColumnRef("user_id")), ("action", x.ColumnRef("action"))))
+    for node in (
+        r.LimitRowsPerUnit(lost, "user", 1),
+        r.LimitGroupsPerUnit(lost, "user", (x.ColumnRef("action"),), 1, 1),
+    ):
         with pytest.raises(Unsupported, match="know their user"):
-            node.influence(CTX, "user")
+            node.stability(CTX, "user")
     with pytest.raises(Unsupported, match="know their user"):
         r.UnitJoin(lost, r.Scan("users"), "user").domain(CTX)
 
@@ -104,11 +113,11 @@ def test_a_bound_is_refused_once_the_unit_is_lost() -> None:
 @pytest.mark.parametrize("bound", [1, 3])
 def test_every_public_join_with_null_and_unmatched_keys(how: Any, bound: int, tmp_path: Path) -> None:
     pair = worlds(tmp_path)
-    joined = r.PublicJoin(r.BoundRows(r.Scan("actions"), "user", bound), TOPICS, (("url", "page"),), how)
+    joined = r.PublicJoin(r.LimitRowsPerUnit(r.Scan("actions"), "user", bound), TOPICS, (("url", "page"),), how)
     promised(pair, m.Count(joined))
-    promised(pair, m.Count(joined, (m.Key("topic", x.Column("topic")),)))
-    promised(pair, m.Count(r.Where(joined, x.IsNull(x.Column("url")))))
-    promised(pair, m.Count(r.Where(joined, x.IsNull(x.Column("topic")))))
+    promised(pair, m.Count(joined, (m.GroupKey("topic", x.ColumnRef("topic")),)))
+    promised(pair, m.Count(r.Filter(joined, x.IsNull(x.ColumnRef("url")))))
+    promised(pair, m.Count(r.Filter(joined, x.IsNull(x.ColumnRef("topic")))))
 
 
 @pytest.mark.tier("test")
@@ -117,11 +126,11 @@ def test_every_unit_join_with_a_missing_side(how: Any, tmp_path: Path) -> None:
     for extra in (EXTRA, {"users": [(4, 20.0, "DE")]}, {"actions": heavy(9, 40)}):
         pair = worlds(tmp_path / str(len(extra)) / next(iter(extra)), extra)
         users = r.Scan("users")
-        actions = r.BoundRows(r.Scan("actions"), "user", 2)
+        actions = r.LimitRowsPerUnit(r.Scan("actions"), "user", 2)
         for left, right in ((actions, users), (users, actions)):
             joined = r.UnitJoin(left, right, "user", how)
-            promised(pair, m.Count(joined, (m.Key("country", x.Column("country")),)))
-            promised(pair, m.Count(r.Where(joined, x.IsNull(x.Column("age")))))
+            promised(pair, m.Count(joined, (m.GroupKey("country", x.ColumnRef("country")),)))
+            promised(pair, m.Count(r.Filter(joined, x.IsNull(x.ColumnRef("age")))))
 
 
 def test_outer_joins_on_other_keys_do_not_exist() -> None:
@@ -146,15 +155,15 @@ def test_a_unit_of_ten_million_rows(tmp_path: Path) -> None:
 
     base = one_table(tmp_path / "base", columns, table(0), unit)
     more = one_table(tmp_path / "more", columns, table(rows), unit)
-    keys = (m.Key("k", x.Column("k")),)
+    keys = (m.GroupKey("k", x.ColumnRef("k")),)
     measures = [
-        m.Count(r.BoundRows(r.Scan("t"), "user", 20), keys),
-        m.Clipped(r.Scan("t"), "user", (x.Column("v"),), 10**6, "l2", keys),
-        m.Clipped(r.Scan("t"), "user", (x.Constant(1),), 1000, "l1", keys),
+        m.Count(r.LimitRowsPerUnit(r.Scan("t"), "user", 20), keys),
+        m.ClippedSums(r.Scan("t"), "user", (x.ColumnRef("v"),), 10**6, "l2", keys),
+        m.ClippedSums(r.Scan("t"), "user", (x.LiteralValue(1),), 1000, "l1", keys),
         m.count_units(r.Scan("t"), "user", keys),
         m.Sum(
-            r.GroupBy(r.Scan("t"), (), (r.Aggregate("n", "count"),), "user"),
-            x.Clamp(x.Column("n"), Fraction(0), Fraction(50)),
+            r.GroupBy(r.Scan("t"), (), (r.GroupAggregate("n", "count"),), "user"),
+            x.Clamp(x.ColumnRef("n"), Fraction(0), Fraction(50)),
         ),
     ]
     for measure in measures:
@@ -164,9 +173,9 @@ def test_a_unit_of_ten_million_rows(tmp_path: Path) -> None:
 def test_one_unit_in_every_group(tmp_path: Path) -> None:
     everywhere = [(3, url, action, YEAR_2020) for url, action in product("abd", ("view", "like", "share"))]
     pair = worlds(tmp_path, {"actions": everywhere})
-    keys = (m.Key("url", x.Column("url")), *BY_ACTION)
+    keys = (m.GroupKey("url", x.ColumnRef("url")), *BY_ACTION)
     wanted = tuple(key.value for key in keys)
-    measure = m.Count(r.BoundGroups(r.Scan("actions"), "user", wanted, 9, 1), keys)
+    measure = m.Count(r.LimitGroupsPerUnit(r.Scan("actions"), "user", wanted, 9, 1), keys)
     stated = measure.sensitivity(pair[0].ctx, "user")
     assert change(pair[0].vector(measure), pair[1].vector(measure)) == stated
     assert (stated.l0, stated.linf, stated.l1, stated.l2_squared) == (9, 1, 9, 9)
@@ -181,10 +190,12 @@ def test_a_clipped_vector_has_norm_at_most_the_bound_exactly(norm: Any, bound: i
     ]
     world = engine(tmp_path, actions=actions)
     values = (
-        x.Constant(1),
-        x.Arithmetic("*", x.Constant(-97), x.AsNumber(x.Compare("=", x.Column("action"), x.Constant("like")))),
+        x.LiteralValue(1),
+        x.Arithmetic(
+            "*", x.LiteralValue(-97), x.AsNumber(x.Compare("=", x.ColumnRef("action"), x.LiteralValue("like")))
+        ),
     )
-    vector = world.vector(m.Clipped(r.Scan("actions"), "user", values, bound, norm, BY_ACTION)).tolist()
+    vector = world.vector(m.ClippedSums(r.Scan("actions"), "user", values, bound, norm, BY_ACTION)).tolist()
     size = sum(map(abs, vector)) if norm == "l1" else sum(v * v for v in vector)
     assert size <= (bound if norm == "l1" else bound * bound)
     assert bound < 100 or size > 0
@@ -192,7 +203,7 @@ def test_a_clipped_vector_has_norm_at_most_the_bound_exactly(norm: Any, bound: i
 
 def test_division_by_a_persons_salary_is_no_oracle(tmp_path: Path) -> None:
     """1 / (salary - 91000) answers, whoever is in the data, and costs the same."""
-    ratio = x.Arithmetic("/", x.Constant(1), x.Arithmetic("-", x.Column("age"), x.Constant(30)))
+    ratio = x.Arithmetic("/", x.LiteralValue(1), x.Arithmetic("-", x.ColumnRef("age"), x.LiteralValue(30)))
     clipped = m.Sum(r.Scan("users"), x.Clamp(ratio, Fraction(-1), Fraction(1)))
     present, absent = engine(tmp_path / "a", users=[(1, 30.0, "FR")]), engine(tmp_path / "b", users=[(1, 31.0, "FR")])
     assert present.vector(clipped).tolist() == [0]
@@ -203,13 +214,13 @@ def test_division_by_a_persons_salary_is_no_oracle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        x.Function("sqrt", x.Arithmetic("-", x.Column("age"), x.Constant(60))),
-        x.Function("ln", x.Arithmetic("-", x.Column("age"), x.Constant(30))),
-        x.Function("exp", x.Arithmetic("*", x.Column("age"), x.Constant(1000))),
-        x.Power(x.Arithmetic("-", x.Column("age"), x.Constant(30)), Fraction(-3)),
-        x.Power(x.Arithmetic("*", x.Column("age"), x.Constant(10**9)), Fraction(64)),
-        x.Arithmetic("%", x.Column("age"), x.Arithmetic("-", x.Column("age"), x.Column("age"))),
-        x.Rescale(x.Column("age"), 1000),
+        x.Function("sqrt", x.Arithmetic("-", x.ColumnRef("age"), x.LiteralValue(60))),
+        x.Function("ln", x.Arithmetic("-", x.ColumnRef("age"), x.LiteralValue(30))),
+        x.Function("exp", x.Arithmetic("*", x.ColumnRef("age"), x.LiteralValue(1000))),
+        x.Power(x.Arithmetic("-", x.ColumnRef("age"), x.LiteralValue(30)), Fraction(-3)),
+        x.Power(x.Arithmetic("*", x.ColumnRef("age"), x.LiteralValue(10**9)), Fraction(64)),
+        x.Arithmetic("%", x.ColumnRef("age"), x.Arithmetic("-", x.ColumnRef("age"), x.ColumnRef("age"))),
+        x.Rescale(x.ColumnRef("age"), 1000),
     ],
 )
 def test_no_function_fails_on_a_record(value: x.Expr, tmp_path: Path) -> None:
@@ -221,41 +232,43 @@ def test_no_function_fails_on_a_record(value: x.Expr, tmp_path: Path) -> None:
 def test_texts_that_are_not_text_are_refused_before_any_data() -> None:
     for text in ("\ud800", "a\0b"):
         with pytest.raises(InvalidParameter):
-            x.Constant(text)
+            x.LiteralValue(text)
         with pytest.raises(InvalidParameter):
-            x.TextMatch("prefix", x.Column("country"), text)
+            x.TextMatch("prefix", x.ColumnRef("country"), text)
 
 
 def test_quotes_in_constants_are_data() -> None:
     scope = Scope({"country": Category(("FR", "x'; DROP TABLE users; --"))}, {"country": exp.column("c0")})
-    node = x.Compare("=", x.Column("country"), x.Constant("x'; DROP TABLE users; --"))
+    node = x.Compare("=", x.ColumnRef("country"), x.LiteralValue("x'; DROP TABLE users; --"))
     assert node.sql(scope).sql("duckdb") == "c0 = ('x''; DROP TABLE users; --')"
 
 
 def test_identifiers_are_never_keys() -> None:
     with pytest.raises(Unsupported):
-        m.Count(r.BoundRows(r.Scan("actions"), "user", 1), (m.Key("user_id", x.Column("user_id")),)).axes(CTX)
+        m.Count(
+            r.LimitRowsPerUnit(r.Scan("actions"), "user", 1), (m.GroupKey("user_id", x.ColumnRef("user_id")),)
+        ).axes(CTX)
     with pytest.raises(Unsupported):
-        m.PartitionCounts(r.BoundRows(r.Scan("actions"), "user", 1), (m.Key("u", x.Column("user_id")),)).sensitivity(
-            CTX, "user"
-        )
+        m.PartitionCounts(
+            r.LimitRowsPerUnit(r.Scan("actions"), "user", 1), (m.GroupKey("u", x.ColumnRef("user_id")),)
+        ).sensitivity(CTX, "user")
 
 
 def test_context_tables_are_joined_and_never_measured_alone() -> None:
     ctx = Context(dataset(Path("nowhere"), ACTION))
-    people = r.Project(r.Scan("users"), (("id", x.Column("id")), ("country", x.Column("country"))))
+    people = r.Project(r.Scan("users"), (("id", x.ColumnRef("id")), ("country", x.ColumnRef("country"))))
     joined = r.PublicJoin(r.Scan("actions"), people, (("user_id", "id"),))
     assert m.Count(joined).sensitivity(ctx, "action").l1 == 1
     with pytest.raises(Unsupported, match="no unit of privacy covers"):
         m.Count(r.Scan("users")).sensitivity(ctx, "action")
     with pytest.raises(Unbounded):
-        r.PublicJoin(r.Scan("actions"), people, (("url", "country"),)).influence(ctx, "action")
+        r.PublicJoin(r.Scan("actions"), people, (("url", "country"),)).stability(ctx, "action")
 
 
 def test_a_table_that_a_unit_covers_is_not_public() -> None:
-    people = r.Project(r.Scan("users"), (("id", x.Column("id")),))
+    people = r.Project(r.Scan("users"), (("id", x.ColumnRef("id")),))
     with pytest.raises(Unsupported, match="covers both sides"):
-        r.PublicJoin(r.Scan("actions"), people, (("user_id", "id"),)).influence(CTX, "user")
+        r.PublicJoin(r.Scan("actions"), people, (("user_id", "id"),)).stability(CTX, "user")
 
 
 @pytest.mark.tier("test")
@@ -274,13 +287,13 @@ def test_metadata_do_not_depend_on_records(tmp_path: Path) -> None:
         )
         for n in sizes
     ]
-    joined = r.UnitJoin(r.BoundRows(r.Scan("actions"), "user", 2), r.Scan("users"), "user")
+    joined = r.UnitJoin(r.LimitRowsPerUnit(r.Scan("actions"), "user", 2), r.Scan("users"), "user")
     keys = (
-        m.Key("country", x.Column("country")),
-        m.Key("url", x.Column("url")),
-        m.Key("month", x.DateTrunc("month", x.Column("t"))),
+        m.GroupKey("country", x.ColumnRef("country")),
+        m.GroupKey("url", x.ColumnRef("url")),
+        m.GroupKey("month", x.DateTrunc("month", x.ColumnRef("t"))),
     )
-    measure = m.Sums(joined, (x.Constant(1), x.Column("age")), keys)
+    measure = m.SumVector(joined, (x.LiteralValue(1), x.ColumnRef("age")), keys)
 
     def metadata(world: Any) -> Any:
         ctx = world.ctx
@@ -301,20 +314,20 @@ def test_metadata_do_not_depend_on_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: r.Project(r.Scan("users"), (("a", x.Column("age")), ("a", x.Column("age")))),
+        lambda: r.Project(r.Scan("users"), (("a", x.ColumnRef("age")), ("a", x.ColumnRef("age")))),
         lambda: m.Count(r.Scan("nobody")).sensitivity(CTX, "user"),
-        lambda: m.Sum(r.Scan("users"), x.Column("country")).sensitivity(CTX, "user"),
-        lambda: r.Where(r.Scan("users"), x.Column("agee")).domain(CTX),
-        lambda: r.Where(r.Scan("users"), x.Column("age")).domain(CTX),
+        lambda: m.Sum(r.Scan("users"), x.ColumnRef("country")).sensitivity(CTX, "user"),
+        lambda: r.Filter(r.Scan("users"), x.ColumnRef("agee")).domain(CTX),
+        lambda: r.Filter(r.Scan("users"), x.ColumnRef("age")).domain(CTX),
         lambda: r.Union(r.Scan("users"), r.Scan("actions")).domain(CTX),
-        lambda: r.BoundRows(r.Scan("actions"), "user", 0),
-        lambda: r.BoundRows(r.Scan("actions"), "user", True),
-        lambda: r.BoundRows(r.Scan("actions"), "action", 3).domain(CTX),
+        lambda: r.LimitRowsPerUnit(r.Scan("actions"), "user", 0),
+        lambda: r.LimitRowsPerUnit(r.Scan("actions"), "user", True),
+        lambda: r.LimitRowsPerUnit(r.Scan("actions"), "action", 3).domain(CTX),
         lambda: r.Sample(r.Scan("actions"), Fraction(3, 2)),
-        lambda: x.Compare("<", x.Column("id"), x.Constant(3)).domain(Scope(r.Scan("users").domain(CTX))),
-        lambda: x.Compare("=", x.Column("age"), x.Constant("FR")).domain(Scope(r.Scan("users").domain(CTX))),
+        lambda: x.Compare("<", x.ColumnRef("id"), x.LiteralValue(3)).domain(Scope(r.Scan("users").domain(CTX))),
+        lambda: x.Compare("=", x.ColumnRef("age"), x.LiteralValue("FR")).domain(Scope(r.Scan("users").domain(CTX))),
         lambda: x.Instant(2**62),
-        lambda: m.Count(r.BoundRows(r.Scan("actions"), "user", Auto("t"))).sensitivity(CTX, "user"),
+        lambda: m.Count(r.LimitRowsPerUnit(r.Scan("actions"), "user", EstimatedLimit("t"))).sensitivity(CTX, "user"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_reason(build: Any) -> None:
@@ -326,15 +339,15 @@ def test_what_does_not_fit_is_refused_with_a_reason(build: Any) -> None:
 @pytest.mark.parametrize(
     "grow",
     [
-        lambda v: x.Clamp(x.NullIf(v, x.Constant(3)), Fraction(0), Fraction(9)),
-        lambda v: x.NullIf(v, x.Constant(3)),
+        lambda v: x.Clamp(x.NullIf(v, x.LiteralValue(3)), Fraction(0), Fraction(9)),
+        lambda v: x.NullIf(v, x.LiteralValue(3)),
         lambda v: x.Power(v, Fraction(3, 2)),
         lambda v: x.Bucket(v, tuple(map(Fraction, range(5)))),
-        lambda v: x.Arithmetic("+", v, x.Constant(1)),
+        lambda v: x.Arithmetic("+", v, x.LiteralValue(1)),
     ],
 )
 def test_a_plan_of_exploding_size_is_refused_before_it_explodes(grow: Any) -> None:
-    value: x.Expr = x.Column("age")
+    value: x.Expr = x.ColumnRef("age")
     for _ in range(60):
         value = grow(value)
     with pytest.raises(InvalidPlan, match=r"too large|deep"):

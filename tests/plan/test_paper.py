@@ -11,16 +11,16 @@ import pytest
 from dither.errors import Unbounded, Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
-from dither.plan.domains import ends
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.domains import bounds_of
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare
 from dither.plan.expressions.numeric import Arithmetic
-from dither.plan.measures.core import Key
-from dither.plan.measures.linear import Linear
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.sums import Count, Sum, count_units
 from dither.plan.relations.bounding import Sample
 from dither.plan.relations.core import Relation
-from dither.plan.relations.filter import Where
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.joins import PublicJoin, UnitJoin
 from dither.plan.relations.project import Project as Select
@@ -62,36 +62,37 @@ def test_41_a_top_coded_age_keeps_its_bound_though_nobody_is_that_old(tmp_path: 
     unit = Unit("person", "user", {"t": "id"})
     young = one_table(tmp_path, columns, {"id": pa.array([1]), "age": pa.array([30])}, unit, "id")
     assert Scan("t").domain(young.ctx)["age"] == Number(Fraction(0), Fraction(115))
-    assert young.vector(Sum(Scan("t"), Column("age"))).tolist() == [30]
+    assert young.vector(Sum(Scan("t"), ColumnRef("age"))).tolist() == [30]
 
 
 def test_42_tables_grouped_tables_and_vectors_each_state_their_influence() -> None:
     ctx = employees()
-    table = Where(Scan("employees"), Compare(">", Column("salary"), Constant(30_000)))
-    grouped = GroupBy(Scan("employees"), (("title", Column("title")),))
-    vector = Count(Scan("employees"), (Key("title", Column("title")),))
-    assert table.influence(ctx, "employee").rows == 1
-    assert grouped.influence(ctx, "employee").rows == 2
+    table = Filter(Scan("employees"), Compare(">", ColumnRef("salary"), LiteralValue(30_000)))
+    grouped = GroupBy(Scan("employees"), (("title", ColumnRef("title")),))
+    vector = Count(Scan("employees"), (GroupKey("title", ColumnRef("title")),))
+    assert table.stability(ctx, "employee").max_rows == 1
+    assert grouped.stability(ctx, "employee").max_rows == 2
     assert vector.sensitivity(ctx, "employee").l1 == 1
 
 
 def test_43_workers_younger_than_25_are_between_18_and_25() -> None:
     ctx = employees()
-    young = Where(Scan("employees"), Compare("<", Column("age"), Constant(25)))
-    assert ends(young.domain(ctx)["age"]) == (18, 25)
+    young = Filter(Scan("employees"), Compare("<", ColumnRef("age"), LiteralValue(25)))
+    assert bounds_of(young.domain(ctx)["age"]) == (18, 25)
 
 
 def test_43_the_bounds_stay_when_no_row_is_left(tmp_path: Path) -> None:
     world = engine(tmp_path, users=[(1, 60.0, "FR")])
-    young = Where(Scan("users"), Compare("<", Column("age"), Constant(25)))
-    assert ends(young.domain(world.ctx)["age"]) == (18, 25)
-    assert world.vector(Count(young, (Key("age", Column("age")),))).tolist() == [0] * 8
+    young = Filter(Scan("users"), Compare("<", ColumnRef("age"), LiteralValue(25)))
+    assert bounds_of(young.domain(world.ctx)["age"]) == (18, 25)
+    assert world.vector(Count(young, (GroupKey("age", ColumnRef("age")),))).tolist() == [0] * 8
 
 
 def test_43_a_contradiction_is_still_answered(tmp_path: Path) -> None:
     world = engine(tmp_path, users=[(1, 60.0, "FR")])
-    nobody = Where(
-        Where(Scan("users"), Compare("<", Column("age"), Constant(20))), Compare(">", Column("age"), Constant(60))
+    nobody = Filter(
+        Filter(Scan("users"), Compare("<", ColumnRef("age"), LiteralValue(20))),
+        Compare(">", ColumnRef("age"), LiteralValue(60)),
     )
     assert world.vector(Count(nobody)).tolist() == [0]
     assert Count(nobody).sensitivity(world.ctx, "user").l1 == 1
@@ -99,7 +100,7 @@ def test_43_a_contradiction_is_still_answered(tmp_path: Path) -> None:
 
 def test_43_broken_records_are_corrected_and_counted_for_the_curator(tmp_path: Path) -> None:
     world = engine(tmp_path, users=[(1, 200.0, "FR"), (2, float("nan"), "XX"), (3, 30.0, "DE"), (None, 20.0, "FR")])
-    assert world.vector(Sum(Scan("users"), Column("age"))).tolist() == [65 + 18 + 30]
+    assert world.vector(Sum(Scan("users"), ColumnRef("age"))).tolist() == [65 + 18 + 30]
     assert world.corrections() == {"values": 2}
     assert {key: n for key, n in world.inspect().items() if n} == {
         "users.age": 2, "users.country": 1, "users.id": 1, "users": 1,
@@ -108,7 +109,7 @@ def test_43_broken_records_are_corrected_and_counted_for_the_curator(tmp_path: P
 
 def test_44_group_by_gives_every_possible_key(tmp_path: Path) -> None:
     world = engine(tmp_path, users=[(1, 30.0, "FR"), (2, 31.0, "FR")])
-    measure = Count(Scan("users"), (Key("country", Column("country")), Key("age", Column("age"))))
+    measure = Count(Scan("users"), (GroupKey("country", ColumnRef("country")), GroupKey("age", ColumnRef("age"))))
     vector = world.vector(measure)
     assert len(vector) == 3 * 48 == measure.size(world.ctx)
     assert list(measure.labels(world.ctx))[:2] == [("FR", 18), ("FR", 19)]
@@ -116,17 +117,17 @@ def test_44_group_by_gives_every_possible_key(tmp_path: Path) -> None:
 
 
 def test_45_five_self_unions_move_32_rows() -> None:
-    assert five_self_unions().influence(employees(), "employee").rows == 32
+    assert five_self_unions().stability(employees(), "employee").max_rows == 32
 
 
 def test_45_the_sum_of_salaries_after_five_self_unions_needs_scale_300000_times_32() -> None:
-    chosen = Where(five_self_unions(), Compare("=", Column("employee_id"), Constant("1234567")))
-    stated = Sum(chosen, Column("salary")).sensitivity(employees(), "employee")
+    chosen = Filter(five_self_unions(), Compare("=", ColumnRef("employee_id"), LiteralValue("1234567")))
+    stated = Sum(chosen, ColumnRef("salary")).sensitivity(employees(), "employee")
     assert stated.l1 == 300_000 * 32
 
 
 def test_45_group_by_has_stability_two() -> None:
-    assert GroupBy(Scan("employees"), (("age", Column("age")),)).influence(employees(), "employee").rows == 2
+    assert GroupBy(Scan("employees"), (("age", ColumnRef("age")),)).stability(employees(), "employee").max_rows == 2
 
 
 def test_45_limit_and_order_by_are_not_offered_on_private_tables() -> None:
@@ -136,25 +137,27 @@ def test_45_limit_and_order_by_are_not_offered_on_private_tables() -> None:
 
 
 def test_45_bernoulli_sampling_has_stability_one() -> None:
-    assert Sample(Scan("employees"), Fraction(1, 10)).influence(employees(), "employee").rows == 1
+    assert Sample(Scan("employees"), Fraction(1, 10)).stability(employees(), "employee").max_rows == 1
 
 
 def test_45_select_where_and_distinct_have_stability_one() -> None:
     ctx = employees()
-    select = Select(Scan("employees"), (("age", Column("age")), ("salary", Column("salary"))))
-    assert select.influence(ctx, "employee").rows == 1
-    assert Where(select, Compare(">", Column("salary"), Constant(30_000))).influence(ctx, "employee").rows == 1
-    assert Distinct(select).influence(ctx, "employee").rows == 1
+    select = Select(Scan("employees"), (("age", ColumnRef("age")), ("salary", ColumnRef("salary"))))
+    assert select.stability(ctx, "employee").max_rows == 1
+    assert (
+        Filter(select, Compare(">", ColumnRef("salary"), LiteralValue(30_000))).stability(ctx, "employee").max_rows == 1
+    )
+    assert Distinct(select).stability(ctx, "employee").max_rows == 1
 
 
 def test_45_distinct_after_five_self_unions_brings_the_influence_back_to_one() -> None:
-    columns = (("salary", Column("salary")), ("employee_id", Column("employee_id")))
+    columns = (("salary", ColumnRef("salary")), ("employee_id", ColumnRef("employee_id")))
     node: Relation = Select(Scan("employees"), columns)
     for _ in range(5):
         node = Union(node, node)
-    assert node.influence(employees(), "employee").rows == 32
-    assert Distinct(node).influence(employees(), "employee").rows == 1
-    assert Distinct(node, "employee").influence(employees(), "employee").rows == 1
+    assert node.stability(employees(), "employee").max_rows == 32
+    assert Distinct(node).stability(employees(), "employee").max_rows == 1
+    assert Distinct(node, "employee").stability(employees(), "employee").max_rows == 1
 
 
 def test_45_distinct_after_self_unions_measured(tmp_path: Path) -> None:
@@ -178,16 +181,16 @@ def test_46_and_47_each_operator_and_measure_names_a_proof_page() -> None:
 
 def test_47_twice_the_sum_of_salaries_has_sensitivity_600000() -> None:
     ctx = employees()
-    total = Sum(Scan("employees"), Column("salary"))
+    total = Sum(Scan("employees"), ColumnRef("salary"))
     assert total.sensitivity(ctx, "employee") == Sensitivity.of(l0=1, linf=300_000)
-    assert Linear(total, ((2,),)).sensitivity(ctx, "employee") == Sensitivity.of(l0=1, linf=600_000)
-    doubled = Sum(Scan("employees"), Arithmetic("*", Constant(2), Column("salary")))
+    assert LinearQuery(total, ((2,),)).sensitivity(ctx, "employee") == Sensitivity.of(l0=1, linf=600_000)
+    doubled = Sum(Scan("employees"), Arithmetic("*", LiteralValue(2), ColumnRef("salary")))
     assert doubled.sensitivity(ctx, "employee") == Sensitivity.of(l0=1, linf=600_000)
 
 
 def test_47_a_sum_between_two_bounds_moves_by_the_larger_of_them() -> None:
     ctx = employees()
-    centred = Sum(Scan("employees"), Arithmetic("-", Column("salary"), Constant(100_000)))
+    centred = Sum(Scan("employees"), Arithmetic("-", ColumnRef("salary"), LiteralValue(100_000)))
     assert centred.sensitivity(ctx, "employee").linf == 200_000
 
 
@@ -206,9 +209,9 @@ def test_1_questions_across_all_three_tables(tmp_path: Path) -> None:
         actions=actions,
         urls=[("a", "news"), ("b", "sport")],
     )
-    topics = Select(Scan("urls"), (("page", Column("url")), ("topic", Column("topic"))))
+    topics = Select(Scan("urls"), (("page", ColumnRef("url")), ("topic", ColumnRef("topic"))))
     joined = UnitJoin(PublicJoin(Scan("actions"), topics, (("url", "page"),)), Scan("users"), "user")
-    keys = (Key("country", Column("country")), Key("topic", Column("topic")))
+    keys = (GroupKey("country", ColumnRef("country")), GroupKey("topic", ColumnRef("topic")))
     with pytest.raises(Unbounded, match="bound the rows of each user"):
         Count(joined, keys).sensitivity(world.ctx, "user")
     assert world.vector(count_units(joined, "user", keys)).reshape(3, 2).tolist() == [[1, 1], [1, 0], [0, 0]]

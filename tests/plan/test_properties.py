@@ -95,15 +95,15 @@ def test_a_trial_among_many_is_answered_as_if_alone(tier: Any) -> None:
         statement = trials.statement_for(setting, item.measure)
         statement.trial = None
         plan = item.measure.plan(statement)
-        found = trials.laid_out(item.measure, plan, bench.run(plan.select))
+        found = trials.to_vector(item.measure, plan, bench.run(plan.select))
         assert found.tolist() == trials.Interpreter(item.ctx, item.data, trials.SECRET).vector(item.measure)
 
     run_seeds(tier.pick(quick=10, test=150, deep=3_000), body, bench)
 
 
 # Those left out are in test_tight.py: a join on other keys, and partition counts, which have no declared cells.
-OPERATORS = {name for name, node in BY_NAME.items() if issubclass(node, Relation)} - {"KeyJoin"}
-MEASURES = {name for name, node in MEASURES_BY_NAME.items() if issubclass(node, Measure)} - {"PartitionCounts"}
+OPERATORS = {name for name, node in BY_NAME.items() if issubclass(node, Relation)} - {"key_join"}
+MEASURES = {name for name, node in MEASURES_BY_NAME.items() if issubclass(node, Measure)} - {"partition_counts"}
 
 
 @pytest.mark.tier("test")

@@ -18,9 +18,9 @@ from dither.access.engines.duckdb import DuckDBEngine
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.sql.builders import whole
-from dither.plan.sql.dialect import Spelling
-from dither.plan.sql.row_order import FOLD, MIXED_BITS, MODULUS, Part, coefficient, mixed, spread
+from dither.plan.sql.builders import integer
+from dither.plan.sql.dialect import Dialect
+from dither.plan.sql.row_order import FOLD, MIXED_BITS, MODULUS, HashPart, coefficient, hash_order, mix_hash
 from dither.schema import BudgetCap, Category, Column, Dataset, Identifier, Number, Source, Table, Unit
 
 PEOPLE, KINDS, KEPT = 40_000, 8, 3
@@ -49,8 +49,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> DuckDBEngine:
 
 def chosen(engine: DuckDBEngine) -> np.ndarray:
     """How often each kind of row was kept."""
-    bounded = r.BoundRows(r.Scan("rows"), "person", KEPT)
-    return engine.vector(m.Count(bounded, (m.Key("kind", x.Column("kind")),)))
+    bounded = r.LimitRowsPerUnit(r.Scan("rows"), "person", KEPT)
+    return engine.vector(m.Count(bounded, (m.GroupKey("kind", x.ColumnRef("kind")),)))
 
 
 def unfair(counts: np.ndarray) -> float:
@@ -68,10 +68,10 @@ def test_every_kind_of_row_is_kept_equally_often(engine: DuckDBEngine) -> None:
 
 
 def test_without_the_cube_some_rows_would_come_first(engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def straight(spelling: Spelling, order: object) -> object:
+    def straight(dialect: Dialect, order: object) -> object:
         return order
 
-    monkeypatch.setattr("dither.plan.sql.statement.spread", straight)
+    monkeypatch.setattr("dither.plan.sql.row_order.hash_order", straight)
     assert unfair(chosen(engine)) < 1e-9
 
 
@@ -94,9 +94,9 @@ def test_the_order_never_overflows_and_keeps_rows_apart(engine: DuckDBEngine) ->
     for count in (1, 2, 7, 8, 40, 300):
         sizes = [random.choice((1, 2, 31, 32, 40)) for _ in range(count)]
         values = [random.choice((-1, 1)) * (2**bits - 1) for bits in sizes]
-        sql = mixed([Part(whole(value), bits) for value, bits in zip(values, sizes, strict=True)], 1)
-        place = spread(Spelling(), sql)
-        found = engine._connection.execute(f"SELECT {Spelling().render(sql)}, {Spelling().render(place)}").fetchall()[0]
+        sql = mix_hash([HashPart(integer(value), bits) for value, bits in zip(values, sizes, strict=True)], 1)
+        place = hash_order(Dialect(), sql)
+        found = engine._connection.execute(f"SELECT {Dialect().render(sql)}, {Dialect().render(place)}").fetchall()[0]
         order = reference.scramble(zip(values, sizes, strict=True), 1)
         assert found == (order, reference.spread(order))
         assert max(map(abs, found)) < 2**62

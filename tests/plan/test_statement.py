@@ -11,18 +11,18 @@ import pytest
 from sqlglot import Parser, exp
 
 import plan.plans as plans
-from dither.access.engines.postgres import PostgresSpelling
-from dither.access.engines.spark import SparkSpelling
+from dither.access.engines.postgres import PostgresDialect
+from dither.access.engines.spark import SparkDialect
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.sql.builders import both, either, extent
-from dither.plan.sql.dialect import Spelling
-from dither.plan.sql.statement import Origin, Statement, named
-from dither.plan.stability import Auto
-from dither.plan.traversal import fill, walk
+from dither.plan.sql.builders import and_, extent, or_
+from dither.plan.sql.dialect import Dialect
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
+from dither.plan.stability import EstimatedLimit
+from dither.plan.traversal import fill_limits, walk
 
-SPELLINGS = (Spelling(), PostgresSpelling(), SparkSpelling())
+SPELLINGS = (Dialect(), PostgresDialect(), SparkDialect())
 
 
 @cache
@@ -30,13 +30,13 @@ def cases() -> list[plans.Case]:
     return [item for seed in range(24) if (item := plans.case(Random(seed), exact=False)).measure is not None]
 
 
-def statements() -> Iterator[tuple[exp.Select, Statement]]:
+def statements() -> Iterator[tuple[exp.Select, SqlStatement]]:
     """Random measures as statements, in every spelling."""
     for item in cases():
         sources = {name: exp.Table(this=exp.to_identifier(name)) for name in item.data}
-        origins = {name: Origin(source, item.data[name].kinds) for name, source in sources.items()}
-        for spelling in SPELLINGS:
-            statement = Statement(item.ctx, origins, spelling, counted=frozenset(item.data))
+        origins = {name: TableSource(source, item.data[name].kinds) for name, source in sources.items()}
+        for dialect in SPELLINGS:
+            statement = SqlStatement(item.ctx, origins, dialect, counted=frozenset(item.data))
             yield item.measure.plan(statement).select, statement
 
 
@@ -69,27 +69,27 @@ def test_the_extent_of_a_statement_is_known() -> None:
 
 
 def test_a_chain_is_not_deep_and_a_nest_is() -> None:
-    names = [named(f"c{index}") for index in range(50)]
-    assert extent(both(names)).depth == extent(either(names)).depth == 3
+    names = [column_ref(f"c{index}") for index in range(50)]
+    assert extent(and_(names)).depth == extent(or_(names)).depth == 3
     nest = names[0]
     for name in names[1:]:
-        nest = both([either([nest, name]), name])
+        nest = and_([or_([nest, name]), name])
     assert extent(nest).depth > 50
 
 
 def test_a_filled_plan_keeps_what_holds_no_bound() -> None:
     """What is known about a part of a plan is kept by the part's identity, over all bounds that are tried."""
-    below = r.Where(r.Scan("actions"), x.IsNull(x.Column("url")))
-    plan = m.Count(r.BoundRows(below, "user", Auto()), (m.Key("action", x.Column("action")),))
-    one, two = (fill(plan, {"bound": limit}) for limit in (1, 2))
-    assert one == m.Count(r.BoundRows(below, "user", 1), plan.keys) and two.child.limit == 2
+    below = r.Filter(r.Scan("actions"), x.IsNull(x.ColumnRef("url")))
+    plan = m.Count(r.LimitRowsPerUnit(below, "user", EstimatedLimit()), (m.GroupKey("action", x.ColumnRef("action")),))
+    one, two = (fill_limits(plan, {"bound": limit}) for limit in (1, 2))
+    assert one == m.Count(r.LimitRowsPerUnit(below, "user", 1), plan.keys) and two.child.limit == 2
     assert one.child.child is two.child.child is below and one.keys is plan.keys
-    assert fill(below, {"bound": 1}) is below and fill(plan, {}) is plan
+    assert fill_limits(below, {"bound": 1}) is below and fill_limits(plan, {}) is plan
 
 
 def test_a_plan_is_walked_parents_first_and_from_left_to_right() -> None:
     left, right = r.Scan("users"), r.Scan("actions")
-    plan = m.Count(r.Union(left, right), (m.Key("a", x.Column("a")), m.Key("b", x.Column("b"))))
+    plan = m.Count(r.Union(left, right), (m.GroupKey("a", x.ColumnRef("a")), m.GroupKey("b", x.ColumnRef("b"))))
     found = [*walk(plan)]
-    assert found == [plan, plan.child, left, right, plan.keys[0], x.Column("a"), plan.keys[1], x.Column("b")]
+    assert found == [plan, plan.child, left, right, plan.keys[0], x.ColumnRef("a"), plan.keys[1], x.ColumnRef("b")]
     assert [*walk(r.Scan)] == [] == [*walk("text")]

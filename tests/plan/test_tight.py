@@ -15,17 +15,17 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.sql.statement import Statement, named
+from dither.plan.sql.statement import SqlStatement, column_ref
 from dither.schema import Category, Identifier, Number, Unit
 from plan.trials import change
 from plan.worlds import ACTION, MONTH, USER, YEAR_2020, engine, one_table
 
 DAY = 86_400_000_000
 URLS = [("a", "news"), ("b", "sport")]
-PAGES = r.Project(r.Scan("urls"), (("page", x.Column("url")), ("topic", x.Column("topic"))))
+PAGES = r.Project(r.Scan("urls"), (("page", x.ColumnRef("url")), ("topic", x.ColumnRef("topic"))))
 ACTIONS = r.Scan("actions")
-TWO = r.BoundRows(ACTIONS, "user", 2)
-OTHER = r.Project(TWO, (("other", x.Column("url")),))
+TWO = r.LimitRowsPerUnit(ACTIONS, "user", 2)
+OTHER = r.Project(TWO, (("other", x.ColumnRef("url")),))
 
 
 def acts(user: int, *rows: tuple[str, str, int]) -> list[Any]:
@@ -37,24 +37,29 @@ THEIRS = acts(2, ("a", "view", 1), ("b", "view", 2))
 CASES: dict[str, tuple[r.Relation, str, list[Any]]] = {
     "scan": (r.Scan("users"), "user", []),
     "scan of a row": (ACTIONS, "action", MINE[:1]),
-    "where": (r.Where(TWO, x.Constant(True)), "user", MINE),
+    "where": (r.Filter(TWO, x.LiteralValue(True)), "user", MINE),
     "union": (r.Union(TWO, TWO), "user", MINE),
-    "distinct": (r.Distinct(r.Project(TWO, (("url", x.Column("url")), ("t", x.Column("t"))))), "user", MINE),
+    "distinct": (r.Distinct(r.Project(TWO, (("url", x.ColumnRef("url")), ("t", x.ColumnRef("t"))))), "user", MINE),
     "public join, inner": (r.PublicJoin(TWO, PAGES, (("url", "page"),)), "user", MINE),
     "public join, public side kept": (
-        r.PublicJoin(r.BoundRows(ACTIONS, "user", 1), PAGES, (("url", "page"),), "right"), "user",
+        r.PublicJoin(r.LimitRowsPerUnit(ACTIONS, "user", 1), PAGES, (("url", "page"),), "right"),
+        "user",
         acts(1, ("b", "like", 3)),
     ),
-    "join on the unit": (r.UnitJoin(TWO, r.Project(TWO, (("u2", x.Column("url")),)), "user"), "user", MINE),
-    "group by with the unit": (r.GroupBy(TWO, (("t", x.Column("t")),), (), "user"), "user", MINE),
+    "join on the unit": (r.UnitJoin(TWO, r.Project(TWO, (("u2", x.ColumnRef("url")),)), "user"), "user", MINE),
+    "group by with the unit": (r.GroupBy(TWO, (("t", x.ColumnRef("t")),), (), "user"), "user", MINE),
     "group by": (
-        r.GroupBy(r.BoundRows(ACTIONS, "user", 1), (("k", x.Constant(1)),), (r.Aggregate("n", "count"),)), "user", MINE,
+        r.GroupBy(
+            r.LimitRowsPerUnit(ACTIONS, "user", 1), (("k", x.LiteralValue(1)),), (r.GroupAggregate("n", "count"),)
+        ),
+        "user",
+        MINE,
     ),
-    "bound on rows": (r.BoundRows(ACTIONS, "user", 3), "user", MINE),
-    "bound on rows, one row of many": (r.BoundRows(ACTIONS, "user", 1), "action", []),
-    "bound on groups": (r.BoundGroups(ACTIONS, "user", (x.Column("action"),), 3, 1), "user", MINE),
+    "bound on rows": (r.LimitRowsPerUnit(ACTIONS, "user", 3), "user", MINE),
+    "bound on rows, one row of many": (r.LimitRowsPerUnit(ACTIONS, "user", 1), "action", []),
+    "bound on groups": (r.LimitGroupsPerUnit(ACTIONS, "user", (x.ColumnRef("action"),), 3, 1), "user", MINE),
     "sample": (r.Sample(TWO, Fraction(1)), "user", MINE),
-}  # fmt: skip
+}
 
 
 def moved(node: r.Relation, path: Path, base: dict[str, list[Any]], more: dict[str, list[Any]]) -> int:
@@ -62,9 +67,9 @@ def moved(node: r.Relation, path: Path, base: dict[str, list[Any]], more: dict[s
     bags = []
     for name, rows in (("base", base), ("more", more)):
         world = engine(path / name, USER, ACTION, MONTH, **rows)
-        statement = Statement(world.ctx, world._origins, world.spelling)
+        statement = SqlStatement(world.ctx, world._origins, world.dialect)
         table = statement.table(node)
-        columns = [named(f"c{index}") for index in range(len(node.domain(world.ctx)))]
+        columns = [column_ref(f"c{index}") for index in range(len(node.domain(world.ctx)))]
         found = world._run(statement.finish(x.exp.select(*columns).from_(table)))
         bags.append(Counter(zip(*(column.to_pylist() for column in found.columns), strict=True)))
     return sum(((bags[0] - bags[1]) + (bags[1] - bags[0])).values())
@@ -84,13 +89,15 @@ def test_the_stated_influence_is_reached(name: str, tmp_path: Path) -> None:
             moved(node, tmp_path / "1", {**base, "actions": first}, {**base, "actions": first + second}),
             moved(node, tmp_path / "2", {**base, "actions": second}, {**base, "actions": first + second}),
         }
-        assert max(found) == 2 == node.influence(Context(engine(tmp_path / "3", USER, ACTION).ctx.dataset), unit).rows
+        assert (
+            max(found) == 2 == node.stability(Context(engine(tmp_path / "3", USER, ACTION).ctx.dataset), unit).max_rows
+        )
         return
     more = {"users": [*base["users"], (1, 40.0, "DE")], "actions": base["actions"] + extra, "urls": URLS}
     if unit == "action":
         more["users"] = base["users"]
     world = engine(tmp_path / "facts", USER, ACTION, MONTH, **base)
-    assert moved(node, tmp_path, base, more) == node.influence(world.ctx, unit).rows
+    assert moved(node, tmp_path, base, more) == node.stability(world.ctx, unit).max_rows
 
 
 def pairs(path: Path, node: r.Relation, rows: list[tuple[int, int, str, str]]) -> tuple[Counter[Any], int | None]:
@@ -99,18 +106,18 @@ def pairs(path: Path, node: r.Relation, rows: list[tuple[int, int, str, str]]) -
     columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**6)), "k": keys, "j": keys}
     data = {name: pa.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
     world = one_table(path, columns, data, Unit("user", "user", {"t": "id"}), "id")
-    statement = Statement(world.ctx, world._origins, world.spelling)
+    statement = SqlStatement(world.ctx, world._origins, world.dialect)
     table = statement.table(node)
     found = world._run(statement.finish(x.exp.select("c1", "c4").from_(table)))
     bag = Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))
-    return bag, node.influence(world.ctx, "user").rows
+    return bag, node.stability(world.ctx, "user").max_rows
 
 
 @pytest.mark.tier("test")
 def test_a_join_on_another_key_reaches_its_bound(tmp_path: Path) -> None:
     """One row pushes out another on the left under one key and on the right under another: 2 a B + 2 b B."""
     left = r.Scan("t")
-    right = r.Project(left, (("v2", x.Column("v")), ("k2", x.Column("j"))))
+    right = r.Project(left, (("v2", x.ColumnRef("v")), ("k2", x.ColumnRef("j"))))
     node, before = r.KeyJoin(left, right, (("k", "k2"),), 1, 1), [(1, 500, "a", "a"), (3, 600, "b", "b")]
     base, stated = pairs(tmp_path / "base", node, before)
     assert (base, stated) == ({(500, 500): 1, (600, 600): 1}, 4)
@@ -121,25 +128,30 @@ def test_a_join_on_another_key_reaches_its_bound(tmp_path: Path) -> None:
     assert max(changes) == 4
 
 
-BY_ACTION = (m.Key("action", x.Column("action")),)
+BY_ACTION = (m.GroupKey("action", x.ColumnRef("action")),)
 MEASURES: dict[str, m.Measure] = {
-    "count": m.Count(r.BoundRows(ACTIONS, "user", 3)),
+    "count": m.Count(r.LimitRowsPerUnit(ACTIONS, "user", 3)),
     "count of some": m.Count(
-        r.BoundRows(r.Where(ACTIONS, x.Compare("=", x.Column("url"), x.Constant("a"))), "user", 2)
+        r.LimitRowsPerUnit(r.Filter(ACTIONS, x.Compare("=", x.ColumnRef("url"), x.LiteralValue("a"))), "user", 2)
     ),
-    "count by bounded key": m.Count(r.BoundGroups(ACTIONS, "user", (x.Column("action"),), 3, 1), BY_ACTION),
-    "sum": m.Sum(r.Scan("users"), x.Column("age")),
-    "several sums": m.Sums(
-        r.Scan("users"), (x.Constant(1), x.Column("age"), x.Arithmetic("*", x.Column("age"), x.Column("age")))
+    "count by bounded key": m.Count(r.LimitGroupsPerUnit(ACTIONS, "user", (x.ColumnRef("action"),), 3, 1), BY_ACTION),
+    "sum": m.Sum(r.Scan("users"), x.ColumnRef("age")),
+    "several sums": m.SumVector(
+        r.Scan("users"),
+        (x.LiteralValue(1), x.ColumnRef("age"), x.Arithmetic("*", x.ColumnRef("age"), x.ColumnRef("age"))),
     ),
-    "covariance": m.covariance(r.Scan("users"), (x.Rescale(x.Column("age"), 100),)),
-    "ranks": m.RankCounts(r.Scan("users"), x.Column("age"), (Fraction(65), Fraction(70))),
+    "covariance": m.covariance(r.Scan("users"), (x.Rescale(x.ColumnRef("age"), 100),)),
+    "ranks": m.RankCounts(r.Scan("users"), x.ColumnRef("age"), (Fraction(65), Fraction(70))),
     "units by key": m.count_units(ACTIONS, "user", BY_ACTION),
     "contributions": m.contributions(ACTIONS, "user", (Fraction(2), Fraction(4))),
-    "clipped, l1": m.Clipped(ACTIONS, "user", (x.Constant(1),), 1, "l1", (m.Key("c", x.Constant("a")),)),
-    "clipped, l2": m.Clipped(ACTIONS, "user", (x.Constant(5),), 3, "l2", (m.Key("c", x.Constant("a")),)),
-    "linear": m.Linear(m.Sum(r.Scan("users"), x.Column("age")), ((2,),)),
-}  # fmt: skip
+    "clipped, l1": m.ClippedSums(
+        ACTIONS, "user", (x.LiteralValue(1),), 1, "l1", (m.GroupKey("c", x.LiteralValue("a")),)
+    ),
+    "clipped, l2": m.ClippedSums(
+        ACTIONS, "user", (x.LiteralValue(5),), 3, "l2", (m.GroupKey("c", x.LiteralValue("a")),)
+    ),
+    "linear": m.LinearQuery(m.Sum(r.Scan("users"), x.ColumnRef("age")), ((2,),)),
+}
 
 
 @pytest.mark.tier("test")
@@ -158,8 +170,8 @@ def test_the_stated_sensitivity_is_reached(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("groups", "rows"), [(2, 1), (1, 2), (2, 2)])
 def test_counts_of_undeclared_keys_reach_what_they_state(groups: int, rows: int, tmp_path: Path) -> None:
     """One unit in as many groups, with as many rows in each, as its bound lets through."""
-    bounded = r.BoundGroups(ACTIONS, "user", (x.Column("url"),), groups, rows)
-    measure = m.PartitionCounts(bounded, (m.Key("url", x.Column("url")),))
+    bounded = r.LimitGroupsPerUnit(ACTIONS, "user", (x.ColumnRef("url"),), groups, rows)
+    measure = m.PartitionCounts(bounded, (m.GroupKey("url", x.ColumnRef("url")),))
     mine = acts(1, *((url, "view", day) for url in "ab" for day in range(3)))
     base, more = (
         engine(tmp_path / name, users=[], actions=actions, urls=URLS)
@@ -192,13 +204,17 @@ def test_no_value_is_chosen_more_often_than_another(tmp_path: Path) -> None:
         }  # fmt: skip
         world = one_table(tmp_path / pair[1], columns, data, unit)
         for node in (
-            r.BoundRows(r.Scan("t"), "user", 1),
-            r.BoundRows(r.Union(r.Scan("t"), r.Scan("t")), "user", 1),
-            r.BoundGroups(r.Scan("t"), "user", (x.Column("k"),), 1, 1),
-            r.BoundRows(r.Distinct(r.Scan("t"), "user"), "user", 1),
+            r.LimitRowsPerUnit(r.Scan("t"), "user", 1),
+            r.LimitRowsPerUnit(r.Union(r.Scan("t"), r.Scan("t")), "user", 1),
+            r.LimitGroupsPerUnit(r.Scan("t"), "user", (x.ColumnRef("k"),), 1, 1),
+            r.LimitRowsPerUnit(r.Distinct(r.Scan("t"), "user"), "user", 1),
         ):
             counts = dict(
-                zip(("view", "like", "share"), world.vector(m.Count(node, (m.Key("k", x.Column("k")),))), strict=True)
+                zip(
+                    ("view", "like", "share"),
+                    world.vector(m.Count(node, (m.GroupKey("k", x.ColumnRef("k")),))),
+                    strict=True,
+                )
             )
             assert abs(int(counts[pair[0]]) - people / 2) < 6.2 * 71, (node, counts)
 
@@ -208,7 +224,7 @@ def test_a_sample_of_units_has_the_asked_size(tmp_path: Path) -> None:
     data = {"id": pa.array(np.arange(20_000)), "v": pa.array(np.zeros(20_000, dtype=np.int64))}
     columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(1))}
     world = one_table(tmp_path, columns, data, Unit("user", "user", {"t": "id"}))
-    measure = m.Count(r.BoundRows(r.Sample(r.Scan("t"), Fraction(1, 5), "user"), "user", 1))
+    measure = m.Count(r.LimitRowsPerUnit(r.Sample(r.Scan("t"), Fraction(1, 5), "user"), "user", 1))
     sizes = [int(world.vector(measure, secret=secret)[0]) for secret in (1, 2, 3)]
     assert all(abs(size - 4_000) < 6.2 * 57 for size in sizes)
     assert len(set(sizes)) > 1
@@ -217,11 +233,11 @@ def test_a_sample_of_units_has_the_asked_size(tmp_path: Path) -> None:
 @pytest.mark.tier("test")
 def test_one_row_can_push_out_a_whole_group(tmp_path: Path) -> None:
     """A bound of one group of three rows: a single action of another kind takes the place of all three."""
-    node = r.BoundGroups(ACTIONS, "user", (x.Column("action"),), 1, 3)
+    node = r.LimitGroupsPerUnit(ACTIONS, "user", (x.ColumnRef("action"),), 1, 3)
     reached = 0
     for user in range(1, 9):
         base = acts(user, *(("a", "view", day) for day in range(3)))
         more = base + acts(user, ("a", "like", 9))
         reached = max(reached, moved(node, tmp_path / str(user), {"actions": base}, {"actions": more}))
     world = engine(tmp_path / "facts", USER, ACTION)
-    assert reached == 4 == node.influence(world.ctx, "action").rows
+    assert reached == 4 == node.stability(world.ctx, "action").max_rows

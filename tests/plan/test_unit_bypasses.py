@@ -18,7 +18,7 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.stability import PerKey
+from dither.plan.stability import PerKeyBound
 from dither.schema import BudgetCap, Category, Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 from dither.schema.parser import loads
 from plan.trials import change, covers
@@ -75,10 +75,10 @@ def check(before: DuckDBEngine, after: DuckDBEngine, measure: m.Measure, unit: s
 @pytest.mark.parametrize("empty", [Number(Fraction(2), Fraction(1)), Category(()), Moment(DAY, -DAY, "day")])
 def test_a_domain_that_counts_as_empty_makes_nothing_free(tmp_path: Path, empty: Domain) -> None:
     ctx = Context(described(tmp_path, {"t": {"u": (ID, pa.int64()), "e": (empty, pa.int64())}}, USER))
-    only = r.Project(r.Scan("t"), (("e", x.Column("e")),))
-    assert r.Distinct(only).influence(ctx, "user").rows != 0
-    assert r.GroupBy(r.Scan("t"), (("e", x.Column("e")),)).influence(ctx, "user").rows != 0
-    assert r.GroupBy(r.Scan("t"), (("e", x.Column("e")),), (), "user").influence(ctx, "user").rows != 0
+    only = r.Project(r.Scan("t"), (("e", x.ColumnRef("e")),))
+    assert r.Distinct(only).stability(ctx, "user").max_rows != 0
+    assert r.GroupBy(r.Scan("t"), (("e", x.ColumnRef("e")),)).stability(ctx, "user").max_rows != 0
+    assert r.GroupBy(r.Scan("t"), (("e", x.ColumnRef("e")),), (), "user").stability(ctx, "user").max_rows != 0
 
 
 # --- Windows of several tables ---
@@ -94,8 +94,8 @@ MONTH = Unit("month", "window", {"a": "u", "b": "u"}, {"a": "t", "b": "t"}, "mon
 @pytest.mark.parametrize(
     "measure",
     [
-        lambda both: m.Count(r.BoundRows(both, "month", 1)),
-        lambda both: m.Clipped(both, "month", (x.Constant(1),), 1, "l1"),
+        lambda both: m.Count(r.LimitRowsPerUnit(both, "month", 1)),
+        lambda both: m.ClippedSums(both, "month", (x.LiteralValue(1),), 1, "l1"),
         lambda both: m.Count(r.GroupBy(both, (), (), "month")),
     ],
     ids=["bound", "clip", "group"],
@@ -113,38 +113,38 @@ def test_a_user_has_windows_in_every_table(tmp_path: Path, measure: Any) -> None
 # --- Bounds per key below a filter ---
 
 NUMBERS: dict[str, Columns] = {"t": {"u": (ID, pa.int64()), "x": (Number(Fraction(0), Fraction(1000)), pa.int64())}}
-X = x.Column("x")
+X = x.ColumnRef("x")
 
 
-def between(child: r.Relation, lo: int, hi: int) -> r.Where:
-    return r.Where(child, x.And((x.Compare(">=", X, x.Constant(lo)), x.Compare("<=", X, x.Constant(hi)))))
+def between(child: r.Relation, lo: int, hi: int) -> r.Filter:
+    return r.Filter(child, x.And((x.Compare(">=", X, x.LiteralValue(lo)), x.Compare("<=", X, x.LiteralValue(hi)))))
 
 
 def test_a_key_that_a_filter_rescales_keeps_no_bound_per_key(tmp_path: Path) -> None:
     key = x.Rescale(X, 5)
-    filtered = between(r.BoundGroups(r.Scan("t"), "user", (key,), 1, 11), 100, 140)
+    filtered = between(r.LimitGroupsPerUnit(r.Scan("t"), "user", (key,), 1, 11), 100, 140)
     before = world(tmp_path / "0", NUMBERS, {"t": [(1, 0)]}, USER)
     after = world(tmp_path / "1", NUMBERS, {"t": [(1, 0)] + [(9, 100 + 4 * i) for i in range(11)]}, USER)
-    check(before, after, m.Count(filtered, (m.Key("k", key),)), "user")
+    check(before, after, m.Count(filtered, (m.GroupKey("k", key),)), "user")
 
 
 def test_a_key_that_is_a_column_keeps_its_bound_per_key_above_a_filter(tmp_path: Path) -> None:
     ctx = Context(described(tmp_path, NUMBERS, USER))
-    filtered = between(r.BoundGroups(r.Scan("t"), "user", (X,), 2, 3), 100, 140)
-    assert filtered.influence(ctx, "user").per_key == PerKey((X,), 2, 3)
+    filtered = between(r.LimitGroupsPerUnit(r.Scan("t"), "user", (X,), 2, 3), 100, 140)
+    assert filtered.stability(ctx, "user").per_key == PerKeyBound((X,), 2, 3)
 
 
 def test_a_bound_on_other_keys_is_of_no_use_even_where_an_operator_hands_it_on(tmp_path: Path) -> None:
     """The measure compares what the keys are computed with, whatever the operators below let through."""
     ctx, key = Context(described(tmp_path, NUMBERS, USER)), x.Rescale(X, 5)
-    bounded = r.BoundGroups(r.Scan("t"), "user", (key,), 1, 11)
-    found, whole = bounded.influence(ctx, "user"), bounded.domain(ctx)
+    bounded = r.LimitGroupsPerUnit(r.Scan("t"), "user", (key,), 1, 11)
+    found, whole = bounded.stability(ctx, "user"), bounded.domain(ctx)
     assert m.sums_sensitivity(found, "user", [1], 11, (key,), whole).l0 == 1
     narrowed = between(bounded, 100, 140).domain(ctx)
     assert m.sums_sensitivity(found, "user", [1], 11, (key,), narrowed).l0 == 11
     assert m.sums_sensitivity(found, "user", [1], 11, (x.Rescale(X, 6),), whole).l0 == 11
     one, truth = x.In(X, (1,)), x.In(X, (True,))
-    by_one = replace(found, per_key=PerKey((one,), 1, 11, (("x", whole["x"]),)))
+    by_one = replace(found, per_key=PerKeyBound((one,), 1, 11, (("x", whole["x"]),)))
     assert one == truth
     assert m.sums_sensitivity(by_one, "user", [1], 2, (truth,), whole).l0 == 2
     assert m.sums_sensitivity(by_one, "user", [1], 2, (one,), whole).l0 == 1
@@ -160,10 +160,10 @@ VISITS: dict[str, Columns] = {"p": MOMENTS["a"]}
 def test_one_row_per_key_is_chosen_among_all_windows(tmp_path: Path, unique: str | None) -> None:
     ctx = Context(described(tmp_path, VISITS, PERSON, unique=unique))
     since, until = x.Instant(YEAR_2020 + 31 * DAY), x.Instant(YEAR_2020 + 60 * DAY - 1)
-    time = x.Column("t")
-    february = r.Where(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
+    time = x.ColumnRef("t")
+    february = r.Filter(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
     whole, part = (YEAR_2020, YEAR_2020 + 365 * DAY), (since.microseconds, until.microseconds)
-    assert r.windows_touched(ctx, m.Count(february), "month") == (whole if unique else part)
+    assert r.window_range(ctx, m.Count(february), "month") == (whole if unique else part)
 
 
 # --- Unit keys that are numbers or categories ---
@@ -188,7 +188,9 @@ def test_an_invalid_unit_key_drops_its_row_and_merges_nobody(
 ) -> None:
     columns: dict[str, Columns] = {"t": {"u": (domain, stored), "c": (COLOURS, pa.string())}}
     rows = [(known, "r"), (one, "r"), (other, "g"), (None, "g")]
-    found = world(tmp_path, columns, {"t": rows}, USER).vector(m.Count(r.Scan("t"), (m.Key("c", x.Column("c")),)))
+    found = world(tmp_path, columns, {"t": rows}, USER).vector(
+        m.Count(r.Scan("t"), (m.GroupKey("c", x.ColumnRef("c")),))
+    )
     assert found.tolist() == [1, 0]
 
 
@@ -243,7 +245,7 @@ SINGLE = "".join(f"{i},'r'\n" for i in range(50))
 )
 @pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
 def test_one_record_of_a_csv_file_changes_no_other(tmp_path: Path, base: str, row: str, first: bool) -> None:
-    by_colour = m.Count(r.BoundRows(r.Scan("t"), "user", 1), (m.Key("c", x.Column("c")),))
+    by_colour = m.Count(r.LimitRowsPerUnit(r.Scan("t"), "user", 1), (m.GroupKey("c", x.ColumnRef("c")),))
     before = csv_world(tmp_path / "0", "u,c\n" + base)
     after = csv_world(tmp_path / "1", "u,c\n" + (f"{row}\n{base}" if first else f"{base}{row}\n"))
     moved = change(before.vector(by_colour), after.vector(by_colour))
@@ -252,7 +254,7 @@ def test_one_record_of_a_csv_file_changes_no_other(tmp_path: Path, base: str, ro
 
 def test_the_columns_of_a_csv_file_are_those_of_its_first_line(tmp_path: Path) -> None:
     found = csv_world(tmp_path / "0", "c,it's,u\ng,1,1\nr,2,2\n")
-    assert found.vector(m.Count(r.Scan("t"), (m.Key("c", x.Column("c")),))).tolist() == [0, 1, 1]
+    assert found.vector(m.Count(r.Scan("t"), (m.GroupKey("c", x.ColumnRef("c")),))).tolist() == [0, 1, 1]
     with pytest.raises(InvalidSchema):
         csv_world(tmp_path / "1", "")
 
@@ -265,7 +267,7 @@ def test_a_deep_plan_is_read_once_a_node(tmp_path: Path, monkeypatch: pytest.Mon
     ctx, asked = Context(described(tmp_path, NUMBERS, USER)), [0]
     plan: r.Relation = r.Scan("t")
     for _ in range(40):
-        plan = r.BoundRows(plan, "user", 1)
+        plan = r.LimitRowsPerUnit(plan, "user", 1)
 
     def counted(self: Context, name: str) -> Unit:
         asked[0] += 1
@@ -278,9 +280,9 @@ def test_a_deep_plan_is_read_once_a_node(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_is_remembered_belongs_to_one_context(tmp_path: Path) -> None:
     ctx, scan = Context(described(tmp_path, NUMBERS, USER)), r.Scan("t")
-    assert scan.influence(ctx, "user").rows is None
+    assert scan.stability(ctx, "user").max_rows is None
     other = replace(ctx, dataset=described(tmp_path, NUMBERS, USER, unique="u"))
-    assert scan.influence(other, "user").rows == 1
+    assert scan.stability(other, "user").max_rows == 1
     one, truth = (r.Project(scan, (("k", x.In(X, (value,))),)) for value in (1, True))
     assert one == truth and one.domain(ctx)
     with pytest.raises(InvalidPlan):

@@ -19,18 +19,18 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.domains import Lattice, cardinality, index_of, listed, number
-from dither.plan.sql.builders import whole
+from dither.plan.domains import Lattice, cardinality, domain_values, index_of, number
+from dither.plan.sql.builders import integer
 from dither.plan.sql.scope import Scope
-from dither.privacy.cost import check_spelling
+from dither.privacy.cost import check_compilable
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 from plan.trials import change, covers
 from plan.worlds import DAY, YEAR_2020
 
 USER = Unit("user", "user", {"t": "u"})
-X = x.Column("x")
+X = x.ColumnRef("x")
 SCAN = r.Scan("t")
-ONE_ROW = r.BoundRows(SCAN, "user", 1)
+ONE_ROW = r.LimitRowsPerUnit(SCAN, "user", 1)
 NOWHERE = Scope({})
 
 
@@ -47,13 +47,13 @@ def engine(
 
 
 CONSTANTS = {
-    "exp": x.Function("exp", x.Constant(100)),
-    "coarse exp": x.Function("exp", x.Constant(100), Fraction(10**12)),
+    "exp": x.Function("exp", x.LiteralValue(100)),
+    "coarse exp": x.Function("exp", x.LiteralValue(100), Fraction(10**12)),
     "sqrt": x.Function(
-        "sqrt", x.Arithmetic("*", x.Constant(10**9), x.Rounded("ceil", x.Constant(1), Fraction(10**17)))
+        "sqrt", x.Arithmetic("*", x.LiteralValue(10**9), x.Rounded("ceil", x.LiteralValue(1), Fraction(10**17)))
     ),
-    "power": x.Power(x.Constant(2), Fraction(64)),
-    "negative power": x.Power(x.Constant(-2), Fraction(63)),
+    "power": x.Power(x.LiteralValue(2), Fraction(64)),
+    "negative power": x.Power(x.LiteralValue(-2), Fraction(63)),
 }
 
 
@@ -88,23 +88,23 @@ def test_buckets_over_a_constant_at_the_ceiling_end() -> None:
     assert cardinality(bucket.domain(NOWHERE)) >= 1
 
 
-HIT = x.Compare("=", X, x.Constant(91_000))
+HIT = x.Compare("=", X, x.LiteralValue(91_000))
 BIG = x.Rounded("ceil", x.AsNumber(HIT), Fraction(10**17))
 SQUARE = x.Arithmetic("*", BIG, BIG)
 HUGE_GRID = (*(Fraction(i) for i in range(10_000, 10_006)), Fraction(10**50), Fraction(10**51))
-NEVER = x.Constant(False)
+NEVER = x.LiteralValue(False)
 ORACLES: dict[str, m.Measure] = {
     "sqrt": m.Sum(ONE_ROW, x.Function("sqrt", SQUARE)),
-    "sqrt of more": m.Sum(ONE_ROW, x.Function("sqrt", x.Arithmetic("*", SQUARE, x.Constant(100)))),
+    "sqrt of more": m.Sum(ONE_ROW, x.Function("sqrt", x.Arithmetic("*", SQUARE, x.LiteralValue(100)))),
     "ln": m.Sum(ONE_ROW, x.Function("ln", SQUARE)),
     "exp": m.Sum(ONE_ROW, x.Function("exp", SQUARE)),
     "power": m.Sum(ONE_ROW, x.Power(SQUARE, Fraction(63))),
     "odd power": m.Sum(
         ONE_ROW, x.Power(x.Arithmetic("-", SQUARE, x.Rounded("ceil", X, Fraction(10**17))), Fraction(3))
     ),
-    "IN beyond 64 bits": m.Count(r.Where(ONE_ROW, x.And((HIT, x.In(X, (2**63,)))))),
-    "IN in a branch": m.Count(r.Where(ONE_ROW, x.Case(((HIT, x.In(X, (10**59, 7))),), NEVER))),
-    "IN of users": m.Count(r.Where(ONE_ROW, x.And((HIT, x.In(x.Column("u"), (2**63, -(2**63) - 1)))))),
+    "IN beyond 64 bits": m.Count(r.Filter(ONE_ROW, x.And((HIT, x.In(X, (2**63,)))))),
+    "IN in a branch": m.Count(r.Filter(ONE_ROW, x.Case(((HIT, x.In(X, (10**59, 7))),), NEVER))),
+    "IN of users": m.Count(r.Filter(ONE_ROW, x.And((HIT, x.In(x.ColumnRef("u"), (2**63, -(2**63) - 1)))))),
     "grid": m.RankCounts(ONE_ROW, X, HUGE_GRID),
     "grid below": m.RankCounts(ONE_ROW, X, (Fraction(-(10**50)), *HUGE_GRID)),
 }
@@ -127,16 +127,16 @@ def test_a_clamped_grid_counts_the_same(tmp_path: Path) -> None:
 
 def test_values_that_cannot_occur_match_nothing(tmp_path: Path) -> None:
     source = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0), (2, 4), (3, 9)])
-    assert list(source.vector(m.Count(r.Where(ONE_ROW, x.In(X, (4, 9, 10, 10**59)))))) == [2]
-    assert list(source.vector(m.Count(r.Where(ONE_ROW, x.Not(x.In(X, (10**59,))))))) == [3]
-    assert list(source.vector(m.Count(ONE_ROW, (m.Key("k", X, (4, 10**6)),)))) == [1, 0]
+    assert list(source.vector(m.Count(r.Filter(ONE_ROW, x.In(X, (4, 9, 10, 10**59)))))) == [2]
+    assert list(source.vector(m.Count(r.Filter(ONE_ROW, x.Not(x.In(X, (10**59,))))))) == [3]
+    assert list(source.vector(m.Count(ONE_ROW, (m.GroupKey("k", X, (4, 10**6)),)))) == [1, 0]
 
 
 def refused(ctx: Context, measure: m.Measure) -> None:
     """Refused from the plan alone, as before a charge."""
     with pytest.raises(DitherError):
         measure.sensitivity(ctx, "user")
-        check_spelling(ctx, measure)
+        check_compilable(ctx, measure)
 
 
 def tower(height: int) -> x.Expr:
@@ -149,21 +149,21 @@ def tower(height: int) -> x.Expr:
 @pytest.mark.parametrize("value", [10**59, -(10**59), 2**63])
 def test_keys_beyond_64_bits_are_refused_before_the_charge(tmp_path: Path, value: int) -> None:
     ctx = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0)]).ctx
-    refused(ctx, m.Count(ONE_ROW, (m.Key("k", X, (1, value)),)))
-    refused(ctx, m.Count(ONE_ROW, (m.Key("k", x.Column("u"), (1, value)),)))
+    refused(ctx, m.Count(ONE_ROW, (m.GroupKey("k", X, (1, value)),)))
+    refused(ctx, m.Count(ONE_ROW, (m.GroupKey("k", x.ColumnRef("u"), (1, value)),)))
 
 
 @pytest.mark.parametrize("value", ["\0", "a\ud800", "\udfffb"])
 def test_keys_that_no_engine_can_hold_are_refused(value: str) -> None:
     with pytest.raises(DitherError):
-        m.Key("k", X, ("a", value))
+        m.GroupKey("k", X, ("a", value))
     with pytest.raises(DitherError):
         r.Sample(SCAN, Fraction(1, 2), None, value)
 
 
 def test_listed_keys_of_partitions_are_refused(tmp_path: Path) -> None:
     ctx = engine(tmp_path / "a", Number(Fraction(0), Fraction(9)), [(1, 0)]).ctx
-    refused(ctx, m.PartitionCounts(r.BoundGroups(SCAN, "user", (X,), 1, 1), (m.Key("k", X, (1,)),)))
+    refused(ctx, m.PartitionCounts(r.LimitGroupsPerUnit(SCAN, "user", (X,), 1, 1), (m.GroupKey("k", X, (1,)),)))
 
 
 def test_lattices_of_absurd_steps_are_refused(tmp_path: Path) -> None:
@@ -183,7 +183,9 @@ def test_every_exponent_has_bounds_that_hold(tmp_path: Path, exponent: Fraction)
     value = x.Power(X, exponent)
     domain = value.domain(Scope(SCAN.domain(source.ctx)))
     assert isinstance(domain, Number)
-    shown = source.groups(m.PartitionCounts(r.BoundGroups(SCAN, "user", (value,), 1, 1), (m.Key("k", value),)))
+    shown = source.groups(
+        m.PartitionCounts(r.LimitGroupsPerUnit(SCAN, "user", (value,), 1, 1), (m.GroupKey("k", value),))
+    )
     found = [key for (key,) in shown.keys if key is not None]
     assert found
     assert all(domain.lo <= Fraction(key) <= domain.hi for key in found)
@@ -193,8 +195,8 @@ def test_every_exponent_has_bounds_that_hold(tmp_path: Path, exponent: Fraction)
 def test_constants_beyond_64_bits_are_never_spelled() -> None:
     for value in (1 << 63, -(1 << 63) - 1, 10**59):
         with pytest.raises(Unsupported):
-            whole(value)
-    assert whole((1 << 63) - 1).sql()
+            integer(value)
+    assert integer((1 << 63) - 1).sql()
 
 
 HOUR = 3_600_000_000
@@ -232,7 +234,7 @@ def test_timestamps_beyond_microseconds_are_read(tmp_path: Path, kind: str) -> N
     columns = {"u": Column("u", Identifier("integer")), "x": Column("x", Moment(YEAR_2020, YEAR_2020 + DAY))}
     table = Table("t", True, columns, Source("duckdb", {"path": str(tmp_path / "d.duckdb")}), None)
     source = DuckDBEngine(Dataset("d", "d", "1", {"t": table}, {"user": USER}, ()), threads=1)
-    assert sum(source.vector(m.Count(ONE_ROW, (m.Key("h", x.DatePart("hour", X)),)))) == 3
+    assert sum(source.vector(m.Count(ONE_ROW, (m.GroupKey("h", x.DatePart("hour", X)),)))) == 3
     source.inspect()
 
 
@@ -246,10 +248,10 @@ LATTICES = {
 
 @pytest.mark.parametrize("domain", LATTICES.values(), ids=LATTICES.keys())
 def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
-    lazy = listed(domain, 1 << 20)
+    lazy = domain_values(domain, 1 << 20)
     assert isinstance(lazy, Lattice)
     monkeypatch.setattr(domains, "FEW", 1 << 20)
-    eager = listed(domain, 1 << 20)
+    eager = domain_values(domain, 1 << 20)
     assert isinstance(eager, tuple)
     assert (
         tuple(lazy) == eager
@@ -271,15 +273,15 @@ def test_a_plan_with_many_keys_is_appraised_without_listing_them(
 
     found = engine(tmp_path / "e", number(0, 1 << 25), [(1, 5)])
     monkeypatch.setattr(Lattice, "__getitem__", made)
-    measure = m.Count(ONE_ROW, (m.Key("x", X),))
+    measure = m.Count(ONE_ROW, (m.GroupKey("x", X),))
     assert measure.size(found.ctx) == (1 << 25) + 1
     assert measure.sensitivity(found.ctx, "user").l1 == 1
-    check_spelling(found.ctx, measure)
+    check_compilable(found.ctx, measure)
 
 
 def test_many_keys_are_laid_out(tmp_path: Path) -> None:
     found = engine(tmp_path / "e", number(0, 9999), [(1, 5), (2, 9999), (3, 5)])
-    vector = found.vector(m.Count(ONE_ROW, (m.Key("x", X),)))
+    vector = found.vector(m.Count(ONE_ROW, (m.GroupKey("x", X),)))
     assert (len(vector), int(vector[5]), int(vector[9999]), int(vector.sum())) == (10_000, 2, 1, 3)
 
 
@@ -298,5 +300,5 @@ def test_the_largest_bounds_that_are_taken_do_not_overflow(tmp_path: Path, value
 
 def test_missing_keys_of_many_have_the_last_cell(tmp_path: Path) -> None:
     found = engine(tmp_path / "e", number(0, 9999, nullable=True), [(1, 0), (2, None), (3, None)])
-    vector = found.vector(m.Count(ONE_ROW, (m.Key("x", X),)))
+    vector = found.vector(m.Count(ONE_ROW, (m.GroupKey("x", X),)))
     assert (len(vector), int(vector[0]), int(vector[10_000]), int(vector.sum())) == (10_001, 1, 2, 3)

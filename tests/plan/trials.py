@@ -15,26 +15,30 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.result_vector import laid_out
+from dither.access.result_vector import to_vector
 from dither.errors import DitherError
 from dither.loss import Sensitivity
+from dither.plan import measures, relations
 from dither.plan.context import Context
-from dither.plan.domains import ends, physical
-from dither.plan.measures.core import Measure, Plan
-from dither.plan.measures.linear import Linear, RankCounts
+from dither.plan.domains import bounds_of, storage_type
+from dither.plan.measures.core import Measure, VectorQuery
+from dither.plan.measures.linear import LinearQuery, RankCounts
 from dither.plan.relations.core import Relation
 from dither.plan.relations.facts import needs_order
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import cast
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Origin, Statement, named
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference
 from plan.plans import Case, arrow, cases, neighbours
 from plan.reference import Interpreter, Raw, held
 
 SECRET = 7
 NORMS = ("l0", "linf", "l1", "l2_squared")
+
+RELATION_NAMES = {node: name for name, node in relations.BY_NAME.items()}
+MEASURE_NAMES = {node: name for name, node in measures.BY_NAME.items()}
 
 
 class Violation(AssertionError):
@@ -48,7 +52,7 @@ class Violation(AssertionError):
 class Bench(Protocol):
     """An engine on which small tables can be put and statements run."""
 
-    spelling: Spelling
+    dialect: Dialect
 
     def load(self, tables: dict[str, pa.Table]) -> dict[str, exp.Expr]:
         """Puts tables there and says how each is named in FROM."""
@@ -60,7 +64,7 @@ class Bench(Protocol):
 class DuckBench:
     """DuckDB with the settings of the engine."""
 
-    spelling = Spelling()
+    dialect = Dialect()
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:", config={"threads": 1})
@@ -75,7 +79,7 @@ class DuckBench:
     def run(self, statement: exp.Expr) -> pa.Table:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a copy of a few rows costs less than binding twice
-            return self.connection.execute(self.spelling.render(statement)).to_arrow_table()
+            return self.connection.execute(self.dialect.render(statement)).to_arrow_table()
 
 
 @dataclass
@@ -108,8 +112,8 @@ class Setting:
     references: list[Interpreter]
     tally: Tally
 
-    def origins(self) -> dict[str, Origin]:
-        return {name: Origin(place, dict(self.data[name].kinds)) for name, place in self.places.items()}
+    def origins(self) -> dict[str, TableSource]:
+        return {name: TableSource(place, dict(self.data[name].kinds)) for name, place in self.places.items()}
 
     def run(self, statement: exp.Expr, node: Any) -> pa.Table:
         self.tally.statements += 1
@@ -128,10 +132,12 @@ def settle(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, refer
     return Setting(bench, item.ctx, item.data, [unit for unit, _ in others], bench.load(tables), plain, tally)
 
 
-def statement_for(setting: Setting, plan: Relation | Measure) -> Statement:
+def statement_for(setting: Setting, plan: Relation | Measure) -> SqlStatement:
     ordered = needs_order(plan)
     origins = setting.origins()
-    return Statement(setting.ctx, origins, setting.bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered)
+    return SqlStatement(
+        setting.ctx, origins, setting.bench.dialect, SECRET, frozenset(), trial="trial", ordered=ordered
+    )
 
 
 def check(item: Case, bench: Bench, rng: Random, most: int, tally: Tally, references: int = 2) -> None:
@@ -159,11 +165,11 @@ def counted(item: Case, setting: Setting) -> None:
 
 def rows_alone(item: Case, setting: Setting) -> pa.Table:
     statement, node = statement_for(setting, item.relation), item.relation
-    columns = [named(f"c{index}") for index in range(len(node.domain(item.ctx)))]
-    return setting.run(statement.finish(exp.select(named("x"), *columns).from_(statement.table(node))), node)
+    columns = [column_ref(f"c{index}") for index in range(len(node.domain(item.ctx)))]
+    return setting.run(statement.finish(exp.select(column_ref("x"), *columns).from_(statement.table(node))), node)
 
 
-def measure_alone(measure: Measure, setting: Setting) -> tuple[Plan, pa.Table]:
+def measure_alone(measure: Measure, setting: Setting) -> tuple[VectorQuery, pa.Table]:
     plan = measure.plan(statement_for(setting, measure))
     return plan, setting.run(plan.select, measure)
 
@@ -171,7 +177,7 @@ def measure_alone(measure: Measure, setting: Setting) -> tuple[Plan, pa.Table]:
 # ---------------------------------------------------------------- several plans in one statement
 
 
-class Shared(Statement):
+class Shared(SqlStatement):
     """The subqueries of several plans; only scans are shared between plans, each plan is as it would be alone."""
 
     def finish(self, body: exp.Select) -> exp.Select:
@@ -207,10 +213,10 @@ class Branch:
 
     def spread(self, number: int, width: dict[str, int]) -> exp.Select:
         filled = dict(zip(self.slots(), self.columns, strict=True))
-        picked = [exp.alias_(exp.Literal.number(number), "q"), named("x")]
+        picked = [exp.alias_(exp.Literal.number(number), "q"), column_ref("x")]
         for kind in SLOTS:
             for slot in (f"{kind}{index}" for index in range(width[kind])):
-                value = named(filled[slot]) if slot in filled else cast(exp.null(), kind)
+                value = column_ref(filled[slot]) if slot in filled else cast(exp.null(), kind)
                 picked.append(exp.alias_(value, slot))
         return exp.select(*picked).from_(self.table)
 
@@ -221,13 +227,13 @@ class Branch:
 def key_kinds(ctx: Context, measure: Measure) -> list[str]:
     """How an engine holds the keys of a measure."""
     match measure:
-        case Linear(child=child):
+        case LinearQuery(child=child):
             return key_kinds(ctx, child)
         case RankCounts():
             return ["bigint"]
         case _:
             scope = Scope(measure.child.domain(ctx))
-            return [physical(key.value.domain(scope)) for key in measure.keys]
+            return [storage_type(key.value.domain(scope)) for key in measure.keys]
 
 
 def check_together(items: Sequence[Case], setting: Setting) -> None:
@@ -256,13 +262,13 @@ def breaks(item: Case, setting: Setting) -> bool:
 
 def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
     shared = Shared(
-        setting.ctx, setting.origins(), setting.bench.spelling, SECRET, frozenset(), trial="trial", ordered=ordered
+        setting.ctx, setting.origins(), setting.bench.dialect, SECRET, frozenset(), trial="trial", ordered=ordered
     )
     branches: list[Branch] = []
-    plans: list[Plan | None] = []
+    plans: list[VectorQuery | None] = []
     for item in items:
         shared.next_plan()
-        kinds = tuple(physical(domain) for domain in item.relation.domain(item.ctx).values())
+        kinds = tuple(storage_type(domain) for domain in item.relation.domain(item.ctx).values())
         branches.append(Branch(shared.table(item.relation), tuple(f"c{i}" for i in range(len(kinds))), kinds))
         plans.append(None if item.measure is None else item.measure.plan(shared))
         if plans[-1] is not None:
@@ -280,7 +286,7 @@ def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
         counted(item, setting)
 
 
-def _measure_branch(shared: Shared, measure: Measure, plan: Plan) -> Branch:
+def _measure_branch(shared: Shared, measure: Measure, plan: VectorQuery) -> Branch:
     keys = key_kinds(shared.ctx, measure)
     names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.values))]
     return Branch(shared.add(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.values))))
@@ -314,20 +320,20 @@ def judge_rows(item: Case, setting: Setting, table: pa.Table) -> None:
         if wanted != bags[number]:
             raise Violation("e", f"{node}\n reference {wanted - bags[number]}\n engine {bags[number] - wanted}")
     for bag, unit in zip(bags[1:], setting.units, strict=True):
-        stated = node.influence(ctx, unit)
+        stated = node.stability(ctx, unit)
         moved = [abs(bags[0][row] - bag[row]) for row in {*bags[0], *bag}]
         rows, distinct = sum(moved), sum(count > 0 for count in moved)
-        if stated.rows is not None and rows > stated.rows:
-            raise Violation("b", f"{unit} moved {rows} rows of {node}, stated {stated.rows}")
-        if stated.distinct is not None and distinct > stated.distinct:
-            raise Violation("b", f"{unit} moved {distinct} different rows of {node}, stated {stated.distinct}")
-        if rows and rows == stated.rows:
-            setting.tally.rows_reached[type(node).__name__] += 1
+        if stated.max_rows is not None and rows > stated.max_rows:
+            raise Violation("b", f"{unit} moved {rows} rows of {node}, stated {stated.max_rows}")
+        if stated.max_distinct_rows is not None and distinct > stated.max_distinct_rows:
+            raise Violation("b", f"{unit} moved {distinct} different rows of {node}, stated {stated.max_distinct_rows}")
+        if rows and rows == stated.max_rows:
+            setting.tally.rows_reached[RELATION_NAMES[type(node)]] += 1
 
 
-def judge_measure(item: Case, setting: Setting, plan: Plan, table: pa.Table) -> None:
+def judge_measure(item: Case, setting: Setting, plan: VectorQuery, table: pa.Table) -> None:
     measure, ctx = item.measure, item.ctx
-    vectors = [laid_out(measure, plan, part) for part in split(table, "x", len(setting.units) + 1)]
+    vectors = [to_vector(measure, plan, part) for part in split(table, "x", len(setting.units) + 1)]
     if any(len(vector) != measure.size(ctx) for vector in vectors):
         raise Violation("c", f"{measure} has the wrong shape")
     for number, reference in enumerate(setting.references):
@@ -344,7 +350,7 @@ def judge_measure(item: Case, setting: Setting, plan: Plan, table: pa.Table) -> 
             raise Violation("a", f"{unit} moved {measure} by {moved}, stated {stated}")
         for norm in NORMS:
             if getattr(moved, norm) and getattr(moved, norm) == getattr(stated, norm):
-                setting.tally.norms_reached[type(measure).__name__, norm] += 1
+                setting.tally.norms_reached[MEASURE_NAMES[type(measure)], norm] += 1
 
 
 def change(first: np.ndarray, second: np.ndarray) -> Sensitivity:
@@ -367,7 +373,7 @@ def inside(value: Any, domain: Domain) -> bool:
         return domain.nullable
     match domain:
         case Number():
-            return ends(domain)[0] <= value <= ends(domain)[1]
+            return bounds_of(domain)[0] <= value <= bounds_of(domain)[1]
         case Moment(lo=lo, hi=hi):
             return lo <= value <= hi
         case Category(values=values):

@@ -8,16 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from dither.plan.context import Context, PublicFacts
+from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure
-from dither.plan.traversal import fill
+from dither.plan.traversal import fill_limits
 from dither.privacy.bits import SystemBits
-from dither.privacy.contribution_bound import rung
+from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.mechanisms import calibrate
-from dither.privacy.protocol import Calibrate, Head, Part, Quote, QuotedPart, Release, ReleasedPart, Request, UnitLoss
+from dither.privacy.protocol import (
+    Calibrate,
+    CostQuote,
+    LedgerHead,
+    Measurement,
+    QuotedMeasurement,
+    Release,
+    ReleasedMeasurement,
+    Request,
+    UnitLoss,
+)
 from dither.schema import Dataset
 
-HEAD = Head(0, "00")
+HEAD = LedgerHead(0, "00")
 
 
 @dataclass
@@ -35,41 +45,44 @@ class BareKernel:
     def schema(self, dataset: str, token: str) -> Dataset:
         return self.context.dataset
 
-    def facts(self, dataset: str, token: str) -> PublicFacts:
+    def facts(self, dataset: str, token: str) -> PublicTableFacts:
         return self.context.facts
 
-    def quote(self, request: Request, token: str) -> Quote:
+    def quote(self, request: Request, token: str) -> CostQuote:
         widest = {search.tag: search.grid[-1] for search in request.searches}
-        parts = tuple(self._quoted(fill(part, widest), request.unit) for part in request.parts)
-        find = tuple(self._quoted(Part(s.find, s.mechanism), request.unit) for s in request.searches)
+        parts = tuple(self._quoted(fill_limits(part, widest), request.unit) for part in request.parts)
+        find = tuple(self._quoted(Measurement(s.histogram, s.mechanism), request.unit) for s in request.searches)
         losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
-        return Quote(request.dataset, parts, losses, find or None, False, True, "class", 1, HEAD)
+        return CostQuote(request.dataset, parts, losses, find or None, False, True, "class", 1, HEAD)
 
-    def _quoted(self, part: Any, unit: str | None) -> QuotedPart:
+    def _quoted(self, part: Any, unit: str | None) -> QuotedMeasurement:
         sensitivity = part.measure.sensitivity(self.context, unit)
         mechanism = part.mechanism
         if isinstance(mechanism, Calibrate):
             mechanism = calibrate(mechanism.kind, mechanism.loss, sensitivity)
         steps = part.measure.steps(self.context)
-        return QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, (), ())
+        return QuotedMeasurement(mechanism, sensitivity, mechanism.loss(sensitivity), steps, (), ())
 
     def answer(self, request: Request, token: str) -> Release:
         self.requests.append(request)
-        find = tuple(self._released(Part(s.find, s.mechanism), request.unit) for s in request.searches)
-        bounds = tuple(rung(s, part.values, part.mechanism) for s, part in zip(request.searches, find, strict=True))
+        find = tuple(self._released(Measurement(s.histogram, s.mechanism), request.unit) for s in request.searches)
+        bounds = tuple(
+            choose_contribution_bound(s, part.values, part.mechanism)
+            for s, part in zip(request.searches, find, strict=True)
+        )
         tags = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
-        parts = tuple(self._released(fill(part, tags), request.unit) for part in request.parts)
+        parts = tuple(self._released(fill_limits(part, tags), request.unit) for part in request.parts)
         losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
         return Release(
             request.dataset, "1", "d", parts, losses, bounds or None, find or None, False, 1, HEAD, "now", "test"
         )
 
-    def _released(self, part: Part, unit: str | None) -> ReleasedPart:
+    def _released(self, part: Measurement, unit: str | None) -> ReleasedMeasurement:
         quoted = self._quoted(part, unit)
         if part.measure not in self.exact:
             self.exact[part.measure] = self.vector(part.measure)
         exact = np.asarray(self.exact[part.measure], np.int64)
         values = tuple(map(int, quoted.mechanism.release(exact, SystemBits())))
-        return ReleasedPart(
+        return ReleasedMeasurement(
             values, quoted.steps, (len(values),), None, quoted.mechanism, quoted.sensitivity, quoted.loss, ()
         )

@@ -44,7 +44,7 @@ def kernel(engine: Engine) -> BareKernel:
 
 @pytest.fixture(scope="session")
 def session(kernel: BareKernel) -> Session:
-    return Session.over(kernel, "analyst")
+    return Session.from_kernel(kernel, "analyst")
 
 
 def _no_engine(measure: Measure) -> Any:
@@ -55,4 +55,4 @@ def _no_engine(measure: Measure) -> Any:
 def blind(folder: Path) -> Session:
     """A session whose kernel has no engine at all."""
     context = Context(load(folder / "dataset.yml"), facts())
-    return Session.over(BareKernel(context, _no_engine), "analyst")
+    return Session.from_kernel(BareKernel(context, _no_engine), "analyst")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dither.plan.context import PublicFacts
+from dither.plan.context import PublicTableFacts
 
 CORPUS = Path(__file__).parent / "corpus"
 PEOPLE = 400
@@ -111,9 +111,9 @@ def urls(random: np.random.Generator) -> pa.Table:
     )
 
 
-def facts() -> PublicFacts:
+def facts() -> PublicTableFacts:
     """What may be counted in the public table."""
-    return PublicFacts({"urls.url_id": tuple(range(1, 31))}, {"urls.url_id": 1})
+    return PublicTableFacts({"urls.url_id": tuple(range(1, 31))}, {"urls.url_id": 1})
 
 
 def build(folder: Path) -> Path:

@@ -9,44 +9,44 @@ import pytest
 
 from dither.post.formulas import (
     Affine,
-    Apply,
-    Cell,
-    Constant,
-    Key,
-    Mean,
-    Within,
-    affine,
+    Average,
+    ClampedTo,
+    FixedValue,
+    FunctionCall,
+    KeyValue,
+    NoisyCell,
+    as_affine,
     cells_of,
     evaluate,
-    peel,
     ratio,
+    strip_monotone,
 )
 
-A, B = Cell(0), Cell(1)
+A, B = NoisyCell(0), NoisyCell(1)
 CELLS = [np.array([10.0, -3.0]), np.array([4.0, 0.0])]
 
 
-def number(value: float) -> Constant:
-    return Constant(value)
+def number(value: float) -> FixedValue:
+    return FixedValue(value)
 
 
 @pytest.mark.parametrize(
     ("node", "wanted"),
     [
-        (Apply("div", (A, B)), [2.5, math.nan]),
-        (Apply("mod", (A, B)), [2.0, math.nan]),
-        (Apply("round", (Apply("div", (A, number(4.0))),)), [3.0, -1.0]),
-        (Apply("coalesce", (Apply("div", (A, B)), number(7.0))), [2.5, 7.0]),
-        (Apply("nullif", (B, number(0.0))), [4.0, math.nan]),
-        (Apply("case", (Apply("gt", (A, number(0.0))), number(1.0), number(2.0))), [1.0, 2.0]),
-        (Apply("case", (Apply("gt", (A, number(0.0))), number(1.0))), [1.0, math.nan]),
-        (Apply("least", (A, B)), [4.0, -3.0]),
-        (Apply("greatest", (A, B, number(5.0))), [10.0, 5.0]),
-        (Apply("sqrt", (A,)), [math.sqrt(10), math.nan]),
-        (Apply("ln", (A,)), [math.log(10), math.nan]),
-        (Mean(A, B, 5.0, 0.0, 7.0), [7.0, 5.0]),
-        (Within(A, 0.0, 8.0), [8.0, 0.0]),
-        (Apply("isin", (A, number(10.0), number(11.0))), [True, False]),
+        (FunctionCall("div", (A, B)), [2.5, math.nan]),
+        (FunctionCall("mod", (A, B)), [2.0, math.nan]),
+        (FunctionCall("round", (FunctionCall("div", (A, number(4.0))),)), [3.0, -1.0]),
+        (FunctionCall("coalesce", (FunctionCall("div", (A, B)), number(7.0))), [2.5, 7.0]),
+        (FunctionCall("nullif", (B, number(0.0))), [4.0, math.nan]),
+        (FunctionCall("case", (FunctionCall("gt", (A, number(0.0))), number(1.0), number(2.0))), [1.0, 2.0]),
+        (FunctionCall("case", (FunctionCall("gt", (A, number(0.0))), number(1.0))), [1.0, math.nan]),
+        (FunctionCall("least", (A, B)), [4.0, -3.0]),
+        (FunctionCall("greatest", (A, B, number(5.0))), [10.0, 5.0]),
+        (FunctionCall("sqrt", (A,)), [math.sqrt(10), math.nan]),
+        (FunctionCall("ln", (A,)), [math.log(10), math.nan]),
+        (Average(A, B, 5.0, 0.0, 7.0), [7.0, 5.0]),
+        (ClampedTo(A, 0.0, 8.0), [8.0, 0.0]),
+        (FunctionCall("isin", (A, number(10.0), number(11.0))), [True, False]),
     ],
 )
 def test_values(node: object, wanted: list[float]) -> None:
@@ -55,27 +55,35 @@ def test_values(node: object, wanted: list[float]) -> None:
 
 
 def test_affine_forms() -> None:
-    node = Apply("sub", (Apply("mul", (number(2.0), A)), Apply("div", (Apply("add", (B, number(3.0))), number(6.0)))))
-    assert affine(node) == Affine(-0.5, {0: 2.0, 1: pytest.approx(-1 / 6)})
-    assert affine(Apply("mul", (A, B))) is None
-    assert affine(Apply("div", (A, B))) is None
-    assert affine(Constant("text")) is None
+    node = FunctionCall(
+        "sub",
+        (
+            FunctionCall("mul", (number(2.0), A)),
+            FunctionCall("div", (FunctionCall("add", (B, number(3.0))), number(6.0))),
+        ),
+    )
+    assert as_affine(node) == Affine(-0.5, {0: 2.0, 1: pytest.approx(-1 / 6)})
+    assert as_affine(FunctionCall("mul", (A, B))) is None
+    assert as_affine(FunctionCall("div", (A, B))) is None
+    assert as_affine(FixedValue("text")) is None
 
 
 def test_ratios_are_found_under_shifts_and_factors() -> None:
-    form = ratio(Apply("add", (Apply("mul", (number(-2.0), Mean(A, B, 40.0, 18.0, 65.0))), number(1.0))))
+    form = ratio(
+        FunctionCall("add", (FunctionCall("mul", (number(-2.0), Average(A, B, 40.0, 18.0, 65.0))), number(1.0)))
+    )
     assert form is not None
     assert (form.offset, form.factor, form.low, form.high) == (-79.0, -2.0, -129.0, -35.0)
-    assert ratio(Apply("mul", (Apply("div", (A, B)), A))) is None
+    assert ratio(FunctionCall("mul", (FunctionCall("div", (A, B)), A))) is None
 
 
 def test_rising_functions_are_peeled() -> None:
-    node = Apply("round", (Apply("sqrt", (A,)), number(2.0)))
-    outer, core = peel(node)
+    node = FunctionCall("round", (FunctionCall("sqrt", (A,)), number(2.0)))
+    outer, core = strip_monotone(node)
     assert [function.name for function in outer] == ["round", "sqrt"] and core == A
-    assert peel(Apply("abs", (A,))) == ((), Apply("abs", (A,)))
+    assert strip_monotone(FunctionCall("abs", (A,))) == ((), FunctionCall("abs", (A,)))
 
 
 def test_what_a_recipe_reads() -> None:
-    assert cells_of(Apply("add", (A, Mean(B, Cell(5), 0.0, 0.0, 1.0)))) == {0, 1, 5}
-    assert cells_of(Key(0)) == frozenset()
+    assert cells_of(FunctionCall("add", (A, Average(B, NoisyCell(5), 0.0, 0.0, 1.0)))) == {0, 1, 5}
+    assert cells_of(KeyValue(0)) == frozenset()

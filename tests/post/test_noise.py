@@ -9,24 +9,24 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dither.post.noise import Law, half_width, pair_half_width
-from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw
+from dither.post.noise import ScaledNoise, interval_half_width, pair_half_width
+from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution, DiscreteLaplaceDistribution
 
 SPREADS = [0.3, 1.0, 2.5, 10.0, 300.0]
 
 
-def masses(law: Law, reach: int) -> np.ndarray:
+def masses(law: ScaledNoise, reach: int) -> np.ndarray:
     """The probabilities of -reach..reach, from the privacy layer's own statement of the law."""
     points = np.arange(-reach, reach + 1)
     if law.kind == "laplace":
-        return LaplaceLaw(Fraction(law.spread)).mass(points)
-    return GaussianLaw(Fraction(law.spread) ** 2).mass(points)
+        return DiscreteLaplaceDistribution(Fraction(law.spread)).mass(points)
+    return DiscreteGaussianDistribution(Fraction(law.spread) ** 2).mass(points)
 
 
 @pytest.mark.parametrize(("kind", "spread"), product(["laplace", "gaussian"], SPREADS))
 def test_half_width_is_the_least_that_holds_often_enough(kind: str, spread: float) -> None:
-    law = Law(kind, spread)  # type: ignore[arg-type]
-    width = int(half_width([law], 0.95))
+    law = ScaledNoise(kind, spread)  # type: ignore[arg-type]
+    width = int(interval_half_width([law], 0.95))
     reach = width + 1
     mass = masses(law, reach)
     inside = mass[reach - width : reach + width + 1].sum()
@@ -36,35 +36,39 @@ def test_half_width_is_the_least_that_holds_often_enough(kind: str, spread: floa
 
 @pytest.mark.parametrize(("kind", "spread"), product(["laplace", "gaussian"], SPREADS))
 def test_std_is_that_of_the_privacy_layer(kind: str, spread: float) -> None:
-    theirs = LaplaceLaw(Fraction(spread)) if kind == "laplace" else GaussianLaw(Fraction(spread) ** 2)
-    assert Law(kind, spread, 0.25).std == pytest.approx(theirs.std / 4, rel=1e-9)  # type: ignore[arg-type]
+    theirs = (
+        DiscreteLaplaceDistribution(Fraction(spread))
+        if kind == "laplace"
+        else DiscreteGaussianDistribution(Fraction(spread) ** 2)
+    )
+    assert ScaledNoise(kind, spread, 0.25).std == pytest.approx(theirs.std / 4, rel=1e-9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spreads", [(1.0, 3.0), (2.0, 2.0, 2.0), (10.0, 30.0)])
 def test_sums_on_one_lattice_are_exact(spreads: tuple[float, ...]) -> None:
-    laws = [Law("laplace", spread) for spread in spreads]
+    laws = [ScaledNoise("laplace", spread) for spread in spreads]
     reach = 4000
     total = np.array([1.0])
     for law in laws:
         total = np.convolve(total, masses(law, reach // len(laws)))
-    middle, width = len(total) // 2, int(half_width(laws, 0.95))
+    middle, width = len(total) // 2, int(interval_half_width(laws, 0.95))
     assert total[middle - width : middle + width + 1].sum() >= 0.95 - 1e-9
     assert total[middle - width + 1 : middle + width].sum() < 0.95
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.001, 0.5, 1.0, 7.0])
 def test_pairs_have_their_closed_tail(weight: float) -> None:
-    one, two = Law("laplace", 5e3), Law("laplace", 2e3)
+    one, two = ScaledNoise("laplace", 5e3), ScaledNoise("laplace", 2e3)
     width = pair_half_width(one, two, np.array([weight]), 0.95)[0]
     levels = (np.arange(400_000) + 0.5) / 400_000
-    noise = one.at(levels) + weight * two.at((levels * 0.6180339887498949 * 400_000) % 1.0)
+    noise = one.quantile(levels) + weight * two.quantile((levels * 0.6180339887498949 * 400_000) % 1.0)
     assert np.mean(np.abs(noise) <= width) == pytest.approx(0.95, abs=0.002)
 
 
 @pytest.mark.parametrize(("kind", "spread"), product(["laplace", "gaussian"], SPREADS))
 def test_quantile_functions_give_the_law(kind: str, spread: float) -> None:
-    law = Law(kind, spread)  # type: ignore[arg-type]
-    drawn = law.at((np.arange(200_000) + 0.5) / 200_000)
+    law = ScaledNoise(kind, spread)  # type: ignore[arg-type]
+    drawn = law.quantile((np.arange(200_000) + 0.5) / 200_000)
     reach = math.ceil(3 * spread) + 1
     expected = masses(law, reach)
     seen = np.array([np.mean(drawn == point) for point in range(-reach, reach + 1)])
@@ -72,5 +76,5 @@ def test_quantile_functions_give_the_law(kind: str, spread: float) -> None:
 
 
 def test_no_noise_has_no_width() -> None:
-    assert half_width([Law("laplace", 0.001)], 0.95) == 0.0
-    assert half_width([], 0.95) == 0.0
+    assert interval_half_width([ScaledNoise("laplace", 0.001)], 0.95) == 0.0
+    assert interval_half_width([], 0.95) == 0.0

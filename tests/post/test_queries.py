@@ -83,7 +83,7 @@ def compare(answer: Answer, rows: Sequence[Sequence[Any]], query: str) -> None:
 
 
 def check(query: str, session: Session, truth: duckdb.DuckDBPyConnection) -> None:
-    compare(session.sql(query, epsilon=HUGE, bound=LOOSE), truth.execute(query).fetchall(), query)
+    compare(session.sql(query, epsilon=HUGE, max_contributions=LOOSE), truth.execute(query).fetchall(), query)
 
 
 def test_the_corpus_is_large_enough() -> None:
@@ -107,7 +107,7 @@ def test_every_query(session: Session, truth: duckdb.DuckDBPyConnection) -> None
 def test_row_bounds_give_the_same_where_they_cut_nothing(
     query: str, session: Session, truth: duckdb.DuckDBPyConnection
 ) -> None:
-    answer = session.sql(query, epsilon=HUGE, bound={"rows": LOOSE, "how": "rows"})
+    answer = session.sql(query, epsilon=HUGE, max_contributions={"max_rows": LOOSE, "how": "rows"})
     compare(answer, truth.execute(query).fetchall(), query)
 
 
@@ -119,10 +119,14 @@ def test_groups_that_do_not_exist_are_answered_too(session: Session, kernel: Bar
 
 def test_bounds_by_groups(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
     query = "SELECT action, COUNT(*) AS n FROM actions GROUP BY action"
-    compare(session.sql(query, epsilon=HUGE, bound={"groups": 6, "rows": 60}), truth.execute(query).fetchall(), query)
+    compare(
+        session.sql(query, epsilon=HUGE, max_contributions={"max_groups": 6, "max_rows_per_group": 60}),
+        truth.execute(query).fetchall(),
+        query,
+    )
 
 
 def test_joins_on_other_keys(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
     query = "SELECT COUNT(*) AS n FROM users a JOIN users b ON a.age = b.age"
-    answer = session.sql(query, epsilon=HUGE, bound=1, join_rows=50)
+    answer = session.sql(query, epsilon=HUGE, max_contributions=1, max_rows_per_key=50)
     compare(answer, truth.execute(query).fetchall(), query)

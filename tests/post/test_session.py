@@ -44,7 +44,7 @@ def opened(tmp_path: Path, declared: str = "", instead: str = "") -> Iterator[Se
 def charged(request: Request, kernel: BareKernel) -> Fraction:
     """The sum of the pure losses that the mechanisms of a request really have."""
     quote = kernel.quote(request, "")
-    return sum((part.loss.epsilon for part in (*(quote.find or ()), *quote.parts)), Fraction(0))  # type: ignore[union-attr]
+    return sum((part.loss.epsilon for part in (*(quote.searches or ()), *quote.parts)), Fraction(0))  # type: ignore[union-attr]
 
 
 COSTLY = [
@@ -75,8 +75,8 @@ def test_the_rho_asked_for_is_never_passed(query: str, kernel: BareKernel, sessi
     session.sql(query, rho="1/2")
     (request,) = kernel.requests[before:]
     quote = kernel.quote(request, "")
-    parts = (*(quote.find or ()), *quote.parts)
-    total = sum((part.mechanism.concentrated(part.sensitivity).rho for part in parts), Fraction(0))
+    parts = (*(quote.searches or ()), *quote.parts)
+    total = sum((part.mechanism.zcdp_loss(part.sensitivity).rho for part in parts), Fraction(0))
     assert Fraction(499, 1000) <= total <= Fraction(1, 2)
 
 
@@ -90,9 +90,9 @@ def test_average_variance_and_count_share_their_measures(blind: Session, kernel:
 
 def test_a_quote_needs_no_data(blind: Session) -> None:
     for query in statements("queries.sql"):
-        price = blind.quote(query, epsilon=1, bound=20)
+        price = blind.quote(query, epsilon=1, max_contributions=20)
         assert price.expected and all(np.isfinite(column.std_error) for column in price.expected)
-        assert blind.explain(query, bound=20).lines
+        assert blind.explain(query, max_contributions=20).lines
 
 
 PREDICTED = [
@@ -113,7 +113,7 @@ def test_predicted_noise_is_the_measured_noise(
 ) -> None:
     """Within 5%; the root mean square of 20,000 Laplace draws has a relative spread of 0.8%, so 6 of them fit."""
     times = tier.pick(quick=20_000, test=20_000, deep=100_000)
-    price = session.quote(query, bound=20, rows=rows, **{kind: 1})  # type: ignore[arg-type]
+    price = session.quote(query, max_contributions=20, assumed_group_size=rows, **{kind: 1})  # type: ignore[arg-type]
     budget = Spend(Pure(1) if kind == "epsilon" else ZCDP(1))
     plan = planned(session, query, budget)
     noisy, exact = redraws(session, kernel, plan, budget, times)
@@ -139,7 +139,7 @@ def test_a_wrong_prediction_is_caught(session: Session, kernel: BareKernel) -> N
 @pytest.mark.parametrize("within", [5, 50, 1234])
 def test_within_solves_for_epsilon(within: float, blind: Session) -> None:
     query = "SELECT country, COUNT(*) AS n FROM users GROUP BY country"
-    price = blind.quote(query, within=within)
+    price = blind.quote(query, max_error=within)
     assert price["n"].half_width <= within
     assert isinstance(price.loss, Pure)
     cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10))
@@ -162,28 +162,28 @@ WITHIN = [
 @pytest.mark.parametrize(("query", "within"), WITHIN)
 def test_within_solves_for_ratios_too(query: str, within: float, blind: Session) -> None:
     """The least epsilon for groups of the size that is assumed, and the quote says which."""
-    price = blind.quote(query, within=within, rows=400)
+    price = blind.quote(query, max_error=within, assumed_group_size=400)
     assert isinstance(price.loss, Pure)
     assert max(column.half_width for column in price.expected) <= within * 1.001
-    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), rows=400)
+    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), assumed_group_size=400)
     assert max(column.half_width for column in cheaper.expected) > within * 0.99
-    dearer = blind.quote(query, within=within, rows=100)
+    dearer = blind.quote(query, max_error=within, assumed_group_size=100)
     assert dearer.loss.epsilon > price.loss.epsilon  # type: ignore[union-attr]
     assert any("400 rows" in note for note in price.notes)
 
 
 def test_within_holds_where_the_data_are_as_assumed(session: Session) -> None:
     """400 people in 6 countries: a ratio's real interval is as wide as was asked for, or little wider."""
-    answer = session.sql("SELECT AVG(age) AS a FROM users", within=1, rows=400)
+    answer = session.sql("SELECT AVG(age) AS a FROM users", max_error=1, assumed_group_size=400)
     found = answer["a"].estimate
     assert float(found.high[0] - found.low[0]) / 2 <= 1.3
     assert any("as if each group had 400 rows" in note for note in answer.notes)
-    wrong = session.sql("SELECT AVG(age) AS a FROM users", within=1, rows=40_000)
+    wrong = session.sql("SELECT AVG(age) AS a FROM users", max_error=1, assumed_group_size=40_000)
     assert any("wider than 1" in note for note in wrong.notes)
 
 
 def test_a_batch_is_solved_too(blind: Session) -> None:
-    price = blind.quote_batch([*TEN_RANGES, "SELECT AVG(age) FROM users"], within=10, rows=400)
+    price = blind.quote_batch([*TEN_RANGES, "SELECT AVG(age) FROM users"], max_error=10, assumed_group_size=400)
     assert 9 < max(column.half_width for column in price.expected) <= 10
 
 
@@ -208,23 +208,25 @@ def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
     """The whole of the loss and its delta; refused as a whole, so that no half is spent in vain."""
     query = "SELECT age, gender, COUNT(*) AS n FROM users GROUP BY age, gender"
     with opened(tmp_path, "kind: pure, epsilon: 1000", "kind: zcdp, rho: 3, delta: 0.001") as session:
-        price = session.quote(query, rho=2, delta="1/10000", bound=1)
+        price = session.quote(query, rho=2, delta="1/10000", max_contributions=1)
         assert price.loss == ZCDP(2, "1/10000") and price.affordable
         assert price["n"].half_width > 0
         spent = session.budget[0].spent
-        dear = session.quote(query, rho=4, delta="1/10000", bound=1)
+        dear = session.quote(query, rho=4, delta="1/10000", max_contributions=1)
         assert not dear.affordable
         with pytest.raises(BudgetExceeded, match="nothing was spent"):
-            session.sql(query, rho=4, delta="1/10000", bound=1)
+            session.sql(query, rho=4, delta="1/10000", max_contributions=1)
         assert session.budget[0].spent == spent
-        with pytest.raises(InvalidParameter, match="within"):
-            session.quote(query, within=4, delta="1/10000")
-        answer = session.sql(query, rho=2, delta="1/10000", bound=1)
+        with pytest.raises(InvalidParameter, match="max_error"):
+            session.quote(query, max_error=4, delta="1/10000")
+        answer = session.sql(query, rho=2, delta="1/10000", max_contributions=1)
         assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
-        again = session.sql(query, rho=2, delta="1/10000", bound=1)  # paid for: what is left need not cover it twice
+        again = session.sql(
+            query, rho=2, delta="1/10000", max_contributions=1
+        )  # paid for: what is left need not cover it twice
         assert again.to_dicts() == answer.to_dicts() and all(release.cached for release in again.releases)
         with pytest.raises(BudgetExceeded, match="nothing was spent"):
-            session.sql(query, rho=2, delta="1/10000", bound=1, draw=1)
+            session.sql(query, rho=2, delta="1/10000", max_contributions=1, repeat=1)
         assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
 
 
@@ -281,7 +283,7 @@ def test_a_batch_gives_the_answers_of_its_questions(queries: list[str], session:
 def test_a_batch_may_mix_kinds(session: Session) -> None:
     queries = [*TEN_RANGES[:2], "SELECT AVG(age) FROM users", "SELECT COUNT(*) FROM actions"]
     one = [session.sql(query, epsilon=10**12).value() for query in queries]
-    many = [answer.value() for answer in session.batch(queries, epsilon=10**12, bound=100)]
+    many = [answer.value() for answer in session.batch(queries, epsilon=10**12, max_contributions=100)]
     assert np.allclose(one, many, rtol=1e-2)
 
 
@@ -294,7 +296,7 @@ def test_each_question_of_a_batch_has_a_bound_of_its_own(session: Session, kerne
     assert [search.tag for search in request.searches] == ["mass", "mass 1"]
     assert every.bounds["mass"].bound > few.bounds["mass 1"].bound
     assert (every.value(), few.value()) == pytest.approx(
-        tuple(session.sql(query, epsilon=10**12, bound=100).value() for query in queries), rel=1e-2
+        tuple(session.sql(query, epsilon=10**12, max_contributions=100).value() for query in queries), rel=1e-2
     )
 
 
@@ -310,20 +312,20 @@ def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> Non
         assert session.budget[0].spent[0] - spent == 3 * 10**15
         assert len(answers) == 30 and all(len(answer.bounds) == 1 for answer in answers)
         assert len({id(answer.releases[0]) for answer in answers}) == 1
-        assert len(answers[0].releases[0].find or ()) == 30
+        assert len(answers[0].releases[0].search_results or ()) == 30
 
 
 def test_another_draw_is_another_price(tmp_path: Path) -> None:
     """The named bug: the quote for a second draw said that it was free, because the first had been asked."""
     query, pair = "SELECT COUNT(*) AS n FROM users", ["SELECT COUNT(*) AS n FROM users", "SELECT AVG(age) FROM users"]
     with opened(tmp_path) as session:
-        session.sql(query, epsilon=1, draw=3)
-        session.batch(pair, epsilon=1, draw=3)
+        session.sql(query, epsilon=1, repeat=3)
+        session.batch(pair, epsilon=1, repeat=3)
         for draw, free in ((0, False), (3, True), (4, False)):
-            assert session.quote(query, epsilon=1, draw=draw).free is free
-            assert session.quote_batch(pair, epsilon=1, draw=draw).free is free
+            assert session.quote(query, epsilon=1, repeat=draw).free is free
+            assert session.quote_batch(pair, epsilon=1, repeat=draw).free is free
             spent = session.budget[0].spent
-            session.sql(query, epsilon=1, draw=draw)
+            session.sql(query, epsilon=1, repeat=draw)
             assert (session.budget[0].spent == spent) is free  # as the quote said
 
 
@@ -360,7 +362,7 @@ def test_automatic_bounds_cover_the_unbounded_truth(query: str, session: Session
     exact = {row[:-1]: float(row[-1]) for row in truth.execute(query).fetchall()}  # type: ignore[attr-defined]
     held = 0
     for draw in range(times):
-        answer = session.sql(query, epsilon=1, bound="auto", draw=draw)
+        answer = session.sql(query, epsilon=1, max_contributions="auto", repeat=draw)
         keys = [
             tuple(answer.keys.column(place)[row].as_py() for place, c in enumerate(answer.columns) if c.key)
             for row in range(len(answer))
@@ -374,7 +376,7 @@ def test_automatic_bounds_cover_the_unbounded_truth(query: str, session: Session
 
 def test_light_and_heavy_units_add_up(session: Session, truth: object) -> None:
     query = "SELECT COUNT(*) AS n FROM actions"
-    light, heavy = session.split(query, 10, epsilon=10**12, bound=100)
+    light, heavy = session.split(query, 10, epsilon=10**12, max_contributions=100)
     rows = truth.execute(  # type: ignore[attr-defined]
         "SELECT SUM(n) FILTER (WHERE n <= 10), SUM(n) FILTER (WHERE n > 10) "
         "FROM (SELECT COUNT(*) AS n FROM actions GROUP BY user_id)"
@@ -385,7 +387,7 @@ def test_light_and_heavy_units_add_up(session: Session, truth: object) -> None:
 def test_bounds_lie_below_the_step_that_loses_the_unit(blind: Session) -> None:
     """Rows are bounded just below the join that loses their unit: two changed rows for each of five."""
     query = "SELECT topic, COUNT(*) AS n FROM urls LEFT JOIN actions ON urls.url_id = actions.url_id GROUP BY topic"
-    assert blind.quote(query, epsilon=1, bound=5)["n"].std_error == pytest.approx(2 * 5 * 2**0.5, rel=0.1)
+    assert blind.quote(query, epsilon=1, max_contributions=5)["n"].std_error == pytest.approx(2 * 5 * 2**0.5, rel=0.1)
 
 
 def test_answers_travel_well(session: Session) -> None:
@@ -397,7 +399,7 @@ def test_answers_travel_well(session: Session) -> None:
     assert "<svg" in answer._repr_html_() and "epsilon 1" in answer._repr_html_()
     assert answer.plot().get_xlabel().startswith("n (95%")
     assert "DE" in str(answer)
-    (noisy,) = answer.noisy
+    (noisy,) = answer.measurements
     assert noisy["mechanism"] == "discrete_laplace" and noisy["sensitivity"]["l1"] == "1" and len(noisy["values"]) == 6
 
 
@@ -412,10 +414,10 @@ MEANINGLESS = (
     {"epsilon": 0},
     {"epsilon": -1},
     {"epsilon": "x"},
-    {"epsilon": 1, "within": 3},
-    {"epsilon": 1, "bound": 0},
-    {"epsilon": 1, "bound": "many"},
-    {"epsilon": 1, "bound": {"rows": 0}},
+    {"epsilon": 1, "max_error": 3},
+    {"epsilon": 1, "max_contributions": 0},
+    {"epsilon": 1, "max_contributions": "many"},
+    {"epsilon": 1, "max_contributions": {"max_rows": 0}},
     {"epsilon": 1, "confidence": 1},
 )
 
@@ -430,7 +432,9 @@ def test_options_in_the_text_count_like_arguments(blind: Session) -> None:
     options = "epsilon=0.5, max_groups_contributed=2, max_rows_per_group=3"
     text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) action, COUNT(*) FROM actions GROUP BY action"
     argued = blind.quote(
-        "SELECT action, COUNT(*) FROM actions GROUP BY action", epsilon="1/2", bound={"groups": 2, "rows": 3}
+        "SELECT action, COUNT(*) FROM actions GROUP BY action",
+        epsilon="1/2",
+        max_contributions={"max_groups": 2, "max_rows_per_group": 3},
     )
     assert blind.quote(text).expected[0].std_error == argued.expected[0].std_error
 
@@ -459,7 +463,10 @@ def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None
         answer = session.sql(query, epsilon=1, request_id="once")
         assert session.budget[0].spent[0] - spent == 10**15 and len(session.history) == charges + 1
         assert answer.loss == (Pure(1),) and sorted(answer.bounds) == ["mass", "rows"]
-        assert len(answer.noisy) == 4 and sum(Fraction(part["loss"]["epsilon"]) for part in answer.noisy) == 1
+        assert (
+            len(answer.measurements) == 4
+            and sum(Fraction(part["loss"]["epsilon"]) for part in answer.measurements) == 1
+        )
         for again in (session.sql(query, epsilon=1, request_id="once"), session.sql(query, epsilon=1)):
             assert again.to_dicts() == answer.to_dicts() and again.releases[0].cached
         assert session.quote(query, epsilon=1).free
@@ -471,7 +478,7 @@ def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None
 
 def test_connect_needs_a_name_and_a_token(session: Session, kernel: BareKernel) -> None:
     with pytest.raises(NotFound, match="no dataset 'other'"):
-        Session.over(kernel, "analyst", "other")
+        Session.from_kernel(kernel, "analyst", "other")
     with pytest.raises(InvalidParameter, match="token"):
         connect("https://dither.example")
 
@@ -488,7 +495,9 @@ def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
         answer = session.sql("SELECT gender, COUNT(*) AS n FROM users GROUP BY gender", rho=2, delta="1/10000")
         assert {row["gender"] for row in answer.to_dicts()} == {"f", "m", "x"}
         assert "selected privately" in answer.notes[-1]
-        fewer = session.sql(query, rho=2, delta="1/10000", bound=1)
+        fewer = session.sql(query, rho=2, delta="1/10000", max_contributions=1)
         assert len(fewer) < 48 * 3
         with pytest.raises(NotFound, match="enough units"):
-            session.sql("SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", rho=2, delta="1/10000", bound=1)
+            session.sql(
+                "SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", rho=2, delta="1/10000", max_contributions=1
+            )

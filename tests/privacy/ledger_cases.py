@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from dither.loss import ZCDP, Loss, Pure, Rational, rational
-from dither.privacy.ledger import Claim, Ledger, Receipt
+from dither.privacy.ledger import Charge, Ledger, Receipt
 from dither.privacy.protocol import UnitLoss
 from dither.schema import BudgetCap, Category, Column, Dataset, Group, Identifier, Moment, Number, Source, Table, Unit
 
@@ -67,9 +67,9 @@ class AnyVersion:
         return 0
 
 
-def claim(question: object, epsilon: Rational = "1/10", account: str = "ann", **changes: Any) -> Claim:
+def claim(question: object, epsilon: Rational = "1/10", account: str = "ann", **changes: Any) -> Charge:
     """A charge of a pure loss for a question that a text tells apart, of whatever version the ledger holds."""
-    made = Claim(
+    made = Charge(
         dataset="shop",
         version=AnyVersion(),  # type: ignore[arg-type]
         account=account,
@@ -87,7 +87,7 @@ def losses(**by_unit: Loss) -> tuple[UnitLoss, ...]:
     return tuple(UnitLoss(unit, kinds[type(loss)], loss) for unit, loss in by_unit.items())
 
 
-def paid(ledger: Ledger, wanted: Claim) -> Receipt:
+def paid(ledger: Ledger, wanted: Charge) -> Receipt:
     """A charge that must be fresh."""
     receipt = ledger.charge(wanted)
     assert isinstance(receipt, Receipt)

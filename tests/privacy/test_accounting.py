@@ -22,7 +22,7 @@ from mpmath import mpf
 from conftest import require
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.post.interpretation import group_table, meaning, power, privacy_curve
+from dither.post.interpretation import group_privacy_table, interpret, power_of_test, privacy_curve
 from dither.privacy import accounting
 from dither.privacy.accounting.composition import (
     compose,
@@ -45,7 +45,7 @@ from dither.privacy.accounting.conversion import (
     pure_as_rho,
 )
 from dither.privacy.accounting.filters import Filter, PureFilter, RenyiFilter, ZCDPFilter, filter_of
-from dither.privacy.accounting.units import LARGEST_COST, units15
+from dither.privacy.accounting.units import LARGEST_COST, to_femto
 from dither.schema import BudgetCap
 
 NEAR = 1e-6
@@ -466,7 +466,7 @@ def test_group_losses() -> None:
     assert group(Approximate(1, 1e-6), 1000) == Approximate(1000, 1)
     steep = group(Approximate(2, 1e-6), 7)  # close to 1, and not yet there
     assert isinstance(steep, Approximate) and Fraction("0.18") < steep.delta < Fraction("0.19")
-    assert group_table(Pure(1), [1, 2]) == ((1, Pure(1)), (2, Pure(2)))
+    assert group_privacy_table(Pure(1), [1, 2]) == ((1, Pure(1)), (2, Pure(2)))
     for loss in (ZCDP(1, 1e-6), Renyi(((2, 1),))):
         with pytest.raises(InvalidParameter, match="epsilon, delta"):
             group(loss, 2)
@@ -498,8 +498,8 @@ def test_group_zcdp_covers_chains_of_discrete_gaussians() -> None:
 def test_power_of_a_pure_loss_is_reached_by_randomised_response(epsilon: Fraction, rate: Fraction) -> None:
     first, second = response(epsilon)
     exact = most_powerful(first, second, real(rate))
-    assert exact <= real(power(Pure(epsilon), rate)) + ROUNDING
-    assert real(power(Pure(epsilon), rate)) <= exact + mpf(10) ** -18
+    assert exact <= real(power_of_test(Pure(epsilon), rate)) + ROUNDING
+    assert real(power_of_test(Pure(epsilon), rate)) <= exact + mpf(10) ** -18
 
 
 def most_powerful(first: Law, second: Law, rate: mpf) -> mpf:
@@ -519,7 +519,7 @@ def test_power_of_gaussian_noise_is_covered(loss: Loss) -> None:
     leak = real(loss.delta) if not isinstance(loss, Pure) else mpf(0)
     first = [leak, *((1 - leak) * p for p in moved), mpf(0)]
     second = [mpf(0), *((1 - leak) * q for q in base), leak]
-    for rate, most in meaning(loss):
+    for rate, most in interpret(loss):
         assert most_powerful(first, second, real(rate)) <= real(most) <= 1
 
 
@@ -530,17 +530,19 @@ def test_power_outside_delta_is_taken_of_what_remains() -> None:
     first = [mpf("0.3"), mpf("0.7") * yes, mpf("0.7") * no, mpf(0)]
     second = [mpf(0), mpf("0.7") * no, mpf("0.7") * also, mpf("0.3")]
     exact = most_powerful(first, second, mpf("0.1"))
-    assert exact <= real(power(loss, "1/10")) <= exact + mpf("0.01")
+    assert exact <= real(power_of_test(loss, "1/10")) <= exact + mpf("0.01")
 
 
 def test_meaning_in_the_words_of_the_paper() -> None:
-    ((rate, most),) = meaning(Pure("1/10"), ["1/20"])
+    ((rate, most),) = interpret(Pure("1/10"), ["1/20"])
     assert rate == Fraction(1, 20) and 0 <= real(most) - mpmath.exp(mpf(1) / 10) / 20 < mpf(10) ** -18
-    assert power(Approximate(0, 1e-3), 0.05) == Fraction("0.051")
-    assert power(Approximate(1, 1e-3), 0) == power(ZCDP(1, 1e-3), 0) == Fraction("0.001")
-    assert power(Pure(10_000), 0.5) == 1 and power(Pure(10_000), 0) == 0 and power(ZCDP(1), 1) == 1
+    assert power_of_test(Approximate(0, 1e-3), 0.05) == Fraction("0.051")
+    assert power_of_test(Approximate(1, 1e-3), 0) == power_of_test(ZCDP(1, 1e-3), 0) == Fraction("0.001")
+    assert (
+        power_of_test(Pure(10_000), 0.5) == 1 and power_of_test(Pure(10_000), 0) == 0 and power_of_test(ZCDP(1), 1) == 1
+    )
     with pytest.raises(InvalidParameter):
-        power(Pure(1), 2)
+        power_of_test(Pure(1), 2)
 
 
 # --- Filters --------------------------------------------------------------------------------------------------------
@@ -598,7 +600,7 @@ def test_caps_are_rounded_down() -> None:
         PureFilter(Fraction(1, 3), Fraction(1, 3)).cap == ZCDPFilter(Fraction(1, 3), Fraction(1, 3)).cap == (third,) * 2
     )
     assert RenyiFilter(((Fraction(2), Fraction(1, 3)),)).cap == (third, 0)
-    assert units15(Fraction(1, 3)) == third + 1
+    assert to_femto(Fraction(1, 3)) == third + 1
 
 
 def test_two_thousand_primes_neither_drift_nor_grow() -> None:
@@ -611,7 +613,7 @@ def test_two_thousand_primes_neither_drift_nor_grow() -> None:
 
 @given(st.fractions(min_value=0, max_value=10**6))
 def test_units_are_rounded_up_by_less_than_one(x: Fraction) -> None:
-    assert x <= Fraction(units15(x), 10**15) < x + Fraction(1, 10**15) or units15(x) == LARGEST_COST
+    assert x <= Fraction(to_femto(x), 10**15) < x + Fraction(1, 10**15) or to_femto(x) == LARGEST_COST
 
 
 def test_every_cost_fits_into_sixty_three_bits_and_an_enormous_one_never_passes() -> None:
@@ -642,10 +644,10 @@ def test_costs_of_each_kind_in_each_budget() -> None:
     assert PureFilter(Fraction(1)).spend(Approximate(1, 0)) == (unit, 0)
     assert PureFilter(Fraction(1), Fraction(1, 10**6)).spend(Approximate(1, 1e-9)) == (unit, 10**6)
     assert ZCDPFilter(Fraction(1)).spend(ZCDP(1, 1e-9)) == (unit, 10**6)
-    assert ZCDPFilter(Fraction(1)).spend(Approximate(1, 1e-9)) == (units15(pure_as_rho(Fraction(1))), 10**6)
+    assert ZCDPFilter(Fraction(1)).spend(Approximate(1, 1e-9)) == (to_femto(pure_as_rho(Fraction(1))), 10**6)
     order = RenyiFilter(((Fraction(2), Fraction(1)), (Fraction(8), Fraction(1))))
     assert order.spend(ZCDP(1, 1e-9)) == (2 * unit, 8 * unit, 10**6)
-    assert order.spend(Pure(1)) == (*(units15(pure_as_renyi(Fraction(1), Fraction(a))) for a in (2, 8)), 0)
+    assert order.spend(Pure(1)) == (*(to_femto(pure_as_renyi(Fraction(1), Fraction(a))) for a in (2, 8)), 0)
     assert len(order.names) == len(order.cap) == 3
 
 

@@ -13,14 +13,14 @@ import pytest
 
 from dither.access.engines import open_engine
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.plan.context import Context, PublicFacts
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.context import Context, PublicTableFacts
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare
-from dither.plan.measures.core import Key
+from dither.plan.measures.core import GroupKey
 from dither.plan.measures.sums import Count
-from dither.plan.relations.bounding import BoundRows, Sample
+from dither.plan.relations.bounding import LimitRowsPerUnit, Sample
 from dither.plan.relations.core import Relation
-from dither.plan.relations.filter import Where
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.joins import UnitJoin
 from dither.plan.relations.project import Union
 from dither.plan.relations.scan import Scan
@@ -30,7 +30,7 @@ from dither.schema import Column as Described
 from dither.schema import Dataset, Number, Source
 from privacy.ledger_cases import dataset, monthly_units
 
-CTX = Context(dataset(units=monthly_units()), PublicFacts())
+CTX = Context(dataset(units=monthly_units()), PublicTableFacts())
 USERS, ACTIONS = Scan("users"), Scan("actions")
 
 
@@ -39,12 +39,12 @@ def some(child: Relation, unit: str | None = "user", rate: Any = "1/4", tag: str
 
 
 def few(child: Relation) -> Relation:
-    return BoundRows(child, "user", 2)
+    return LimitRowsPerUnit(child, "user", 2)
 
 
 BOTH = UnitJoin(some(few(ACTIONS)), some(few(USERS)), "user")
 AFTER = some(UnitJoin(few(ACTIONS), few(USERS), "user"))
-YOUNG = Where(some(USERS), Compare("<", Column("age"), Constant(30)))
+YOUNG = Filter(some(USERS), Compare("<", ColumnRef("age"), LiteralValue(30)))
 
 GRANTED: dict[str, list[Relation]] = {
     "a sampled table": [some(USERS)],
@@ -88,14 +88,14 @@ def test_any_way_past_the_coin_and_there_is_no_discount(name: str) -> None:
 def test_the_coin_of_one_unit_is_no_discount_for_another() -> None:
     measures = [Count(few(some(ACTIONS)))]
     assert sampling_rate(CTX, "month", measures) is None
-    assert sampling_rate(CTX, "month", [Count(BoundRows(some(ACTIONS, "month"), "month", 2))]) == Fraction(1, 4)
+    assert sampling_rate(CTX, "month", [Count(LimitRowsPerUnit(some(ACTIONS, "month"), "month", 2))]) == Fraction(1, 4)
 
 
 def test_a_unit_that_tables_may_spell_differently_has_several_coins() -> None:
     actions = CTX.dataset.tables["actions"]
     numbers = {**actions.columns, "user_id": Described("user_id", Number(Fraction(0), Fraction(999)), Fraction(0))}
     tables = {**CTX.dataset.tables, "actions": replace(actions, columns=numbers)}
-    mixed = Context(replace(CTX.dataset, tables=tables), PublicFacts())
+    mixed = Context(replace(CTX.dataset, tables=tables), PublicTableFacts())
     assert sampling_rate(mixed, "user", [Count(some(USERS))]) is None
 
 
@@ -167,7 +167,7 @@ def kept(world: Dataset) -> Any:
     engine = open_engine(world)
 
     def keeping(table: str, secret: int, tag: str = "", rate: str = "1/4") -> frozenset[int]:
-        people = Key("number", Column("number"))
+        people = GroupKey("number", ColumnRef("number"))
         vector = engine.vector(Count(some(few(Scan(table)), rate=rate, tag=tag), (people,)), None, secret)
         return frozenset(at for at, count in enumerate(vector.tolist()) if count)
 

@@ -12,22 +12,22 @@ import pytest
 from dither.errors import InvalidPlan, InvalidSchema, NotAllowed, Unsupported
 from dither.loss import Pure
 from dither.plan.context import Context
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare
-from dither.plan.measures.core import Key, Measure
+from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.statistics import contributions
 from dither.plan.measures.sums import Count, Sum
-from dither.plan.relations.bounding import BoundRows
+from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
-from dither.plan.relations.filter import Where
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.joins import KeyJoin, PublicJoin
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
-from dither.plan.stability import Auto
-from dither.privacy.cost import appraise
+from dither.plan.stability import EstimatedLimit
+from dither.privacy.cost import privacy_cost
 from dither.privacy.ledger import Ledger
 from dither.privacy.mechanisms import DiscreteLaplace
-from dither.privacy.protocol import AutoBound, Calibrate, Part, Request, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Request
 from dither.schema import Dataset, Unit
 from privacy.ledger_cases import claim, dataset, pure, teams, zcdp
 
@@ -42,10 +42,10 @@ NOISE = DiscreteLaplace(Fraction(1, 100))
 
 
 def price(described: Dataset, measure: Measure) -> Any:
-    return appraise(Context(described), Request("shop", (Part(measure, NOISE),))).losses
+    return privacy_cost(Context(described), Request("shop", (Measurement(measure, NOISE),))).losses
 
 
-ACTIONS = Project(Scan("actions"), (("who", Column("user_id")), ("kind", Column("kind"))))
+ACTIONS = Project(Scan("actions"), (("who", ColumnRef("user_id")), ("kind", ColumnRef("kind"))))
 
 
 def with_people(how: Any) -> Relation:
@@ -56,7 +56,7 @@ def with_people(how: Any) -> Relation:
     ("described", "free"),
     [
         (UNPAID, Scan("users")),
-        (UNPAID, BoundRows(Scan("users"), "user", 1)),
+        (UNPAID, LimitRowsPerUnit(Scan("users"), "user", 1)),
         (CONTEXT, with_people("right")),
         (CONTEXT, KeyJoin(ACTIONS, Scan("users"), (("who", "user_id"),), 1, 1)),
     ],
@@ -64,12 +64,12 @@ def with_people(how: Any) -> Relation:
 )
 def test_records_that_no_budget_covers_are_not_read(described: Dataset, free: Relation) -> None:
     with pytest.raises(Unsupported, match=r"no budget covers|no unit of privacy covers"):
-        price(described, Sum(free, Column("age")))
+        price(described, Sum(free, ColumnRef("age")))
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_records_that_no_budget_covers_may_be_context(how: str) -> None:
-    (loss,) = price(CONTEXT, Count(with_people(how), (Key("country", Column("country")),)))
+    (loss,) = price(CONTEXT, Count(with_people(how), (GroupKey("country", ColumnRef("country")),)))
     assert loss.loss.epsilon == 100
 
 
@@ -129,7 +129,10 @@ def test_datasets_of_one_population_share_the_clock_of_their_windows(tmp_path: P
 def test_an_option_with_the_name_of_an_argument_is_refused(name: str) -> None:
     asked = Calibrate("discrete_laplace", Pure(Fraction(1)), ((name, Fraction(1)),))
     with pytest.raises(InvalidPlan):
-        appraise(Context(dataset()), Request("shop", (Part(Count(BoundRows(Scan("users"), "user", 1)), asked),)))
+        privacy_cost(
+            Context(dataset()),
+            Request("shop", (Measurement(Count(LimitRowsPerUnit(Scan("users"), "user", 1)), asked),)),
+        )
 
 
 # --- Too many bounds ---
@@ -137,12 +140,12 @@ def test_an_option_with_the_name_of_an_argument_is_refused(name: str) -> None:
 
 def test_bounds_times_parts_are_capped() -> None:
     half = Calibrate("discrete_laplace", Pure(Fraction(1, 2)))
-    counted = Count(BoundRows(Scan("actions"), "user", Auto()))
+    counted = Count(LimitRowsPerUnit(Scan("actions"), "user", EstimatedLimit()))
     find = contributions(Scan("actions"), "user", (Fraction(2), Fraction(4)))
-    bound = AutoBound(find, half, tuple(range(1, 65)))
-    parts = tuple(Part(counted, half) for _ in range(17))
+    bound = BoundSearch(find, half, tuple(range(1, 65)))
+    parts = tuple(Measurement(counted, half) for _ in range(17))
     with pytest.raises(InvalidPlan, match="times the parts"):
-        appraise(Context(dataset()), Request("shop", parts, (bound,)))
+        privacy_cost(Context(dataset()), Request("shop", parts, (bound,)))
 
 
 LADDER = (1, 2)
@@ -151,10 +154,10 @@ LADDER = (1, 2)
 @pytest.mark.parametrize(
     "made",
     [
-        lambda find: AutoBound(find, NOISE, (10**50,), "x", Tradeoff(LADDER, Fraction(1), 1)),
-        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff((1, 10**59), Fraction(1), 1)),
-        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff(LADDER, Fraction(10**60), 1)),
-        lambda find: AutoBound(find, NOISE, LADDER, "x", Tradeoff(LADDER, Fraction(1), 10**40)),
+        lambda find: BoundSearch(find, NOISE, (10**50,), "x", BoundRule(LADDER, Fraction(1), 1)),
+        lambda find: BoundSearch(find, NOISE, LADDER, "x", BoundRule((1, 10**59), Fraction(1), 1)),
+        lambda find: BoundSearch(find, NOISE, LADDER, "x", BoundRule(LADDER, Fraction(10**60), 1)),
+        lambda find: BoundSearch(find, NOISE, LADDER, "x", BoundRule(LADDER, Fraction(1), 10**40)),
     ],
     ids=["grid", "points", "noise", "cells"],
 )
@@ -165,18 +168,20 @@ def test_no_rule_fails_after_the_charge(made: Any) -> None:
 
 
 def test_a_bound_that_no_part_uses_is_refused() -> None:
-    search = AutoBound(Count(Scan("users")), Calibrate("discrete_laplace", Pure(1)), LADDER, "x")
-    request = Request("shop", (Part(Count(Scan("users")), NOISE),), bound=(search,))
+    search = BoundSearch(Count(Scan("users")), Calibrate("discrete_laplace", Pure(1)), LADDER, "x")
+    request = Request("shop", (Measurement(Count(Scan("users")), NOISE),), searches=(search,))
     with pytest.raises(InvalidPlan, match="no part uses the bound 'x'"):
-        appraise(Context(dataset()), request)
+        privacy_cost(Context(dataset()), request)
 
 
 def test_bounds_times_the_plan_are_capped() -> None:
     """A plan is worked out once for each bound that it may have: 36 kB once took the kernel 25 s, before any charge."""
-    child: Relation = BoundRows(Scan("users"), "user", Auto("x"))
+    child: Relation = LimitRowsPerUnit(Scan("users"), "user", EstimatedLimit("x"))
     for _ in range(60):
-        child = Where(child, Compare(">", Column("age"), Constant(20)))
-    find = AutoBound(contributions(Scan("users"), "user", (Fraction(1), Fraction(2))), NOISE, tuple(range(1, 257)), "x")
-    part = Part(Count(child), Calibrate("discrete_laplace", Pure(1)))
+        child = Filter(child, Compare(">", ColumnRef("age"), LiteralValue(20)))
+    find = BoundSearch(
+        contributions(Scan("users"), "user", (Fraction(1), Fraction(2))), NOISE, tuple(range(1, 257)), "x"
+    )
+    part = Measurement(Count(child), Calibrate("discrete_laplace", Pure(1)))
     with pytest.raises(InvalidPlan, match="times the bounds"):
-        appraise(Context(dataset()), Request("shop", (part, part, part), bound=(find,)))
+        privacy_cost(Context(dataset()), Request("shop", (part, part, part), searches=(find,)))

@@ -18,54 +18,68 @@ from dither.loss import ZCDP, Approximate, Pure, Renyi
 from dither.plan import expressions as expr
 from dither.plan import measures as measure
 from dither.plan import relations as relation
-from dither.plan.context import PublicFacts
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.context import PublicTableFacts
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Case, Compare, In
-from dither.plan.measures.clipped import Clipped
-from dither.plan.measures.core import Key
-from dither.plan.measures.linear import Linear
-from dither.plan.measures.sums import Count, Sums
-from dither.plan.relations.bounding import BoundRows
-from dither.plan.relations.filter import Where
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.linear import LinearQuery
+from dither.plan.measures.sums import Count, SumVector
+from dither.plan.relations.bounding import LimitRowsPerUnit
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
-from dither.plan.stability import Auto
+from dither.plan.stability import EstimatedLimit
 from dither.privacy import mechanisms
-from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, Limits, _hints, decode, digest, encode
+from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, MessageLimits, _hints, decode, digest, encode
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
-from dither.privacy.protocol import AutoBound, Calibrate, Head, Part, Request, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, LedgerHead, Measurement, Request
 from dither.schema import Dataset
 from privacy.ledger_cases import dataset, monthly_units, pure, teams, zcdp
 
-BUCKET = Case(((Compare("<", Column("age"), Constant(Fraction(1, 2))), Constant("young")),), Constant(None))
+BUCKET = Case(
+    ((Compare("<", ColumnRef("age"), LiteralValue(Fraction(1, 2))), LiteralValue("young")),), LiteralValue(None)
+)
 PLAN = Count(
-    BoundRows(
-        Where(Scan("users"), In(Column("country"), ("DE", "1/2", None, True, 3, Fraction(1, 3)))), "user", Auto()
+    LimitRowsPerUnit(
+        Filter(Scan("users"), In(ColumnRef("country"), ("DE", "1/2", None, True, 3, Fraction(1, 3)))),
+        "user",
+        EstimatedLimit(),
     ),
-    (Key("bucket", BUCKET), Key("country", Column("country"), ("DE", None))),
+    (GroupKey("bucket", BUCKET), GroupKey("country", ColumnRef("country"), ("DE", None))),
 )
 REQUESTS = [
-    Request("shop", (Part(PLAN, Calibrate("discrete_laplace", Pure("1/10"))),), request_id="r-1", unit="user", draw=3),
+    Request(
+        "shop",
+        (Measurement(PLAN, Calibrate("discrete_laplace", Pure("1/10"))),),
+        request_id="r-1",
+        unit="user",
+        repeat=3,
+    ),
     Request(
         "shop",
         (
-            Part(
-                Clipped(Scan("users"), "user", (Constant(1), Column("age")), 5, "l1"), DiscreteGaussian(Fraction(9, 4))
+            Measurement(
+                ClippedSums(Scan("users"), "user", (LiteralValue(1), ColumnRef("age")), 5, "l1"),
+                DiscreteGaussian(Fraction(9, 4)),
             ),
-            Part(Linear(PLAN, ((1, -1, 0),)), DiscreteLaplace(Fraction(1, 3))),
-            Part(Sums(Project(Scan("users"), (("a", Column("age")),)), (Column("a"),)), Calibrate("x", ZCDP(1, "1/9"))),
+            Measurement(LinearQuery(PLAN, ((1, -1, 0),)), DiscreteLaplace(Fraction(1, 3))),
+            Measurement(
+                SumVector(Project(Scan("users"), (("a", ColumnRef("age")),)), (ColumnRef("a"),)),
+                Calibrate("x", ZCDP(1, "1/9")),
+            ),
         ),
         (
-            AutoBound(
+            BoundSearch(
                 PLAN,
                 Calibrate("quantiles", Approximate(1, "1/7"), (("quantiles", (Fraction(1, 2),)), ("k", 3))),
                 (1, 2),
             ),
-            AutoBound(PLAN, DiscreteLaplace(Fraction(10)), (1, 2), "rows", Tradeoff((1, 2, 4), Fraction(3, 2), 6)),
+            BoundSearch(PLAN, DiscreteLaplace(Fraction(10)), (1, 2), "rows", BoundRule((1, 2, 4), Fraction(3, 2), 6)),
         ),
-        expect_head=Head(3, "ab"),
+        expect_head=LedgerHead(3, "ab"),
     ),
-    Request("shop", (Part(PLAN, Calibrate("y", Renyi(((2, "1/2"), (3, 1))))),)),
+    Request("shop", (Measurement(PLAN, Calibrate("y", Renyi(((2, "1/2"), (3, 1))))),)),
 ]
 
 
@@ -83,33 +97,33 @@ def test_descriptions_and_facts_come_back_equal() -> None:
         budgets=(pure(1), zcdp(1, "month", "1/1000")), groups=teams(caps=(pure("1/3"),)), units=monthly_units()
     )
     assert decode(encode(described), Dataset, RESPONSE) == described
-    facts = PublicFacts({"urls.id": (1, "a", Fraction(1, 2), True, None)}, {"urls.id": 3})
-    back = decode(encode(facts), PublicFacts, RESPONSE)
+    facts = PublicTableFacts({"urls.id": (1, "a", Fraction(1, 2), True, None)}, {"urls.id": 3})
+    back = decode(encode(facts), PublicTableFacts, RESPONSE)
     assert back == facts
     assert [type(value) for value in back.values["urls.id"]] == [int, str, Fraction, bool, type(None)]
 
 
 def test_text_and_rationals_are_not_confused() -> None:
     for value in ("1/2", Fraction(1, 2), 1, True, None, Fraction(1), "true", ""):
-        (part,) = decode(encode(asking(Constant(value))), Request).parts
+        (part,) = decode(encode(asking(LiteralValue(value))), Request).parts
         found = part.measure.child.condition.value  # type: ignore[attr-defined]
         assert found == value and type(found) is type(value)
 
 
 def asking(condition: Any) -> Request:
-    return Request("shop", (Part(Count(Where(Scan("users"), condition)), DiscreteLaplace(Fraction(1))),))
+    return Request("shop", (Measurement(Count(Filter(Scan("users"), condition)), DiscreteLaplace(Fraction(1))),))
 
 
 def test_the_digest_forgets_the_id_and_the_head_and_nothing_else() -> None:
     first = REQUESTS[0]
-    assert digest(first) == digest(replace(first, request_id="other", expect_head=Head(1, "a")))
+    assert digest(first) == digest(replace(first, request_id="other", expect_head=LedgerHead(1, "a")))
     changed = [
-        replace(first, draw=4),
+        replace(first, repeat=4),
         replace(first, unit=None),
         replace(first, dataset="other"),
         replace(first, parts=first.parts * 2),
-        replace(first, parts=(Part(PLAN, Calibrate("discrete_laplace", Pure("1/5"))),)),
-        replace(first, parts=(Part(PLAN, DiscreteLaplace(Fraction(1))),)),
+        replace(first, parts=(Measurement(PLAN, Calibrate("discrete_laplace", Pure("1/5"))),)),
+        replace(first, parts=(Measurement(PLAN, DiscreteLaplace(Fraction(1))),)),
         REQUESTS[1],
     ]
     assert len({digest(each) for each in (first, *changed)}) == len(changed) + 1
@@ -129,9 +143,9 @@ def test_every_node_that_can_be_named_has_fields_that_can_be_sent() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"null", b"[]", b"{}", b'"text"', b"\xff\xfe", b"{", b'{"version":1}', b"[" * 100_000, b'{"a":' * 5000,
-        b'{"version":2,"node":"Request"}', b'{"version":1,"node":"Part"}', b'{"version":1,"version":1}', b"1e999",
-        b'{"version":1,"node":"Request","dataset":"d"}', b'{"version":1.0}', b"NaN", b"9" * 5000, b'"\\ud800"',
+        b"", b"null", b"[]", b"{}", b'"text"', b"\xff\xfe", b"{", b'{"version":2}', b"[" * 100_000, b'{"a":' * 5000,
+        b'{"version":1,"node":"Request"}', b'{"version":2,"node":"Measurement"}', b'{"version":2,"version":2}', b"1e999",
+        b'{"version":2,"node":"Request","dataset":"d"}', b'{"version":2.0}', b"NaN", b"9" * 5000, b'"\\ud800"',
     ],
 )  # fmt: skip
 def test_other_json_is_refused_with_our_own_error(data: bytes) -> None:
@@ -153,7 +167,7 @@ def changed(path: str, value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("parts.0.measure.node", "Scan"),
+        ("parts.0.measure.node", "scan"),
         ("parts.0.measure.node", "Measure"),
         ("parts.0.measure.node", "Axis"),
         ("parts.0.measure.node", "__class__"),
@@ -164,7 +178,7 @@ def changed(path: str, value: Any) -> bytes:
         ("parts.0.measure.child.limit", True),
         ("parts.0.measure.child.limit", -1),
         ("parts.0.measure.child.limit", 10**70),
-        ("parts.0.measure.child.limit", {"node": "Scan", "table": "users"}),
+        ("parts.0.measure.child.limit", {"node": "scan", "table": "users"}),
         ("parts.0.mechanism.loss.epsilon", 0.1),
         ("parts.0.mechanism.loss.epsilon", "nan"),
         ("parts.0.mechanism.loss.epsilon", "-1"),
@@ -182,7 +196,7 @@ def changed(path: str, value: Any) -> bytes:
         ("draw", -1),
         ("draw", 2**31),
         ("dataset", ["shop"]),
-        ("bound", {"node": "Request"}),
+        ("searches", {"node": "Request"}),
     ],
 )
 def test_values_of_another_kind_are_refused(path: str, value: Any) -> None:
@@ -194,7 +208,7 @@ def test_grids_and_batches_have_limits() -> None:
     part = REQUESTS[0].parts[0]
     for grid in ((), (0, 1), (2, 1), (1, 1), tuple(range(1, 400))):
         with pytest.raises(InvalidPlan):
-            AutoBound(PLAN, part.mechanism, grid)
+            BoundSearch(PLAN, part.mechanism, grid)
     with pytest.raises(InvalidPlan):
         Request("shop", (part,) * 257)
 
@@ -205,17 +219,17 @@ def test_size_depth_and_number_of_values_are_limited() -> None:
     deep: Any = Scan("users")
     for _ in range(60):
         deep = Union(deep, Scan("users"))
-    decode(encode(Request("shop", (Part(Count(deep), DiscreteLaplace(Fraction(1))),))), Request)
+    decode(encode(Request("shop", (Measurement(Count(deep), DiscreteLaplace(Fraction(1))),))), Request)
     for _ in range(60):
         deep = Union(deep, Scan("users"))
     with pytest.raises(InvalidPlan, match="deep"):
-        decode(encode(Request("shop", (Part(Count(deep), DiscreteLaplace(Fraction(1))),))), Request)
+        decode(encode(Request("shop", (Measurement(Count(deep), DiscreteLaplace(Fraction(1))),))), Request)
     with pytest.raises(InvalidPlan, match="values"):
-        decode(encode(REQUESTS[0]), Request, Limits(size=1 << 20, values=10))
+        decode(encode(REQUESTS[0]), Request, MessageLimits(size=1 << 20, values=10))
     for _ in range(3000):
         deep = Union(deep, Scan("users"))
     with pytest.raises(InvalidPlan, match="deeply"):
-        encode(Request("shop", (Part(Count(deep), DiscreteLaplace(Fraction(1))),)))
+        encode(Request("shop", (Measurement(Count(deep), DiscreteLaplace(Fraction(1))),)))
 
 
 JSON = st.recursive(
@@ -238,7 +252,7 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(JSON)
 def test_no_json_gives_another_error(tree: Any) -> None:
-    for data in (json.dumps(tree), json.dumps({"version": 1, "node": "Request", "dataset": "d", "parts": tree})):
+    for data in (json.dumps(tree), json.dumps({"version": 2, "node": "Request", "dataset": "d", "parts": tree})):
         try:
             decode(data.encode(), Request)
         except DitherError:

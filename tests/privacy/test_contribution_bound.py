@@ -9,16 +9,16 @@ import pytest
 
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
-from dither.privacy.contribution_bound import rung, tail
+from dither.privacy.contribution_bound import choose_contribution_bound, fit_tail
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
-from dither.privacy.protocol import AutoBound, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch
 
 POINTS = tuple(1 << power for power in range(20))
 LAPLACE = DiscreteLaplace(Fraction(10))
 
 
-def search(noise: Fraction = Fraction(3, 2), cells: int = 1) -> AutoBound:
-    return AutoBound(Count(Scan("actions")), LAPLACE, POINTS[:-2], "rows", Tradeoff(POINTS, noise, cells))
+def search(noise: Fraction = Fraction(3, 2), cells: int = 1) -> BoundSearch:
+    return BoundSearch(Count(Scan("actions")), LAPLACE, POINTS[:-2], "rows", BoundRule(POINTS, noise, cells))
 
 
 @pytest.mark.parametrize("mechanism", [LAPLACE, DiscreteGaussian(Fraction(1)), DiscreteLaplace(Fraction(1, 10**3))])
@@ -29,31 +29,34 @@ def test_any_counts_give_a_rung(mechanism: object, size: int) -> None:
     for _ in range(50):
         values = random.integers(-size, size, len(POINTS) + 1, endpoint=True).tolist()
         for cells in (1, 10**6):
-            assert rung(search(cells=cells), values, mechanism) in POINTS[:-2]  # type: ignore[arg-type]
+            assert choose_contribution_bound(search(cells=cells), values, mechanism) in POINTS[:-2]  # type: ignore[arg-type]
     for noise in (Fraction(0), Fraction(1, 10**40), Fraction(2**62)):
-        assert rung(search(noise), [-size] * (len(POINTS) + 1), mechanism) in POINTS[:-2]  # type: ignore[arg-type]
+        assert choose_contribution_bound(search(noise), [-size] * (len(POINTS) + 1), mechanism) in POINTS[:-2]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("place", "rung_at"), [(-5, 1), (0, 1), (3, 8), (99, POINTS[-3])])
 def test_without_a_rule_the_release_is_the_index(place: int, rung_at: int) -> None:
-    plain = AutoBound(Count(Scan("actions")), LAPLACE, POINTS[:-2])
-    assert rung(plain, [place], LAPLACE) == rung_at
-    assert rung(plain, [], LAPLACE) == 1
+    plain = BoundSearch(Count(Scan("actions")), LAPLACE, POINTS[:-2])
+    assert choose_contribution_bound(plain, [place], LAPLACE) == rung_at
+    assert choose_contribution_bound(plain, [], LAPLACE) == 1
 
 
 def test_more_noise_asks_for_a_smaller_bound_and_heavier_units_for_a_larger() -> None:
     counts = [0, *(10**6 >> power for power in range(len(POINTS)))]
-    bounds = [rung(search(noise), counts, LAPLACE) for noise in (Fraction(1, 100), Fraction(10), Fraction(10**4))]
+    bounds = [
+        choose_contribution_bound(search(noise), counts, LAPLACE)
+        for noise in (Fraction(1, 100), Fraction(10), Fraction(10**4))
+    ]
     assert bounds == sorted(bounds, reverse=True) and len(set(bounds)) == 3
     lighter = [0, *(10**6 >> 2 * power for power in range(len(POINTS)))]
-    assert rung(search(), counts, LAPLACE) > rung(search(), lighter, LAPLACE)
+    assert choose_contribution_bound(search(), counts, LAPLACE) > choose_contribution_bound(search(), lighter, LAPLACE)
 
 
 def test_what_is_removed_is_what_lies_above() -> None:
     """Ten thousand units of 100 each, without noise: nothing above 128, all of it above 1."""
     counts = np.zeros(len(POINTS) + 1)
     counts[7] = 10_000
-    shape = tail(POINTS, counts, 0.0)
+    shape = fit_tail(POINTS, counts, 0.0)
     assert shape.removed(128) == shape.removed_high(128) == shape.squares(128) == 0
     assert shape.removed(1) + shape.kept(1) == pytest.approx(shape.kept(1 << 19))
     assert shape.kept(1 << 19) == pytest.approx(960_000)
@@ -67,10 +70,10 @@ def test_beyond_what_is_seen_counts_fall_and_end() -> None:
     halving = np.array([0.0, *(10_000 >> power for power in range(7)), *[0.0] * (len(POINTS) - 7)])
     fallen = np.where(np.arange(len(POINTS) + 1) < 5, 10_000.0, 0.0)
     for counts, least, most in ((halving, 20, 200), (fallen, 0, 60)):
-        shape = tail(POINTS, counts, 7.0)
+        shape = fit_tail(POINTS, counts, 7.0)
         beyond = int(np.flatnonzero(counts)[-1])
         assert least <= shape.above_high[beyond] <= most
         assert shape.above_high[-1] == 0
         assert (shape.above_high >= shape.above).all()
-        exact = tail(POINTS, counts, 0.0)
+        exact = fit_tail(POINTS, counts, 0.0)
         assert (exact.above == exact.above_high).all() and exact.above[beyond] == 0

@@ -35,39 +35,39 @@ from dither.errors import (
     Unsupported,
 )
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
-from dither.plan.context import Context, PublicFacts
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.context import Context, PublicTableFacts
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare, Or
 from dither.plan.expressions.time import Instant
-from dither.plan.measures.clipped import Clipped
-from dither.plan.measures.core import Key, Measure
-from dither.plan.measures.linear import Linear
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import GroupKey, Measure
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.measures.statistics import contributions
-from dither.plan.measures.sums import Count, Sum, Sums
-from dither.plan.relations.bounding import BoundGroups, BoundRows, Sample
-from dither.plan.relations.filter import Where
+from dither.plan.measures.sums import Count, Sum, SumVector
+from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit, Sample
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import binary
-from dither.plan.stability import Auto
+from dither.plan.stability import EstimatedLimit
 from dither.privacy import cost as appraisal_module
 from dither.privacy import kernel as kernel_module
 from dither.privacy.accounting.composition import subsampled
-from dither.privacy.accounting.units import units15
-from dither.privacy.contribution_bound import rung
-from dither.privacy.cost import losses_of
+from dither.privacy.accounting.units import to_femto
+from dither.privacy.contribution_bound import choose_contribution_bound
+from dither.privacy.cost import recompute_losses
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.pacing import Schedule
-from dither.privacy.protocol import AutoBound, Calibrate, Head, Part, Release, Request, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, LedgerHead, Measurement, Release, Request
 from dither.schema import Dataset, Source, Unit
 from privacy.ledger_cases import DAY, HeldClock, dataset, pure, teams, zcdp
 
 ONE = 10**15
 SOURCE = Path(kernel_module.__file__).parents[1]
-KINDS = (Key("kind", Column("kind")),)
+KINDS = (GroupKey("kind", ColumnRef("kind")),)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ class Room:
         return self.spies[0]
 
     def rows(self, kind: str) -> list[Any]:
-        return [json.loads(row.body) for row in self.kernel.books.rows() if row.kind == kind]
+        return [json.loads(row.body) for row in self.kernel.ledger.rows() if row.kind == kind]
 
     def spent(self, account: str = "ann", level: str = "dataset") -> list[int]:
         return [each.spent[0] for each in self.kernel.budget("shop", account) if each.level == level]
@@ -175,8 +175,8 @@ def opened(tmp_path: Path) -> Any:
 
 def counting(epsilon: Any = 1, limit: int = 20, **changes: Any) -> Request:
     """Actions by kind, each person bounded."""
-    measure = Count(BoundRows(Scan("actions"), "user", limit), KINDS)
-    return replace(Request("shop", (Part(measure, Calibrate("discrete_laplace", Pure(epsilon))),)), **changes)
+    measure = Count(LimitRowsPerUnit(Scan("actions"), "user", limit), KINDS)
+    return replace(Request("shop", (Measurement(measure, Calibrate("discrete_laplace", Pure(epsilon))),)), **changes)
 
 
 # --- The five lines ---
@@ -201,7 +201,7 @@ def test_the_answer_is_recorded_before_it_leaves(world: Any, opened: Any) -> Non
     answer = room.kernel.answer(counting(), "ann")
     recorded = room.rows("answer")[-1]
     assert json.loads(recorded["release"])["parts"][0]["values"] == list(answer.parts[0].values)
-    assert answer.head == room.kernel.books.head
+    assert answer.head == room.kernel.ledger.head
 
 
 @pytest.mark.tier("test")
@@ -211,7 +211,7 @@ def test_an_answer_that_cannot_be_recorded_does_not_leave(world: Any, opened: An
     def full(*_: Any) -> str:
         raise LedgerError("the disk is full")
 
-    monkeypatch.setattr(room.kernel.books, "record", full)
+    monkeypatch.setattr(room.kernel.ledger, "record", full)
     with pytest.raises(EngineFailure):
         room.kernel.answer(counting(), "ann")
     assert room.spent() == [ONE + ONE // 100]
@@ -243,34 +243,37 @@ def test_noise_is_added_and_differs_between_draws(world: Any, opened: Any) -> No
     ("measure", "error"),
     [
         (Count(Scan("actions"), KINDS), Unbounded),
-        (Count(BoundRows(Scan("nothing"), "user", 1)), InvalidPlan),
-        (Count(BoundRows(Scan("actions"), "nobody", 1)), InvalidPlan),
-        (Sum(BoundRows(Scan("users"), "user", 1), Column("nothing")), InvalidPlan),
-        (Count(BoundRows(Scan("actions"), "user", Auto())), InvalidPlan),
-        (Count(BoundRows(Scan("actions"), "user", 1), (Key("who", Column("user_id")),)), Unsupported),
-        (PartitionCounts(BoundGroups(Scan("actions"), "user", (Column("kind"),), 1, 1), KINDS), Unsupported),
-        (Count(BoundRows(Scan("users"), "user", 1), (Key("a", Column("age"), (Fraction(1, 2),)),)), InvalidPlan),
+        (Count(LimitRowsPerUnit(Scan("nothing"), "user", 1)), InvalidPlan),
+        (Count(LimitRowsPerUnit(Scan("actions"), "nobody", 1)), InvalidPlan),
+        (Sum(LimitRowsPerUnit(Scan("users"), "user", 1), ColumnRef("nothing")), InvalidPlan),
+        (Count(LimitRowsPerUnit(Scan("actions"), "user", EstimatedLimit())), InvalidPlan),
+        (Count(LimitRowsPerUnit(Scan("actions"), "user", 1), (GroupKey("who", ColumnRef("user_id")),)), Unsupported),
+        (PartitionCounts(LimitGroupsPerUnit(Scan("actions"), "user", (ColumnRef("kind"),), 1, 1), KINDS), Unsupported),
+        (
+            Count(LimitRowsPerUnit(Scan("users"), "user", 1), (GroupKey("a", ColumnRef("age"), (Fraction(1, 2),)),)),
+            InvalidPlan,
+        ),
     ],
 )
 def test_a_bad_plan_is_refused_before_the_charge(world: Any, opened: Any, measure: Any, error: Any) -> None:
     room = opened(world())
-    before = room.kernel.books.head
-    request = Request("shop", (Part(measure, DiscreteLaplace(Fraction(20))),))
+    before = room.kernel.ledger.head
+    request = Request("shop", (Measurement(measure, DiscreteLaplace(Fraction(20))),))
     with pytest.raises(error):
         room.kernel.answer(request, "ann")
     with pytest.raises(error):
         room.kernel.quote(request, "ann")
-    assert room.kernel.books.head == before and not room.spy.reads
+    assert room.kernel.ledger.head == before and not room.spy.reads
 
 
 @pytest.mark.tier("test")
 def test_one_bad_part_refuses_the_batch(world: Any, opened: Any) -> None:
     room = opened(world())
-    before = room.kernel.books.head
-    bad = Part(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1)))
+    before = room.kernel.ledger.head
+    bad = Measurement(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1)))
     with pytest.raises(Unbounded):
         room.kernel.answer(replace(counting(), parts=(*counting().parts, bad)), "ann")
-    assert room.kernel.books.head == before and not room.spy.reads
+    assert room.kernel.ledger.head == before and not room.spy.reads
 
 
 def test_beyond_the_budget_nothing_is_read_and_the_refusal_is_noted(world: Any, opened: Any) -> None:
@@ -278,14 +281,14 @@ def test_beyond_the_budget_nothing_is_read_and_the_refusal_is_noted(world: Any, 
     with pytest.raises(BudgetExceeded, match="nothing was read"):
         room.kernel.answer(counting(1), "ann")
     assert not room.spy.reads
-    (note,) = room.kernel.books.refusals("shop")
+    (note,) = room.kernel.ledger.refusals("shop")
     assert json.loads(note.body) == {"account": "ann", "reason": "budget_exceeded"}
 
 
 @pytest.mark.tier("test")
 def test_a_loss_that_the_budget_cannot_take_names_one_that_can(world: Any, opened: Any) -> None:
     room = opened(world())
-    part = Part(counting().parts[0].measure, DiscreteGaussian(Fraction(400)))
+    part = Measurement(counting().parts[0].measure, DiscreteGaussian(Fraction(400)))
     with pytest.raises(DitherError, match="zcdp"):
         room.kernel.answer(Request("shop", (part,)), "ann")
     assert not room.spy.reads
@@ -318,8 +321,8 @@ class Whisperer(DiscreteLaplace):  # type: ignore[misc]
 def test_code_does_not_cross_the_door(world: Any, opened: Any) -> None:
     room = opened(world())
     honest = counting().parts[0]
-    liar = Liar(BoundRows(Scan("actions"), "user", 20), KINDS)
-    for part in (Part(liar, honest.mechanism), Part(honest.measure, Whisperer(Fraction(1)))):
+    liar = Liar(LimitRowsPerUnit(Scan("actions"), "user", 20), KINDS)
+    for part in (Measurement(liar, honest.mechanism), Measurement(honest.measure, Whisperer(Fraction(1)))):
         with pytest.raises(InvalidPlan, match="cannot stand here"):
             room.kernel.answer(Request("shop", (part,)), "ann")
     assert not room.spy.reads
@@ -366,14 +369,14 @@ def test_no_uncharged_fresh_draw_however_often_things_happen_again(world: Any, o
     room = opened(world())
     request = counting(request_id="r")
     first = room.kernel.answer(request, "ann")
-    size = dict(room.kernel._houses["shop"].rows)
+    size = dict(room.kernel._datasets["shop"].rows)
     for number in range(5):
         room = opened(world())
         again = room.kernel.answer(request, "ann")
         other = room.kernel.answer(replace(request, request_id=f"r{number}"), "bob")
         room.kernel.register(world())
         assert again.parts == other.parts == first.parts and again.cached
-        assert room.kernel._houses["shop"].rows == size
+        assert room.kernel._datasets["shop"].rows == size
         assert not room.spy.reads
     assert room.spent() == [ONE + ONE // 100]
     assert len(room.rows("charge")) == len(room.rows("answer")) == 2
@@ -395,10 +398,10 @@ def test_a_new_version_pays_for_its_size_and_for_every_answer_again(world: Any, 
 @pytest.mark.tier("test")
 def test_where_no_budget_is_left_a_new_version_keeps_the_old_size(world: Any, opened: Any) -> None:
     room = opened(world("1/100"))
-    size = dict(room.kernel._houses["shop"].rows)
+    size = dict(room.kernel._datasets["shop"].rows)
     assert set(size) == {"users", "actions"}
     again = opened(world("1/100", data_version="2"))
-    assert again.kernel._houses["shop"].rows == size
+    assert again.kernel._datasets["shop"].rows == size
     assert len(again.rows("answer")) == 1
 
 
@@ -408,7 +411,7 @@ def test_the_size_is_the_first_charge_and_costs_its_epsilon(world: Any, opened: 
     (charge,) = room.rows("charge")
     assert charge["account"] == "kernel"
     assert charge["losses"] == [["user", "pure", {"kind": "pure", "epsilon": "1/100"}]]
-    assert [row.kind for row in room.kernel.books.rows()][:2] == ["dataset", "charge"]
+    assert [row.kind for row in room.kernel.ledger.rows()][:2] == ["dataset", "charge"]
 
 
 @pytest.mark.tier("test")
@@ -432,7 +435,7 @@ def test_a_second_group_gets_the_recorded_answer_for_the_full_price_and_the_full
     assert room.spent("cyd", "group") == room.spent("ann", "group") == [ONE + ONE // 100]
     third = room.kernel.answer(counting(), "dan")
     assert third.parts == first.parts and third.cached
-    assert not room.kernel.quote(counting(draw=1), "cyd").free
+    assert not room.kernel.quote(counting(repeat=1), "cyd").free
 
 
 @pytest.mark.tier("test")
@@ -453,13 +456,13 @@ def test_a_forked_kernel_draws_its_own_noise_and_shares_the_budget(world: Any, o
     assert list(mine) != theirs  # Laplace(10^6), three cells: equal with probability below 1e-17
     room.kernel.answer(counting(2), "ann")
     with pytest.raises(BudgetExceeded):
-        room.kernel.answer(counting(1, draw=3), "ann")
+        room.kernel.answer(counting(1, repeat=3), "ann")
 
 
 def wide(draw: int) -> Request:
     """The count with so much noise that equal draws mean equal bits."""
     return replace(
-        counting(draw=draw), parts=(replace(counting().parts[0], mechanism=DiscreteLaplace(Fraction(10**6))),)
+        counting(repeat=draw), parts=(replace(counting().parts[0], mechanism=DiscreteLaplace(Fraction(10**6))),)
     )
 
 
@@ -471,15 +474,22 @@ def test_one_person_in_every_group_pays_the_sum(world: Any, opened: Any) -> None
     room = opened(world())
     kinds = ("view", "click", "share")
     split = [
-        Part(
-            Count(BoundRows(Where(Scan("actions"), Compare("=", Column("kind"), Constant(kind))), "user", 5)),
+        Measurement(
+            Count(
+                LimitRowsPerUnit(
+                    Filter(Scan("actions"), Compare("=", ColumnRef("kind"), LiteralValue(kind))), "user", 5
+                )
+            ),
             Calibrate("discrete_laplace", Pure("1/2")),
         )
         for kind in kinds
     ]
     assert room.kernel.quote(Request("shop", tuple(split)), "ann").losses[0].loss == Pure("3/2")
     listed = [
-        Part(Count(BoundRows(Scan("actions"), "user", 5), (Key("kind", Column("kind"), (kind,)),)), part.mechanism)
+        Measurement(
+            Count(LimitRowsPerUnit(Scan("actions"), "user", 5), (GroupKey("kind", ColumnRef("kind"), (kind,)),)),
+            part.mechanism,
+        )
         for kind, part in zip(kinds, split, strict=True)
     ]
     assert room.kernel.quote(Request("shop", tuple(listed)), "ann").losses[0].loss == Pure("3/2")
@@ -491,12 +501,12 @@ def test_one_person_in_every_group_pays_the_sum(world: Any, opened: Any) -> None
 def test_questions_over_one_partition_cost_their_joint_norm(world: Any, opened: Any) -> None:
     room = opened(world())
     base = counting(limit=2).parts[0].measure
-    queries = [Linear(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
-    apart = Request("shop", tuple(Part(query, DiscreteLaplace(Fraction(4))) for query in queries))
+    queries = [LinearQuery(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
+    apart = Request("shop", tuple(Measurement(query, DiscreteLaplace(Fraction(4))) for query in queries))
     assert room.kernel.quote(apart, "ann").losses[0].loss == Pure("1/2")
-    both = Request("shop", (*apart.parts, Part(base, DiscreteLaplace(Fraction(8)))))
+    both = Request("shop", (*apart.parts, Measurement(base, DiscreteLaplace(Fraction(8)))))
     assert room.kernel.quote(both, "ann").losses[0].loss == Pure("3/4")
-    everyone = Part(Linear(base, ((1, 1, 1),)), DiscreteLaplace(Fraction(4)))
+    everyone = Measurement(LinearQuery(base, ((1, 1, 1),)), DiscreteLaplace(Fraction(4)))
     assert room.kernel.quote(Request("shop", (*apart.parts, everyone)), "ann").losses[0].loss == Pure(1)
 
 
@@ -505,7 +515,7 @@ def test_what_is_charged_jointly_is_read_once(world: Any, opened: Any) -> None:
     room = opened(world(1000))
     base = counting(limit=2).parts[0].measure
     quiet = DiscreteLaplace(Fraction(1, 40))  # moves one of five cells with probability below 10 e^-40
-    parts = (Part(Linear(base, ((1, 1, 1), (1, 0, 0))), quiet), Part(base, quiet))
+    parts = (Measurement(LinearQuery(base, ((1, 1, 1), (1, 0, 0))), quiet), Measurement(base, quiet))
     total, single = room.kernel.answer(Request("shop", parts), "ann").parts
     assert room.spy.reads == [base]
     assert total.values[1] == single.values[0] and total.values[0] == sum(single.values) == 600
@@ -517,22 +527,22 @@ def sampled(tag: str = "", rate: str = "1/4") -> Measure:
 
 
 def asked(*measures: Measure, mechanism: Any = DiscreteLaplace(Fraction(1))) -> Request:
-    return Request("shop", tuple(Part(measure, mechanism) for measure in measures))
+    return Request("shop", tuple(Measurement(measure, mechanism) for measure in measures))
 
 
 def test_a_sample_of_whole_units_is_charged_its_discount_once_for_the_whole_request(world: Any, opened: Any) -> None:
     room = opened(world())
-    acts = Count(BoundRows(Sample(Scan("actions"), Fraction(1, 4), "user"), "user", 1))
+    acts = Count(LimitRowsPerUnit(Sample(Scan("actions"), Fraction(1, 4), "user"), "user", 1))
     size = room.spent()[0]
     room.kernel.answer(asked(sampled()), "ann")
-    one = units15(subsampled(Pure(1), "1/4").epsilon)
+    one = to_femto(subsampled(Pure(1), "1/4").epsilon)
     assert room.spent() == [size + one] and one < ONE // 2
     room.kernel.answer(asked(sampled(), acts), "ann")
-    two = units15(subsampled(Pure(2), "1/4").epsilon)
+    two = to_femto(subsampled(Pure(2), "1/4").epsilon)
     assert room.spent() == [size + one + two] and two > 2 * one
     room.kernel.answer(asked(sampled("a"), sampled("b")), "ann")
     assert room.spent() == [size + one + two + 2 * ONE]
-    assert verify(room.place, losses_of).sound
+    assert verify(room.place, recompute_losses).sound
 
 
 def test_a_zcdp_budget_gives_no_discount_for_a_sample(world: Any, opened: Any) -> None:
@@ -547,7 +557,7 @@ def test_a_charge_reads_with_one_secret_and_the_next_charge_with_another(world: 
     room = opened(world())
     room.spy.secrets.clear()
     for tag in ("a", "b"):
-        room.kernel.answer(asked(sampled(tag), Count(BoundRows(Scan("actions"), "user", 1))), "ann")
+        room.kernel.answer(asked(sampled(tag), Count(LimitRowsPerUnit(Scan("actions"), "user", 1))), "ann")
     first, second, third, fourth = room.spy.secrets
     assert first == second != third == fourth
 
@@ -557,22 +567,22 @@ def test_a_secret_has_128_random_bits_and_samples_depend_on_each(world: Any, ope
     room = opened(world(1000))
     room.spy.secrets.clear()
     for draw in range(40):
-        room.kernel.answer(replace(asked(sampled(), mechanism=DiscreteLaplace(Fraction(20))), draw=draw), "ann")
+        room.kernel.answer(replace(asked(sampled(), mechanism=DiscreteLaplace(Fraction(20))), repeat=draw), "ann")
     assert reduce(or_, room.spy.secrets) == 2**128 - 1 and reduce(and_, room.spy.secrets) == 0
     engine: Any = room.spy.inner
 
-    def spelled(secret: int) -> str:
-        return str(engine.spelling.render(sampled().plan(engine._statement(sampled(), secret)).select))
+    def dialect(secret: int) -> str:
+        return str(engine.dialect.render(sampled().plan(engine._statement(sampled(), secret)).select))
 
-    assert len({spelled(0), *(spelled(1 << bit) for bit in range(128))}) == 129
+    assert len({dialect(0), *(dialect(1 << bit) for bit in range(128))}) == 129
 
 
 @pytest.mark.tier("test")
 def test_joint_cost_of_gaussian_questions_in_rho(world: Any, opened: Any) -> None:
     room = opened(world(budgets=(zcdp(10),)))
     base = counting(limit=2).parts[0].measure
-    queries = [Linear(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
-    request = Request("shop", tuple(Part(query, DiscreteGaussian(Fraction(4))) for query in queries))
+    queries = [LinearQuery(base, (tuple(int(cell == at) for cell in range(3)),)) for at in range(3)]
+    request = Request("shop", tuple(Measurement(query, DiscreteGaussian(Fraction(4))) for query in queries))
     assert room.kernel.quote(request, "ann").losses[0].loss == ZCDP("1/2")
 
 
@@ -580,7 +590,7 @@ def test_joint_cost_of_gaussian_questions_in_rho(world: Any, opened: Any) -> Non
 def test_every_unit_with_a_budget_is_charged_and_must_be_bounded(world: Any, opened: Any) -> None:
     units = {**dataset().units, "row": Unit("row", "row", {"actions": None})}
     room = opened(world(budgets=(pure(10), pure(10, "row")), units=units))
-    by_row = Request("shop", (Part(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1))),), unit="row")
+    by_row = Request("shop", (Measurement(Count(Scan("actions"), KINDS), DiscreteLaplace(Fraction(1))),), unit="row")
     with pytest.raises(Unbounded):
         room.kernel.answer(by_row, "ann")
     assert not room.spy.reads
@@ -592,21 +602,27 @@ def test_every_unit_with_a_budget_is_charged_and_must_be_bounded(world: Any, ope
 def test_a_window_budget_charges_the_windows_that_the_predicate_can_touch(world: Any, opened: Any) -> None:
     units = {"month": Unit("month", "window", {"actions": "user_id"}, {"actions": "at"}, "month")}
     room = opened(world(budgets=(pure(1, "month"),), units=units))
-    january = Where(Scan("actions"), Compare("<=", Column("at"), Instant(31 * DAY - 1)))
-    early = Part(Count(BoundRows(january, "month", 5)), Calibrate("discrete_laplace", Pure("1/2")))
+    january = Filter(Scan("actions"), Compare("<=", ColumnRef("at"), Instant(31 * DAY - 1)))
+    early = Measurement(Count(LimitRowsPerUnit(january, "month", 5)), Calibrate("discrete_laplace", Pure("1/2")))
     room.kernel.answer(Request("shop", (early,)), "ann")
     spent = {each.window: each.spent[0] for each in room.kernel.budget("shop", "ann")}
     assert len(spent) == 12
     assert spent["1970-01-01"] == ONE // 2 + ONE // 100
     assert set(spent.values()) == {ONE // 2 + ONE // 100, ONE // 100}
-    later = Where(Scan("actions"), Compare(">=", Column("at"), Instant(31 * DAY)))
+    later = Filter(Scan("actions"), Compare(">=", ColumnRef("at"), Instant(31 * DAY)))
     room.kernel.answer(
-        Request("shop", (Part(Count(BoundRows(later, "month", 5)), Calibrate("discrete_laplace", Pure("3/4"))),)), "ann"
+        Request(
+            "shop",
+            (Measurement(Count(LimitRowsPerUnit(later, "month", 5)), Calibrate("discrete_laplace", Pure("3/4"))),),
+        ),
+        "ann",
     )
     with pytest.raises(BudgetExceeded, match="window 1970-02-01"):
         quarter = Calibrate("discrete_laplace", Pure("1/4"))
-        room.kernel.answer(Request("shop", (Part(Count(BoundRows(Scan("actions"), "month", 5)), quarter),)), "ann")
-    assert verify(room.place, losses_of).sound
+        room.kernel.answer(
+            Request("shop", (Measurement(Count(LimitRowsPerUnit(Scan("actions"), "month", 5)), quarter),)), "ann"
+        )
+    assert verify(room.place, recompute_losses).sound
 
 
 # --- Two steps, one charge ---
@@ -617,9 +633,9 @@ GRID = tuple(2**power for power in range(8))
 def automatic(epsilon: Any = 1) -> Request:
     find = contributions(Scan("actions"), "user", tuple(Fraction(edge) for edge in GRID))
     chooser = Calibrate("quantiles", Pure(1), (("quantiles", (Fraction(1, 2),)),))
-    measure = Count(BoundRows(Scan("actions"), "user", Auto()), KINDS)
-    part = Part(measure, Calibrate("discrete_laplace", Pure(epsilon)))
-    return Request("shop", (part,), (AutoBound(find, chooser, GRID),))
+    measure = Count(LimitRowsPerUnit(Scan("actions"), "user", EstimatedLimit()), KINDS)
+    part = Measurement(measure, Calibrate("discrete_laplace", Pure(epsilon)))
+    return Request("shop", (part,), (BoundSearch(find, chooser, GRID),))
 
 
 def test_an_automatic_bound_is_one_charge_and_two_draws(world: Any, opened: Any) -> None:
@@ -627,14 +643,14 @@ def test_an_automatic_bound_is_one_charge_and_two_draws(world: Any, opened: Any)
     quote = room.kernel.quote(automatic(), "ann")
     assert quote.losses[0].loss == Pure(2)
     answer = room.kernel.answer(automatic(), "ann")
-    assert answer.bound == (32,)  # everyone has 20 rows; 300 people at epsilon 1: false alarm below e^-100
+    assert answer.chosen_bounds == (32,)  # everyone has 20 rows; 300 people at epsilon 1: false alarm below e^-100
     assert answer.parts[0].mechanism == DiscreteLaplace(Fraction(32))
     assert "at most 32 rows" in answer.parts[0].notes[0]
     assert answer.losses[0].loss == Pure(2) and room.spent() == [2 * ONE + ONE // 100]
     assert len(room.rows("charge")) == 2 and len(room.spy.reads) == 2
-    assert room.kernel.answer(automatic(), "ann").bound == (32,)
+    assert room.kernel.answer(automatic(), "ann").chosen_bounds == (32,)
     assert len(room.spy.reads) == 2
-    assert verify(room.place, losses_of).sound
+    assert verify(room.place, recompute_losses).sound
 
 
 @pytest.mark.tier("test")
@@ -652,9 +668,9 @@ def ruled(epsilon: Any = "9/10", **changes: Any) -> Request:
     """The session's way: a tenth for a histogram of contributions, whose rule finds the bound; the rest answers."""
     find = contributions(Scan("actions"), "user", tuple(Fraction(edge) for edge in POINTS))
     finder = Calibrate("discrete_laplace", Pure("1/10"))
-    measure = Count(BoundRows(Scan("actions"), "user", Auto("rows", 64)), KINDS)
-    part = Part(measure, Calibrate("discrete_laplace", Pure(epsilon)))
-    search = AutoBound(find, finder, GRID, "rows", Tradeoff(POINTS, Fraction(3, 2), 3))
+    measure = Count(LimitRowsPerUnit(Scan("actions"), "user", EstimatedLimit("rows", 64)), KINDS)
+    part = Measurement(measure, Calibrate("discrete_laplace", Pure(epsilon)))
+    search = BoundSearch(find, finder, GRID, "rows", BoundRule(POINTS, Fraction(3, 2), 3))
     return replace(Request("shop", (part,), (search,)), **changes)
 
 
@@ -663,12 +679,12 @@ def test_a_rule_finds_the_bound_within_the_one_charge(world: Any, opened: Any) -
     assert room.kernel.quote(ruled(), "ann").losses[0].loss == Pure(1)
     answer = room.kernel.answer(ruled(request_id="once"), "ann")
     assert room.spent() == [ONE + ONE // 100] and len(room.rows("charge")) == 2
-    (bound,), (found,), (part,) = answer.bound, answer.find, answer.parts
+    (bound,), (found,), (part,) = answer.chosen_bounds, answer.search_results, answer.parts
     assert bound in GRID and part.mechanism == DiscreteLaplace(min(bound, 64) / Fraction(9, 10))
     assert len(found.values) == len(POINTS) + 1 and found.loss == Pure("1/10") and part.loss == Pure("9/10")
-    assert bound == rung(ruled().searches[0], found.values, found.mechanism)
+    assert bound == choose_contribution_bound(ruled().searches[0], found.values, found.mechanism)
     assert [type(measure) for measure in room.spy.reads] == [Count, Count]
-    assert verify(room.place, losses_of).sound
+    assert verify(room.place, recompute_losses).sound
 
 
 def test_retries_and_repetitions_of_two_steps_are_one_answer(world: Any, opened: Any) -> None:
@@ -676,7 +692,11 @@ def test_retries_and_repetitions_of_two_steps_are_one_answer(world: Any, opened:
     first = room.kernel.answer(ruled(request_id="once"), "ann")
     again, cached = room.kernel.answer(ruled(request_id="once"), "ann"), room.kernel.answer(ruled(), "bob")
     for other in (again, cached):
-        assert (other.bound, other.find, other.parts) == (first.bound, first.find, first.parts) and other.cached
+        assert (other.chosen_bounds, other.search_results, other.parts) == (
+            first.chosen_bounds,
+            first.search_results,
+            first.parts,
+        ) and other.cached
     assert room.spent() == [ONE + ONE // 100] and len(room.spy.reads) == 2
     assert room.kernel.quote(ruled(), "bob").free
     assert len(room.kernel.history("shop", "bob")) == len(room.rows("charge"))
@@ -689,7 +709,7 @@ def test_a_refused_question_in_two_steps_costs_nothing(world: Any, opened: Any) 
         room.kernel.answer(ruled(), "ann")
     assert room.spent() == [ONE // 100] and room.spy.reads == []
     part = ruled().parts[0]
-    unbounded = Part(Count(Scan("actions"), KINDS), part.mechanism)
+    unbounded = Measurement(Count(Scan("actions"), KINDS), part.mechanism)
     with pytest.raises(Unbounded):
         room.kernel.answer(ruled("1/10", parts=(replace(part, mechanism=unbounded.mechanism), unbounded)), "ann")
     assert room.spent() == [ONE // 100] and room.spy.reads == []
@@ -703,7 +723,7 @@ def test_a_crash_between_the_two_draws_leaves_the_whole_charge_and_one_answer(wo
     assert room.spent() == [ONE + ONE // 100]
     room.spy.before = lambda: None
     answer = room.kernel.answer(ruled(request_id="once"), "ann")
-    assert answer.bound is not None and room.spent() == [ONE + ONE // 100]
+    assert answer.chosen_bounds is not None and room.spent() == [ONE + ONE // 100]
 
 
 def test_the_time_of_two_steps_is_public(world: Any, opened: Any, monkeypatch: Any) -> None:
@@ -712,9 +732,9 @@ def test_the_time_of_two_steps_is_public(world: Any, opened: Any, monkeypatch: A
     room = opened(world(), clock=clock, schedule=Schedule(floor=200))
     promised = room.kernel.quote(ruled(), "ann")
     for number, bound in enumerate(GRID):
-        monkeypatch.setattr(kernel_module, "rung", lambda *_, bound=bound: bound)
+        monkeypatch.setattr(kernel_module, "choose_contribution_bound", lambda *_, bound=bound: bound)
         start = clock.ticks
-        assert room.kernel.answer(ruled("1/100", draw=number), "ann").bound == (bound,)
+        assert room.kernel.answer(ruled("1/100", repeat=number), "ann").chosen_bounds == (bound,)
         assert clock.ticks - start == promised.milliseconds
 
 
@@ -731,7 +751,7 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
 
     def excess(room: Room, request: Request) -> Fraction:
         release = room.kernel.answer(request, "ann")
-        drawn = [*(release.find or ()), *release.parts]
+        drawn = [*(release.search_results or ()), *release.parts]
         real = sum((each.mechanism.loss(each.sensitivity).epsilon for each in drawn), Fraction(0))
         return real - release.losses[0].loss.epsilon
 
@@ -750,23 +770,23 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
         ),
     }
     monkeypatch.setattr(appraisal_module, "_total", wrong[bug])
-    monkeypatch.setattr(kernel_module, "rung", lambda search, *_: search.grid[-1])
-    assert excess(room, replace(request, draw=1)) > 0
+    monkeypatch.setattr(kernel_module, "choose_contribution_bound", lambda search, *_: search.grid[-1])
+    assert excess(room, replace(request, repeat=1)) > 0
 
 
 def test_every_budget_pays_the_dearest_bound_of_its_own() -> None:
     """Noise for a user's T rows costs one action 1/T of the loss: dearest for actions is the smallest bound."""
     action = Unit("action", "row", {"actions": None})
     described = dataset(10, units={**dataset().units, "action": action}, budgets=(pure(10), pure(10, unit="action")))
-    priced = appraisal_module.appraise(Context(described), ruled())
+    priced = appraisal_module.privacy_cost(Context(described), ruled())
     by_unit = {loss.unit: loss.loss for loss in priced.losses}
     assert by_unit["user"] == Pure(1)
     at = {}
     for bound in (1, 64):
-        (step,) = appraisal_module.answered(Context(described), ruled(), (bound,))
+        (step,) = appraisal_module.steps_at_bounds(Context(described), ruled(), (bound,))
         at[bound] = step.mechanism.loss(step.measure.sensitivity(Context(described), "action")).epsilon
     assert at[1] > at[64]
-    (find,) = priced.find
+    (find,) = priced.searches
     first = find.mechanism.loss(find.measure.sensitivity(Context(described), "action")).epsilon
     assert by_unit["action"] == Pure(first + at[1])
 
@@ -776,19 +796,17 @@ def test_a_rule_that_cannot_read_its_counts_is_refused_before_the_charge(points:
     room = opened(world())
     (search,) = ruled().searches
     with pytest.raises(InvalidPlan, match="needs"):
-        room.kernel.answer(ruled(bound=(replace(search, rule=Tradeoff(points, Fraction(1), 1)),)), "ann")
+        room.kernel.answer(ruled(searches=(replace(search, rule=BoundRule(points, Fraction(1), 1)),)), "ann")
     chooser = Calibrate("quantiles", Pure(1), (("quantiles", (Fraction(1, 2),)),))
     with pytest.raises(Unsupported):
-        room.kernel.answer(ruled(bound=(replace(search, mechanism=chooser),)), "ann")
+        room.kernel.answer(ruled(searches=(replace(search, mechanism=chooser),)), "ann")
     assert room.spent() == [ONE // 100]
 
 
 def test_bounds_of_one_request_have_tags_of_their_own() -> None:
     (search,) = ruled().searches
     with pytest.raises(InvalidPlan, match="another tag"):
-        ruled(bound=(search, search))
-    with pytest.raises(InvalidPlan, match="another tag"):
-        ruled(bound=())
+        ruled(searches=(search, search))
 
 
 # --- Keys that are not declared ---
@@ -798,12 +816,12 @@ def test_bounds_of_one_request_have_tags_of_their_own() -> None:
 def test_undeclared_keys_leave_through_partition_selection_only(world: Any, opened: Any) -> None:
     budget = (zcdp(100, delta="1/1000"),)
     room = opened(world(budgets=budget))
-    measure = PartitionCounts(BoundGroups(Scan("actions"), "user", (Column("kind"),), 1, 1), KINDS)
-    naming = Part(measure, Calibrate("partition_selection", Approximate(1, "1/100000")))
+    measure = PartitionCounts(LimitGroupsPerUnit(Scan("actions"), "user", (ColumnRef("kind"),), 1, 1), KINDS)
+    naming = Measurement(measure, Calibrate("partition_selection", Approximate(1, "1/100000")))
     (part,) = room.kernel.answer(Request("shop", (naming,)), "ann").parts
     assert set(part.keys or ()) <= {("view",), ("click",), ("share",)} and part.values == () and part.shape == ()
     with pytest.raises(Unsupported, match="partition selection only"):
-        room.kernel.answer(Request("shop", (Part(measure, DiscreteGaussian(Fraction(100))),)), "ann")
+        room.kernel.answer(Request("shop", (Measurement(measure, DiscreteGaussian(Fraction(100))),)), "ann")
 
 
 # --- Time ---
@@ -816,12 +834,12 @@ def test_answers_and_failures_leave_at_the_same_public_instant(world: Any, opene
     for took in (0, 1, promised // 2, promised):
         room.spy.before = lambda took=took: setattr(clock, "ticks", clock.ticks + took)
         start = clock.ticks
-        room.kernel.answer(counting(draw=took + 1), "ann")
+        room.kernel.answer(counting(repeat=took + 1), "ann")
         assert clock.ticks - start == promised
     room.spy.before = lambda: 1 / 0
     start = clock.ticks
     with pytest.raises(EngineFailure):
-        room.kernel.answer(counting(draw=99), "ann")
+        room.kernel.answer(counting(repeat=99), "ann")
     assert clock.ticks - start == promised
 
 
@@ -832,23 +850,23 @@ def test_a_miss_moves_to_the_next_instant_is_counted_and_at_three_locks(world: A
     promised = room.kernel.quote(counting(), "ann").milliseconds
     for number in range(3):
         expected = promised << number
-        assert room.kernel.quote(counting(draw=number), "ann").milliseconds == expected
+        assert room.kernel.quote(counting(repeat=number), "ann").milliseconds == expected
         room.spy.before = lambda wait=expected + 1: setattr(clock, "ticks", clock.ticks + wait)
         start = clock.ticks
-        room.kernel.answer(counting(draw=number), "ann")
+        room.kernel.answer(counting(repeat=number), "ann")
         assert clock.ticks - start == 2 * expected
-    before = room.kernel.books.head
+    before = room.kernel.ledger.head
     with pytest.raises(NotAllowed, match="locked"):
-        room.kernel.answer(counting(draw=3), "ann")
-    assert room.kernel.books.head == before
+        room.kernel.answer(counting(repeat=3), "ann")
+    assert room.kernel.ledger.head == before
     again = opened(world(100), clock=clock, schedule=Schedule(floor=200))
     with pytest.raises(NotAllowed, match="locked"):
-        again.kernel.answer(counting(draw=3), "ann")
+        again.kernel.answer(counting(repeat=3), "ann")
     before = again.kernel.statement("shop", "ann").residual_bits
     again.kernel.unlock("shop")
     assert again.kernel.statement("shop", "ann").residual_bits > before, "three more may be late"
-    again.kernel.answer(counting(draw=3), "ann")
-    assert again.kernel.quote(counting(draw=4), "ann").milliseconds == promised << 3
+    again.kernel.answer(counting(repeat=3), "ann")
+    assert again.kernel.quote(counting(repeat=4), "ann").milliseconds == promised << 3
 
 
 @pytest.mark.tier("test")
@@ -878,7 +896,7 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
 
     def ask(number: int) -> None:
         try:
-            room.kernel.answer(counting(draw=number), "ann")
+            room.kernel.answer(counting(repeat=number), "ann")
             found.append("late")
         except (EngineFailure, NotAllowed) as problem:
             found.append(problem.code)
@@ -888,18 +906,18 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(room.kernel.books.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
+    assert len(room.kernel.ledger.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
     room.kernel.unlock("shop")
     assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
 
 
-ONES = (Constant(1),) * 1701
+ONES = (LiteralValue(1),) * 1701
 
 
 def vector_of(size: int, norm: Any = "l1") -> Request:
     """A vector of so many sums, clipped together."""
-    measure = Clipped(Scan("actions"), "user", (Constant(1),) * size, 5, norm)
-    return Request("shop", (Part(measure, DiscreteLaplace(Fraction(50))),))
+    measure = ClippedSums(Scan("actions"), "user", (LiteralValue(1),) * size, 5, norm)
+    return Request("shop", (Measurement(measure, DiscreteLaplace(Fraction(50))),))
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
@@ -912,8 +930,8 @@ def test_a_wide_vector_is_answered(world: Any, opened: Any, norm: str) -> None:
 def test_a_long_condition_is_answered(world: Any, opened: Any) -> None:
     """A chain of a thousand ORs is flat to those who write and read it."""
     room = opened(world(100))
-    either = Or(tuple(Compare("=", Column("age"), Constant(18 + number % 40)) for number in range(1000)))
-    request = Request("shop", (Part(Count(Where(Scan("users"), either)), DiscreteLaplace(Fraction(1))),))
+    either = Or(tuple(Compare("=", ColumnRef("age"), LiteralValue(18 + number % 40)) for number in range(1000)))
+    request = Request("shop", (Measurement(Count(Filter(Scan("users"), either)), DiscreteLaplace(Fraction(1))),))
     assert room.kernel.answer(request, "ann").parts
 
 
@@ -923,25 +941,27 @@ def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened:
     def nested(terms: Any) -> Any:
         return reduce(lambda left, right: binary(exp.Add, left, right), terms)
 
-    monkeypatch.setattr("dither.plan.sql.builders.added", nested)
+    monkeypatch.setattr("dither.plan.sql.builders.add_all", nested)
     room = opened(world(100))
-    before = room.kernel.books.head
+    before = room.kernel.ledger.head
     with pytest.raises(Unsupported, match="nested too deeply"):
         room.kernel.answer(vector_of(400), "ann")
     with pytest.raises(Unsupported, match="too wide"):
-        room.kernel.answer(Request("shop", (replace(counting().parts[0], measure=Sums(Scan("users"), ONES)),)), "ann")
-    assert room.kernel.books.head == before and not room.kernel.books.misses("shop")[0]
+        room.kernel.answer(
+            Request("shop", (replace(counting().parts[0], measure=SumVector(Scan("users"), ONES)),)), "ann"
+        )
+    assert room.kernel.ledger.head == before and not room.kernel.ledger.misses("shop")[0]
     assert room.kernel.answer(vector_of(20), "ann").parts
 
 
 def test_what_is_too_wide_inside_is_refused_before_the_charge(world: Any, opened: Any) -> None:
     """A count of rows that were made 1,700 columns wide: one number comes out, and yet PostgreSQL gives up on it."""
     room = opened(world(100))
-    wide = Project(Scan("users"), tuple((f"k{number}", Column("age")) for number in range(1700)))
-    before = room.kernel.books.head
+    wide = Project(Scan("users"), tuple((f"k{number}", ColumnRef("age")) for number in range(1700)))
+    before = room.kernel.ledger.head
     with pytest.raises(Unsupported, match="too wide"):
-        room.kernel.answer(Request("shop", (Part(Count(wide), DiscreteLaplace(Fraction(1))),)), "ann")
-    assert room.kernel.books.head == before
+        room.kernel.answer(Request("shop", (Measurement(Count(wide), DiscreteLaplace(Fraction(1))),)), "ann")
+    assert room.kernel.ledger.head == before
 
 
 def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
@@ -953,7 +973,7 @@ def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
     monkeypatch.setattr("dither.privacy.cost.MOST_COLUMNS", 300)
     with pytest.raises(Unsupported, match="too wide"):
         room.kernel.answer(vector_of(400), "ann")
-    assert verify(tmp_path / "ledger.sqlite", losses_of).sound
+    assert verify(tmp_path / "ledger.sqlite", recompute_losses).sound
 
 
 def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:
@@ -963,21 +983,21 @@ def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: An
     promised = room.kernel.quote(counting(), "ann").milliseconds
     for number in range(4):
         room.spy.before = lambda wait=2 * (promised << number): setattr(clock, "ticks", clock.ticks + wait)
-        room.kernel.answer(counting(draw=number), "ann")
+        room.kernel.answer(counting(repeat=number), "ann")
     room.spy.before = lambda: None
-    assert room.kernel.quote(counting(draw=4), "ann").milliseconds == promised << 4
+    assert room.kernel.quote(counting(repeat=4), "ann").milliseconds == promised << 4
     bits = room.kernel.statement("shop", "ann").residual_bits
-    room.kernel.quicken("shop")
-    assert room.kernel.quote(counting(draw=4), "ann").milliseconds == promised
+    room.kernel.reset_latency("shop")
+    assert room.kernel.quote(counting(repeat=4), "ann").milliseconds == promised
     assert room.kernel.statement("shop", "ann").residual_bits == bits
-    assert room.kernel.books.misses("shop")[1] == 4
+    assert room.kernel.ledger.misses("shop")[1] == 4
     start = clock.ticks
-    room.kernel.answer(counting(draw=4), "ann")
+    room.kernel.answer(counting(repeat=4), "ann")
     assert clock.ticks - start == promised
     room.spy.before = lambda: setattr(clock, "ticks", clock.ticks + promised + 1)
-    room.kernel.answer(counting(draw=5), "ann")
+    room.kernel.answer(counting(repeat=5), "ann")
     assert room.kernel.locked("shop"), "the fifth miss, quickened or not"
-    assert room.kernel.quote(counting(draw=6), "ann").milliseconds == 2 * promised
+    assert room.kernel.quote(counting(repeat=6), "ann").milliseconds == 2 * promised
 
 
 def test_corrections_of_every_engine_are_counted_also_of_those_that_failed(world: Any, opened: Any) -> None:
@@ -985,7 +1005,7 @@ def test_corrections_of_every_engine_are_counted_also_of_those_that_failed(world
     for number, spy in enumerate(room.spies):
         spy.corrections = lambda count=10**number: {"values": count}
     assert room.kernel.corrections("shop") == {"values": 111}
-    busy = room.kernel._house("shop").engines
+    busy = room.kernel._registered("shop").engines
     slots = [busy.get() for _ in range(3)]
     assert room.kernel.corrections("shop") == {"values": 111}, "without waiting for engines that are at work"
     for slot in slots:
@@ -998,7 +1018,7 @@ def test_corrections_of_every_engine_are_counted_also_of_those_that_failed(world
         spy.before = breaks
     for number in range(6):  # each engine fails once, and is opened again by the next that gets its place
         with suppress(EngineFailure):
-            room.kernel.answer(counting(draw=number), "ann")
+            room.kernel.answer(counting(repeat=number), "ann")
     assert len(room.spies) == 6 and room.kernel.corrections("shop") == {"values": 111}
 
 
@@ -1007,15 +1027,15 @@ def test_corrections_are_counted_once_though_an_engine_cannot_be_opened_again(
 ) -> None:
     room = opened(world(100))
     room.spy.corrections = lambda: {"values": 7}
-    (slot,) = room.kernel._house("shop").slots
+    (slot,) = room.kernel._registered("shop").slots
     slot.failed = True
     with monkeypatch.context() as while_it_lasts:
         while_it_lasts.setattr(room.kernel, "_open", lambda _: (_ for _ in ()).throw(EngineFailure))
         for number in range(3):
             with pytest.raises(EngineFailure):
-                room.kernel.answer(counting(draw=number), "ann")
+                room.kernel.answer(counting(repeat=number), "ann")
             assert room.kernel.corrections("shop") == {"values": 7}
-    room.kernel.answer(counting(draw=9), "ann")
+    room.kernel.answer(counting(repeat=9), "ann")
     assert room.kernel.corrections("shop") == {"values": 7}
 
 
@@ -1039,9 +1059,9 @@ def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(w
 
     room.spies[1].before = cut_off
     with pytest.raises(EngineFailure):
-        room.kernel.answer(counting(draw=1), "ann")
+        room.kernel.answer(counting(repeat=1), "ann")
     room.spies[1].before = lambda: None
-    assert room.kernel.answer(counting(draw=1), "ann").parts
+    assert room.kernel.answer(counting(repeat=1), "ann").parts
     assert len(room.spies) == 2
 
 
@@ -1050,13 +1070,13 @@ def test_an_engine_that_failed_is_replaced_on_the_database_of_the_others(
 ) -> None:
     """The named bug: each that failed had a database of its own from then on, with its own 3.5 GB and threads."""
     kernel, made = LocalKernel(world(100), tmp_path / "ledger.sqlite", slots=3), list[Database]()
-    slots, opening = kernel._house("shop").slots, Database.__init__
+    slots, opening = kernel._registered("shop").slots, Database.__init__
     monkeypatch.setattr(Database, "__init__", lambda self: (made.append(self), opening(self))[1])
     first = slots[0].engine._database
 
     def ask(*draws: int) -> None:
         for draw in draws:
-            assert kernel.answer(counting(draw=draw), "ann").parts
+            assert kernel.answer(counting(repeat=draw), "ann").parts
 
     slots[0].failed = slots[2].failed = True
     ask(1, 2, 3)
@@ -1080,24 +1100,24 @@ def test_a_kernel_starts_on_a_restored_ledger_whose_size_was_never_recorded(
         LocalKernel(world(100), tmp_path / "ledger.sqlite")
     backup(tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite")
     restore(tmp_path / "copy.sqlite", tmp_path / "back.sqlite")
-    books = kernel_module.Ledger(tmp_path / "back.sqlite")
-    books.mark_gap(Head(99, "f" * 64), Pure(1))
-    books.close()
+    ledger = kernel_module.Ledger(tmp_path / "back.sqlite")
+    ledger.mark_gap(LedgerHead(99, "f" * 64), Pure(1))
+    ledger.close()
     kernel = LocalKernel(world(100), tmp_path / "back.sqlite")
-    assert kernel._house("shop").rows == {} and kernel.answer(counting(), "ann").parts
-    assert [row.kind for row in kernel.books.rows()].count("answer") == 1
+    assert kernel._registered("shop").rows == {} and kernel.answer(counting(), "ann").parts
+    assert [row.kind for row in kernel.ledger.rows()].count("answer") == 1
     kernel.close()
 
 
 def test_a_kernel_starts_with_a_dataset_that_only_the_lost_stretch_knew(world: Any, tmp_path: Path) -> None:
     """It is registered again, as spent."""
-    books = kernel_module.Ledger(tmp_path / "ledger.sqlite")
-    books.mark_gap(Head(99, "f" * 64), None)
-    books.close()
+    ledger = kernel_module.Ledger(tmp_path / "ledger.sqlite")
+    ledger.mark_gap(LedgerHead(99, "f" * 64), None)
+    ledger.close()
     kernel = LocalKernel(world(10), tmp_path / "ledger.sqlite")
     with pytest.raises(BudgetExceeded, match="0 left"):
         kernel.answer(counting(), "ann")
-    assert {row.kind for row in kernel.books.rows()} == {"gap", "dataset"}
+    assert {row.kind for row in kernel.ledger.rows()} == {"gap", "dataset"}
     kernel.close()
 
 
@@ -1107,7 +1127,7 @@ def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened
     room.spy.before = lambda: (_ for _ in ()).throw(EngineFailure)
     with pytest.raises(EngineFailure):
         room.kernel.answer(counting(), "ann")
-    other = PublicFacts({}, {("users", "age"): 2})
+    other = PublicTableFacts({}, {("users", "age"): 2})
     monkeypatch.setattr(Spy, "ctx", property(lambda spy: replace(spy.inner.ctx, facts=other)))
     with pytest.raises(EngineFailure):
         room.kernel.answer(counting(), "ann")
@@ -1124,7 +1144,7 @@ def test_a_recorded_answer_leaves_at_once_and_a_refusal_too(world: Any, opened: 
     start = clock.ticks
     assert room.kernel.answer(counting(), "bob").cached
     with pytest.raises(BudgetExceeded):
-        room.kernel.answer(counting(draw=1), "ann")
+        room.kernel.answer(counting(repeat=1), "ann")
     assert clock.ticks == start
 
 
@@ -1133,9 +1153,9 @@ def test_a_recorded_answer_leaves_at_once_and_a_refusal_too(world: Any, opened: 
 
 def test_tokens_and_roles_are_checked_by_the_kernel_itself(world: Any, opened: Any) -> None:
     room = opened(world(groups=teams()), trusted=False)
-    analyst = room.kernel.books.add_account("ann", "analyst")
-    outsider = room.kernel.books.add_account("eve", "analyst")
-    auditor = room.kernel.books.add_account("aud", "auditor")
+    analyst = room.kernel.ledger.add_account("ann", "analyst")
+    outsider = room.kernel.ledger.add_account("eve", "analyst")
+    auditor = room.kernel.ledger.add_account("aud", "auditor")
     assert room.kernel.answer(counting(), analyst).parts
     for token in ("ann", "", "kernel", analyst[:-1], outsider, auditor):
         with pytest.raises(NotAllowed):
@@ -1143,7 +1163,7 @@ def test_tokens_and_roles_are_checked_by_the_kernel_itself(world: Any, opened: A
         with pytest.raises(NotAllowed):
             room.kernel.quote(counting(), token)
     assert room.kernel.datasets(outsider) == () and room.kernel.datasets(analyst) == ("shop",)
-    assert room.kernel.ledger("shop", auditor)[-1].kind == "account" or room.kernel.ledger("shop", auditor)
+    assert room.kernel.ledger_rows("shop", auditor)[-1].kind == "account" or room.kernel.ledger_rows("shop", auditor)
     for call in (room.kernel.schema, room.kernel.budget, room.kernel.history, room.kernel.statement, room.kernel.facts):
         assert call("shop", analyst) is not None
         with pytest.raises(NotAllowed):
@@ -1151,16 +1171,16 @@ def test_tokens_and_roles_are_checked_by_the_kernel_itself(world: Any, opened: A
         with pytest.raises(NotAllowed):
             call("nothing", analyst)
     with pytest.raises(NotAllowed):
-        room.kernel.ledger("shop", analyst)
+        room.kernel.ledger_rows("shop", analyst)
 
 
 def test_auditors_and_curators_do_not_ask(world: Any, opened: Any) -> None:
     room = opened(world(), trusted=False)
     for role in ("auditor", "curator"):
-        token = room.kernel.books.add_account(role, role)
+        token = room.kernel.ledger.add_account(role, role)
         with pytest.raises(NotAllowed):
             room.kernel.answer(counting(), token)
-        assert room.kernel.ledger("shop", token)
+        assert room.kernel.ledger_rows("shop", token)
 
 
 class Slippery(int):
@@ -1174,8 +1194,8 @@ class Slippery(int):
 
 def test_what_is_appraised_is_plain_data(world: Any, opened: Any) -> None:
     room = opened(world())
-    plain, _ = room.kernel._appraised(room.kernel._houses["shop"], counting(draw=Slippery(20)))
-    assert type(plain.draw) is int and plain.draw == 20
+    plain, _ = room.kernel._cost_request(room.kernel._datasets["shop"], counting(repeat=Slippery(20)))
+    assert type(plain.repeat) is int and plain.repeat == 20
 
 
 @pytest.mark.tier("test")
@@ -1189,7 +1209,7 @@ def test_nobody_speaks_as_the_kernel(world: Any, opened: Any) -> None:
 @pytest.mark.tier("test")
 def test_the_schema_does_not_say_where_the_records_are(world: Any, opened: Any) -> None:
     room = opened(world())
-    shown = repr(room.kernel.schema("shop", "ann")) + repr(room.kernel.ledger("shop", "ann"))
+    shown = repr(room.kernel.schema("shop", "ann")) + repr(room.kernel.ledger_rows("shop", "ann"))
     assert "parquet'" in shown and ".parquet" not in shown
 
 
@@ -1197,18 +1217,18 @@ def test_the_schema_does_not_say_where_the_records_are(world: Any, opened: Any) 
 def test_a_kernel_behind_a_seen_head_refuses(world: Any, opened: Any) -> None:
     room = opened(world())
     head = room.kernel.answer(counting(), "ann").head
-    room.kernel.answer(counting(draw=1, expect_head=head), "ann")
+    room.kernel.answer(counting(repeat=1, expect_head=head), "ann")
     with pytest.raises(LedgerError, match="mark the gap"):
-        room.kernel.answer(counting(draw=2, expect_head=Head(head.sequence + 9, "0" * 64)), "ann")
+        room.kernel.answer(counting(repeat=2, expect_head=LedgerHead(head.sequence + 9, "0" * 64)), "ann")
 
 
 def test_a_quote_works_with_the_engine_taken_away(world: Any, opened: Any) -> None:
     room = opened(world())
-    taken = room.kernel._houses["shop"].engines.get()
+    taken = room.kernel._datasets["shop"].engines.get()
     quote = room.kernel.quote(counting(), "ann")
     assert quote.losses[0].loss == Pure(1) and quote.affordable and not quote.free
     assert not room.kernel.quote(counting(11), "ann").affordable
-    room.kernel._houses["shop"].engines.put(taken)
+    room.kernel._datasets["shop"].engines.put(taken)
 
 
 # --- The verifier recomputes losses from plans ---
@@ -1217,16 +1237,16 @@ def test_a_quote_works_with_the_engine_taken_away(world: Any, opened: Any) -> No
 def test_the_verifier_recomputes_every_loss_from_its_plan(world: Any, opened: Any) -> None:
     room = opened(world())
     room.kernel.answer(counting(), "ann")
-    assert verify(room.place, losses_of).sound
-    books = room.kernel.books
-    house = room.kernel._houses["shop"]
+    assert verify(room.place, recompute_losses).sound
+    ledger = room.kernel.ledger
+    house = room.kernel._datasets["shop"]
     wrong = replace(
-        room.kernel._claim(house, *room.kernel._appraised(house, counting(draw=7)), "ann"),
+        room.kernel._charge_for(house, *room.kernel._cost_request(house, counting(repeat=7)), "ann"),
         losses=tuple(replace(each, loss=Pure("1/2")) for each in room.kernel.quote(counting(), "ann").losses),
     )
-    books.charge(wrong)
-    verdict = verify(room.place, losses_of)
-    assert verdict.first_bad == books.head.sequence and "losses do not follow" in verdict.problem
+    ledger.charge(wrong)
+    verdict = verify(room.place, recompute_losses)
+    assert verdict.first_bad == ledger.head.sequence and "losses do not follow" in verdict.problem
     assert verify(room.place).sound
 
 
@@ -1269,7 +1289,7 @@ def test_only_the_kernel_reads_and_draws_and_only_with_a_receipt() -> None:
     assert calls("_vector") == {"privacy.kernel:_read"}
     assert outside(calls("groups"), "access.engines", "audit") == {"privacy.kernel:_read_groups"}
     drawing = outside(calls("release"), "audit", "privacy.mechanisms", "access.engines")
-    assert drawing == {"privacy.kernel:_drawn", "privacy.kernel:_draw"}
+    assert drawing == {"privacy.kernel:_draw_all", "privacy.kernel:_draw"}
     tree = ast.parse((SOURCE / "privacy" / "kernel.py").read_text())
     for name in ("_read", "_read_groups", "_draw"):
         (function,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -1301,13 +1321,13 @@ def test_engines_are_imported_by_the_kernel_alone() -> None:
 @pytest.mark.tier("test")
 def test_a_receipt_serves_each_step_once(world: Any, opened: Any, monkeypatch: Any) -> None:
     room = opened(world())
-    original = kernel_module._Drawing.release
+    original = kernel_module.ReceiptedRead.release
 
     def twice(self: Any, name: str, step: Any) -> Any:
         original(self, name, step)
         return original(self, name, step)
 
-    monkeypatch.setattr(kernel_module._Drawing, "release", twice)
+    monkeypatch.setattr(kernel_module.ReceiptedRead, "release", twice)
     with pytest.raises(EngineFailure):
         room.kernel.answer(counting(), "ann")
     assert "taken already" in str(room.kernel.log.events[-1]["detail"])
@@ -1336,8 +1356,8 @@ def test_answers_and_quotes_leave_no_objects_behind(world: Any, tmp_path: Path) 
 
     def left_by(draws: range) -> int:
         for draw in draws:
-            kernel.answer(counting(Fraction(1, 1000), draw=draw, request_id=f"r{draw}"), "ann")
-            kernel.quote(counting(Fraction(1, 1000), draw=draw + 1000), "ann")
+            kernel.answer(counting(Fraction(1, 1000), repeat=draw, request_id=f"r{draw}"), "ann")
+            kernel.quote(counting(Fraction(1, 1000), repeat=draw + 1000), "ann")
         gc.collect()
         return len(gc.get_objects())
 

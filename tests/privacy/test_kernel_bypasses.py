@@ -10,8 +10,8 @@ import pytest
 
 from dither.errors import InvalidPlan
 from dither.loss import Pure
-from dither.post.contribution_bound import Bound
-from dither.post.options import Chosen
+from dither.post.contribution_bound import ContributionBound
+from dither.post.options import ResolvedOptions
 from dither.post.query.planner import Planner
 from dither.post.session import Session
 from dither.privacy.kernel import LocalKernel
@@ -71,10 +71,10 @@ def _spent(session: Session) -> dict[str, int]:
 
 def test_every_budget_that_pays_is_named(kernel: LocalKernel) -> None:
     """A question under the month costs a person twelve times as much; price and answer say so."""
-    session, query = Session.over(kernel, "ann"), "SELECT COUNT(*) FROM acts"
+    session, query = Session.from_kernel(kernel, "ann"), "SELECT COUNT(*) FROM acts"
     before = _spent(session)
-    price = session.quote(query, unit="month", bound=5, epsilon="0.1")
-    answer = session.sql(query, unit="month", bound=5, epsilon="0.1")
+    price = session.quote(query, unit="month", max_contributions=5, epsilon="0.1")
+    answer = session.sql(query, unit="month", max_contributions=5, epsilon="0.1")
     charged = {unit: amount - before[unit] for unit, amount in _spent(session).items()}
     assert price.losses == answer.losses
     assert {part.unit: part.loss for part in price.losses} == {
@@ -84,47 +84,55 @@ def test_every_budget_that_pays_is_named(kernel: LocalKernel) -> None:
     assert "user" in note
     assert "epsilon 1.2" in note
     assert note in answer.notes
-    assert not [n for n in session.quote(query, unit="user", bound=5, epsilon=1).notes if "budget of user" in n]
+    assert not [
+        n for n in session.quote(query, unit="user", max_contributions=5, epsilon=1).notes if "budget of user" in n
+    ]
 
 
 def test_cells_are_not_named_by_an_earlier_description(kernel: LocalKernel, tmp_path: Path) -> None:
     """The same number of categories in another order once gave one city's count to another."""
-    session = Session.over(kernel, "ann")
+    session = Session.from_kernel(kernel, "ann")
     query = "SELECT city, COUNT(*) AS n FROM acts GROUP BY city"
     text = DESCRIPTION.replace("[north, south, east]", "[south, east, north]")
     (tmp_path / "town.yml").write_text(text.replace('data_version: "1"', 'data_version: "2"'))
     kernel.register(load(tmp_path / "town.yml"))
     for ask in (session.sql, session.quote):
         with pytest.raises(InvalidPlan, match="connect again"):
-            ask(query, epsilon=200, bound=100)
-    answer = Session.over(kernel, "ann").sql(query, epsilon=200, bound=12)
+            ask(query, epsilon=200, max_contributions=100)
+    answer = Session.from_kernel(kernel, "ann").sql(query, epsilon=200, max_contributions=12)
     # Laplace noise of scale 12 / 200: beyond 2 with a chance of 3 * exp(-33) < 1e-13.
     wanted = {"north": pytest.approx(400, abs=2), "south": pytest.approx(100, abs=2), "east": pytest.approx(100, abs=2)}
     assert {row["city"]: row["n"] for row in answer.to_dicts()} == wanted
 
 
 def test_new_data_of_the_same_description_need_no_new_session(kernel: LocalKernel, tmp_path: Path) -> None:
-    session = Session.over(kernel, "ann")
+    session = Session.from_kernel(kernel, "ann")
     duckdb.execute(f"COPY ({ACTS} WHERE range < 500) TO '{tmp_path / 'acts.parquet'}'")
     (tmp_path / "town.yml").write_text(DESCRIPTION.replace('data_version: "1"', 'data_version: "2"'))
     kernel.register(load(tmp_path / "town.yml"))
-    answer = session.sql("SELECT COUNT(*) FROM acts", epsilon=200, bound=12)
+    answer = session.sql("SELECT COUNT(*) FROM acts", epsilon=200, max_contributions=12)
     assert answer.value() == pytest.approx(500, abs=2)
 
 
 @pytest.mark.parametrize("key", ["page", "value", "city"])
 def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: LocalKernel) -> None:
     """Keys listed in a public table once cost as if all of a person's keys were one, and no key was named."""
-    session = Session.over(kernel, "ann")
-    question = session._read(f"SELECT {key}, COUNT(*) AS n FROM acts GROUP BY {key}", Chosen(bound=30))
-    found = Planner(session.context, Bound(rows=30)).undeclared(question).sensitivity(session.context, "user")
+    session = Session.from_kernel(kernel, "ann")
+    question = session._read(
+        f"SELECT {key}, COUNT(*) AS n FROM acts GROUP BY {key}", ResolvedOptions(max_contributions=30)
+    )
+    found = (
+        Planner(session.context, ContributionBound(max_rows=30))
+        .undeclared(question)
+        .sensitivity(session.context, "user")
+    )
     assert found.linf == 1
     assert found.l2_squared == found.l1 == found.l0 <= 30
 
 
 def test_numbers_of_a_public_table_can_be_listed(kernel: LocalKernel) -> None:
     """`page = 3` was answered and `page IN (1, 2)` refused."""
-    found = Session.over(kernel, "ann").sql(
-        "SELECT COUNT(*) FROM acts WHERE page IN (1, 2) AND value IN (0, 1.0, 2.5)", epsilon=200, bound=12
+    found = Session.from_kernel(kernel, "ann").sql(
+        "SELECT COUNT(*) FROM acts WHERE page IN (1, 2) AND value IN (0, 1.0, 2.5)", epsilon=200, max_contributions=12
     )
     assert found.value() == pytest.approx(120, abs=2)

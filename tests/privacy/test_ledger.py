@@ -24,13 +24,13 @@ import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import ZCDP, Approximate, Pure, rational, to_json
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, Recorded
+from dither.privacy.ledger import KERNEL, Ledger, Receipt, RecordedAnswer
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.ledger import log as writing
-from dither.privacy.ledger.maintenance import backup, migrate, restore, verify
-from dither.privacy.ledger.state import Population, canonical, cost_of, key
-from dither.privacy.ledger.store import FORMAT, PostgresStore, SqliteStore, Store, link, open_any, open_store
-from dither.privacy.protocol import Head, UnitLoss
+from dither.privacy.ledger.maintenance import backup, restore, verify
+from dither.privacy.ledger.state import Population, budget_cost, canonical, key
+from dither.privacy.ledger.store import FORMAT, PostgresStore, SqliteStore, Store, chain_row, open_store
+from dither.privacy.protocol import LedgerHead, UnitLoss
 from dither.schema import Group, Source, Unit
 from privacy.ledger_cases import HeldClock, claim, dataset, losses, paid, pure, spent, teams, zcdp
 
@@ -151,7 +151,7 @@ def test_the_same_question_costs_nothing_twice_under_a_shared_budget(place: str)
     assert ledger.record(receipt, "the answer") == "the answer"
     for account in ("ann", "bob", "cyd"):
         again = ledger.charge(claim("q", "1/2", account))
-        assert again == Recorded(receipt.sequence, "the answer", paid=True)
+        assert again == RecordedAnswer(receipt.sequence, "the answer", paid=True)
     assert spent(ledger) == [(ONE // 2, 0)]
 
 
@@ -160,9 +160,9 @@ def test_a_second_group_pays_for_the_recorded_answer_without_a_redraw(place: str
     ledger.register(dataset(1, policy="separate", groups=teams()))
     receipt = paid(ledger, claim("q", "3/4"))
     ledger.record(receipt, "the answer")
-    assert ledger.charge(claim("q", "3/4", "bob")) == Recorded(receipt.sequence, "the answer", paid=True)
-    assert ledger.charge(claim("q", "3/4", "cyd")) == Recorded(receipt.sequence, "the answer", paid=False)
-    assert ledger.charge(claim("q", "3/4", "dan")) == Recorded(receipt.sequence, "the answer", paid=True)
+    assert ledger.charge(claim("q", "3/4", "bob")) == RecordedAnswer(receipt.sequence, "the answer", paid=True)
+    assert ledger.charge(claim("q", "3/4", "cyd")) == RecordedAnswer(receipt.sequence, "the answer", paid=False)
+    assert ledger.charge(claim("q", "3/4", "dan")) == RecordedAnswer(receipt.sequence, "the answer", paid=True)
     assert spent(ledger, "ann", "group") == spent(ledger, "cyd", "group") == [(3 * ONE // 4, 0)]
     with pytest.raises(BudgetExceeded, match="group blue"):
         ledger.charge(claim("p", "1/2", "cyd"))
@@ -186,7 +186,7 @@ def test_the_kernels_own_questions_are_paid_by_every_group(place: str) -> None:
     ledger.record(paid(ledger, claim("size", "1/100", KERNEL)), "size")
     assert spent(ledger, "ann", "group") == spent(ledger, "cyd", "group") == [(ONE // 100, 0)]
     ledger.register(dataset(1, policy="separate", groups=(*teams(), Group("green", ("gil",)))))
-    assert ledger.charge(claim("size", "1/100", KERNEL)) == Recorded(2, "size", paid=False)
+    assert ledger.charge(claim("size", "1/100", KERNEL)) == RecordedAnswer(2, "size", paid=False)
     assert spent(ledger, "gil", "group") == spent(ledger, "ann", "group") == [(ONE // 100, 0)]
 
 
@@ -196,7 +196,7 @@ def test_a_request_id_stands_for_one_question(ledger: Ledger) -> None:
     assert again.sequence == first.sequence
     ledger.record(again, "the answer")
     assert ledger.record(first, "another draw") == "the answer"
-    assert ledger.charge(claim("q", "1/4", request_id="r1")) == Recorded(first.sequence, "the answer", paid=True)
+    assert ledger.charge(claim("q", "1/4", request_id="r1")) == RecordedAnswer(first.sequence, "the answer", paid=True)
     with pytest.raises(InvalidParameter, match="another question"):
         ledger.charge(claim("other", "1/4", request_id="r1"))
     assert paid(ledger, claim("other", "1/4", "bob", request_id="r1")).sequence != first.sequence
@@ -223,7 +223,7 @@ def test_a_new_version_empties_the_cache_and_never_the_budget(ledger: Ledger) ->
     ledger.register(dataset(1, data_version="2"))
     assert isinstance(ledger.charge(claim("q", "1/4")), Receipt)
     assert spent(ledger) == [(3 * ONE // 4, 0)]
-    assert ledger.charge(claim("q", "1/4", request_id="a")) == Recorded(2, "old", paid=True)
+    assert ledger.charge(claim("q", "1/4", request_id="a")) == RecordedAnswer(2, "old", paid=True)
     with pytest.raises(InvalidParameter, match="earlier version"):
         ledger.charge(claim("u", "1/4", request_id="b"))
     assert ledger.record(unanswered, "late") == "late"
@@ -259,7 +259,7 @@ def test_a_second_answer_row_breaks_the_rules(tmp_path: Path) -> None:
     ledger.close()
     store = open_store(place)
     answer = next(row for row in store.rows() if row.kind == "answer")
-    extra = link(store.head(), "answer", answer.time, answer.body.replace("the answer", "another draw"))
+    extra = chain_row(store.head(), "answer", answer.time, answer.body.replace("the answer", "another draw"))
     assert store.append(store.head(), [extra])
     assert verify(place).first_bad == extra.sequence
 
@@ -283,7 +283,7 @@ def together(ledger: Ledger, *claims: Any) -> list[Any]:
     """Charges that are decided and written in one step, as those of clients who wait together."""
     tickets: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger, "_submit", lambda decide, wants: tickets.append(writing.Ticket(decide, wants)))
+        patch.setattr(ledger, "_submit", lambda decide, wants: tickets.append(writing.PendingWrite(decide, wants)))
         for each in claims:
             ledger.charge(each)
     ledger._serve(tickets)
@@ -299,7 +299,7 @@ def test_a_question_that_only_the_snapshot_knows_is_not_taken_for_new(
     first.register(dataset(1))
     known = paid(first, claim("q", "9/10", request_id="r"))
     first.record(known, "the answer")
-    answer = Recorded(known.sequence, "the answer", paid=True)
+    answer = RecordedAnswer(known.sequence, "the answer", paid=True)
     again, retried = claim("q", "9/10"), claim("q", "9/10", request_id="r")
     assert Ledger(place).charge(again) == answer
     assert Ledger(place).charge(retried) == answer
@@ -458,12 +458,12 @@ def test_refusals_are_kept_apart_and_do_not_pile_up(place: str) -> None:
 def test_misses_survive_a_restart_until_unlocked(place: str) -> None:
     ledger = Ledger(place)
     for _ in range(3):
-        ledger.miss("shop", "class")
+        ledger.record_miss("shop", "class")
     ledger.close()
     later = Ledger(place)
     assert later.misses("shop")[1] == 3
     later.unlock("shop")
-    later.miss("shop", "class")
+    later.record_miss("shop", "class")
     assert (len(later.misses("shop")[0]), later.misses("shop")[1]) == (4, 1)
 
 
@@ -471,15 +471,15 @@ def test_what_was_slow_is_quick_again_after_the_curator_says_so(place: str) -> N
     """By class and dataset, and also after a restart; the count of misses stays."""
     ledger = Ledger(place)
     for name in ("class", "class", "other"):
-        ledger.miss("shop", name)
-    ledger.miss("elsewhere", "class")
-    assert [ledger.slowed("shop", name) for name in ("class", "other", "none")] == [2, 1, 0]
-    ledger.quicken("shop")
+        ledger.record_miss("shop", name)
+    ledger.record_miss("elsewhere", "class")
+    assert [ledger.latency_step("shop", name) for name in ("class", "other", "none")] == [2, 1, 0]
+    ledger.reset_latency("shop")
     ledger.close()
     later = Ledger(place)
-    later.miss("shop", "class")
-    assert [later.slowed("shop", name) for name in ("class", "other")] == [1, 0]
-    assert later.slowed("elsewhere", "class") == 1 and later.misses("shop")[1] == 4
+    later.record_miss("shop", "class")
+    assert [later.latency_step("shop", name) for name in ("class", "other")] == [1, 0]
+    assert later.latency_step("elsewhere", "class") == 1 and later.misses("shop")[1] == 4
 
 
 # --- The chain: verification, tampering, truncation, copies ---
@@ -590,7 +590,7 @@ def relinked(place: Path, forged: Path, sequence: int, edit: Callable[[dict[str,
         body = json.loads(row.body)
         if row.sequence == sequence:
             edit(body)
-        new = link(head, row.kind, row.time, canonical(body))
+        new = chain_row(head, row.kind, row.time, canonical(body))
         assert target.append(head, [new])
         head = new.head
     target.close()
@@ -603,7 +603,7 @@ def test_a_row_that_was_rehashed_by_itself_shows_in_the_next(tmp_path: Path) -> 
     store = open_store(place)
     before, row = store.row(3), store.row(4)
     assert before is not None and row is not None and row.kind == "answer"
-    changed = link(before.head, row.kind, row.time, row.body.replace("the answer", "another draw"))
+    changed = chain_row(before.head, row.kind, row.time, row.body.replace("the answer", "another draw"))
     store.close()
     with tampered(place, tmp_path) as copy:
         execute(copy, "UPDATE rows SET body = ?, hash = ? WHERE sequence = 4", changed.body, changed.hash)
@@ -626,17 +626,17 @@ def test_truncation_shows_against_a_seen_head(tmp_path: Path) -> None:
     place = tmp_path / "l.sqlite"
     ledger = busy_ledger(str(place))
     seen = ledger.head
-    assert ledger.check_head(seen) and ledger.check_head(Head(0, "0" * 64))
+    assert ledger.check_head(seen) and ledger.check_head(LedgerHead(0, "0" * 64))
     with pytest.raises(LedgerError, match="mark the gap"):
-        ledger.check_head(Head(seen.sequence, "f" * 64))
+        ledger.check_head(LedgerHead(seen.sequence, "f" * 64))
     with pytest.raises(LedgerError, match="mark the gap"):
-        ledger.check_head(Head(seen.sequence + 1, "f" * 64))
+        ledger.check_head(LedgerHead(seen.sequence + 1, "f" * 64))
     ledger.close()
     with tampered(place, tmp_path) as copy:
         execute(copy, "DELETE FROM rows WHERE sequence = 6")
         assert "seen" in verify(copy, seen=seen).problem
     assert verify(place, seen=seen).sound
-    assert not verify(place, seen=Head(3, "f" * 64)).sound
+    assert not verify(place, seen=LedgerHead(3, "f" * 64)).sound
 
 
 def test_a_restored_copy_is_closed_until_the_gap_is_marked(place: str, tmp_path: Path) -> None:
@@ -723,7 +723,7 @@ def test_a_restore_is_closed_from_its_first_moment(place: str, tmp_path: Path, m
     monkeypatch.undo()
     assert len(seen) > 5 and not any(seen) and not lets_spend(place)
     assert lets_spend(copy) and verify(place).sound
-    Ledger(place).mark_gap(Head(9, "f" * 64), Pure("1/4"))
+    Ledger(place).mark_gap(LedgerHead(9, "f" * 64), Pure("1/4"))
     assert lets_spend(place)
 
 
@@ -798,7 +798,7 @@ def test_what_may_have_been_answered_in_a_lost_stretch_is_not_drawn_again(
             assert restored.preview(asked) == (False, False)
         restored.mark_gap(ledger.head, Pure(0))
     assert [row.kind for row in restored.rows()].count("charge") == 2
-    assert restored.charge(claim(2, "1/8")) == Recorded(answered.sequence, "known", paid=True)
+    assert restored.charge(claim(2, "1/8")) == RecordedAnswer(answered.sequence, "known", paid=True)
     since = paid(restored, claim(3, "1/4"))  # what is charged since then can be drawn after a crash, as ever
     assert paid(Ledger(back), claim(3, "1/4")).sequence == since.sequence
     assert verify(back).sound
@@ -807,7 +807,7 @@ def test_what_may_have_been_answered_in_a_lost_stretch_is_not_drawn_again(
 def test_a_gap_of_unknown_size_spends_everything(place: str) -> None:
     ledger = Ledger(place)
     ledger.register(monthly(groups=teams()))
-    ledger.mark_gap(Head(99, "a" * 64), None)
+    ledger.mark_gap(LedgerHead(99, "a" * 64), None)
     for account in ("ann", "cyd"):
         for month in ("2026-01", "2031-12"):
             with pytest.raises(BudgetExceeded):
@@ -895,7 +895,7 @@ def test_a_total_holds_every_gap_once(place: str) -> None:
     ledger, both = Ledger(place), dataset(1, policy="separate", groups=teams())
     for number, listed in enumerate((both, alone(), both)):
         ledger.register(listed)
-        ledger.mark_gap(Head(99 + number, "a" * 64), Pure("1/8"))
+        ledger.mark_gap(LedgerHead(99 + number, "a" * 64), Pure("1/8"))
     for listed in (alone(), both, replace(both, data_version="2")):
         ledger.register(listed)
     for account in ("ann", "cyd"):
@@ -908,7 +908,7 @@ def test_an_analyst_who_is_capped_only_after_a_gap_starts_with_it(place: str) ->
     ledger = Ledger(place)
     ledger.register(dataset(1))
     paid(ledger, claim(1, "1/4"))
-    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    ledger.mark_gap(LedgerHead(99, "a" * 64), Pure("1/4"))
     paid(ledger, claim(2, "1/8"))
     ledger.register(alone("shared", analyst_caps=(pure(1),)))
     assert spent(ledger, "ann", "analyst") == spent(ledger) == [(5 * ONE // 8, 0)]
@@ -918,7 +918,7 @@ def test_an_analyst_who_is_capped_only_after_a_gap_starts_with_it(place: str) ->
 def test_a_gap_that_a_later_budget_cannot_count_keeps_it_out(place: str) -> None:
     ledger = Ledger(place)
     ledger.register(dataset(1, budgets=(zcdp(1),)))
-    ledger.mark_gap(Head(99, "a" * 64), ZCDP("1/4"))
+    ledger.mark_gap(LedgerHead(99, "a" * 64), ZCDP("1/4"))
     with pytest.raises(InvalidParameter, match="budget of kind pure cannot take this zcdp loss"):
         ledger.register(elsewhere())
     ledger.register(elsewhere(budgets=(zcdp(1),)))
@@ -939,7 +939,7 @@ def test_a_gap_of_an_earlier_version_counts_as_it_did(place: str) -> None:
     ledger.close()
     assert not any(name.startswith('["gaps"') for name in open_store(place).all_state())
     ledger = Ledger(place)
-    ledger.mark_gap(Head(100, "b" * 64), Pure("1/8"))
+    ledger.mark_gap(LedgerHead(100, "b" * 64), Pure("1/8"))
     ledger._submit(lambda draft: draft.add("gap", old))
     ledger.register(replace(elsewhere(groups=teams(caps=(pure(1),))), data_version="2"))
     assert spent(ledger) == [(7 * ONE // 8, 0)]
@@ -953,7 +953,7 @@ def test_a_gap_that_was_wiped_from_the_state_is_found(tmp_path: Path) -> None:
     place = tmp_path / "l.sqlite"
     ledger = Ledger(place)
     ledger.register(dataset(1))
-    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    ledger.mark_gap(LedgerHead(99, "a" * 64), Pure("1/4"))
     ledger.close()
     for change in ("DELETE FROM state", "UPDATE state SET value = '7'"):
         for kept in ('["gaps"]', '["gaps",_%'):
@@ -967,7 +967,7 @@ def test_a_gap_changes_nobodys_later_share(place: str) -> None:
     ledger = Ledger(place)
     groups = tuple(Group(name, (account,), analyst_caps=(pure(1),)) for name, account in (("a", "ann"), ("b", "bob")))
     ledger.register(dataset(1, policy="separate", groups=groups))
-    ledger.mark_gap(Head(99, "a" * 64), Pure("1/4"))
+    ledger.mark_gap(LedgerHead(99, "a" * 64), Pure("1/4"))
     paid(ledger, claim("size", "1/8", KERNEL))
     assert spent(ledger, "ann", "group") == [(3 * ONE // 8, 0)]
     assert spent(ledger, "ann", "analyst") == [(ONE // 4, 0)]
@@ -980,15 +980,15 @@ def test_a_copy_keeps_what_was_late_and_what_the_curator_did_about_it(place: str
     """A restore gives back no misses: the lock, the predictions and the statement count on."""
     ledger = Ledger(place)
     ledger.register(dataset(1))
-    for act in (ledger.unlock, ledger.quicken, lambda name: None):
-        ledger.miss("shop", "class")
+    for act in (ledger.unlock, ledger.reset_latency, lambda name: None):
+        ledger.record_miss("shop", "class")
         act("shop")
     ledger.close()
     backup(place, tmp_path / "copy.sqlite")
     restore(tmp_path / "copy.sqlite", tmp_path / "back.sqlite")
     back = Ledger(tmp_path / "back.sqlite")
     misses, since = back.misses("shop")
-    assert (len(misses), since, back.unlocked("shop"), back.slowed("shop", "class")) == (3, 2, 1, 1)
+    assert (len(misses), since, back.unlocked("shop"), back.latency_step("shop", "class")) == (3, 2, 1, 1)
 
 
 def test_what_is_noted_is_copied_in_one_write(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -996,7 +996,7 @@ def test_what_is_noted_is_copied_in_one_write(place: str, tmp_path: Path, monkey
     ledger = Ledger(place)
     ledger.register(dataset(1))
     ledger.refuse("ann", "shop", "budget_exceeded")
-    ledger.miss("shop", "class")
+    ledger.record_miss("shop", "class")
     ledger.close()
     monkeypatch.setattr(Store, "note", lambda *_: pytest.fail("one by one"))
     backup(place, tmp_path / "copy.sqlite")
@@ -1015,48 +1015,20 @@ def test_a_copy_of_a_copy_is_the_same_chain(place: str, tmp_path: Path) -> None:
 # --- Formats ---
 
 
-def test_a_kept_ledger_of_format_1_migrates_and_keeps_its_budget(tmp_path: Path) -> None:
+def test_a_ledger_of_an_older_format_is_refused_by_name(tmp_path: Path) -> None:
     place = tmp_path / "old.sqlite"
-    shutil.copy(FIXTURES / "ledger_format1.sqlite", place)
-    with pytest.raises(LedgerError, match="dither ledger migrate"):
-        Ledger(place)
-    rows = list(open_any(place).rows())
-    assert migrate(place) == (1, FORMAT)
-    assert migrate(place) == (FORMAT, FORMAT)
-    ledger = Ledger(place)
-    assert list(ledger.rows()) == rows
-    assert verify(place).sound
-    assert spent(ledger) == [(3 * ONE // 4, 0)]
-    assert isinstance(ledger.charge(claim("q", "1/2")), Recorded)
-    with pytest.raises(BudgetExceeded):
-        ledger.charge(claim("new", "1/2"))
-
-
-def test_a_kept_ledger_of_format_2_still_holds_row_by_row(tmp_path: Path) -> None:
-    """Made by the first version of format 2: rows of every kind but restores, notes, and a snapshot behind the rows.
-
-    Format 1 had rows alone; 2 added the snapshot of the state and the notes. Bodies of rows are the same in both.
-    """
-    place = tmp_path / "kept.sqlite"
     shutil.copy(FIXTURES / "ledger_format2.sqlite", place)
-    verdict = verify(place)
-    assert verdict.sound and verdict.rows == 9
-    ledger = Ledger(place)
-    assert {row.kind for row in ledger.rows()} == {"dataset", "account", "charge", "answer", "act", "gap"}
-    assert open_store(place).state_at() < ledger.head.sequence
-    assert spent(ledger, "ann", "group") == [(ONE // 4 + ONE // 8 + ONE // 16, 0)]
-    assert ledger.charge(claim("q", "1/4", request_id="r")) == Recorded(3, "the answer", paid=True)
-    assert (len(ledger.refusals("shop")), ledger.misses("shop")[1]) == (1, 1)
-    with pytest.raises(BudgetExceeded, match="group red"):
-        ledger.charge(claim("more", "5/8"))
-    paid(ledger, claim("the rest", "9/16"))
-    assert verify(place).sound
+    before = place.read_bytes()
+    for act in (Ledger, verify, lambda old: backup(old, tmp_path / "copy.sqlite")):
+        with pytest.raises(LedgerError, match=f"format 2, .* reads format {FORMAT}: start a new ledger"):
+            act(place)
+    assert place.read_bytes() == before and not (tmp_path / "copy.sqlite").exists()
 
 
 def test_a_newer_format_is_refused(place: str) -> None:
     Ledger(place).close()
     open_store(place)._run("UPDATE meta SET value = '99'")  # type: ignore[attr-defined]
-    for act in (Ledger, migrate, verify):
+    for act in (Ledger, verify):
         with pytest.raises(LedgerError, match="newer"):
             act(place)
 
@@ -1172,7 +1144,7 @@ def test_two_ledgers_on_one_place_see_each_other(place: str) -> None:
     with pytest.raises(BudgetExceeded):
         two.charge(claim(3, Fraction(1, ONE)))
     one.record(paid(one, claim(1, "1/2")), "one's")
-    assert two.charge(claim(1, "1/2")) == Recorded(2, "one's", paid=True)
+    assert two.charge(claim(1, "1/2")) == RecordedAnswer(2, "one's", paid=True)
     assert verify(place).sound
 
 
@@ -1316,7 +1288,7 @@ def test_kill_9_at_any_step_never_releases_more_than_was_spent(place: str, tmp_p
     assert verify(place).sound
     for name in names:
         again = ledger.charge(claim(name, "1/1000", request_id=name.replace("/", ".")))
-        assert again == Recorded(getattr(again, "sequence", 0), f"draw {name}", paid=True)
+        assert again == RecordedAnswer(getattr(again, "sequence", 0), f"draw {name}", paid=True)
     kind = "PostgreSQL" if place.startswith("postgres") else "SQLite"
     print(f"kill -9: {rounds} kills on {kind}, {len(charges)} charges, {len(names)} releases, none uncharged")
 
@@ -1332,10 +1304,10 @@ def test_what_is_remembered_of_questions_is_bounded() -> None:
     assert key.cache_info().currsize <= 1 << 10
     population = Population("people", (dataset(1),))
     for number in range(3000):
-        population.pools((), f"a{number}", {}, fresh=True)
+        population.balances_for((), f"a{number}", {}, fresh=True)
         population.costs(json.dumps([["user", "pure", to_json(Pure(Fraction(1, number + 1)))]]))
     assert max(len(population._pools), len(population._costs)) < 300
-    assert cost_of.cache_info().currsize <= 1 << 10
+    assert budget_cost.cache_info().currsize <= 1 << 10
 
 
 def test_history_tells_of_the_latest_rows_only(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_the_loss_covers_the_exact_law(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=every)
 def test_the_concentrated_loss_covers_the_exact_law(case: Case) -> None:
-    loss = case.mechanism.concentrated(case.sensitivity)
+    loss = case.mechanism.zcdp_loss(case.sensitivity)
     if loss.delta:
         for epsilon in EPSILONS:
             seen = largest(case, lambda one, other, epsilon=epsilon: excess(one, other, epsilon))
@@ -167,7 +167,7 @@ def test_delta_is_what_a_unit_alone_needs(case: Case) -> None:
     groups, rows = int(case.sensitivity.l0), int(case.sensitivity.linf)
     law, empty = (case.law(case.mechanism, (count,) * groups) for count in (rows, 0))
     assert empty[()] == 1
-    seen, stated = 1 - law[()], real(case.mechanism.concentrated(case.sensitivity).delta)
+    seen, stated = 1 - law[()], real(case.mechanism.zcdp_loss(case.sensitivity).delta)
     assert seen - MARGIN <= stated <= seen * (mpf("1.2") if "gaussian" in case.mechanism.name else 1 + mpf(10) ** -15)
 
 
@@ -178,7 +178,7 @@ def test_no_distance_costs_nothing(case: Case, nothing: tuple[int, int]) -> None
     loss = case.mechanism.loss(still)
     assert (loss.rho if isinstance(loss, ZCDP) else loss.epsilon) == 0  # type: ignore[union-attr]
     assert getattr(loss, "delta", 0) == 0
-    assert case.mechanism.concentrated(still) == ZCDP(Fraction(0))
+    assert case.mechanism.zcdp_loss(still) == ZCDP(Fraction(0))
 
 
 @pytest.mark.parametrize("case", CASES, ids=every)
@@ -330,7 +330,7 @@ def test_moments_follow_theory(name: str) -> None:
 )
 def test_the_public_law_is_the_law(case: Case) -> None:
     points = np.arange(-200, 201)
-    mass = case.mechanism.law.mass(points)
+    mass = case.mechanism.noise_distribution.mass(points)
     assert mass.sum() == pytest.approx(1, abs=1e-9)
     assert np.sqrt((mass * points**2).sum()) == pytest.approx(case.mechanism.std(), rel=1e-7)
     expected = case.law(case.mechanism, (0,) * len(case.pairs[0][0]))
@@ -342,14 +342,14 @@ def test_the_public_law_is_the_law(case: Case) -> None:
 def test_the_public_gaussian_law(variance: Fraction) -> None:
     made = mechanisms.DiscreteGaussian(variance)
     points = np.arange(-200, 201)
-    mass = made.law.mass(points)
+    mass = made.noise_distribution.mass(points)
     assert mass.sum() == pytest.approx(1, abs=1e-12)
     assert np.sqrt((mass * points**2).sum()) == pytest.approx(made.std(), rel=1e-12)
 
 
 def test_selection_has_no_noise_in_each_cell() -> None:
     with pytest.raises(Unsupported, match="noisy_max"):
-        _ = mechanisms.NoisyMax(Fraction(1)).law
+        _ = mechanisms.NoisyMax(Fraction(1)).noise_distribution
 
 
 # --- What cannot be defined or made ---------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ def test_the_floor_is_public_and_kept() -> None:
         ("quantiles", {"quantiles": ("1/10007",), "scale": 1}),
         ("partition_selection", {"epsilon": "1/20000", "delta": "1/100"}),
         ("partition_selection", {"epsilon": 1, "delta": 0}),
-        ("randomized_response", {"categories": 1, "lie": "1/2"}),
-        ("randomized_response", {"categories": 2, "lie": 0}),
+        ("randomized_response", {"categories": 1, "flip_probability": "1/2"}),
+        ("randomized_response", {"categories": 2, "flip_probability": 0}),
         ("above_threshold", {"threshold": 1.5, "count": 1, "threshold_scale": 1, "score_scale": 1}),
     ],
 )
@@ -495,7 +495,7 @@ def test_calibration_never_costs_more_and_hardly_less(name: str, epsilon: int, l
 def test_calibration_to_rho_never_costs_more_and_hardly_less(name: str, rho: int, l0: int) -> None:
     sensitivity = Sensitivity.of(l0=l0, linf=1)
     loss = ZCDP(Fraction(rho, 10**5), Fraction(1, 10**6))
-    cost = calibrate(name, loss, sensitivity, **OPTIONS.get(name, {})).concentrated(sensitivity)
+    cost = calibrate(name, loss, sensitivity, **OPTIONS.get(name, {})).zcdp_loss(sensitivity)
     assert loss.rho * Fraction(999999, 10**6) <= cost.rho <= loss.rho
     assert cost.delta <= loss.delta
 
@@ -567,7 +567,7 @@ def test_junk_is_refused_with_our_own_errors(name: str, one: Any, other: Any, lo
         made = calibrate(name, loss, sensitivity, **options)
     except DitherError:
         return
-    assert made.concentrated(sensitivity).rho >= 0
+    assert made.zcdp_loss(sensitivity).rho >= 0
 
 
 # --- Single mechanisms ----------------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ def test_several_quantiles_cost_less_than_one_mechanism_each() -> None:
     together = mechanisms.Quantiles(deciles, 10)
     apart = [mechanisms.Quantiles((q,), 10) for q in deciles]
     assert together.loss(one).epsilon < sum(made.loss(one).epsilon for made in apart) * Fraction(2, 5)
-    assert together.concentrated(one).rho < sum(made.concentrated(one).rho for made in apart) * Fraction(2, 5)
+    assert together.zcdp_loss(one).rho < sum(made.zcdp_loss(one).rho for made in apart) * Fraction(2, 5)
 
 
 def test_one_quantile_costs_the_rank_times_the_larger_share() -> None:
@@ -733,9 +733,9 @@ def test_the_exponential_mechanism_alone_has_bounded_range() -> None:
     sensitivity = Sensitivity.of(l0=9, linf=1)
     epsilon = Fraction(1, 10)
     scale = 2 / epsilon
-    assert mechanisms.ExponentialMechanism(scale).concentrated(sensitivity).rho == epsilon**2 / 8
-    assert mechanisms.TopK(3, scale).concentrated(sensitivity).rho == 3 * epsilon**2 / 8
-    noisy = mechanisms.NoisyMax(scale).concentrated(sensitivity).rho
+    assert mechanisms.ExponentialMechanism(scale).zcdp_loss(sensitivity).rho == epsilon**2 / 8
+    assert mechanisms.TopK(3, scale).zcdp_loss(sensitivity).rho == 3 * epsilon**2 / 8
+    noisy = mechanisms.NoisyMax(scale).zcdp_loss(sensitivity).rho
     assert epsilon**2 / 2 * Fraction(99, 100) < noisy <= epsilon**2 / 2
 
 
@@ -762,23 +762,23 @@ def test_the_stated_costs() -> None:
     sparse = mechanisms.SparseVector(0, 1, 12, 12, 12)
     assert sparse.loss(s) == Pure(Fraction(6, 12) + Fraction(3, 12))
     crossing = pure_as_rho(Fraction(1, 2))
-    assert sparse.concentrated(s) == ZCDP(crossing + Fraction(9, 2 * 144))
-    assert replace(sparse, count=5).concentrated(s) == ZCDP(crossing + Fraction(18, 2 * 144))
+    assert sparse.zcdp_loss(s) == ZCDP(crossing + Fraction(9, 2 * 144))
+    assert replace(sparse, count=5).zcdp_loss(s) == ZCDP(crossing + Fraction(18, 2 * 144))
     deciles = mechanisms.Quantiles(("1/10", "9/10"), 12)
     assert deciles.loss(s) == Pure(Fraction(2 * 6, 12) * (Fraction(9, 10) + Fraction(8, 9)))
-    assert deciles.concentrated(s) == ZCDP(Fraction(36, 2 * 144) * (Fraction(9, 10) ** 2 + Fraction(8, 9) ** 2))
+    assert deciles.zcdp_loss(s) == ZCDP(Fraction(36, 2 * 144) * (Fraction(9, 10) ** 2 + Fraction(8, 9) ** 2))
     three = mechanisms.Quantiles(("1/10", "2/10", "9/10"), 12)
     assert three.loss(s) == Pure(Fraction(2 * 6, 12) * (Fraction(8, 10) + Fraction(7, 8)))
     groups = Sensitivity.of(l0=3, linf=1)
     assert mechanisms.PartitionSelection("1/5", "1/100").loss(groups).epsilon == Fraction(3, 5)
-    assert mechanisms.PartitionSelection("1/5", "1/100").concentrated(groups).rho == 3 * pure_as_rho(Fraction(1, 5))
+    assert mechanisms.PartitionSelection("1/5", "1/100").zcdp_loss(groups).rho == 3 * pure_as_rho(Fraction(1, 5))
 
 
 def test_the_stated_costs_of_laplace_noise_in_rho() -> None:
     """The squares where few cells move far, the hyperbolic tangent where all that move do."""
     uneven, far = Sensitivity(*map(Fraction, (10, 5, 10, 30))), Sensitivity.of(l0=2, linf=30)
-    assert mechanisms.DiscreteLaplace(100).concentrated(uneven).rho == Fraction(30, 2 * 100**2)
-    assert mechanisms.DiscreteLaplace(2).concentrated(far).rho == 2 * pure_as_rho(Fraction(15))
+    assert mechanisms.DiscreteLaplace(100).zcdp_loss(uneven).rho == Fraction(30, 2 * 100**2)
+    assert mechanisms.DiscreteLaplace(2).zcdp_loss(far).rho == 2 * pure_as_rho(Fraction(15))
 
 
 def test_one_of_several_events() -> None:
@@ -835,7 +835,9 @@ def test_figures_agree_with_opendp() -> None:
     flip = dp.m.make_noisy_max(*scores, dp.max_divergence(), scale=7.0).map(3)
     assert float(mechanisms.NoisyMax(7).loss(many).epsilon) == pytest.approx(flip, rel=1e-12)
     gumbel = dp.m.make_noisy_max(*scores, dp.zero_concentrated_divergence(), scale=7.0).map(3)
-    assert float(mechanisms.ExponentialMechanism(7).concentrated(many).rho) == pytest.approx(gumbel, rel=1e-12)
+    assert float(mechanisms.ExponentialMechanism(7).zcdp_loss(many).rho) == pytest.approx(gumbel, rel=1e-12)
     ours = mechanisms.RandomizedResponse(4, Fraction(2, 5))
-    truth = dp.m.make_randomized_response(categories=[0, 1, 2, 3], prob=float(1 - ours.lie + ours.lie / 4)).map(1)
+    truth = dp.m.make_randomized_response(
+        categories=[0, 1, 2, 3], prob=float(1 - ours.flip_probability + ours.flip_probability / 4)
+    ).map(1)
     assert float(ours.epsilon) == pytest.approx(truth, rel=1e-12)

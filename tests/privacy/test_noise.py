@@ -39,8 +39,8 @@ from dither.privacy.noise import (
     staircase,
     uniform_below,
 )
-from dither.privacy.noise.lattice import Law, Sampler, thresholds
-from dither.privacy.noise.pools import POOL, POOLS, Pool, Pools
+from dither.privacy.noise.lattice import LatticeWeights, Sampler, thresholds
+from dither.privacy.noise.pools import POOL, POOLS, SampleBuffer, SampleBuffers
 from dither.privacy.noise.race import extend
 from privacy import laws
 from privacy.doubles import CountingBits, RecordedBits, ScriptedBits, SerialBits, enumerate_law
@@ -68,9 +68,17 @@ def test_exp_enclosure_holds_and_is_tight(x: Fraction, precision: int) -> None:
 
 @pytest.mark.parametrize("precision", [8, 64, 128])
 @pytest.mark.parametrize(
-    "law", [Law(1, F(1, 2)), Law(1, F(7)), Law(1, F(1000, 3)), Law(2, F(1, 10)), Law(2, F(30)), Law(2, F(10**5))]
+    "law",
+    [
+        LatticeWeights(1, F(1, 2)),
+        LatticeWeights(1, F(7)),
+        LatticeWeights(1, F(1000, 3)),
+        LatticeWeights(2, F(1, 10)),
+        LatticeWeights(2, F(30)),
+        LatticeWeights(2, F(10**5)),
+    ],
 )
-def test_thresholds_enclose_the_cumulative_law_of_the_cells(law: Law, precision: int) -> None:
+def test_thresholds_enclose_the_cumulative_law_of_the_cells(law: LatticeWeights, precision: int) -> None:
     k = Sampler(law, FULL).k
     lows, slack = thresholds(law, k, precision)
     weights = cell_weights(law, k, len(lows) + len(lows) // 2 + 100)
@@ -81,7 +89,7 @@ def test_thresholds_enclose_the_cumulative_law_of_the_cells(law: Law, precision:
         assert low <= partial_sum / total * 2**precision <= low + slack
 
 
-def cell_weights(law: Law, k: int, count: int) -> list[mp.mpf]:
+def cell_weights(law: LatticeWeights, k: int, count: int) -> list[mp.mpf]:
     firsts = ((cell >> 1 << k) + (cell & 1) for cell in range(count))
     return [mp.exp(-laws.real(law.exponent(first))) for first in firsts]
 
@@ -147,7 +155,12 @@ def keep(sampler: Sampler, cell: int, low: int) -> Callable[[ScriptedBits], bool
     return run
 
 
-WIDE_CELLS = [Law(1, F(5)), Law(1, F(13, 3)), Law(2, F(30)), Law(2, F(401, 10))]
+WIDE_CELLS = [
+    LatticeWeights(1, F(5)),
+    LatticeWeights(1, F(13, 3)),
+    LatticeWeights(2, F(30)),
+    LatticeWeights(2, F(401, 10)),
+]
 
 
 @pytest.mark.parametrize("widths", [SMALL, SMALLEST], ids=["small", "smallest"])
@@ -164,14 +177,14 @@ def test_gaussian_by_enumeration(variance: Fraction, widths: Widths) -> None:
 
 @pytest.mark.parametrize("widths", [SMALLEST, replace(SMALLEST, cells=2, guide=4, word=6)], ids=["one", "two"])
 @pytest.mark.parametrize("law", WIDE_CELLS, ids=str)
-def test_one_attempt_by_enumeration(law: Law, widths: Widths, tier: Any) -> None:
+def test_one_attempt_by_enumeration(law: LatticeWeights, widths: Widths, tier: Any) -> None:
     sampler = Sampler(law, widths)
     assert sampler.k > 0
     assert_law(attempt_once(sampler), attempt_law(sampler), tier.pick(quick=0.1, test=5e-3, deep=5e-4))
 
 
 @pytest.mark.parametrize("law", WIDE_CELLS, ids=str)
-def test_cells_by_enumeration(law: Law) -> None:
+def test_cells_by_enumeration(law: LatticeWeights) -> None:
     for widths in (SMALL, SMALLEST):
         sampler = Sampler(law, widths)
         weights = cell_weights(law, sampler.k, 400)
@@ -180,8 +193,8 @@ def test_cells_by_enumeration(law: Law) -> None:
 
 
 @pytest.mark.parametrize("widths", [SMALL, replace(SMALL, margin=0.3), replace(SMALL, cells=4, more=1)], ids=str)
-@pytest.mark.parametrize("law", [Law(1, F(37)), Law(2, F(401))], ids=str)
-def test_acceptance_by_enumeration(law: Law, widths: Widths) -> None:
+@pytest.mark.parametrize("law", [LatticeWeights(1, F(37)), LatticeWeights(2, F(401))], ids=str)
+def test_acceptance_by_enumeration(law: LatticeWeights, widths: Widths) -> None:
     """Also where the margin is so wide that nearly every comparison is refined."""
     sampler = Sampler(law, widths)
     for cell in (0, 1, 2, 7):
@@ -275,7 +288,7 @@ def test_choices_are_decided_by_the_exact_numbers(nudges: tuple[int, ...], monke
         digits.where = where
         return digits, precision + more
 
-    monkeypatch.setattr(race, "ticks", lambda *_: np.array([int(e * (1 << 37)) for e in given]))
+    monkeypatch.setattr(race, "as_words", lambda *_: np.array([int(e * (1 << 37)) for e in given]))
     monkeypatch.setattr(race, "extend", reveal)
     assert noisy_max(scores, rate, bits) == nudges.index(max(nudges))
     counts = np.array([9, 9, 9])
@@ -316,7 +329,7 @@ class WrongSignAtZero(Sampler):
         return rejected
 
 
-def shifted_thresholds(law: Law, k: int, precision: int) -> tuple[list[int], int]:
+def shifted_thresholds(law: LatticeWeights, k: int, precision: int) -> tuple[list[int], int]:
     """The third threshold is too high by 2^-18."""
     lows, slack = thresholds(law, k, precision)
     return [low + ((1 << precision) >> 18) * (i == 2) for i, low in enumerate(lows)], slack
@@ -324,7 +337,7 @@ def shifted_thresholds(law: Law, k: int, precision: int) -> tuple[list[int], int
 
 @pytest.mark.parametrize("fault", [NoRefinement, Discards, WrongSignAtZero])
 def test_enumeration_catches(fault: type[Sampler]) -> None:
-    for law in (Law(1, F(3, 2)), Law(2, F(7, 2))):
+    for law in (LatticeWeights(1, F(3, 2)), LatticeWeights(2, F(7, 2))):
         assert_law(attempt_once(Sampler(law, SMALL)), attempt_law(Sampler(law, SMALL)), 0.04)
         sampler = fault(law, SMALL)
         with pytest.raises(AssertionError):
@@ -332,7 +345,7 @@ def test_enumeration_catches(fault: type[Sampler]) -> None:
 
 
 @pytest.mark.parametrize("law", WIDE_CELLS, ids=str)
-def test_enumeration_catches_an_off_by_one(law: Law) -> None:
+def test_enumeration_catches_an_off_by_one(law: LatticeWeights) -> None:
     sampler = OffByOne(law, SMALL)
     with pytest.raises(AssertionError):
         for cell in range(4):
@@ -344,7 +357,7 @@ def test_enumeration_catches_an_off_by_one(law: Law) -> None:
 
 def test_enumeration_catches_a_threshold_wrong_by_two_to_the_minus_18(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lattice, "thresholds", shifted_thresholds)
-    sampler = Sampler(Law(1, F(3, 2)), SMALL)
+    sampler = Sampler(LatticeWeights(1, F(3, 2)), SMALL)
     with pytest.raises(AssertionError):
         assert_law(attempt_once(sampler), attempt_law(sampler), 1e-7)
 
@@ -356,7 +369,7 @@ def test_enumeration_catches_an_exp_wrong_by_two_to_the_minus_18(monkeypatch: py
 
     thresholds.cache_clear()
     monkeypatch.setattr(lattice, "exp_enclosure", wrong)
-    sampler = Sampler(Law(1, F(37)), SMALL)
+    sampler = Sampler(LatticeWeights(1, F(37)), SMALL)
     p = mp.exp(laws.real(-sampler.law.exponent(7)))
     with pytest.raises(AssertionError):
         assert_law(keep(sampler, 0, 7), lambda kept: p if kept else 1 - p, 1e-7)
@@ -366,15 +379,21 @@ def test_enumeration_catches_an_exp_wrong_by_two_to_the_minus_18(monkeypatch: py
 # ---- refinement ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Law(1, F(1, 3)), Law(1, F(9)), Law(2, F(1)), Law(2, F(1000))], ids=str)
-def test_a_cell_depends_on_the_uniform_number_and_not_on_how_it_is_read(law: Law) -> None:
+@pytest.mark.parametrize(
+    "law",
+    [LatticeWeights(1, F(1, 3)), LatticeWeights(1, F(9)), LatticeWeights(2, F(1)), LatticeWeights(2, F(1000))],
+    ids=str,
+)
+def test_a_cell_depends_on_the_uniform_number_and_not_on_how_it_is_read(law: LatticeWeights) -> None:
     readers = [Sampler(law, replace(widths, cells=64, padded=False)) for widths in (FULL, SMALL, SMALLEST)]
     for label in map(str, range(300)):
         assert len({draw_cell(reader)(SerialBits(label)) for reader in readers}) == 1
 
 
-@pytest.mark.parametrize("law", [Law(1, F(10**6)), Law(2, F(10**12)), Law(2, F(2**79))], ids=str)
-def test_acceptance_depends_on_the_uniform_number_and_not_on_how_it_is_read(law: Law) -> None:
+@pytest.mark.parametrize(
+    "law", [LatticeWeights(1, F(10**6)), LatticeWeights(2, F(10**12)), LatticeWeights(2, F(2**79))], ids=str
+)
+def test_acceptance_depends_on_the_uniform_number_and_not_on_how_it_is_read(law: LatticeWeights) -> None:
     all_widths = (FULL, replace(FULL, margin=0.5), replace(FULL, accept=1, fine=2, more=1))
     readers = [Sampler(law, replace(widths, padded=False)) for widths in all_widths]
     for label in map(str, range(100)):
@@ -384,7 +403,7 @@ def test_acceptance_depends_on_the_uniform_number_and_not_on_how_it_is_read(law:
 
 def test_acceptance_far_out_does_not_trust_the_polynomial() -> None:
     """With few cells a drop may be 6, where the polynomial is negative; a uniform number near 0 is below exp(-6)."""
-    sampler = Sampler(Law(2, F(401)), replace(FULL, cells=1, padded=False))
+    sampler = Sampler(LatticeWeights(2, F(401)), replace(FULL, cells=1, padded=False))
     assert keep(sampler, 20, 15)(ScriptedBits((0,) * 9))
     assert not keep(sampler, 20, 15)(ScriptedBits((1 << 15,) + (0,) * 9))
 
@@ -393,7 +412,7 @@ def test_refinement_is_forced_by_a_wide_margin(monkeypatch: pytest.MonkeyPatch) 
     refined: list[int] = []
     monkeypatch.setattr(lattice, "refine", lambda *given: refined.append(1) or exact.refine(*given))
     for margin, most in ((2.0**-40, 0), (2.0**-6, 5000)):
-        Sampler(Law(1, F(10**6)), replace(FULL, margin=margin)).draw(5000, bits)
+        Sampler(LatticeWeights(1, F(10**6)), replace(FULL, margin=margin)).draw(5000, bits)
         assert min(most, 20) <= len(refined) <= most  # about 100 are expected; false alarm below 1e-9
     source = CountingBits(bits)
     assert_counts(np.bincount(below_third(source), minlength=2), [2 / 3, 1 / 3])
@@ -407,7 +426,7 @@ def below_third(source: Bits) -> NDArray[np.int64]:
 
 def test_draws_do_the_same_slow_work_whatever_they_find() -> None:
     """The bits read for 2^16 candidates do not vary."""
-    sampler = Sampler(Law(2, F(10**12)), FULL)
+    sampler = Sampler(LatticeWeights(2, F(10**12)), FULL)
     used = set()
     for label in map(str, range(40)):
         source = RecordedBits(label)
@@ -424,7 +443,7 @@ def test_the_far_tail_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getitem__(self, i: int) -> int:
             return 0 if i < 1 << 61 else 1 << 200
 
-    sampler = Sampler(Law(1, F(1 << 40)), replace(FULL, padded=False))
+    sampler = Sampler(LatticeWeights(1, F(1 << 40)), replace(FULL, padded=False))
     monkeypatch.setattr(lattice, "thresholds", lambda *_: (Endless(), 2))
     cell = sampler._deep_cell((1 << 64) - 1, SystemBits())
     assert 1 << 60 <= cell >> 1 << sampler.k < (1 << 61)
@@ -643,39 +662,39 @@ def test_recorded_bits_give_the_recorded_values(name: str) -> None:
 
 
 @pytest.fixture
-def counter() -> Iterator[Pool]:
+def counter() -> Iterator[SampleBuffer]:
     """A pool of 1, 2, 3, ..."""
     fills = iter(range(1000))
-    yield Pool(lambda size, bits: np.arange(1, size + 1) + size * next(fills))
+    yield SampleBuffer(lambda size, bits: np.arange(1, size + 1) + size * next(fills))
 
 
-def test_a_pool_hands_out_each_value_once_and_wipes_it(counter: Pool) -> None:
+def test_a_pool_hands_out_each_value_once_and_wipes_it(counter: SampleBuffer) -> None:
     taken = [counter.take(size) for size in (1, 10, 0, 1000)]
     assert np.concatenate(taken).tolist() == list(range(1, 1012))
     assert not counter._values[:1011].any()
     assert counter._values[1011:].all()
 
 
-def test_a_pool_refills_before_it_runs_out(counter: Pool) -> None:
+def test_a_pool_refills_before_it_runs_out(counter: SampleBuffer) -> None:
     old = counter.take(POOL - 3), counter._values
     assert counter.take(4).tolist() == [POOL + 1, POOL + 2, POOL + 3, POOL + 4]
     assert not old[1].any()
 
 
-def test_a_pool_never_hands_out_wiped_values(counter: Pool) -> None:
+def test_a_pool_never_hands_out_wiped_values(counter: SampleBuffer) -> None:
     counter.take(5)
     counter.retire()
     assert counter.take(3).all()
 
 
 def test_a_failed_refill_leaves_the_pool_empty() -> None:
-    broken = Pool(lambda size, bits: {}[size])
+    broken = SampleBuffer(lambda size, bits: {}[size])
     for _ in range(2):
         with pytest.raises(KeyError):
             broken.take(1)
 
 
-def test_threads_share_a_pool_without_repeats(counter: Pool) -> None:
+def test_threads_share_a_pool_without_repeats(counter: SampleBuffer) -> None:
     with ThreadPoolExecutor(8) as executor:
         taken = np.concatenate(list(executor.map(counter.take, [7, 1, 100, 13] * 2000)))
     assert len(np.unique(taken)) == len(taken)
@@ -692,7 +711,7 @@ def test_only_one_thread_is_inside_a_pool() -> None:
         inside.pop()
         return np.ones(size, np.int64)
 
-    pool = Pool(slow)
+    pool = SampleBuffer(slow)
     with ThreadPoolExecutor(4) as executor:
         list(executor.map(pool.take, [4000] * 40))
     assert set(crowded) == {1}
@@ -701,7 +720,7 @@ def test_only_one_thread_is_inside_a_pool() -> None:
 
 def test_the_number_of_pools_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "MOST_POOLS", 3)
-    store = Pools()
+    store = SampleBuffers()
     store.take(1, F(1), 1)
     (oldest,) = store._pools.values()
     values = oldest._values
@@ -712,7 +731,7 @@ def test_the_number_of_pools_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_child_forgets_the_pools_and_wipes_them() -> None:
-    store = Pools()
+    store = SampleBuffers()
     store.take(1, F(3), 1)
     (pool,) = store._pools.values()
     values = pool._values

@@ -26,11 +26,11 @@ from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.gateway.app import Settings, application
 from dither.serve.gateway.rate_limits import Rate
-from dither.serve.kernel.admin import ask_desk
-from dither.serve.kernel.fair_queue import Limits
+from dither.serve.kernel.admin import call_admin
+from dither.serve.kernel.fair_queue import QueueLimits
 from dither.serve.kernel.process import descriptions
 from dither.serve.kernel.server import KernelServer, unix_listener
-from dither.serve.transport.socket_client import Heads, RemoteKernel
+from dither.serve.transport.socket_client import RemoteKernel, SeenHeads
 
 SALARY = 91_000  # of person 7, who must not be found
 PEOPLE = 200
@@ -124,7 +124,7 @@ class Place:
         return sum(each.spent[0] for each in self.kernel.budget("town", self.tokens[who]) if each.level == level)
 
     def charges(self) -> int:
-        return sum(row.kind == "charge" for row in self.kernel.books.rows())
+        return sum(row.kind == "charge" for row in self.kernel.ledger.rows())
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def place(
     *,
     epsilon: object = 10,
     policy: str = SHARED,
-    limits: Limits | None = None,
+    limits: QueueLimits | None = None,
     settings: Settings | None = None,
     described: Path | None = None,
     **options: Any,
@@ -141,15 +141,15 @@ def place(
     """Opens the town's kernel behind a socket, and a gateway; both in this process."""
     path = described or town(folder / "data", epsilon, policy)
     kernel = LocalKernel(load(path), folder / "ledger.sqlite", trusted=False, **options)
-    tokens = {name: kernel.books.add_account(name, "analyst", days=1) for name in ("ann", "amy", "bob", "eve")}
-    tokens |= {"aud": kernel.books.add_account("aud", "auditor"), "cur": kernel.books.add_account("cur", "curator")}
+    tokens = {name: kernel.ledger.add_account(name, "analyst", days=1) for name in ("ann", "amy", "bob", "eve")}
+    tokens |= {"aud": kernel.ledger.add_account("aud", "auditor"), "cur": kernel.ledger.add_account("cur", "curator")}
     door = str(folder / "k.sock")
-    lines = limits or Limits(running=1)
-    server = KernelServer(kernel, unix_listener(door), books=kernel.books, limits=lines, whose=kernel.whose,
+    lines = limits or QueueLimits(running=1)
+    server = KernelServer(kernel, unix_listener(door), ledger=kernel.ledger, limits=lines, whose=kernel.whose,
                           described=partial(descriptions, kernel))  # fmt: skip
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    remote = RemoteKernel(door, Heads(folder / "head"))
+    remote = RemoteKernel(door, SeenHeads(folder / "head"))
     fast = settings or Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0)
     try:
         with TestClient(application(remote, fast), raise_server_exceptions=False) as http:
@@ -171,7 +171,7 @@ class Town:
     tokens: dict[str, str] = field(default_factory=dict)
 
     def desk(self, call: str, /, **given: str) -> Any:
-        return ask_desk(self.state / "private" / "admin.sock", call, **given)
+        return call_admin(self.state / "private" / "admin.sock", call, **given)
 
     def account(self, name: str, role: str = "analyst") -> str:
         self.tokens[name] = self.desk("account", name=name, role=role)["token"]

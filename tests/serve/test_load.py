@@ -110,9 +110,9 @@ def test_a_charge_counts_from_the_last_look_that_did_not_see_it(tmp_path: Path) 
 def blocks_after(there: Place, numbers: range) -> int:
     """Blocks of memory in use once those questions are answered, without what fills up and is then kept at its size."""
     for number in numbers:
-        session = Session.over(there.remote, there.tokens["ann"])
+        session = Session.from_kernel(there.remote, there.tokens["ann"])
         session.sql(f"SELECT COUNT(*) FROM people WHERE age > {number}", epsilon="0.001")
-    there.kernel.books._snapshot()
+    there.kernel.ledger._snapshot()
     rules.key.cache_clear()
     rules.members_of.cache_clear()
     gc.collect()

@@ -18,7 +18,7 @@ from dither.cli import serve as serve_cli
 from dither.serve.gateway import process as gateway_process
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel import process as kernel_process
-from dither.serve.operations.supervisor import TURN, Child, Supervisor, be_prompt
+from dither.serve.operations.supervisor import TURN, ManagedProcess, Supervisor, tune_interpreter
 
 Run = Callable[..., Any]
 
@@ -69,7 +69,7 @@ def test_serve_hands_its_settings_on(started: Run, tmp_path: Path) -> None:
     """To each process its own, and no setting of the kernel's to the gateway."""
     file = written(tmp_path, floor=650, port=4321, state=str(tmp_path / "state"))
     kernel, gateway = started("serve", "town.yml", "--config", file, "--slots", "4", DITHER_RATE="9")
-    assert isinstance(kernel, Child) and kernel.command[kernel.command.index("--floor") + 1] == "650"
+    assert isinstance(kernel, ManagedProcess) and kernel.command[kernel.command.index("--floor") + 1] == "650"
     assert kernel.command[kernel.command.index("--slots") + 1] == "4"
     assert gateway.command[gateway.command.index("--port") + 1] == "4321"
     assert float(gateway.command[gateway.command.index("--rate") + 1]) == 9
@@ -116,7 +116,7 @@ def test_every_setting_has_its_variable() -> None:
 def test_a_server_that_has_started_lets_what_is_due_pass() -> None:
     before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
     try:
-        be_prompt()
+        tune_interpreter()
         assert sys.getswitchinterval() == pytest.approx(TURN)
         assert gc.get_freeze_count() > frozen
     finally:

@@ -17,7 +17,7 @@ import dither
 from conftest import require
 from dither.connection import connect
 from dither.errors import InvalidParameter
-from dither.serve.operations.supervisor import Child, group_of
+from dither.serve.operations.supervisor import ManagedProcess, group_of
 from serve.servers import Town, serving, town
 
 pytestmark = pytest.mark.xdist_group("servers")
@@ -120,4 +120,4 @@ def test_that_user_can_open_neither_data_nor_ledger(there: Town) -> None:
 
 def test_a_user_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="there is no user nobody-here"):
-        Child("gateway", [sys.executable], {}, tmp_path, user="nobody-here").start()
+        ManagedProcess("gateway", [sys.executable], {}, tmp_path, user="nobody-here").start()

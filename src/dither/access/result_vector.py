@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dither.plan.context import Context
-from dither.plan.domains import Lattice, tidy
-from dither.plan.measures.core import Measure, Plan, Vector
+from dither.plan.domains import Lattice, normalise
+from dither.plan.measures.core import Measure, Vector, VectorQuery
 from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.relations.project import reads
+from dither.plan.relations.project import columns_read
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
 from dither.plan.traversal import walk
@@ -25,14 +25,14 @@ Held = int | str | bool | None
 
 
 @dataclass(frozen=True)
-class Groups:
+class ReleasedGroups:
     """Undeclared keys and their counts: for partition selection, and for nobody else."""
 
     keys: tuple[tuple[Scalar, ...], ...]
     counts: Vector
 
 
-def laid_out(measure: Measure, plan: Plan, table: pa.Table) -> Vector:
+def to_vector(measure: Measure, plan: VectorQuery, table: pa.Table) -> Vector:
     """The vector over every declared key, zero where no rows were; keys outside the declared ones are left out."""
     shape = [len(axis) for axis in plan.keys]
     positions = np.zeros(table.num_rows, dtype=np.int64)
@@ -52,8 +52,8 @@ def _positions(column: pa.ChunkedArray, axis: Sequence[Held]) -> NDArray[np.int6
     if isinstance(axis, Lattice):
         return _places(column, axis)
     texts = pa.types.is_dictionary, pa.types.is_string, pa.types.is_large_string
-    spelled = any(is_text(column.type) for is_text in texts) or any(isinstance(value, str) for value in axis)
-    kind = pa.string() if spelled else pa.int64()
+    dialect = any(is_text(column.type) for is_text in texts) or any(isinstance(value, str) for value in axis)
+    kind = pa.string() if dialect else pa.int64()
     values = pa.array([int(v) if isinstance(v, int) else v for v in axis], type=kind)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
@@ -75,19 +75,22 @@ def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), dtype=np.int64)
 
 
-def groups_of(ctx: Context, measure: PartitionCounts, table: pa.Table) -> Groups:
+def to_groups(ctx: Context, measure: PartitionCounts, table: pa.Table) -> ReleasedGroups:
     """The keys that occur, as public values, in a fixed order, with their counts."""
     scope = Scope(measure.child.domain(ctx))
     columns = [table.column(f"k{index}").to_pylist() for index in range(len(measure.keys))]
     domains = [key.value.domain(scope) for key in measure.keys]
     shown = [
-        [tidy(value * domain.step) if isinstance(domain, Number) and value is not None else value for value in column]
+        [
+            normalise(value * domain.step) if isinstance(domain, Number) and value is not None else value
+            for value in column
+        ]
         for column, domain in zip(columns, domains, strict=True)
     ]
     counts = _integers(table.column("v0"))
     keys = list(zip(*shown, strict=True))
     order = sorted(range(len(keys)), key=lambda row: tuple((value is None, str(value)) for value in keys[row]))
-    return Groups(tuple(keys[row] for row in order), counts[order])
+    return ReleasedGroups(tuple(keys[row] for row in order), counts[order])
 
 
 def corrections_in(table: pa.Table) -> int:
@@ -95,9 +98,9 @@ def corrections_in(table: pa.Table) -> int:
     return int(sum(value or 0 for value in table.column("b").to_pylist()))
 
 
-def columns_read(measure: Measure) -> frozenset[str]:
+def read_columns(measure: Measure) -> frozenset[str]:
     """The names of the columns that a plan's expressions read: those whose corrections are counted."""
-    return frozenset(reads(measure))
+    return frozenset(columns_read(measure))
 
 
 def tables_read(measure: Measure) -> frozenset[str]:

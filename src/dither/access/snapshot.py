@@ -32,8 +32,8 @@ from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context
 from dither.plan.relations.cleaning import clean_key
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, binary, plain, select
-from dither.plan.sql.statement import Origin, Statement, named
+from dither.plan.sql.builders import Sql, binary, literal, select
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.schema import Dataset, Moment, Table
 
 FORMAT = 3
@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class SnapshotTable:
     """One table of a snapshot: its directory, its rows, and what was corrected or dropped on the way in."""
 
     directory: str
@@ -63,10 +63,10 @@ class Manifest:
     description: str
     sources: Mapping[str, str]
     generation: str
-    tables: Mapping[str, Prepared]
+    tables: Mapping[str, SnapshotTable]
 
 
-def place_of(dataset: Dataset) -> Path:
+def snapshot_path(dataset: Dataset) -> Path:
     """Where a dataset's snapshot is kept: beside its first table."""
     first = next(iter(dataset.tables.values()))
     return Path(first.source.options["path"]).parent / f"{dataset.name}.snapshot"
@@ -75,7 +75,7 @@ def place_of(dataset: Dataset) -> Path:
 # ---------------------------------------------------------------- reading
 
 
-def manifest_of(place: Path) -> Manifest | None:
+def read_manifest(place: Path) -> Manifest | None:
     """The manifest of a snapshot, or None where there is none; refused where a newer Dither has written it."""
     try:
         found: dict[str, Any] = json.loads((place / MANIFEST).read_text())
@@ -88,15 +88,15 @@ def manifest_of(place: Path) -> Manifest | None:
             f"the snapshot {place.name} has format {str(found.get('format'))[:20]}, this Dither reads {FORMAT}: upgrade"
             f" Dither, or {REMEDY}"
         )
-    tables = {name: Prepared(**table) for name, table in found.pop("tables").items()}
+    tables = {name: SnapshotTable(**table) for name, table in found.pop("tables").items()}
     return Manifest(**found, tables=tables)
 
 
 def check_current(manifest: Manifest, dataset: Dataset) -> None:
     """Refuses a snapshot of another description or of other records."""
-    if manifest.description != described(dataset):
+    if manifest.description != description_hash(dataset):
         raise InvalidSchema(f"the snapshot of {dataset.name} was made from another description: {REMEDY}")
-    stale = [name for name, table in dataset.tables.items() if manifest.sources.get(name) != traced(table)]
+    stale = [name for name, table in dataset.tables.items() if manifest.sources.get(name) != source_stamp(table)]
     if stale:
         raise InvalidSchema(f"the records of {', '.join(stale)} have changed since the snapshot: {REMEDY}")
 
@@ -104,7 +104,7 @@ def check_current(manifest: Manifest, dataset: Dataset) -> None:
 REMEDY = "run `dither prepare` again, or delete the snapshot's folder to have the files themselves read"
 
 
-def described(dataset: Dataset) -> str:
+def description_hash(dataset: Dataset) -> str:
     """A fingerprint of all that decides how records are read, ordered and ranked."""
     tables = [
         (
@@ -119,7 +119,7 @@ def described(dataset: Dataset) -> str:
     return sha256(repr((FORMAT, dataset.timezone, tables, units)).encode()).hexdigest()
 
 
-def traced(table: Table) -> str:
+def source_stamp(table: Table) -> str:
     """A fingerprint of a table's files: names, sizes, times of change, and the bytes at both ends."""
     options = table.source.options
     found = sha256(repr((table.source.kind, sorted((k, v) for k, v in options.items() if k != "path"))).encode())
@@ -133,7 +133,7 @@ def traced(table: Table) -> str:
     return found.hexdigest()
 
 
-class PreparedEngine(DuckDBEngine):
+class SnapshotEngine(DuckDBEngine):
     """DuckDB over a snapshot: values are ready, orders and ranks are stored."""
 
     # Rows have stored ranks, so that bounding them costs no sort; public, since plans may depend on it.
@@ -144,12 +144,12 @@ class PreparedEngine(DuckDBEngine):
         self._place, self._manifest = place, manifest
         super().__init__(dataset, memory, disk)
 
-    def _origin(self, table: Table) -> Origin:
+    def _origin(self, table: Table) -> TableSource:
         directory = self._place / self._manifest.generation / self._manifest.tables[table.name].directory
         files = exp.Literal.string(str(directory / "*.parquet"))
         source = exp.Anonymous(this="read_parquet", expressions=[files])
         ranks = {unit: RANK + unit for unit in ranked_units(self.ctx, table.name)}
-        return Origin(source, dict.fromkeys(table.columns, "other"), True, ORDER, ranks, unique=True)
+        return TableSource(source, dict.fromkeys(table.columns, "other"), True, ORDER, ranks, unique=True)
 
     def _places(self, dataset: Dataset) -> list[str]:
         return [str(self._place)]
@@ -162,17 +162,17 @@ class PreparedEngine(DuckDBEngine):
 def ranked_units(ctx: Context, table: str) -> list[str]:
     """The units whose rows in this table have a stored rank."""
     keyed = [name for name, unit in ctx.dataset.units.items() if unit.kind != "row"]
-    return [name for name in keyed if Scan(table).influence(ctx, name).unit]
+    return [name for name in keyed if Scan(table).stability(ctx, name).tracks_unit]
 
 
 def open_engine(
     dataset: Dataset, memory: str = MEMORY, disk: str = "20GB", snapshot: str | None = None
 ) -> DuckDBEngine:
     """An engine over the dataset's snapshot if there is one, else over its files."""
-    place = Path(snapshot) if snapshot is not None else place_of(dataset)
-    manifest = manifest_of(place)
+    place = Path(snapshot) if snapshot is not None else snapshot_path(dataset)
+    manifest = read_manifest(place)
     if manifest is not None:
-        return PreparedEngine(dataset, place, manifest, memory, disk)
+        return SnapshotEngine(dataset, place, manifest, memory, disk)
     if snapshot is not None:
         raise InvalidSchema(f"there is no snapshot in {place.name}; run `dither prepare` first")
     return DuckDBEngine(dataset, memory, disk)
@@ -189,16 +189,16 @@ def prepare(
     disk: str = "50GB",
 ) -> Manifest:
     """Writes a snapshot of all tables; an earlier one stays in use until this one is complete."""
-    place = place or place_of(dataset)
-    sources = {name: traced(table) for name, table in dataset.tables.items()}
+    place = place or snapshot_path(dataset)
+    sources = {name: source_stamp(table) for name, table in dataset.tables.items()}
     generation = uuid4().hex
     with _building(place, generation) as directory:
-        writer = Writer(dataset, directory, memory, disk)
+        writer = SnapshotWriter(dataset, directory, memory, disk)
         try:
             tables = {name: writer.table(table, progress) for name, table in dataset.tables.items()}
         finally:
             writer.close()
-        manifest = Manifest(FORMAT, described(dataset), sources, generation, tables)
+        manifest = Manifest(FORMAT, description_hash(dataset), sources, generation, tables)
         check_current(manifest, dataset)
     _publish(place, manifest)
     return manifest
@@ -242,7 +242,7 @@ def manifest_before(place: Path) -> str | None:
     return None
 
 
-class Writer(DuckDBEngine):
+class SnapshotWriter(DuckDBEngine):
     """Cleans, orders and ranks the records of each table, part by part."""
 
     def __init__(self, dataset: Dataset, directory: Path, memory: str, disk: str) -> None:
@@ -252,7 +252,7 @@ class Writer(DuckDBEngine):
     def _places(self, dataset: Dataset) -> list[str]:
         return [*super()._places(dataset), str(self._directory)]
 
-    def table(self, table: Table, progress: Progress) -> Prepared:
+    def table(self, table: Table, progress: Progress) -> SnapshotTable:
         """Writes one table."""
         directory = self._directory / table.name
         directory.mkdir()
@@ -264,7 +264,7 @@ class Writer(DuckDBEngine):
             progress(table.name, part, parts)
             written += self._write(table, directory / f"part-{part:04d}.parquet", part, parts)
         progress(table.name, parts, parts)
-        return Prepared(table.name, written, corrections)
+        return SnapshotTable(table.name, written, corrections)
 
     def _parts(self, table: Table) -> int:
         """Parts hold whole units, so there are several only where all units of the table share their key."""
@@ -273,9 +273,13 @@ class Writer(DuckDBEngine):
 
     def _write(self, table: Table, file: Path, part: int, parts: int) -> int:
         origins = self._origins if parts == 1 else {**self._origins, table.name: self._share(table, part, parts)}
-        statement = Statement(self.ctx, origins, self.spelling, ordered=True)
+        statement = SqlStatement(self.ctx, origins, self.dialect, ordered=True)
         rows = statement.finish(self._rows(statement, table))
-        options = {"FORMAT": exp.var("parquet"), "COMPRESSION": exp.var("zstd"), "ROW_GROUP_SIZE": plain(ROWS_A_GROUP)}
+        options = {
+            "FORMAT": exp.var("parquet"),
+            "COMPRESSION": exp.var("zstd"),
+            "ROW_GROUP_SIZE": literal(ROWS_A_GROUP),
+        }
         copied = exp.Copy(
             this=exp.Subquery(this=rows),
             kind=False,
@@ -283,7 +287,7 @@ class Writer(DuckDBEngine):
             params=[exp.CopyParameter(this=exp.var(name), expression=value) for name, value in options.items()],
         )
         try:
-            found = self._connection.execute(self.spelling.render(copied)).fetchone()
+            found = self._connection.execute(self.dialect.render(copied)).fetchone()
         except duckdb.Error as error:
             self.failure = str(error)
             raise EngineFailure from None
@@ -291,26 +295,26 @@ class Writer(DuckDBEngine):
             os.fsync(written.fileno())
         return int(found[0]) if found else 0
 
-    def _share(self, table: Table, part: int, parts: int) -> Origin:
+    def _share(self, table: Table, part: int, parts: int) -> TableSource:
         """The records of some of the units, all of each, chosen before anything but their key is worked out."""
         origin, zone = self._origins[table.name], self.ctx.dataset.timezone
         unit = self.ctx.unit(ranked_units(self.ctx, table.name)[0])
         column = table.columns[str(unit.keys[table.name])]
         raw = exp.column(column.name, quoted=True)
-        key = clean_key(column, raw, origin.kinds[column.name], zone, self.spelling)
-        chosen = binary(exp.EQ, binary(exp.Mod, _function("hash", key), plain(parts)), plain(part))
+        key = clean_key(column, raw, origin.kinds[column.name], zone, self.dialect)
+        chosen = binary(exp.EQ, binary(exp.Mod, _function("hash", key), literal(parts)), literal(part))
         records = select(exp.Star()).from_(origin.source.copy(), copy=False).where(chosen, copy=False)
         return replace(origin, source=records.subquery("raw", copy=False))
 
-    def _rows(self, statement: Statement, table: Table) -> exp.Select:
+    def _rows(self, statement: SqlStatement, table: Table) -> exp.Select:
         """Values in their held form under the schema's names, then the order and the ranks."""
         scan, units = Scan(table.name), ranked_units(self.ctx, table.name)
         columns = [f"c{index}" for index in range(len(table.columns))]
         keys = list(dict.fromkeys(column for unit in units for column in statement.unit_columns(unit)))
         placed = statement.placed(statement.table(scan), [*columns, *keys, "o"])
-        values = [exp.alias_(named(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
+        values = [exp.alias_(column_ref(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
         ranks = [exp.alias_(_rank(statement, unit), RANK + unit, quoted=True) for unit in units]
-        body = select(*values, exp.alias_(named("o"), ORDER, quoted=True), *ranks)
+        body = select(*values, exp.alias_(column_ref("o"), ORDER, quoted=True), *ranks)
         ranked = select(exp.Star()).from_(statement.add(body.from_(statement.add(placed), copy=False)), copy=False)
         return ranked.order_by(*self._sorted(table, units), copy=False)
 
@@ -320,9 +324,9 @@ class Writer(DuckDBEngine):
         return [*digits, exp.column((moments or list(table.columns))[0], quoted=True)]
 
 
-def _rank(statement: Statement, unit: str) -> Sql:
-    partition = [named(column) for column in statement.unit_columns(unit)]
-    return exp.Window(this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[named("s")]))
+def _rank(statement: SqlStatement, unit: str) -> Sql:
+    partition = [column_ref(column) for column in statement.unit_columns(unit)]
+    return exp.Window(this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[column_ref("s")]))
 
 
 def _function(name: str, *arguments: Sql) -> Sql:

@@ -31,7 +31,7 @@ ORDERS = (1.5, 2.0, 5.0, 20.0)
 
 
 @dataclass(frozen=True)
-class Check:
+class AccountantCheck:
     """One check: `passed` is None where the accountant does not offer the function."""
 
     name: str
@@ -43,10 +43,10 @@ class Check:
 class AccountingResult:
     """All checks of one accountant."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[AccountantCheck, ...]
 
     @property
-    def failed(self) -> tuple[Check, ...]:
+    def failed(self) -> tuple[AccountantCheck, ...]:
         """What was found wrong."""
         return tuple(each for each in self.checks if each.passed is False)
 
@@ -72,23 +72,23 @@ def accounting(accountant: Any = ours, charge: Callable[[Fraction], Charge] | No
     if charge is None and all(check.passed is None for check in found):
         raise InvalidParameter("the accountant has no function of dither.privacy.accounting under its name")
     made = _own_charge if charge is None and accountant is ours else charge
-    found += _games(made) if made else [Check("adaptivity games", None)]
+    found += _games(made) if made else [AccountantCheck("adaptivity games", None)]
     if accountant is ours:
         found += _bypass()
     return AccountingResult(tuple(found))
 
 
-def _offered(accountant: Any, name: str, what: str, test: Callable[[Any], Iterator[str]]) -> Iterator[Check]:
+def _offered(accountant: Any, name: str, what: str, test: Callable[[Any], Iterator[str]]) -> Iterator[AccountantCheck]:
     """A check that needs one function; what `test` yields are failures, and so is an error. NaN is never enough."""
     function = getattr(accountant, name, None)
     if function is None:
-        yield Check(what, None)
+        yield AccountantCheck(what, None)
         return
     try:
         failures = list(test(function))
     except Exception as error:
         failures = [f"{name} raises {type(error).__name__}: {error}"]
-    yield Check(what, not failures, failures[0] if failures else "")
+    yield AccountantCheck(what, not failures, failures[0] if failures else "")
 
 
 # ---- formulas, by integration --------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def response_divergence(epsilon: float, order: float) -> float:
     return log(p**order * (1 - p) ** (1 - order) + (1 - p) ** order * p ** (1 - order)) / (order - 1)
 
 
-def _epsilon_at(accountant: Any) -> Iterator[Check]:
+def _epsilon_at(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for mu in (0.1, 0.5, 1.0, 3.0):
             for delta in DELTAS:
@@ -130,7 +130,7 @@ def _epsilon_at(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "epsilon_at", "epsilon of Gaussian noise, by integration", test)
 
 
-def _delta_at(accountant: Any) -> Iterator[Check]:
+def _delta_at(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for mu in (0.1, 0.5, 1.0):
             for epsilon in EPSILONS:
@@ -142,7 +142,7 @@ def _delta_at(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "delta_at", "delta of Gaussian noise, by integration", test)
 
 
-def _as_zcdp(accountant: Any) -> Iterator[Check]:
+def _as_zcdp(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for epsilon in EPSILONS:
             rho = float(function(Pure(Fraction(epsilon))).rho)
@@ -153,7 +153,7 @@ def _as_zcdp(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "as_zcdp", "rho of pure losses, by randomized response", test)
 
 
-def _as_renyi(accountant: Any) -> Iterator[Check]:
+def _as_renyi(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for epsilon in EPSILONS:
             curve = function(Pure(Fraction(epsilon)), [Fraction(order) for order in ORDERS]).curve
@@ -164,7 +164,7 @@ def _as_renyi(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "as_renyi", "Renyi curves of pure losses, by randomized response", test)
 
 
-def _subsampled(accountant: Any) -> Iterator[Check]:
+def _subsampled(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for epsilon in EPSILONS:
             for rate in (0.001, 0.1, 0.9):
@@ -179,7 +179,7 @@ def _subsampled(accountant: Any) -> Iterator[Check]:
 # ---- known compositions --------------------------------------------------------------------------------------------
 
 
-def _compose(accountant: Any) -> Iterator[Check]:
+def _compose(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for count in (1, 2, 10, 100):
             total = function([Pure(Fraction(1, 10))] * count)
@@ -196,7 +196,7 @@ def _compose(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "compose", "known compositions", test)
 
 
-def _group(accountant: Any) -> Iterator[Check]:
+def _group(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for size in (1, 2, 7):
             if not float(function(Pure(Fraction(1, 3)), size).epsilon) >= size / 3 - TOLERANCE:
@@ -217,7 +217,7 @@ def _matrices() -> Iterator[tuple[list[list[int]], list[Fraction]]]:
         yield weights, [Fraction(rng.randint(1, 40), rng.randint(1, 5)) for _ in range(rows)]
 
 
-def _joint_laplace(accountant: Any) -> Iterator[Check]:
+def _joint_laplace(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for weights, scales in _matrices():
             scaled = np.diag([float(1 / scale) for scale in scales]) @ np.array(weights, float)  # D Q
@@ -229,7 +229,7 @@ def _joint_laplace(accountant: Any) -> Iterator[Check]:
     yield from _offered(accountant, "joint_laplace", "linear queries with Laplace noise: the norm of D Q", test)
 
 
-def _joint_gaussian(accountant: Any) -> Iterator[Check]:
+def _joint_gaussian(accountant: Any) -> Iterator[AccountantCheck]:
     def test(function: Any) -> Iterator[str]:
         for weights, variances in _matrices():
             scaled = np.diag([float(1 / variance) ** 0.5 for variance in variances]) @ np.array(weights, float)
@@ -263,15 +263,15 @@ def _own_charge(epsilon: Fraction) -> Charge:
     return charge
 
 
-def _games(charge: Callable[[Fraction], Charge]) -> list[Check]:
+def _games(charge: Callable[[Fraction], Charge]) -> list[AccountantCheck]:
     """Strategies that look at what was granted before they choose the next loss."""
     return [_game(name, _played(charge(Fraction(1)), play)) for name, play in STRATEGIES.items()]
 
 
-def _game(name: str, total: Fraction) -> Check:
+def _game(name: str, total: Fraction) -> AccountantCheck:
     if total == 0:
-        return Check(name, None, "every charge was refused")
-    return Check(name, total <= 1, "" if total <= 1 else f"got {float(total):.6g} out of a budget of 1")
+        return AccountantCheck(name, None, "every charge was refused")
+    return AccountantCheck(name, total <= 1, "" if total <= 1 else f"got {float(total):.6g} out of a budget of 1")
 
 
 def _played(charge: Charge, play: Callable[[Callable[[Fraction], bool]], None]) -> Fraction:
@@ -319,12 +319,12 @@ STRATEGIES = {
 }
 
 
-def _bypass() -> list[Check]:
+def _bypass() -> list[AccountantCheck]:
     """A mechanism without a loss, or a loss that pays back, must not be possible."""
     return [
-        Check("a mechanism without a loss cannot be defined", _raises(_lossless)),
-        Check("a negative loss cannot be made", _raises(lambda: Pure(Fraction(-1)))),
-        Check("an infinite loss cannot be made", _raises(lambda: Pure(inf))),  # type: ignore[arg-type]
+        AccountantCheck("a mechanism without a loss cannot be defined", _raises(_lossless)),
+        AccountantCheck("a negative loss cannot be made", _raises(lambda: Pure(Fraction(-1)))),
+        AccountantCheck("an infinite loss cannot be made", _raises(lambda: Pure(inf))),  # type: ignore[arg-type]
     ]
 
 

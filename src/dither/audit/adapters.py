@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from dither.audit.stability import Space, Stated, Vectors
+from dither.audit.stability import InputSpace, Stated, Vectors
 from dither.errors import InvalidParameter
 
 Once = Callable[[Any], Any]
@@ -53,7 +53,7 @@ def opendp(measurement: Any) -> Once:
     return lambda value: measurement(value)
 
 
-def opendp_transformation(transformation: Any, space: Space) -> Stated:
+def opendp_transformation(transformation: Any, space: InputSpace) -> Stated:
     """A transformation of OpenDP between symmetric distance and the absolute distance, and what its own map states.
 
     One value replaced is a symmetric distance of 2.

@@ -34,7 +34,7 @@ CALL = re.compile(r"([^()]+:[^():]+)\((.*)\)", re.DOTALL)
 SHORT = {"eps": "epsilon", "ε": "epsilon", "δ": "delta", "ρ": "rho"}
 
 
-def claim(text: str) -> Loss:
+def parse_claim(text: str) -> Loss:
     """The claim that a text makes.
 
     >>> claim("epsilon=1/2, delta=1e-5")
@@ -50,7 +50,7 @@ def claim(text: str) -> Loss:
     return kind(**{name: rational(value, name) for name, value in given.items()})
 
 
-def words(claim: Loss) -> str:
+def claim_text(claim: Loss) -> str:
     """A claim as people write it.
 
     >>> words(Approximate(1, "1e-5"))
@@ -72,7 +72,7 @@ def finite(number: float) -> float | str:
     return number if isfinite(number) else str(number)
 
 
-def found(place: str) -> Any:
+def import_object(place: str) -> Any:
     """What `module:name` or `path/to/file.py:name` stands for; `module:name(1, 2)` is what the function returns."""
     called = CALL.fullmatch(place)
     if called is None:

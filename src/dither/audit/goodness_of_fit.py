@@ -19,7 +19,7 @@ from dither.audit.claim_syntax import finite
 from dither.audit.claims import Floats
 from dither.audit.sampling import failure
 from dither.errors import InvalidParameter
-from dither.privacy.mechanisms.distributions import Law
+from dither.privacy.mechanisms.distributions import NoiseDistribution
 
 SMALLEST_EXPECTED = 10.0
 MOST_BINS = 400
@@ -90,7 +90,7 @@ def fit(
     """
     if draws < 1000 or not 0 < alpha < 0.5:
         raise InvalidParameter("fit needs at least 1000 draws and alpha between 0 and 0.5")
-    if not (hasattr(law, "cdf") or isinstance(law, Law) or callable(law)):
+    if not (hasattr(law, "cdf") or isinstance(law, NoiseDistribution) or callable(law)):
         raise InvalidParameter(
             "a law is one of dither.privacy.mechanisms.distributions, a frozen law of scipy, or a mass function"
         )
@@ -170,7 +170,7 @@ def _masses(law: Any, points: Any) -> Floats:
     if hasattr(law, "cdf"):
         masses = law.pmf(points) if hasattr(law, "pmf") else law.cdf(points + 0.5) - law.cdf(points - 0.5)
     else:
-        masses = law.mass(points) if isinstance(law, Law) else law(points)
+        masses = law.mass(points) if isinstance(law, NoiseDistribution) else law(points)
     return np.asarray(masses, float)
 
 

@@ -72,7 +72,7 @@ def audited(
     """The audit; a refuted claim fails with the counterexample."""
     __tracebackhide__ = True
     from dither.audit import privacy
-    from dither.audit.claim_syntax import claim as parsed
+    from dither.audit.claim_syntax import parse_claim as parsed
 
     stated = parsed(claim) if isinstance(claim, str) else claim
     result = privacy(mechanism, stated, neighbours, samples=samples, alpha=alpha, seed=seed, **options)

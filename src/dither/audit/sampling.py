@@ -25,7 +25,7 @@ Clock = Callable[[], int]
 
 
 @dataclass(frozen=True)
-class Source:
+class OutputSampler:
     """A mechanism that can be asked for draws on an input."""
 
     mechanism: Callable[..., Any] = field(repr=False)
@@ -34,7 +34,7 @@ class Source:
     clock: Clock = time.perf_counter_ns
 
     @classmethod
-    def of(cls, mechanism: Callable[..., Any], vectorised: bool | None, timed: bool) -> Source:
+    def of(cls, mechanism: Callable[..., Any], vectorised: bool | None, timed: bool) -> OutputSampler:
         """The source for a callable `f(input, size)` or `f(input)`; which one is read off its signature if not said."""
         if not callable(mechanism):
             raise InvalidParameter(f"a mechanism must be callable as f(input, size) or f(input), got {type(mechanism)}")

@@ -27,7 +27,7 @@ MOST_ROWS = 6
 MOST_SHOWN = 12
 
 
-class Space(Protocol):
+class InputSpace(Protocol):
     """What a function may be given, and how two neighbours are made and made simpler."""
 
     def pair(self, rng: random.Random) -> tuple[Data, Data]:
@@ -41,7 +41,7 @@ class Space(Protocol):
 
 
 @dataclass(frozen=True)
-class Domain:
+class ValueDomain:
     """What a table may hold: for each column a list of values, or two ends of a range of integers or floats.
 
     `unit` names the column whose value says to whom a row belongs; without it every row is a unit of its own.
@@ -150,7 +150,7 @@ class Stated:
     """A function, what it may be given, and the most that it says its result moves."""
 
     function: Callable[[Data], Any]
-    space: Space
+    space: InputSpace
     claimed: float
 
 
@@ -215,7 +215,7 @@ def listed(data: Data) -> str:
 
 def transformation(
     function: Callable[[Data], Any],
-    domain: Space | Mapping[str, Sequence[Any]],
+    domain: InputSpace | Mapping[str, Sequence[Any]],
     claimed: Any,
     distance: Distance | None = None,
     *,
@@ -229,7 +229,7 @@ def transformation(
     """
     if not isinstance(claimed, Real) or not 0 <= float(claimed) < inf or pairs < 1:
         raise InvalidParameter("the claim is a number from 0 on (a distance comes after it), for one pair or more")
-    space = Domain(domain) if isinstance(domain, Mapping) else domain
+    space = ValueDomain(domain) if isinstance(domain, Mapping) else domain
     measure = _moved(function, space, distance or change)
     rng, largest, limit = random.Random(seed), -inf, float(claimed)
     for tried in range(1, pairs + 1):
@@ -244,13 +244,13 @@ def transformation(
     return TransformationResult(limit, largest, pairs, None)
 
 
-def _error(function: Callable[[Data], Any], space: Space, *sides: Data) -> str:
+def _error(function: Callable[[Data], Any], space: InputSpace, *sides: Data) -> str:
     """What the function fails with on one of these, if it does."""
     failed = [each for each in (_tried(function, space.copied(side)) for side in sides) if isinstance(each, Exception)]
     return f"{type(failed[0]).__name__}: {failed[0]}" if failed else ""
 
 
-def sql(query: str, connection: Any, domain: Domain, name: str = "t") -> Callable[[Rows], Any]:
+def sql(query: str, connection: Any, domain: ValueDomain, name: str = "t") -> Callable[[Rows], Any]:
     """A query as a function on tables: `connection` is DuckDB's, which sees the rows as a table of this name."""
     pyarrow = import_module("pyarrow")
     types = {column: pyarrow.array(list(values)).type for column, values in domain.columns.items()}
@@ -265,7 +265,7 @@ def sql(query: str, connection: Any, domain: Domain, name: str = "t") -> Callabl
     return run
 
 
-def frame(function: Callable[[Any], Any], domain: Domain) -> Callable[[Rows], Any]:
+def frame(function: Callable[[Any], Any], domain: ValueDomain) -> Callable[[Rows], Any]:
     """A function on pandas data frames as one on lists of rows."""
     pandas = import_module("pandas")
     return lambda rows: function(pandas.DataFrame(rows, columns=list(domain.columns)))
@@ -303,7 +303,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _moved(function: Callable[[Data], Any], space: Space, distance: Distance) -> Callable[[Data, Data], float]:
+def _moved(function: Callable[[Data], Any], space: InputSpace, distance: Distance) -> Callable[[Data, Data], float]:
     def measure(a: Data, b: Data) -> float:
         results = [_tried(function, space.copied(side)) for side in (a, b)]
         failed = [isinstance(each, Exception) for each in results]
@@ -322,7 +322,7 @@ def _tried(function: Callable[[Data], Any], data: Data) -> Any:
         return error
 
 
-def shrunk(a: Data, b: Data, broken: Callable[[Data, Data], bool], space: Space) -> tuple[Data, Data]:
+def shrunk(a: Data, b: Data, broken: Callable[[Data, Data], bool], space: InputSpace) -> tuple[Data, Data]:
     """A smaller pair that still breaks the claim."""
     smaller = True
     while smaller:

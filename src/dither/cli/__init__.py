@@ -25,7 +25,7 @@ FAILED, BAD_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
 @dataclass(frozen=True)
-class Room:
+class CommandGroup:
     """Commands that live in another room and may need an extra."""
 
     module: str
@@ -43,26 +43,30 @@ class Room:
         return getattr(group, "commands", {}).get(name, group)
 
 
-ROOMS = {
-    "check": Room("dither.cli.describe", "Read a dataset description and print what it makes public."),
-    "init": Room("dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."),
-    "schema": Room("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
-    "prepare": Room("dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."),
-    "demo": Room("dither.cli.demo", "Ask five questions of a small private dataset."),
-    "ask": Room("dither.cli.ask", "Ask a question in SQL; pays what it says."),
-    "quote": Room("dither.cli.ask", "Cost and expected error of a question; free."),
-    "explain": Room("dither.cli.ask", "How a question is understood; free."),
-    "datasets": Room("dither.cli.ask", "What can be asked: datasets, tables, domains of columns."),
-    "budget": Room("dither.cli.ask", "What is left."),
-    "history": Room("dither.cli.ask", "Earlier charges."),
-    "statement": Room("dither.cli.statement", "What the guarantee is, means, rests on and does not promise."),
-    "ledger": Room("dither.cli.ledger", "Show, verify, back up, restore and migrate a ledger."),
-    "release": Room("dither.release.cli", "Make a protected table."),
-    "audit": Room("dither.cli.audit", "Test mechanisms, samplers, services and the ledger.", "audit"),
-    "serve": Room("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
-    "kernel": Room("dither.cli.serve", "Hold the data and the budgets; answer typed plans.", "server"),
-    "gateway": Room("dither.cli.serve", "Face the analysts: accounts, SQL, the web page.", "server"),
-    "curator": Room("dither.cli.serve", "Administer a kernel through its own socket.", "server"),
+COMMANDS = {
+    "check": CommandGroup("dither.cli.describe", "Read a dataset description and print what it makes public."),
+    "init": CommandGroup(
+        "dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."
+    ),
+    "schema": CommandGroup("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
+    "prepare": CommandGroup(
+        "dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."
+    ),
+    "demo": CommandGroup("dither.cli.demo", "Ask five questions of a small private dataset."),
+    "ask": CommandGroup("dither.cli.ask", "Ask a question in SQL; pays what it says."),
+    "quote": CommandGroup("dither.cli.ask", "Cost and expected error of a question; free."),
+    "explain": CommandGroup("dither.cli.ask", "How a question is understood; free."),
+    "datasets": CommandGroup("dither.cli.ask", "What can be asked: datasets, tables, domains of columns."),
+    "budget": CommandGroup("dither.cli.ask", "What is left."),
+    "history": CommandGroup("dither.cli.ask", "Earlier charges."),
+    "statement": CommandGroup("dither.cli.statement", "What the guarantee is, means, rests on and does not promise."),
+    "ledger": CommandGroup("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
+    "release": CommandGroup("dither.release.cli", "Make a protected table."),
+    "audit": CommandGroup("dither.cli.audit", "Test mechanisms, samplers, services and the ledger.", "audit"),
+    "serve": CommandGroup("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
+    "kernel": CommandGroup("dither.cli.serve", "Hold the data and the budgets; answer typed plans.", "server"),
+    "gateway": CommandGroup("dither.cli.serve", "Face the analysts: accounts, SQL, the web page.", "server"),
+    "curator": CommandGroup("dither.cli.serve", "Administer a kernel through its own socket.", "server"),
 }
 
 
@@ -72,7 +76,7 @@ class Deferred(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the real command."""
         name = self.name or ""
-        return ROOMS[name].load(name).make_context(info_name, args, parent=parent, **extra)
+        return COMMANDS[name].load(name).make_context(info_name, args, parent=parent, **extra)
 
 
 class Root(TyperGroup):
@@ -80,7 +84,7 @@ class Root(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, room in ROOMS.items():
+        for name, room in COMMANDS.items():
             if _exists(room.module):
                 self.commands[name] = Deferred(name=name, help=room.help)
 

@@ -15,25 +15,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from dither.audit.attacks.api import service
-from dither.audit.attacks.schedules import entries, interval, repeated, told
+from dither.audit.attacks.schedules import entries, format_result, interval, repeated
 from dither.audit.blackbox.api import privacy
 from dither.audit.blackbox.report import PrivacyResult
-from dither.audit.claim_syntax import claim as parsed
-from dither.audit.claim_syntax import found, words
+from dither.audit.claim_syntax import claim_text, import_object
+from dither.audit.claim_syntax import parse_claim as parsed
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.certify import certify
 from dither.audit.goodness_of_fit import fit
 from dither.audit.neighbours import Apart, Pair, generated
-from dither.audit.stability import Domain, Space, Stated, Vectors, transformation
+from dither.audit.stability import InputSpace, Stated, ValueDomain, Vectors, transformation
 from dither.audit.timing_channel import timing
 from dither.audit.zoo import Member, catalogue, member
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure, rational
-from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw
+from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution, DiscreteLaplaceDistribution
 
 REFUTED = 1
 ENDINGS = (".html", ".htm", ".json")
-LAWS = {"laplace": LaplaceLaw, "gaussian": GaussianLaw}
+LAWS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -81,7 +81,7 @@ def mechanism(
     mode = "sequential" if sequential else "fixed"
     with _bar(as_json) as progress:
         result = privacy(
-            found(place), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
+            import_object(place), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
             bits=not no_bits, progress=progress,
         )  # fmt: skip
     _finish(result, report, as_json)
@@ -98,7 +98,7 @@ def sampler(
     as_json: AsJson = False,
 ) -> None:
     """Test draws of a sampler f(size) against its law; exit with 1 if they do not follow it."""
-    result = fit(found(place), _law(law), draws=draws, alpha=alpha)
+    result = fit(import_object(place), _law(law), draws=draws, alpha=alpha)
     if as_json:
         typer.echo(result.report())
     else:
@@ -121,7 +121,7 @@ def exactly(
 ) -> None:
     """Enumerate every execution of f(input, bits), or of a mechanism of Dither, on two inputs: rigorous bounds."""
     stated = None if claim is None else parsed(claim)
-    result = exact(found(place), _pair(pair), residual=residual, most_runs=most_runs)
+    result = exact(import_object(place), _pair(pair), residual=residual, most_runs=most_runs)
     typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
     if stated is None:
         return
@@ -144,7 +144,7 @@ def transformed(
     as_json: AsJson = False,
 ) -> None:
     """Search for neighbours that move the result of f(data) by more than it claims; exit with 1 if there are."""
-    thing = found(place)
+    thing = import_object(place)
     if not isinstance(thing, Stated):
         if domain is None or claim is None:
             raise InvalidParameter("a plain function needs --domain and --claim")
@@ -163,7 +163,7 @@ def time_channel(
     as_json: AsJson = False,
 ) -> None:
     """Ask whether the time of f(input) depends on which of two inputs it gets; exit with 1 if it does."""
-    result = timing(found(place), *_pair(pair), runs=runs, alpha=alpha)
+    result = timing(import_object(place), *_pair(pair), runs=runs, alpha=alpha)
     typer.echo(result.report() if as_json else str(result))
     _leave(result.refuted)
 
@@ -216,11 +216,11 @@ def schedule(
     wait = interval(every)
     if show:
         kept = entries(history)
-        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(told(kept)))
+        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(format_result(kept)))
         return
     last = None
     for last in repeated(command or [], history, wait, times):
-        typer.echo(json.dumps(vars(last)) if as_json else told(entries(history))[-1])
+        typer.echo(json.dumps(vars(last)) if as_json else format_result(entries(history))[-1])
     _leave(last is not None and not last.passed)
 
 
@@ -263,8 +263,8 @@ def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
     """In words; what is surely false comes with the least delta that would make it true."""
     if _refuted(result, stated):
         least = float(result.delta_lower(rational(getattr(stated, "epsilon", 0))))
-        return f"REFUTED: {words(stated)}; no delta below {least:.4g} is true at this epsilon"
-    return f"{'CERTIFIED' if certified else 'not certified'}: {words(stated)}"
+        return f"REFUTED: {claim_text(stated)}; no delta below {least:.4g} is true at this epsilon"
+    return f"{'CERTIFIED' if certified else 'not certified'}: {claim_text(stated)}"
 
 
 def _leave(refuted: bool) -> None:
@@ -274,7 +274,7 @@ def _leave(refuted: bool) -> None:
 
 def _listed(members: tuple[Member, ...], as_json: bool) -> None:
     if as_json:
-        rows = [{"name": each.name, "claim": words(each.claim), "private": each.private} for each in members]
+        rows = [{"name": each.name, "claim": claim_text(each.claim), "private": each.private} for each in members]
         typer.echo(json.dumps(rows, indent=2))
         return
     grid = Grid("name", "claim holds", "true epsilon", "about")
@@ -285,8 +285,8 @@ def _listed(members: tuple[Member, ...], as_json: bool) -> None:
 
 
 def _pairs(text: str) -> list[Pair]:
-    listed = _json(text) if text.lstrip().startswith(("[", "{")) else found(text)
-    listed = found(f"{text}()") if callable(listed) else listed
+    listed = _json(text) if text.lstrip().startswith(("[", "{")) else import_object(text)
+    listed = import_object(f"{text}()") if callable(listed) else listed
     if hasattr(listed, "example"):  # a strategy of Hypothesis
         return generated(listed)
     pairs: Any = listed if isinstance(listed, list | tuple) and not isinstance(listed, Apart) else [None]
@@ -317,9 +317,9 @@ def _json(text: str) -> Any:
         raise InvalidParameter(f"not JSON: {error.msg}") from None
 
 
-def _space(text: str) -> Space:
+def _space(text: str) -> InputSpace:
     if text.lstrip().startswith("{"):
-        return Domain(_json(text))
+        return ValueDomain(_json(text))
     size, *ends = [each.strip() for each in text.split(",")]
     if len(ends) != 2 or not size.isdigit():
         raise InvalidParameter("a domain is JSON of columns, or the size, low and high end of vectors: '100, 0, 1'")
@@ -334,7 +334,7 @@ def _law(text: str) -> Any:
         if given <= 0:
             raise InvalidParameter(f"the parameter of the law must be above 0, got {parameter}")
         return LAWS[kind](given)
-    return found(text)
+    return import_object(text)
 
 
 @contextmanager

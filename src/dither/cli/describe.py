@@ -13,7 +13,7 @@ from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
 from dither.schema import load
 from dither.schema.spec import json_schema
-from dither.schema.summary import facts, warnings
+from dither.schema.summary import public_facts, warnings
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +24,7 @@ Description = Annotated[Path, typer.Argument(help="a dataset description, datase
 def check(description: Description, as_json: AsJson = False) -> None:
     """Read a dataset description and print what it makes public."""
     dataset = load(description)
-    public = facts(dataset) | {"warnings": list(warnings(dataset))}
+    public = public_facts(dataset) | {"warnings": list(warnings(dataset))}
     if as_json:
         typer.echo(json.dumps(public, indent=2, ensure_ascii=False))
         return

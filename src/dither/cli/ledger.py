@@ -1,4 +1,4 @@
-"""`dither ledger show | verify | backup | restore | migrate | gap`: for curators and auditors; reads no data."""
+"""`dither ledger show | verify | backup | restore | gap`: for curators and auditors; reads no data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from dither.cli.sessions import open_session
 from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
 from dither.post.session import Session
-from dither.privacy.cost import losses_of
+from dither.privacy.cost import recompute_losses
 from dither.privacy.ledger import maintenance as upkeep
 from dither.privacy.ledger.ledger import Ledger
-from dither.privacy.protocol import Head
+from dither.privacy.protocol import LedgerHead
 from dither.views.ledger import ledger_data
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Show, verify, back up, restore and migrate a ledger."
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, verify, back up and restore a ledger.")
 
 
 def _is_ledger(place: str) -> str:
@@ -40,12 +38,12 @@ Place = Annotated[
 Seen = Annotated[str | None, typer.Option("--head", help="an end that was seen before, as SEQUENCE:HASH")]
 
 
-def head_of(text: str) -> Head:
+def head_of(text: str) -> LedgerHead:
     """An end of the chain written as SEQUENCE:HASH."""
     sequence, _, digest = text.partition(":")
     if not sequence.isdigit() or len(digest) != 64:
         raise InvalidParameter("an end of the ledger is written SEQUENCE:HASH, as every response carries it")
-    return Head(int(sequence), digest)
+    return LedgerHead(int(sequence), digest)
 
 
 def _say(text: str, as_json: bool, **facts: object) -> None:
@@ -55,7 +53,7 @@ def _say(text: str, as_json: bool, **facts: object) -> None:
 @app.command()
 def verify(place: Place, head: Seen = None, as_json: AsJson = False) -> None:
     """Recompute hashes, rules, sums and losses, from the ledger alone; name the first row that does not fit."""
-    verdict = upkeep.verify(place, losses_of, head_of(head) if head else None)
+    verdict = upkeep.verify(place, recompute_losses, head_of(head) if head else None)
     end = f"{verdict.head.sequence}:{verdict.head.hash}"
     facts = {"sound": verdict.sound, "rows": verdict.rows, "head": end, "first_bad": verdict.first_bad}
     if not verdict.sound:
@@ -68,7 +66,7 @@ def verify(place: Place, head: Seen = None, as_json: AsJson = False) -> None:
 
 def show(session: Session, as_json: AsJson = False) -> None:
     """Every row of a dataset's ledger, as auditors read it through a gateway; the chain's hashes are among them."""
-    rows = session.kernel.ledger(session.name, session.token)
+    rows = session.kernel.ledger_rows(session.name, session.token)
     if as_json:
         print_json(ledger_data(rows))
         return
@@ -119,10 +117,3 @@ def gap(
     ledger.mark_gap(head_of(head), given[0])
     _say("the gap counts as spent", as_json, head=f"{ledger.head.sequence}:{ledger.head.hash}")
     ledger.close()
-
-
-@app.command()
-def migrate(place: Place, as_json: AsJson = False) -> None:
-    """Bring a ledger forward to this version's format; there is no way back, so make a backup first."""
-    before, after = upkeep.migrate(place)
-    _say(f"format {before} -> {after}" if before != after else f"already format {after}", as_json, format=after)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dither.access.snapshot import place_of, prepare
+from dither.access.snapshot import prepare, snapshot_path
 from dither.errors import Unsupported
 from dither.schema import load
 
@@ -29,7 +29,7 @@ def command(
     dataset = load(description)
     if {table.source.kind for table in dataset.tables.values()} - FILES:
         raise Unsupported("only Parquet, CSV and DuckDB files can be prepared; other engines read their own tables")
-    place = out or place_of(dataset)
+    place = out or snapshot_path(dataset)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, disable=as_json) as bar:
         tasks = {name: bar.add_task(name, total=1) for name in dataset.tables}

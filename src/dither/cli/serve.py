@@ -15,8 +15,8 @@ import yaml
 
 from dither.errors import DitherError, InvalidParameter
 from dither.serve.operations.permissions import secret_file
-from dither.serve.operations.supervisor import Child, Supervisor, bare_environment, group_of
-from dither.serve.transport.socket_client import Mutual
+from dither.serve.operations.supervisor import ManagedProcess, Supervisor, bare_environment, group_of
+from dither.serve.transport.socket_client import MutualTls
 
 app = typer.Typer(add_completion=False)
 curator = typer.Typer(add_completion=False, no_args_is_help=True, help="Administer a kernel through its own socket.")
@@ -130,7 +130,7 @@ def kernel(
 ) -> None:
     """Hold the data and the budgets; answer typed plans from gateways."""
     from dither.privacy.pacing import Schedule
-    from dither.serve.kernel.fair_queue import Limits
+    from dither.serve.kernel.fair_queue import QueueLimits
     from dither.serve.kernel.process import KernelSettings, Tls, run_kernel
 
     tls = None
@@ -139,7 +139,7 @@ def kernel(
         tls = Tls(host, port, *_files(certificate, key, authority))
     settings = KernelSettings(
         tuple(descriptions), state, _no_secret(ledger), socket, None, tls, group,
-        Schedule(floor=floor, most_misses=misses), Limits(slots, waiting, account_questions), slots, oidc,
+        Schedule(floor=floor, most_misses=misses), QueueLimits(slots, waiting, account_questions), slots, oidc,
     )  # fmt: skip
     _ready("kernel", str(settings.socket_path), as_json)
     run_kernel(settings)
@@ -175,10 +175,10 @@ def gateway(
     from dither.serve.gateway.process import GatewaySettings, run_gateway
     from dither.serve.gateway.rate_limits import Rate as Limit
 
-    address: str | Mutual = kernel
+    address: str | MutualTls = kernel
     if kernel.startswith("tls://"):
         where, at = _address(kernel.removeprefix("tls://"))
-        address = Mutual(where, at, *_files(certificate, key, authority))
+        address = MutualTls(where, at, *_files(certificate, key, authority))
     if https_key is not None:
         secret_file(https_key)
     limits = Settings(account=Limit(rate, burst), tick=tick, reports=reports)
@@ -231,8 +231,8 @@ def serve(
     gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst), "--tick", str(tick)]
     gateway_words += ["--reports", str(reports.absolute())] if reports else []
     children = [
-        Child("kernel", kernel_words, _for_the_kernel(), state),
-        Child("gateway", gateway_words, bare_environment(), own, gateway_user),
+        ManagedProcess("kernel", kernel_words, _for_the_kernel(), state),
+        ManagedProcess("gateway", gateway_words, bare_environment(), own, gateway_user),
     ]
     hint = f"dither curator account NAME --socket {state / 'private' / 'admin.sock'}"
     typer.echo(json.dumps({"state": str(state)}) if as_json else f"accounts: {hint}")
@@ -262,9 +262,9 @@ def _files(certificate: Path | None, key: Path | None, authority: Path | None) -
 
 def _desk(at: Path, call: str, as_json: bool, /, **given: str) -> None:
     """Calls the kernel's desk and prints what it says."""
-    from dither.serve.kernel.admin import ask_desk
+    from dither.serve.kernel.admin import call_admin
 
-    data = ask_desk(at, call, **given)
+    data = call_admin(at, call, **given)
     typer.echo(json.dumps(data, indent=2) if as_json else _text(data))
 
 
@@ -345,7 +345,7 @@ def unlock(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> No
 
 
 @curator.command()
-def quicken(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
+def reset_latency(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
     """Let answers leave as early again as before some were late: each late one had doubled its kind's time."""
     _desk(socket, "quicken", as_json, dataset=dataset)
 
@@ -363,10 +363,10 @@ def desk(
     as_json: AsJson = False,
 ) -> None:
     """Show the desk as a page, on this machine alone, until interrupted; its address is the key to it."""
-    from dither.serve.kernel.desk_page import DeskServer, Page
+    from dither.serve.kernel.desk_page import AdminPageServer, Page
 
     try:
-        server = DeskServer(Page(socket), port)
+        server = AdminPageServer(Page(socket), port)
     except OSError:
         raise InvalidParameter(f"cannot listen on port {port}; is something else there?") from None
     _ready("desk", server.url, as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dither.connection import connect, reached
+from dither.connection import connect, open_kernel
 from dither.post.session import Session
 from dither.privacy.protocol import Kernel
 from dither.schema import Dataset
@@ -35,7 +35,7 @@ def open_session(
 
 
 @dataclass(frozen=True)
-class Asking:
+class OpenKernel:
     """A kernel and who asks it: before a dataset is chosen."""
 
     kernel: Kernel
@@ -47,8 +47,10 @@ class Asking:
         return tuple(self.kernel.schema(name, self.token) for name in self.kernel.datasets(self.token))
 
 
-def open_asking(target: Target, account: Account = "analyst", token: Token = None, ledger: LedgerFile = None) -> Asking:
+def open_any_kernel(
+    target: Target, account: Account = "analyst", token: Token = None, ledger: LedgerFile = None
+) -> OpenKernel:
     """A kernel in this process, or one behind a gateway."""
     if target.startswith(("http://", "https://")):
-        return Asking(*reached(target, token=token))
-    return Asking(*reached(target, account=account, ledger=ledger))
+        return OpenKernel(*open_kernel(target, token=token))
+    return OpenKernel(*open_kernel(target, account=account, ledger=ledger))

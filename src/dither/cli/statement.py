@@ -12,10 +12,10 @@ from rich.table import Table as Grid
 from dither.cli.options import CONSOLE, AsJson, composed, print_json
 from dither.cli.sessions import open_session
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.post.interpretation import group_table, meaning, privacy_curve
+from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
 from dither.post.session import Session
 from dither.privacy.accounting.conversion import epsilon_at
-from dither.privacy.protocol import Statement
+from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
 from dither.views.text import loss_text
@@ -48,8 +48,10 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
     return {
         "unit": cap.unit,
         "cap": loss_text([loss]),
-        "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in meaning(loss)],
-        "groups": [{"units": size, "loss": loss_text([grown])} for size, grown in group_table(groupable(loss), SIZES)],
+        "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
+        "groups": [
+            {"units": size, "loss": loss_text([grown])} for size, grown in group_privacy_table(groupable(loss), SIZES)
+        ],
         "curve": [
             {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
             for delta, epsilon in privacy_curve(loss, [delta for delta in DELTAS if delta > cap.delta])
@@ -72,7 +74,7 @@ def percent(rate: Fraction) -> str:
     return f"{100 * min(float(rate), 1.0):.3g}%"
 
 
-def statement_data(statement: Statement) -> dict[str, Any]:
+def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
     """The statement as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
     meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}

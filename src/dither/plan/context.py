@@ -17,7 +17,7 @@ RANKS, ROWS = "ranks", "rows"
 
 
 @dataclass(frozen=True)
-class PublicFacts:
+class PublicTableFacts:
     """What was counted in public tables, by "table.column": the values in order, and the most rows of one value."""
 
     values: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Context:
     """A dataset and the facts about its public tables; plans are read in it, and never see a record."""
 
     dataset: Dataset
-    facts: PublicFacts = field(default_factory=PublicFacts)
+    facts: PublicTableFacts = field(default_factory=PublicTableFacts)
     # What relations have worked out in this context; a changed copy of it starts anew.
     memo: dict[tuple[object, ...], tuple[object, Any]] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -111,7 +111,7 @@ class Context:
         return number_of_periods(min(m.lo for m in moments), max(m.hi for m in moments), unit.every)
 
 
-def with_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -> Dataset:
+def with_public_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -> Dataset:
     """The description with what a kernel says to those who plan questions: stored ranks, and noisy sizes of tables."""
     ranks = {RANKS: "stored"} if ranked else {}
     tables = {

@@ -53,7 +53,7 @@ def number(lo: int, hi: int, step: Fraction = Fraction(1), nullable: bool = Fals
     return Number(lo * step, hi * step, step, nullable)
 
 
-def ends(domain: Number) -> tuple[int, int]:
+def bounds_of(domain: Number) -> tuple[int, int]:
     """The smallest and largest lattice integers of a number."""
     return ceil(domain.lo / domain.step), floor(domain.hi / domain.step)
 
@@ -61,13 +61,13 @@ def ends(domain: Number) -> tuple[int, int]:
 def span(domain: Domain) -> tuple[int, int]:
     """The smallest and largest integers that hold a number or a moment."""
     if isinstance(domain, Number):
-        return ends(domain)
+        return bounds_of(domain)
     if isinstance(domain, Moment):
         return domain.lo, domain.hi
     raise InvalidPlan(f"expected a number or a moment, got {describe(domain)}")
 
 
-def possible(held: int | str | bool, domain: Domain) -> bool:
+def is_possible(held: int | str | bool, domain: Domain) -> bool:
     """Whether a held value can occur: a number or moment within the bounds, an integer key of 64 bits."""
     if isinstance(held, bool) or not isinstance(held, int):
         return True
@@ -115,7 +115,7 @@ def with_null(domain: Domain, nullable: bool) -> Domain:
     return domain if domain.nullable == nullable else dataclasses.replace(domain, nullable=nullable)
 
 
-def physical(domain: Domain) -> str:
+def storage_type(domain: Domain) -> str:
     """The SQL type that holds a value."""
     match domain:
         case Number() | Moment():
@@ -139,7 +139,7 @@ def common_step(first: Fraction, *others: Fraction) -> Fraction:
 
 def on_step(domain: Number, step: Fraction) -> Number:
     """The same numbers on a finer lattice; refused if they no longer fit."""
-    lo, hi = ends(domain)
+    lo, hi = bounds_of(domain)
     ratio = domain.step / step
     return number(int(lo * ratio), int(hi * ratio), step, domain.nullable)
 
@@ -161,7 +161,7 @@ def merge(domains: Sequence[Domain]) -> Domain:
 
 def _merge_numbers(domains: Sequence[Number], nullable: bool) -> Number:
     step = common_step(*(domain.step for domain in domains))
-    bounds = [ends(on_step(domain, step)) for domain in domains]
+    bounds = [bounds_of(on_step(domain, step)) for domain in domains]
     return number(min(lo for lo, _ in bounds), max(hi for _, hi in bounds), step, nullable)
 
 
@@ -196,7 +196,7 @@ def truncate(moment: int, every: Period | Precision) -> int:
     return (datetime(date.year, month, 1) - EPOCH) // timedelta(microseconds=1)
 
 
-def following(start: int, every: Period) -> int | None:
+def next_period(start: int, every: Period) -> int | None:
     """The start of the next period, or None at the end of the calendar."""
     if every in LENGTHS:
         return start + LENGTHS[every]
@@ -207,19 +207,19 @@ def following(start: int, every: Period) -> int | None:
     return (datetime(months // 12, months % 12 + 1, 1) - EPOCH) // timedelta(microseconds=1)
 
 
-def starts(lo: int, hi: int, every: Period) -> Iterator[int]:
+def period_starts(lo: int, hi: int, every: Period) -> Iterator[int]:
     """The starts of all periods that touch [lo, hi]."""
     moment: int | None = truncate(lo, every)
     while moment is not None and moment <= hi:
         yield moment
-        moment = following(moment, every)
+        moment = next_period(moment, every)
 
 
 def number_of_periods(lo: int, hi: int, every: Period) -> int:
     """How many periods touch [lo, hi]."""
     if every in LENGTHS:
         return (truncate(hi, every) - truncate(lo, every)) // LENGTHS[every] + 1
-    return sum(1 for _ in starts(lo, hi, every))
+    return sum(1 for _ in period_starts(lo, hi, every))
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Lattice(Sequence[Scalar]):
             return tuple(self[each] for each in range(*place.indices(len(self))))
         if self.nullable and place in (len(self.indices), -1):
             return None
-        return tidy(self.indices[place + (self.nullable and place < 0)] * self.step)
+        return normalise(self.indices[place + (self.nullable and place < 0)] * self.step)
 
     @property
     def held(self) -> Lattice:
@@ -253,7 +253,7 @@ class Lattice(Sequence[Scalar]):
 def _lattice(domain: Domain) -> Lattice | None:
     match domain:
         case Number(step=step):
-            lo, hi = ends(domain)
+            lo, hi = bounds_of(domain)
             return Lattice(range(lo, hi + 1), step, domain.nullable)
         case Periods(lo=first, hi=last, every=every) if every in LENGTHS:
             return Lattice(range(truncate(first, every), last + 1, LENGTHS[every]), Fraction(1), domain.nullable)
@@ -264,7 +264,7 @@ def _lattice(domain: Domain) -> Lattice | None:
             return None
 
 
-def listed(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -> Sequence[Scalar]:
+def domain_values(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -> Sequence[Scalar]:
     """Every value of a domain in its fixed order, NULL last; refused above `limit`."""
     many = cardinality(domain, public)
     if many > limit:
@@ -283,7 +283,7 @@ def cardinality(domain: Domain, public: Sequence[Scalar] | None = None) -> int:
 def _many(domain: Domain, public: Sequence[Scalar] | None) -> int:
     match domain:
         case Number():
-            lo, hi = ends(domain)
+            lo, hi = bounds_of(domain)
             return max(0, hi - lo + 1)
         case Category(values=values):
             return len(values)
@@ -308,21 +308,21 @@ def _period(precision: Precision) -> Period:
 def _values(domain: Domain, public: Sequence[Scalar] | None) -> Sequence[Scalar]:
     match domain:
         case Number(step=step):
-            lo, hi = ends(domain)
-            return [tidy(index * step) for index in range(lo, hi + 1)]
+            lo, hi = bounds_of(domain)
+            return [normalise(index * step) for index in range(lo, hi + 1)]
         case Category(values=values):
             return values
         case Boolean():
             return (False, True)
         case Periods(lo=first, hi=last, every=every):
-            return list(starts(first, last, every))
+            return list(period_starts(first, last, every))
         case Moment(lo=first, hi=last, precision=precision):
-            return list(starts(first, last, _period(precision)))
+            return list(period_starts(first, last, _period(precision)))
         case _:
             return public or ()
 
 
-def tidy(value: Fraction) -> Scalar:
+def normalise(value: Fraction) -> Scalar:
     """An integer as int, any other rational as it is."""
     return int(value) if value.denominator == 1 else value
 

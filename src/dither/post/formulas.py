@@ -17,55 +17,55 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Cell:
+class NoisyCell:
     """The measured column of that index."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Constant:
+class FixedValue:
     """A literal; None is NULL."""
 
     value: float | str | bool | None
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyValue:
     """A grouping key, known without any measurement."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Apply:
+class FunctionCall:
     """A function of other nodes."""
 
     name: str
-    arguments: tuple[Node, ...]
+    arguments: tuple[Formula, ...]
 
 
 @dataclass(frozen=True)
-class Mean:
+class Average:
     """centre + total / size, which lies in [low, high] because every value does."""
 
-    total: Node
-    size: Node
+    total: Formula
+    size: Formula
     centre: float
     low: float
     high: float
 
 
 @dataclass(frozen=True)
-class Within:
+class ClampedTo:
     """A function that is known to lie in [low, high], whatever the noise says."""
 
-    inner: Node
+    inner: Formula
     low: float
     high: float
 
 
-Node = Cell | Constant | Key | Apply | Mean | Within
+Formula = NoisyCell | FixedValue | KeyValue | FunctionCall | Average | ClampedTo
 
 
 @dataclass(frozen=True)
@@ -88,27 +88,27 @@ class Ratio:
     high: float = math.inf
 
 
-def evaluate(node: Node, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
     """The node's value for every group; what is undefined or unknown is NaN (numbers, truth as 1 or 0) or None."""
     match node:
-        case Cell(index):
+        case NoisyCell(index):
             return cells[index]
-        case Key(index):
+        case KeyValue(index):
             return keys[index]
-        case Constant(str() as value):
+        case FixedValue(str() as value):
             return np.asarray(value, dtype=object)
-        case Constant(value):
+        case FixedValue(value):
             return np.asarray(math.nan if value is None else float(value))
-        case Mean():
+        case Average():
             return _mean(node, cells, keys)
-        case Within(inner, low, high):
+        case ClampedTo(inner, low, high):
             return np.asarray(np.clip(evaluate(inner, cells, keys), low, high))
-        case Apply(name, arguments):
+        case FunctionCall(name, arguments):
             with np.errstate(all="ignore"):
                 return np.asarray(FUNCTIONS[name](*(evaluate(part, cells, keys) for part in arguments)))
 
 
-def _mean(node: Mean, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+def _mean(node: Average, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
     total, size = evaluate(node.total, cells, keys), evaluate(node.size, cells, keys)
     safe = np.where(size > 0, size, 1.0)
     shift = np.where(size > 0, total / safe, 0.0)
@@ -252,65 +252,69 @@ FOLDING = frozenset(
 )
 
 
-def cells_of(node: Node) -> frozenset[int]:
+def cells_of(node: Formula) -> frozenset[int]:
     """The measured columns that the node reads."""
     match node:
-        case Cell(index):
+        case NoisyCell(index):
             return frozenset({index})
-        case Apply(_, arguments):
+        case FunctionCall(_, arguments):
             return frozenset().union(*map(cells_of, arguments))
-        case Mean(total, size):
+        case Average(total, size):
             return cells_of(total) | cells_of(size)
-        case Within(inner):
+        case ClampedTo(inner):
             return cells_of(inner)
         case _:
             return frozenset()
 
 
-def reads_keys(node: Node) -> bool:
+def reads_keys(node: Formula) -> bool:
     """Whether the node reads a grouping key."""
     match node:
-        case Key():
+        case KeyValue():
             return True
-        case Apply(_, arguments):
+        case FunctionCall(_, arguments):
             return any(map(reads_keys, arguments))
         case _:
             return False
 
 
-def folds(node: Node) -> bool:
+def folds_at(node: Formula) -> bool:
     """Whether a function in it turns back or jumps, so that its most common values need not include its true one."""
     match node:
-        case Apply(name, arguments):
+        case FunctionCall(name, arguments):
             square = name == "mul" and arguments[0] == arguments[1]
-            return square or name in FOLDING or any(map(folds, arguments))
-        case Mean(total, size):
-            return folds(total) or folds(size)
-        case Within(inner):
-            return folds(inner)
+            return square or name in FOLDING or any(map(folds_at, arguments))
+        case Average(total, size):
+            return folds_at(total) or folds_at(size)
+        case ClampedTo(inner):
+            return folds_at(inner)
         case _:
             return False
 
 
-def peel(node: Node) -> tuple[tuple[Apply, ...], Node]:
+def strip_monotone(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
     """The rising functions around a core: an interval of the core, mapped through them, is one of the whole."""
-    if isinstance(node, Apply) and node.name in RISING and all(isinstance(a, Constant) for a in node.arguments[1:]):
-        outer, core = peel(node.arguments[0])
+    if (
+        isinstance(node, FunctionCall)
+        and node.name in RISING
+        and all(isinstance(a, FixedValue) for a in node.arguments[1:])
+    ):
+        outer, core = strip_monotone(node.arguments[0])
         return (node, *outer), core
     return (), node
 
 
-def affine(node: Node) -> Affine | None:
+def as_affine(node: Formula) -> Affine | None:
     """The node as constant + sum of weight * cell, where it is one."""
     match node:
-        case Cell(index):
+        case NoisyCell(index):
             return Affine(0.0, {index: 1.0})
-        case Constant(bool()):
+        case FixedValue(bool()):
             return None
-        case Constant(float() | int() as value):
+        case FixedValue(float() | int() as value):
             return Affine(float(value), {})
-        case Apply(name, arguments) if name in {"add", "sub", "mul", "div", "neg"}:
-            parts = [affine(argument) for argument in arguments]
+        case FunctionCall(name, arguments) if name in {"add", "sub", "mul", "div", "neg"}:
+            parts = [as_affine(argument) for argument in arguments]
             return None if any(part is None for part in parts) else _combine(name, *(p for p in parts if p is not None))
         case _:
             return None
@@ -340,22 +344,22 @@ def scale(form: Affine, factor: float) -> Affine:
     return Affine(form.constant * factor, {name: weight * factor for name, weight in form.weights.items()})
 
 
-def ratio(node: Node) -> Ratio | None:
+def ratio(node: Formula) -> Ratio | None:
     """The node as offset + factor * affine / affine, where it is one."""
     match node:
-        case Mean(total, size, centre, low, high):
-            over, under = affine(total), affine(size)
+        case Average(total, size, centre, low, high):
+            over, under = as_affine(total), as_affine(size)
             return Ratio(over, under, centre, 1.0, low, high) if over and under else None
-        case Apply("div", (first, second)):
+        case FunctionCall("div", (first, second)):
             return _quotient(first, second)
-        case Apply("add" | "sub" | "mul" | "neg" as name, arguments):
+        case FunctionCall("add" | "sub" | "mul" | "neg" as name, arguments):
             return _shifted(name, arguments)
         case _:
             return None
 
 
-def _quotient(first: Node, second: Node) -> Ratio | None:
-    over, under = affine(first), affine(second)
+def _quotient(first: Formula, second: Formula) -> Ratio | None:
+    over, under = as_affine(first), as_affine(second)
     if over and under and under.weights:
         return Ratio(over, under)
     inner = ratio(first)
@@ -364,12 +368,12 @@ def _quotient(first: Node, second: Node) -> Ratio | None:
     return None
 
 
-def _shifted(name: str, arguments: tuple[Node, ...]) -> Ratio | None:
+def _shifted(name: str, arguments: tuple[Formula, ...]) -> Ratio | None:
     if name == "neg":
         inner = ratio(arguments[0])
         return _moved(inner, 0.0, -1.0) if inner else None
     for position in (0, 1):
-        inner, other = ratio(arguments[position]), affine(arguments[1 - position])
+        inner, other = ratio(arguments[position]), as_affine(arguments[1 - position])
         if inner and other and not other.weights:
             return _adjusted(name, inner, other.constant, position)
     return None

@@ -22,7 +22,7 @@ def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fractio
     return tuple((rational(delta, "delta"), epsilon_at(loss, delta)) for delta in deltas)
 
 
-def group_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Loss], ...]:
+def group_privacy_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Loss], ...]:
     """The loss for groups of several sizes.
 
     Proof: group_privacy.md.
@@ -30,7 +30,7 @@ def group_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Loss], ...
     return tuple((size, group(loss, size)) for size in sizes)
 
 
-def power(loss: Loss, false_positive: Rational) -> Fraction:
+def power_of_test(loss: Loss, false_positive: Rational) -> Fraction:
     """The most that an event of probability `false_positive` can have on a neighbour: the power of the best test.
 
     Proof: meaning.md.
@@ -63,9 +63,9 @@ def _hoelder(divergence: Fraction, order: Fraction, rate: Fraction) -> Fraction:
     return min(first, 1 - exp_down(order / (order - 1) * log_down(1 - rate) - divergence))
 
 
-def meaning(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVES) -> tuple[tuple[Fraction, Fraction], ...]:
+def interpret(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVES) -> tuple[tuple[Fraction, Fraction], ...]:
     """For each false positive rate, the highest power of any test for one unit's presence.
 
     Proof: meaning.md.
     """
-    return tuple((rational(rate), power(loss, rate)) for rate in rates)
+    return tuple((rational(rate), power_of_test(loss, rate)) for rate in rates)

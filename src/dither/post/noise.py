@@ -17,13 +17,13 @@ from dither.errors import Unsupported
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism
 
 
-def law(mechanism: Mechanism, step: Fraction) -> Law:
+def noise_of(mechanism: Mechanism, step: Fraction) -> ScaledNoise:
     """The law of the noise that a mechanism adds, in the quantity's own unit."""
     match mechanism:
         case DiscreteLaplace(scale):
-            return Law("laplace", float(scale), float(step))
+            return ScaledNoise("laplace", float(scale), float(step))
         case DiscreteGaussian(variance):
-            return Law("gaussian", math.sqrt(variance), float(step))
+            return ScaledNoise("gaussian", math.sqrt(variance), float(step))
         case _:
             raise Unsupported(f"{mechanism.name} does not add noise of one law to every cell")
 
@@ -37,7 +37,7 @@ SETTLED = 1e-9
 
 
 @dataclass(frozen=True)
-class Law:
+class ScaledNoise:
     """Integer noise times `step`: discrete Laplace of scale `spread`, or discrete Gaussian of variance `spread`^2."""
 
     kind: Kind
@@ -54,16 +54,16 @@ class Law:
         """The standard deviation, in the column's own unit."""
         return math.sqrt(self.variance)
 
-    def scaled(self, factor: float) -> Law:
+    def scaled(self, factor: float) -> ScaledNoise:
         """The law of `factor` times this noise; both laws are symmetric."""
-        return Law(self.kind, self.spread, self.step * abs(factor))
+        return ScaledNoise(self.kind, self.spread, self.step * abs(factor))
 
-    def wave(self, frequency: Floats) -> Floats:
+    def characteristic_function(self, frequency: Floats) -> Floats:
         """The characteristic function, real because the noise is symmetric."""
         angle = frequency * self.step
         return _laplace_wave(self.spread, angle) if self.kind == "laplace" else _gaussian_wave(self.spread, angle)
 
-    def at(self, level: Floats) -> Floats:
+    def quantile(self, level: Floats) -> Floats:
         """The quantiles at `level`, for simulated estimates; nothing here protects anything."""
         if _variance(self.kind, self.spread) < SETTLED:
             return np.zeros_like(level)
@@ -122,7 +122,7 @@ def _gaussian_at(spread: float, level: Floats) -> Floats:
     return np.asarray(points[np.searchsorted(np.cumsum(weights)[:-1], level, side="right")])
 
 
-def half_width(laws: Sequence[Law], confidence: float) -> float:
+def interval_half_width(laws: Sequence[ScaledNoise], confidence: float) -> float:
     """The least (or, off one lattice, a hardly larger) t for which |sum of independent noise| <= t that often.
 
     >>> half_width([Law("laplace", 1.0)], 0.95)
@@ -133,7 +133,7 @@ def half_width(laws: Sequence[Law], confidence: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _half_width(laws: tuple[Law, ...], confidence: float) -> float:
+def _half_width(laws: tuple[ScaledNoise, ...], confidence: float) -> float:
     if len(laws) == 1:
         return laws[0].step * _lattice_half_width(laws[0], confidence)
     steps = {round(law.step, 12) for law in laws}
@@ -149,12 +149,12 @@ def _normal(confidence: float) -> float:
     return float(special.ndtri(0.5 + confidence / 2))
 
 
-def _roughness(laws: Sequence[Law]) -> float:
+def _roughness(laws: Sequence[ScaledNoise]) -> float:
     """Half a step of the coarsest lattice: what a continuous law may miss of a discrete one."""
     return 0.5 * max(law.step for law in laws)
 
 
-def _lattice_half_width(law: Law, confidence: float) -> float:
+def _lattice_half_width(law: ScaledNoise, confidence: float) -> float:
     if law.kind == "laplace":
         # P(|K| > t) = 2 r^(t+1) / (1 + r) with r = exp(-1 / scale).
         ratio = math.exp(-1 / law.spread)
@@ -167,15 +167,15 @@ def _lattice_half_width(law: Law, confidence: float) -> float:
     return float(np.searchsorted(inside, confidence - 1e-12))
 
 
-def _shared_lattice_half_width(laws: Sequence[Law], confidence: float) -> float:
+def _shared_lattice_half_width(laws: Sequence[ScaledNoise], confidence: float) -> float:
     frequency = np.asarray(2 * math.pi * np.fft.rfftfreq(1 << 17), np.float64)
-    wave = np.prod([Law(law.kind, law.spread).wave(frequency) for law in laws], axis=0)
+    wave = np.prod([ScaledNoise(law.kind, law.spread).characteristic_function(frequency) for law in laws], axis=0)
     mass = np.fft.irfft(wave)
     inside = mass[0] + 2 * np.concatenate([[0.0], np.cumsum(mass[1 : len(mass) // 2])])
     return float(laws[0].step * np.searchsorted(inside, confidence - 1e-12))
 
 
-def _smooth_half_width(laws: Sequence[Law], confidence: float) -> float:
+def _smooth_half_width(laws: Sequence[ScaledNoise], confidence: float) -> float:
     spread = math.sqrt(sum(law.variance for law in laws))
     spacing = spread / 200
     frequency = np.asarray(2 * math.pi * np.fft.rfftfreq(GRID, spacing), np.float64)
@@ -186,7 +186,7 @@ def _smooth_half_width(laws: Sequence[Law], confidence: float) -> float:
     return float(np.interp(confidence, inside, edges))
 
 
-def _smooth_wave(law: Law, frequency: Floats) -> Floats:
+def _smooth_wave(law: ScaledNoise, frequency: Floats) -> Floats:
     if law.kind == "laplace":
         return np.asarray(1 / (1 + 0.5 * law.variance * frequency**2))
     return np.asarray(np.exp(-0.5 * law.variance * frequency**2))
@@ -215,7 +215,7 @@ def _pair_tail(point: float, share: float) -> float:
     return (math.exp(-point) - share**2 * math.exp(-point / share)) / (1 - share**2)
 
 
-def pair_half_width(first: Law, second: Law, weight: Floats, confidence: float) -> Floats:
+def pair_half_width(first: ScaledNoise, second: ScaledNoise, weight: Floats, confidence: float) -> Floats:
     """For each w in `weight`, a t with |first + w second| <= t that often: what Fieller's interval inverts."""
     rough = 0.5 * np.maximum(first.step, np.abs(weight) * second.step)
     quiet = (first.variance < SETTLED * first.step**2) & (second.variance < SETTLED * second.step**2)

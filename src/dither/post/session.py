@@ -13,38 +13,55 @@ from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
-from dither.post.contribution_bound import Bound, bound_of
-from dither.post.estimate import typecheck as kinds
-from dither.post.estimate.answer import Answer, assemble, elsewhere
-from dither.post.estimate.combine import Drawn, combined
+from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
+from dither.post.estimate import typecheck
+from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
+from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.explain import Expected, Explanation, expected, explanation
-from dither.post.estimate.measured import estimated_bounds, sources
-from dither.post.options import Chosen, Options, level, settled
-from dither.post.query import request as asking
-from dither.post.query.batch import Whole, joined, split_answers
-from dither.post.query.date_literals import dated
-from dither.post.query.parser import options_of, read
-from dither.post.query.planner import Plan, Planner, first_value, fitted
+from dither.post.estimate.measured import estimated_bounds, measured_columns
+from dither.post.options import (
+    OPTIONS,
+    Place,
+    QueryOptions,
+    ResolvedOptions,
+    confidence_level,
+    options_of,
+    resolve_options,
+)
+from dither.post.query.batch import BatchPlan, parts_of_query, plan_batch
+from dither.post.query.date_literals import resolve_date_literals
+from dither.post.query.parser import parse_query, sql_options
+from dither.post.query.planner import Planner, QueryPlan, sample_value, with_bounds
 from dither.post.query.question import Question
-from dither.post.query.request import TYPICAL_ROWS
-from dither.post.query.spend import Spend, spend
-from dither.post.query.split import heavy, light
-from dither.privacy.codec import description, digest
-from dither.privacy.protocol import AutoBound, Balance, Entry, Kernel, Part, Quote, Request, Statement, UnitLoss
-from dither.schema import Dataset
+from dither.post.query.request import TYPICAL_ROWS, selection_measurement, with_known_bounds
+from dither.post.query.spend import Spend, parse_spend
+from dither.post.query.split import at_most, more_than
+from dither.privacy.codec import digest, schema_hash
+from dither.privacy.protocol import (
+    Balance,
+    BoundSearch,
+    CostQuote,
+    HistoryEntry,
+    Kernel,
+    Measurement,
+    PrivacyStatement,
+    Request,
+    UnitLoss,
+)
+from dither.schema import Dataset, Scalar
 
 
 @dataclass(frozen=True)
-class Price:
-    """What a question would cost and how far off its answer would be; nothing is read and nothing spent.
+class Quote:
+    """The cost and the expected error of a query, computed without reading or spending anything.
 
-    `loss` is that to the question's own unit; `losses` what every budget would be charged.
+    `loss` is that of the query's own unit; `losses` holds what every budget would be charged.
     """
 
     loss: Loss
     losses: tuple[UnitLoss, ...]
     expected: tuple[Expected, ...]
-    bound: Mapping[str, int]
+    bounds: Mapping[str, int]
     affordable: bool
     free: bool
     time_class: str
@@ -60,7 +77,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Session:
-    """Asks one dataset on behalf of one account; `token` is an account's name where the kernel is in this process."""
+    """Queries one dataset on behalf of one account; with a kernel in this process, `token` is the account's name."""
 
     kernel: Kernel
     name: str
@@ -68,8 +85,8 @@ class Session:
     context: Context = field(repr=False)
 
     @classmethod
-    def over(cls, kernel: Kernel, token: str, dataset: str | None = None) -> Session:
-        """A session over any kernel; without a name, its only dataset."""
+    def from_kernel(cls, kernel: Kernel, token: str, dataset: str | None = None) -> Session:
+        """Open a session over any kernel; without a name, on its only dataset."""
         known = kernel.datasets(token)
         if dataset is None and len(known) != 1:
             raise InvalidParameter(f"name the dataset: {', '.join(known) or 'there is none'}")
@@ -82,12 +99,12 @@ class Session:
 
     @property
     def dataset(self) -> Dataset:
-        """What is public about the dataset."""
+        """The public description of the dataset."""
         return self.context.dataset
 
     @property
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The tables, their columns and the domains of these."""
+        """The tables, with the domain of each column."""
         return {
             table.name: {name: column.domain for name, column in table.columns.items()}
             for table in self.dataset.tables.values()
@@ -95,298 +112,346 @@ class Session:
 
     @property
     def budget(self) -> tuple[Balance, ...]:
-        """The budgets that questions are charged to."""
+        """The budgets that queries are charged to."""
         return self.kernel.budget(self.name, self.token)
 
     @property
-    def history(self) -> tuple[Entry, ...]:
+    def history(self) -> tuple[HistoryEntry, ...]:
         """Earlier charges that this account may see."""
         return self.kernel.history(self.name, self.token)
 
     @property
-    def statement(self) -> Statement:
+    def statement(self) -> PrivacyStatement:
         """The facts of the dataset's privacy statement."""
         return self.kernel.statement(self.name, self.token)
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    def sql(self, query: str, *, request_id: str = "", draw: int = 0, **options: Unpack[Options]) -> Answer:
-        """Asks, pays exactly `epsilon` (or `rho`, or what `within` needs), and gives estimates with intervals."""
-        chosen = told([query], options)
+    def sql(self, query: str, *, request_id: str = "", **options: Unpack[QueryOptions]) -> Answer:
+        """Run a private SQL query and charge the budget.
+
+        Give `epsilon=`, `rho=` or `max_error=`; the answer has estimates with intervals. Sending a `request_id` again
+        is not charged twice.
+        """
+        chosen = options_for([query], options)
         if chosen.delta is not None:
-            return self._selected(query, chosen, request_id, draw)
-        (answer,) = self._answer(self._asked([query], chosen), request_id, draw)
+            return self._answer_selected_keys(query, chosen, request_id)
+        (answer,) = self._answer(self._plan([query], chosen), request_id)
         return answer
 
-    def quote(self, query: str, *, draw: int = 0, **options: Unpack[Options]) -> Price:
-        """Cost and expected error of a question, from public facts; nothing is read and nothing spent."""
-        chosen = told([query], options)
+    def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
+        """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
+        chosen = options_for([query], options)
         if chosen.delta is not None:
-            return self._selection(query, chosen, draw)
-        return self._price(self._asked([query], chosen), draw)
+            return self._quote_selected_keys(query, chosen)
+        return self._quote(self._plan([query], chosen))
 
-    def explain(self, query: str, **options: Unpack[Options]) -> Explanation:
-        """How a query is understood: measures, bounds, recipe, sensitivity; free."""
-        chosen = replace(told([query], options), epsilon=1, rho=None, within=None)
-        return explanation(self.context, self._asked([query], chosen).plans[0])
+    def explain(self, query: str, **options: Unpack[QueryOptions]) -> Explanation:
+        """Explain how a query is understood: its measures, bounds, formulas and sensitivities; free."""
+        chosen = replace(options_for([query], options), epsilon=1, rho=None, max_error=None)
+        return explanation(self.context, self._plan([query], chosen).plans[0])
 
-    def batch(
-        self, queries: Sequence[str], *, request_id: str = "", draw: int = 0, **options: Unpack[Options]
-    ) -> list[Answer]:
-        """Several questions in one charge of the total; counts over one table share their joint cost."""
-        return self._answer(self._asked(queries, told(queries, options, "delta")), request_id, draw)
+    def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
+        """Run several queries in one charge of the total; counts over one table share their joint cost."""
+        return self._answer(self._plan(queries, options_for(queries, options, "batch")), request_id)
 
-    def quote_batch(self, queries: Sequence[str], *, draw: int = 0, **options: Unpack[Options]) -> Price:
-        """What a batch would cost and how far off each of its columns would be."""
-        return self._price(self._asked(queries, told(queries, options, "delta")), draw)
+    def quote_batch(self, queries: Sequence[str], **options: Unpack[QueryOptions]) -> Quote:
+        """Compute the cost of a batch and the expected error of each of its columns; free."""
+        return self._quote(self._plan(queries, options_for(queries, options, "batch")))
 
-    def split(self, query: str, threshold: int, **options: Unpack[Options]) -> tuple[Answer, Answer]:
-        """The same question of light units (at most `threshold` rows) and of heavy ones, each bounded."""
-        chosen = told([query], options, "delta", "within")
-        budget, how = spend(chosen.epsilon, chosen.rho), bound_of(chosen.bound)
+    def split(self, query: str, threshold: int, **options: Unpack[QueryOptions]) -> tuple[Answer, Answer]:
+        """Ask a query twice in one charge: of units with at most `threshold` rows, and of units with more."""
+        chosen = options_for([query], options, "split")
+        spend, bound = parse_spend(chosen.epsilon, chosen.rho), parse_contribution_bound(chosen.max_contributions)
         question = self._read(query, chosen)
-        plans = (
-            Planner(self.context, Bound(rows=threshold), budget.gaussian).plan(light(question, threshold)),
-            Planner(self.context, how, budget.gaussian).plan(heavy(question, threshold)),
-        )
-        one, two = self._answer(_Asked(plans, budget, level(chosen.confidence), chosen.rows), "", 0)
+        light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
+        heavy = Planner(self.context, bound, spend.gaussian)
+        plans = light.plan(at_most(question, threshold)), heavy.plan(more_than(question, threshold))
+        planned = _PlannedQueries(plans, spend, confidence_level(chosen.confidence), chosen.assumed_group_size)
+        one, two = self._answer(planned, "")
         return one, two
 
-    def remeasure(
+    def refine(
         self, answer: Answer, *, epsilon: Rational | None = None, rho: Rational | None = None, request_id: str = ""
     ) -> Answer:
-        """Spends more on an answer's question, at the bounds found before, and combines all draws of it.
+        """Spend more on an answer's query, at the contribution bounds of the first time, and combine all draws.
 
-        Each counts by the inverse of its noise's variance; `answer.loss` then holds what every draw cost.
+        Each draw is weighted by the inverse of its noise's variance; `answer.loss` then holds the cost of every draw.
         """
-        if answer.drawn is None or {release.dataset for release in answer.releases} != {self.name}:
-            raise InvalidParameter("only an answer that a session of this dataset gave can be measured again")
+        if answer.draws is None or {release.dataset for release in answer.releases} != {self.name}:
+            raise InvalidParameter("refine takes an answer that a session of this dataset gave")
         self._check_version(answer, self.kernel.schema(self.name, self.token).data_version)
-        asked = _Asked((answer.drawn.plan,), spend(epsilon, rho), answer.confidence, None)
-        whole = joined(self.context, asked.plans, asked.spend)
-        parts = whole.answer_parts(asked.spend, self.context)
-        release = self.kernel.answer(self._afresh(answer, parts, request_id), self.token)
+        spend = parse_spend(epsilon, rho)
+        batch = plan_batch(self.context, (answer.draws.plan,), spend)
+        measurements = batch.answer_measurements(spend, self.context)
+        release = self.kernel.answer(self._fresh_request(answer, measurements, request_id), self.token)
         self._check_version(answer, release.data_version)
-        drawn = answer.drawn.again(release.parts)
-        plan, columns = combined(drawn, answer.bounds, answer.confidence)
-        made = assemble(plan, self.context, columns, answer.confidence, [*answer.releases, release], answer.bounds)
-        notes = elsewhere(release.losses, plan.unit, asked.spend.loss)
-        said = f"{len(drawn.draws)} draws are combined, each by the inverse of its noise's variance"
+        draws = answer.draws.with_draw(release.parts)
+        plan, columns = combine_measurements(draws, answer.bounds, answer.confidence)
+        refined = build_answer(
+            plan, self.context, columns, answer.confidence, [*answer.releases, release], answer.bounds
+        )
+        notes = other_budget_notes(release.losses, plan.unit, spend.loss)
+        combined = f"{len(draws.draws)} draws are combined, each by the inverse of its noise's variance"
         kept = [note for note in answer.notes if "draws are combined" not in note]
-        return replace(made, drawn=drawn, notes=tuple(dict.fromkeys([*kept, *notes, said])))
+        return replace(refined, draws=draws, notes=tuple(dict.fromkeys([*kept, *notes, combined])))
 
     def _check_version(self, answer: Answer, version: str) -> None:
         if {release.data_version for release in answer.releases} != {version}:
-            raise InvalidParameter("the data are of another version than the answer; ask the question anew")
+            raise InvalidParameter("the data have a newer version than the answer; ask the query again")
 
-    def _afresh(self, answer: Answer, parts: Sequence[Part], request_id: str) -> Request:
-        """A request that none of an answer's draws was released for: the same noise twice would count double."""
+    def _fresh_request(self, answer: Answer, measurements: Sequence[Measurement], request_id: str) -> Request:
+        """Build a request that none of an answer's draws was released for: the same noise twice would count double."""
         known = {release.digest for release in answer.releases}
-        unit = answer.drawn.plan.unit if answer.drawn else ""
-        made = (self._request(unit, parts, (), request_id, draw) for draw in range(1, len(known) + 2))
-        return next(request for request in made if digest(request) not in known)
+        unit = answer.draws.plan.unit if answer.draws else ""
+        requests = (self._request(unit, measurements, (), request_id, repeat) for repeat in range(1, len(known) + 2))
+        return next(request for request in requests if digest(request) not in known)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _read(self, query: str, chosen: Chosen) -> Question:
-        name, bound = chosen.unit or default_unit(self.dataset), bound_of(chosen.bound)
-        question = read(query, self.dataset, name, row_limit=bound.rows, join_limit=chosen.join_rows)
-        question = dated(question, self.context)
-        kinds.check(question, self.context)
+    def _read(self, query: str, chosen: ResolvedOptions) -> Question:
+        """Parse a query, and type-check it before anything is spent."""
+        unit, bound = chosen.unit or default_unit(self.dataset), parse_contribution_bound(chosen.max_contributions)
+        question = parse_query(query, self.dataset, unit, row_limit=bound.max_rows, join_limit=chosen.max_rows_per_key)
+        question = resolve_date_literals(question, self.context)
+        typecheck.check_types(question, self.context)
         return question
 
-    def _asked(self, queries: Sequence[str], chosen: Chosen) -> _Asked:
-        """Questions with all their options settled."""
-        questions, how = [self._read(query, chosen) for query in queries], level(chosen.confidence)
-        if chosen.within is not None:
-            return self._solved(questions, chosen, how)
-        budget = spend(chosen.epsilon, chosen.rho)
-        planner = Planner(self.context, bound_of(chosen.bound), budget.gaussian)
-        return _Asked(tuple(map(planner.plan, questions)), budget, how, chosen.rows)
+    def _plan(self, queries: Sequence[str], chosen: ResolvedOptions) -> _PlannedQueries:
+        """Plan queries, and decide what they spend."""
+        questions, confidence = [self._read(query, chosen) for query in queries], confidence_level(chosen.confidence)
+        if chosen.max_error is not None:
+            return self._solve_epsilon(questions, chosen, confidence)
+        spend = parse_spend(chosen.epsilon, chosen.rho)
+        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), spend.gaussian)
+        plans = tuple(map(planner.plan, questions))
+        return _PlannedQueries(plans, spend, confidence, chosen.assumed_group_size, repeat=chosen.repeat)
 
-    def _solved(self, questions: Sequence[Question], chosen: Chosen, confidence: float) -> _Asked:
-        """The least epsilon, up to a thousandth of itself, at which every column is within the width asked for."""
+    def _solve_epsilon(
+        self, questions: Sequence[Question], chosen: ResolvedOptions, confidence: float
+    ) -> _PlannedQueries:
+        """Find the least epsilon, up to a thousandth of itself, that brings every column within `max_error`."""
         if chosen.epsilon is not None or chosen.rho is not None:
-            raise InvalidParameter("give within= or a loss, not both: within= solves for epsilon")
-        wanted = float(rational(chosen.within, "within"))  # type: ignore[arg-type]
-        plans = tuple(map(Planner(self.context, bound_of(chosen.bound), False).plan, questions))
+            raise InvalidParameter("give max_error= or a loss, not both: max_error= solves for epsilon")
+        wanted = float(rational(chosen.max_error, "max_error"))  # type: ignore[arg-type]
+        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), False)
+        plans = tuple(map(planner.plan, questions))
 
-        def asked(epsilon: Fraction) -> _Asked:
-            return _Asked(plans, Spend(Pure(epsilon)), confidence, chosen.rows, wanted)
+        def planned(epsilon: Fraction) -> _PlannedQueries:
+            spend, size = Spend(Pure(epsilon)), chosen.assumed_group_size
+            return _PlannedQueries(plans, spend, confidence, size, wanted, chosen.repeat)
 
         low, high = Fraction(1, 10**6), Fraction(1000)
-        if self._widest(asked(high)) > wanted:
+        if self._widest(planned(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
         while high > low * Fraction(1001, 1000):
             middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
-            low, high = (low, middle) if self._widest(asked(middle)) <= wanted else (middle, high)
-        return asked(rational(f"{float(high):.6g}"))
+            low, high = (low, middle) if self._widest(planned(middle)) <= wanted else (middle, high)
+        return planned(rational(f"{float(high):.6g}"))
 
-    def _widest(self, asked: _Asked) -> float:
-        whole = joined(self.context, asked.plans, asked.spend)
-        return max((column.half_width for column in self._expected(whole, asked)), default=0.0)
+    def _widest(self, planned: _PlannedQueries) -> float:
+        batch = plan_batch(self.context, planned.plans, planned.spend)
+        return max((column.half_width for column in self._expected(batch, planned)), default=0.0)
 
-    def _expected(self, whole: Whole, asked: _Asked) -> tuple[Expected, ...]:
-        """How far off each column would be, at bounds that are guessed where they are still to be found."""
-        guesses = whole.guesses()
-        parts = asking.filled(whole.answer_parts(asked.spend, self.context), guesses)
-        plans = [fitted(whole.plan_of(place, plan), self.context, guesses) for place, plan in enumerate(asked.plans)]
+    def _expected(self, batch: BatchPlan, planned: _PlannedQueries) -> tuple[Expected, ...]:
+        """Expected error of each column; uses default bounds where none is estimated yet."""
+        defaults = batch.default_bounds()
+        measurements = with_known_bounds(batch.answer_measurements(planned.spend, self.context), defaults)
         return tuple(
             column
-            for place, plan in enumerate(plans)
-            for column in expected(self.context, plan, whole.parts_of(place, parts), asked.confidence, asked.rows)
+            for place, plan in enumerate(planned.plans)
+            for column in expected(
+                self.context,
+                with_bounds(batch.plan_of(place, plan), self.context, defaults),
+                batch.parts_of(place, measurements),
+                planned.confidence,
+                planned.assumed_group_size,
+            )
         )
 
-    def _price(self, asked: _Asked, draw: int, more: Sequence[Part] = (), loss: Loss | None = None) -> Price:
-        whole = joined(self.context, asked.plans, asked.spend)
-        parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
-        request = self._request(asked.plans[0].unit, [*more, *parts], searches, draw=draw)
-        quoted: Quote = self.kernel.quote(request, self.token)
-        columns = self._expected(whole, asked)
-        total, unit = loss or asked.spend.loss, asked.plans[0].unit
-        notes = (*asked.plans[0].notes, *assumed(whole, columns), *elsewhere(quoted.losses, unit, total))
-        return Price(
-            total, quoted.losses, columns, whole.guesses(), quoted.affordable, quoted.free, quoted.time_class,
-            quoted.milliseconds, notes,
-        )  # fmt: skip
+    def _quote(self, planned: _PlannedQueries, more: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
+        batch = plan_batch(self.context, planned.plans, planned.spend)
+        measurements = batch.answer_measurements(planned.spend, self.context)
+        searches = batch.searches(planned.spend, self.context)
+        unit, total = planned.plans[0].unit, loss or planned.spend.loss
+        request = self._request(unit, [*more, *measurements], searches, repeat=planned.repeat)
+        quoted: CostQuote = self.kernel.quote(request, self.token)
+        columns = self._expected(batch, planned)
+        return Quote(
+            loss=total,
+            losses=quoted.losses,
+            expected=columns,
+            bounds=batch.default_bounds(),
+            affordable=quoted.affordable,
+            free=quoted.free,
+            time_class=quoted.time_class,
+            milliseconds=quoted.milliseconds,
+            notes=(
+                *planned.plans[0].notes,
+                *quote_assumptions(batch, columns),
+                *other_budget_notes(quoted.losses, unit, total),
+            ),
+        )
 
     def _request(
-        self, unit: str, parts: Sequence[Part], searches: Sequence[AutoBound], request_id: str = "", draw: int = 0
+        self,
+        unit: str,
+        measurements: Sequence[Measurement],
+        searches: Sequence[BoundSearch],
+        request_id: str = "",
+        repeat: int = 0,
     ) -> Request:
-        """A request that is refused once cells have other names than this session knows."""
-        made = asking.request(self.name, unit, parts, searches, request_id, draw)
-        return replace(made, described=description(self.context))
+        """Build a request pinned to this session's schema hash."""
+        return Request(
+            self.name, tuple(measurements), tuple(searches), unit=unit, request_id=request_id, repeat=repeat,
+            schema_hash=schema_hash(self.context),
+        )  # fmt: skip
 
-    def _answer(self, asked: _Asked, request_id: str, draw: int) -> list[Answer]:
-        """Asks for everything at once, bounds that are to be found included: one charge."""
-        whole = joined(self.context, asked.plans, asked.spend)
-        parts, searches = whole.answer_parts(asked.spend, self.context), whole.searches(asked.spend, self.context)
-        request = self._request(asked.plans[0].unit, parts, searches, request_id, draw)
+    def _answer(self, planned: _PlannedQueries, request_id: str) -> list[Answer]:
+        """Send everything as one request and one charge, and turn what is released into answers."""
+        batch = plan_batch(self.context, planned.plans, planned.spend)
+        measurements = batch.answer_measurements(planned.spend, self.context)
+        searches = batch.searches(planned.spend, self.context)
+        request = self._request(planned.plans[0].unit, measurements, searches, request_id, planned.repeat)
         release = self.kernel.answer(request, self.token)
-        found = estimated_bounds(whole, release)
+        estimated = estimated_bounds(batch, release)
         answers = []
-        for place, plan in enumerate(asked.plans):
-            bounds = found[place]
+        for place, plan in enumerate(planned.plans):
+            bounds = estimated[place]
             limits = {tag: bound.bound for tag, bound in bounds.items()}
-            own = fitted(whole.plan_of(place, plan), self.context, limits)
-            parts_of_it = tuple(split_answers(whole, place, release.parts))
-            columns = sources(own, parts_of_it, bounds, asked.confidence)
-            answer = assemble(own, self.context, columns, asked.confidence, [release], bounds)
-            notes = elsewhere(release.losses, plan.unit, asked.spend.loss)
-            drawn = Drawn(replace(own, searches=()), (parts_of_it,))
-            answers.append(replace(answer, notes=(*answer.notes, *notes), drawn=drawn))
-        return [asked.judged(answer, self._expected(whole, asked)) for answer in answers] if asked.within else answers
+            own = with_bounds(batch.plan_of(place, plan), self.context, limits)
+            parts = tuple(parts_of_query(batch, place, release.parts))
+            columns = measured_columns(own, parts, bounds, planned.confidence)
+            answer = build_answer(own, self.context, columns, planned.confidence, [release], bounds)
+            notes = other_budget_notes(release.losses, plan.unit, planned.spend.loss)
+            draws = QuestionDraws(replace(own, searches=()), (parts,))
+            answers.append(replace(answer, notes=(*answer.notes, *notes), draws=draws))
+        if planned.max_error is None:
+            return answers
+        return [planned.with_error_notes(answer, self._expected(batch, planned)) for answer in answers]
 
     # --- keys that the schema does not list --------------------------------------------------------------------------
 
-    def _selecting(self, query: str, chosen: Chosen) -> _Selecting:
-        """How keys are selected, for half of the loss: the other half answers."""
-        if chosen.within is not None:
-            raise InvalidParameter("within= does not go with delta=: give epsilon= or rho=")
-        question, budget = self._read(query, chosen), spend(chosen.epsilon, chosen.rho)
-        planner = Planner(self.context, bound_of(chosen.bound), budget.gaussian)
+    def _key_selection(self, query: str, chosen: ResolvedOptions) -> _KeySelection:
+        """Plan the selection of keys for half of the loss; the other half answers."""
+        if chosen.max_error is not None:
+            raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
+        question, spend = self._read(query, chosen), parse_spend(chosen.epsilon, chosen.rho)
+        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), spend.gaussian)
         delta, half = rational(chosen.delta or 0, "delta"), Fraction(1, 2)
-        part = asking.selection_part(planner.undeclared(question), budget, half, delta)
-        return _Selecting(question, planner, part, Spend(budget.share(half)), delta)
+        measurement = selection_measurement(planner.undeclared(question), spend, half, delta)
+        return _KeySelection(question, planner, measurement, Spend(spend.share(half)), delta)
 
-    def _selection(self, query: str, chosen: Chosen, draw: int) -> Price:
-        """What selecting keys and answering would cost together; how many there will be does not matter to it."""
-        how = self._selecting(query, chosen)
-        scope = Scope(how.question.relation.domain(self.context))
-        listed = {name: (first_value(key.domain(scope), self.context),) for name, key in how.question.keys}
-        asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
-        loss = spend(chosen.epsilon, chosen.rho).loss
-        total = Approximate(loss.epsilon, how.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, how.delta)
-        return self._price(asked, draw, [how.part], total)
+    def _plan_with_keys(
+        self, selection: _KeySelection, keys: Mapping[str, tuple[Scalar, ...]], chosen: ResolvedOptions
+    ) -> _PlannedQueries:
+        plan = selection.planner.plan(selection.question, keys)
+        level, size = confidence_level(chosen.confidence), chosen.assumed_group_size
+        return _PlannedQueries((plan,), selection.spend, level, size, repeat=chosen.repeat)
 
-    def _selected(self, query: str, chosen: Chosen, request_id: str, draw: int) -> Answer:
-        """Keys that enough units have, then the question over those; refused if not both can be paid."""
-        how = self._selecting(query, chosen)
-        suffix = f"{request_id}:keys" if request_id else ""
-        request = self._request(how.question.unit, [how.part], (), suffix, draw)
+    def _quote_selected_keys(self, query: str, chosen: ResolvedOptions) -> Quote:
+        """Compute what selecting keys and answering would cost together; the number of keys does not matter to it."""
+        selection = self._key_selection(query, chosen)
+        scope = Scope(selection.question.relation.domain(self.context))
+        sample = {name: (sample_value(key.domain(scope), self.context),) for name, key in selection.question.keys}
+        planned = self._plan_with_keys(selection, sample, chosen)
+        loss = parse_spend(chosen.epsilon, chosen.rho).loss
+        total = (
+            Approximate(loss.epsilon, selection.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, selection.delta)
+        )
+        return self._quote(planned, [selection.measurement], total)
+
+    def _answer_selected_keys(self, query: str, chosen: ResolvedOptions, request_id: str) -> Answer:
+        """Select the keys that enough units have, then answer over those; refuse unless both can be paid."""
+        selection = self._key_selection(query, chosen)
+        own_id = f"{request_id}:keys" if request_id else ""
+        request = self._request(selection.question.unit, [selection.measurement], (), own_id, chosen.repeat)
         # Where the keys are paid for, the answer is either paid for too, or refused before anything is spent.
-        if not (self._selection(query, chosen, draw).affordable or self.kernel.quote(request, self.token).free):
+        affordable = self._quote_selected_keys(query, chosen).affordable
+        if not (affordable or self.kernel.quote(request, self.token).free):
             raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
         first = self.kernel.answer(request, self.token)
         keys = first.parts[0].keys or ()
         if not keys:
             raise NotFound(
-                "no key had enough units behind it to be named; spend more, or group by something coarser "
-                "(half of the loss was spent on looking)"
+                "no key had enough units behind it to be released; spend more, or group by something coarser "
+                "(half of the loss was spent on selecting keys)"
             )
-        listed = {
-            name: tuple(dict.fromkeys(key[place] for key in keys)) for place, (name, _) in enumerate(how.question.keys)
+        values = {
+            name: tuple(dict.fromkeys(key[place] for key in keys))
+            for place, (name, _) in enumerate(selection.question.keys)
         }
-        asked = _Asked((how.planner.plan(how.question, listed),), how.spend, level(chosen.confidence), chosen.rows)
         try:
-            (answer,) = self._answer(asked, request_id, draw)
+            (answer,) = self._answer(self._plan_with_keys(selection, values, chosen), request_id)
         except Busy:
             raise Busy("the keys are selected and paid for; ask again: they are not charged twice") from None
-        note = f"{len(keys)} keys were selected privately, with delta {how.delta}; rarer ones are left out"
+        note = f"{len(keys)} keys were selected privately, with delta {selection.delta}; rarer ones are left out"
         return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Questions with all their options settled; `within` is the width for which the loss was solved."""
+class _PlannedQueries:
+    """Planned queries and what they spend; `max_error` is the width for which the loss was solved."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[QueryPlan, ...]
     spend: Spend
     confidence: float
-    rows: float | None
-    within: float | None = None
+    assumed_group_size: float | None
+    max_error: float | None = None
+    repeat: int = 0
 
-    def judged(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
-        """An answer with a note where it is wider than was asked for, and on what the loss was solved."""
-        shown = [column.estimate for column in answer.columns if not column.key]
+    def with_error_notes(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
+        """Add notes: on what `max_error` was solved, and where an interval is wider than that."""
+        estimates = [column.estimate for column in answer.columns if not column.key]
         with np.errstate(invalid="ignore"):
-            widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in shown]
+            widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in estimates]
         sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-        notes = [f"within= was solved as if each group had {size:,} rows" for size in sizes]
+        notes = [f"max_error= was solved as if each group had {size:,} rows" for size in sizes]
         if answer.bounds:
-            notes.append(f"within= was solved as if one unit had {TYPICAL_ROWS} rows, before bounds were found")
-        if self.within is not None and max(widths, default=0.0) > self.within:
-            notes.append(f"some intervals are wider than {self.within:g}: the data were not as assumed")
+            notes.append(f"max_error= was solved as if one unit had {TYPICAL_ROWS} rows, before bounds were found")
+        if self.max_error is not None and max(widths, default=0.0) > self.max_error:
+            notes.append(f"some intervals are wider than {self.max_error:g}: the data were not as assumed")
         return replace(answer, notes=(*answer.notes, *notes))
 
 
 @dataclass(frozen=True)
-class _Selecting:
-    """A question whose keys are selected first."""
+class _KeySelection:
+    """A query whose keys are selected first."""
 
     question: Question
     planner: Planner
-    part: Part
+    measurement: Measurement
     spend: Spend
     delta: Fraction
 
 
-def told(queries: Sequence[str], options: Options, *unwelcome: str) -> Chosen:
-    """Options as given; those in the text of a single question count like arguments."""
+def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "question") -> ResolvedOptions:
+    """Resolve the options of queries; those in the text of a single query count like arguments."""
+    if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
+        raise InvalidParameter("a query is a text, such as 'SELECT COUNT(*) FROM people'; a batch is a list of them")
     if not queries:
         raise InvalidParameter("a batch needs at least one query")
-    if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
-        raise InvalidParameter("a question is a text, such as 'SELECT COUNT(*) FROM people'; a batch is a list of them")
-    written = [options_of(query)[1] for query in queries]
+    written = [sql_options(query)[1] for query in queries]
     if len(queries) > 1 and any(written):
-        raise InvalidParameter("the questions of a batch share one loss: give its options as arguments")
-    return settled(options, *unwelcome).told(written[0], *unwelcome)
+        raise InvalidParameter("the queries of a batch share one loss: give its options as arguments")
+    refused = [name for name in OPTIONS if name not in options_of(place)]
+    return resolve_options(options, place).with_sql_options(written[0], *refused)
 
 
-def assumed(whole: Whole, columns: Sequence[Expected]) -> tuple[str, ...]:
-    """What a quote rests on where the data decide."""
+def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
+    """Say what a quote assumes where the data decide."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
     return (
         *(
-            f"the bound on {tag} is found when asked; shown as if it were {bound}"
-            for tag, bound in whole.guesses().items()
+            f"the contribution bound {tag} is chosen privately when asked; this quote assumes {bound}"
+            for tag, bound in batch.default_bounds().items()
         ),
-        *(f"averages and ratios are shown as if each group had {size:,} rows" for size in sizes),
+        *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
     )
 
 
 def default_unit(dataset: Dataset) -> str:
-    """The unit of the first budget: what questions are answered under unless they say otherwise."""
+    """The unit of the first budget: queries are answered under it unless they name another."""
     if not dataset.budgets:
         raise InvalidParameter(f"the dataset {dataset.name!r} has no budget; the curator must declare one")
     return dataset.budgets[0].unit

@@ -43,7 +43,7 @@ def _past(ctx: Context, unit: str, node: Any) -> bool:
         case Sample() if node.unit == unit:
             return False
         case Scan():
-            return node.influence(ctx, unit).rows != 0
+            return node.stability(ctx, unit).max_rows != 0
         case Relation() | Measure():
             return any(_past(ctx, unit, part) for part in vars(node).values())
         case _:

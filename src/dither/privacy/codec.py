@@ -1,4 +1,4 @@
-"""JSON v1 for everything in `privacy.protocol`: strict both ways, driven by field types and a table of names.
+"""JSON v2 for everything in `privacy.protocol`: strict both ways, driven by field types and a table of names.
 
 A node is an object whose "node" names its class; a rational is text such as "1/10" (or {"rational": "1/10"} where text
 is allowed too); there are no floats. What may stand in a field is decided by that field's type: a name is looked up
@@ -26,7 +26,7 @@ from dither.privacy import mechanisms
 from dither.privacy import protocol as model
 from dither.privacy.protocol import Request
 
-VERSION = 1
+VERSION = 2
 T = TypeVar("T")
 
 FAMILIES: dict[type, Mapping[str, type]] = {
@@ -39,7 +39,7 @@ NAMESPACE = {"Measure": measure.Measure, "Mechanism": mechanisms.Mechanism}
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """How large a message may be: bytes, nesting, and values in all."""
 
     size: int
@@ -47,8 +47,8 @@ class Limits:
     depth: int = 100
 
 
-REQUEST = Limits(size=1 << 22, values=200_000)
-RESPONSE = Limits(size=1 << 30, values=1 << 27)
+REQUEST = MessageLimits(size=1 << 22, values=200_000)
+RESPONSE = MessageLimits(size=1 << 30, values=1 << 27)
 
 
 def encode(value: object) -> bytes:
@@ -60,7 +60,7 @@ def encode(value: object) -> bytes:
         raise InvalidPlan("the plan holds something that cannot be sent, or is nested too deeply") from None
 
 
-def decode(data: bytes, kind: type[T], limits: Limits = REQUEST) -> T:
+def decode(data: bytes, kind: type[T], limits: MessageLimits = REQUEST) -> T:
     """The value of class `kind` that the bytes describe; anything else is refused."""
     if len(data) > limits.size:
         raise InvalidPlan(f"the message must be at most {limits.size} bytes, got {len(data)}")
@@ -84,7 +84,7 @@ def digest(request: Request) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def description(context: Context) -> str:
+def schema_hash(context: Context) -> str:
     """A hash of what gives cells their names: tables, units and public values; not budgets, sizes or sources."""
     held = context.memo.get(("description",))
     if held is None:
@@ -112,7 +112,7 @@ def _no_float(text: str) -> Any:
     raise InvalidPlan(f"numbers with a point cross as text such as '1/10', got {text[:20]}")
 
 
-def _measure(tree: Any, limits: Limits) -> None:
+def _measure(tree: Any, limits: MessageLimits) -> None:
     """Refuses what is nested too deeply or holds too many values, before anything is built from it."""
     layer, count = [tree], 0
     for _ in range(limits.depth):
@@ -254,4 +254,4 @@ def _node(hint: Any, name: str, value: dict[str, Any], path: str) -> Any:
     return classes[name](**given)
 
 
-__all__ = ["REQUEST", "RESPONSE", "VERSION", "Limits", "decode", "description", "digest", "encode", "model"]
+__all__ = ["REQUEST", "RESPONSE", "VERSION", "MessageLimits", "decode", "digest", "encode", "model", "schema_hash"]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.privacy.mechanisms import Mechanism
-from dither.privacy.protocol import AutoBound, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ TYPICAL = 16
 
 
 @dataclass(frozen=True)
-class Tail:
+class ContributionTail:
     """How many units lie above each edge: an estimate and a cautious upper end."""
 
     edges: Floats
@@ -67,7 +67,7 @@ class Tail:
         return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
 
 
-def tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> Tail:
+def fit_tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> ContributionTail:
     """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next.
 
     Beyond the last bin that can be told from noise, counts are taken to fall at least by half from one power of two to
@@ -84,7 +84,7 @@ def tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> Tail
     lifted = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
     wide = np.maximum(_continued(lifted, last, ratio_high, WIDER * std, FEWEST_HIGH), held)
     above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, wide))
-    return Tail(edges, above, above_high)
+    return ContributionTail(edges, above, above_high)
 
 
 def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
@@ -113,7 +113,7 @@ def _ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
     return float(np.clip(after / before, FASTEST, SLOWEST)), float(np.clip(high, FASTEST, HALF))
 
 
-def cost(shape: Tail, bound: float, rule: Tradeoff) -> float:
+def bound_error(shape: ContributionTail, bound: float, rule: BoundRule) -> float:
     """Noise and what remains of the clipping together, in a cell of middling size.
 
     Groups are unequal: with more of them, the middling one is further below the average.
@@ -122,11 +122,11 @@ def cost(shape: Tail, bound: float, rule: Tradeoff) -> float:
     return math.hypot(float(rule.noise) * bound, RESIDUAL * shape.removed(bound) / share)
 
 
-def rung(search: AutoBound, values: Sequence[int], mechanism: Mechanism) -> int:
+def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechanism: Mechanism) -> int:
     """The bound that a first step chose: the cheapest of the grid by the rule, or the one at the index released."""
     grid, rule = search.grid, search.rule
     if rule is None:
         place = values[0] if values else 0
         return grid[min(max(place, 0), len(grid) - 1)]
-    shape = tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
-    return min(grid, key=lambda bound: cost(shape, bound, rule))
+    shape = fit_tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
+    return min(grid, key=lambda bound: bound_error(shape, bound, rule))

@@ -19,21 +19,21 @@ from sqlglot import exp
 from dither.errors import InvalidPlan, Unsupported
 from dither.loss import Loss, Sensitivity
 from dither.plan.context import Context
-from dither.plan.domains import EPOCH, starts
+from dither.plan.domains import EPOCH, period_starts
 from dither.plan.expressions.numeric import Clamp
-from dither.plan.measures.clipped import Clipped
+from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
-from dither.plan.measures.linear import Linear
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.relations.bounding import BoundGroups, BoundRows, Sample
+from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit, Sample
 from dither.plan.relations.core import Relation
-from dither.plan.relations.facts import windows_touched
+from dither.plan.relations.facts import window_range
 from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.dialect import RawKind
-from dither.plan.sql.statement import Origin, Statement
-from dither.plan.traversal import autos, fill, walk
+from dither.plan.sql.statement import SqlStatement, TableSource
+from dither.plan.traversal import fill_limits, unfilled_limits, walk
 from dither.privacy.accounting.composition import compose, joint_gaussian, joint_laplace, parallel
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.amplification import amplified
@@ -48,7 +48,7 @@ from dither.privacy.mechanisms import (
     calibrate,
 )
 from dither.privacy.pacing import Work
-from dither.privacy.protocol import AutoBound, Calibrate, Part, QuotedPart, Request, UnitLoss
+from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, QuotedMeasurement, Request, UnitLoss
 from dither.schema import Boolean, BudgetCap, Category, Domain, Identifier, Moment, Number, Reference, Table
 
 NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
@@ -60,35 +60,35 @@ MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give u
 
 
 @dataclass(frozen=True)
-class Step:
+class CostedStep:
     """One measure, ready to be read, and the mechanism that releases it."""
 
     measure: Measure
     mechanism: Mechanism
-    quoted: QuotedPart
+    quoted: QuotedMeasurement
 
 
 @dataclass(frozen=True)
-class Appraisal:
+class PrivacyCost:
     """What a request costs every budget, which windows it touches, and how its steps look at the widest bounds."""
 
     losses: tuple[UnitLoss, ...]
     windows: Mapping[str, tuple[str, ...]]
-    find: tuple[Step, ...]
-    steps: tuple[Step, ...]
+    searches: tuple[CostedStep, ...]
+    steps: tuple[CostedStep, ...]
 
     @property
-    def all_steps(self) -> tuple[Step, ...]:
+    def all_steps(self) -> tuple[CostedStep, ...]:
         """The steps in the order in which they are taken."""
-        return (*self.find, *self.steps)
+        return (*self.searches, *self.steps)
 
 
-def appraise(ctx: Context, request: Request, spelled: bool = True) -> Appraisal:
+def privacy_cost(ctx: Context, request: Request, dialect: bool = True) -> PrivacyCost:
     """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded.
 
     Whether it can be `spelled` for a database changes no loss, and may change from one version to the next.
     """
-    used = {auto.tag for part in request.parts for auto in autos(part.measure)}
+    used = {auto.tag for part in request.parts for auto in unfilled_limits(part.measure)}
     if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
         raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
     find = tuple(_searched(ctx, request, search) for search in request.searches)
@@ -107,15 +107,15 @@ def appraise(ctx: Context, request: Request, spelled: bool = True) -> Appraisal:
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))] if spelled else []
+    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))] if dialect else []
     for measure in dict.fromkeys(step.measure for step in ends):
-        check_spelling(ctx, measure)
-    return Appraisal(losses, windows, find, tuple(options[-1] for options in steps))
+        check_compilable(ctx, measure)
+    return PrivacyCost(losses, windows, find, tuple(options[-1] for options in steps))
 
 
-def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
+def _searched(ctx: Context, request: Request, search: BoundSearch) -> CostedStep:
     """The step that finds a bound; a rule needs a cell for each of its bins, with noise of one known law."""
-    step = step_of(ctx, request, Part(search.find, search.mechanism))
+    step = step_of(ctx, request, Measurement(search.histogram, search.mechanism))
     if search.rule is not None:
         step.mechanism.std()
         if prod(step.quoted.shape) != len(search.rule.points) + 1:
@@ -123,18 +123,20 @@ def _searched(ctx: Context, request: Request, search: AutoBound) -> Step:
     return step
 
 
-def check_spelling(ctx: Context, measure: Measure) -> None:
+def check_compilable(ctx: Context, measure: Measure) -> None:
     """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
-    statement = Statement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()})
+    statement = SqlStatement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()})
     measure.plan(statement)
     most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
     if statement.extent.depth > MOST_DEPTH or statement.extent.columns > most:
         raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
 
 
-def origin_like(table: Table) -> Origin:
+def origin_like(table: Table) -> TableSource:
     """A table as any engine could hold it."""
-    return Origin(exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()})
+    return TableSource(
+        exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()}
+    )
 
 
 def kind_like(domain: Domain) -> RawKind:
@@ -154,32 +156,34 @@ def kind_like(domain: Domain) -> RawKind:
             assert_never(domain)
 
 
-def losses_of(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
+def recompute_losses(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
     """What a recorded request costs, and the windows that it touches: for the verifier."""
-    appraisal = appraise(ctx, decode(request.encode(), Request), spelled=False)
+    appraisal = privacy_cost(ctx, decode(request.encode(), Request), dialect=False)
     return appraisal.losses, appraisal.windows
 
 
-def answered(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[Step, ...]:
+def steps_at_bounds(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[CostedStep, ...]:
     """The steps that answer, once the bounds are known."""
     found = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
-    return tuple(step_of(ctx, request, Part(fill(part.measure, found), part.mechanism)) for part in request.parts)
+    return tuple(
+        step_of(ctx, request, Measurement(fill_limits(part.measure, found), part.mechanism)) for part in request.parts
+    )
 
 
-def _fillings(searches: Sequence[AutoBound], part: Part) -> list[Part]:
+def _fillings(searches: Sequence[BoundSearch], part: Measurement) -> list[Measurement]:
     """A part at all bounds that could be found, the smallest first and the largest last."""
-    tags = {auto.tag for auto in autos(part.measure)}
+    tags = {auto.tag for auto in unfilled_limits(part.measure)}
     used = [search for search in searches if search.tag in tags]
     if prod(len(search.grid) for search in used) > MOST_FILLINGS:
         raise InvalidPlan(f"the bounds that a part uses must have at most {MOST_FILLINGS} combinations")
     found = [dict(zip([search.tag for search in used], each, strict=True)) for each in product(*(s.grid for s in used))]
-    return [Part(fill(part.measure, tags), part.mechanism) if tags else part for tags in found]
+    return [Measurement(fill_limits(part.measure, tags), part.mechanism) if tags else part for tags in found]
 
 
-def step_of(ctx: Context, request: Request, part: Part) -> Step:
+def step_of(ctx: Context, request: Request, part: Measurement) -> CostedStep:
     """A part with its mechanism made and everything public about it worked out."""
     measure = part.measure
-    if autos(measure):
+    if unfilled_limits(measure):
         raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
     unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
     ctx.unit(unit)
@@ -187,8 +191,10 @@ def step_of(ctx: Context, request: Request, part: Part) -> Step:
     sensitivity = measure.sensitivity(ctx, unit)
     mechanism = _mechanism(part.mechanism, sensitivity)
     shape, steps = _shape(ctx, measure, mechanism)
-    quoted = QuotedPart(mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, notes(ctx, measure))
-    return Step(measure, mechanism, quoted)
+    quoted = QuotedMeasurement(
+        mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, describe_processing(ctx, measure)
+    )
+    return CostedStep(measure, mechanism, quoted)
 
 
 def check_covered(ctx: Context, plan: Any) -> None:
@@ -237,7 +243,9 @@ def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[
 # --- What it costs ---
 
 
-def _total(ctx: Context, budget: BudgetCap, find: Sequence[Step], options: Sequence[Sequence[Step]]) -> Loss:
+def _total(
+    ctx: Context, budget: BudgetCap, find: Sequence[CostedStep], options: Sequence[Sequence[CostedStep]]
+) -> Loss:
     """What the whole request costs one budget: for an automatic bound, the dearest of those that could be found."""
     single = [steps[0] for steps in options if len(steps) == 1]
     losses = _together(ctx, budget, [*single, *find])
@@ -246,23 +254,23 @@ def _total(ctx: Context, budget: BudgetCap, find: Sequence[Step], options: Seque
     return amplified(ctx, budget.unit, every, compose(losses))
 
 
-def _loss(ctx: Context, budget: BudgetCap, step: Step) -> Loss:
+def _loss(ctx: Context, budget: BudgetCap, step: CostedStep) -> Loss:
     """What one step costs one budget, in the kind that the budget counts."""
     sensitivity = step.measure.sensitivity(ctx, budget.unit)
-    return step.mechanism.concentrated(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
+    return step.mechanism.zcdp_loss(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
 
 
-def _together(ctx: Context, budget: BudgetCap, steps: Sequence[Step]) -> list[Loss]:
+def _together(ctx: Context, budget: BudgetCap, steps: Sequence[CostedStep]) -> list[Loss]:
     """The losses of several steps, those over one partition at their joint cost where that is less."""
-    families: dict[object, list[Step]] = {}
+    families: dict[object, list[CostedStep]] = {}
     for number, step in enumerate(steps):
         linear = isinstance(step.mechanism, DiscreteLaplace | DiscreteGaussian)
-        base = step.measure.child if isinstance(step.measure, Linear) else step.measure
+        base = step.measure.child if isinstance(step.measure, LinearQuery) else step.measure
         families.setdefault((type(step.mechanism), base) if linear else number, []).append(step)
     return [_cheaper(ctx, budget, family) for family in families.values()]
 
 
-def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss:
+def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[CostedStep]) -> Loss:
     alone = compose([_loss(ctx, budget, step) for step in family])
     joint = _joint(ctx, budget, family) if len(family) > 1 else None
     if joint is None:
@@ -271,9 +279,9 @@ def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss:
     return min(alone, joint, key=cap.spend)
 
 
-def _joint(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss | None:
+def _joint(ctx: Context, budget: BudgetCap, family: Sequence[CostedStep]) -> Loss | None:
     """The largest column norm of the noise-weighted matrix, times how far one unit moves the partition below it."""
-    base = family[0].measure.child if isinstance(family[0].measure, Linear) else family[0].measure
+    base = family[0].measure.child if isinstance(family[0].measure, LinearQuery) else family[0].measure
     size = base.size(ctx)
     if size * size * len(family) > MOST_WEIGHTS:
         return None
@@ -287,7 +295,7 @@ def _joint(ctx: Context, budget: BudgetCap, family: Sequence[Step]) -> Loss | No
 
 
 def _weights(measure: Measure, size: int) -> list[tuple[int, ...]]:
-    if isinstance(measure, Linear):
+    if isinstance(measure, LinearQuery):
         return list(measure.weights)
     return [tuple(int(row == column) for column in range(size)) for row in range(size)]
 
@@ -298,12 +306,12 @@ def _noise(mechanism: Mechanism) -> Fraction:
 
 def _windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str, ...]:
     """The names of the windows that the plans' public time ranges touch."""
-    spans = [span for measure in measures if (span := windows_touched(ctx, measure, unit)) is not None]
+    spans = [span for measure in measures if (span := window_range(ctx, measure, unit)) is not None]
     every = ctx.unit(unit).every
     if not spans or every is None:
         return ()
     lo, hi = min(lo for lo, _ in spans), max(hi for _, hi in spans)
-    return tuple(window_name(start) for start in starts(lo, hi, every))
+    return tuple(window_name(start) for start in period_starts(lo, hi, every))
 
 
 def window_name(start: int) -> str:
@@ -319,7 +327,7 @@ def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
     if not moments or declared.every is None:
         return ()
     lo, hi = min(moment.lo for moment in moments), max(moment.hi for moment in moments)
-    return tuple(window_name(start) for start in starts(lo, hi, declared.every))
+    return tuple(window_name(start) for start in period_starts(lo, hi, declared.every))
 
 
 # --- What is public about the work, and what was done ---
@@ -329,12 +337,12 @@ def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) ->
     """Passes and sorts over the tables that the plans name, by their noisy sizes; cells and the plans' own size."""
     nodes = [node for measure in measures for node in walk(measure)]
     scans = [node.table for node in nodes if isinstance(node, Scan)]
-    heavy = (BoundRows, BoundGroups, GroupBy, Distinct, UnitJoin, KeyJoin, Clipped)
+    heavy = (LimitRowsPerUnit, LimitGroupsPerUnit, GroupBy, Distinct, UnitJoin, KeyJoin, ClippedSums)
     sorts, read = sum(isinstance(node, heavy) for node in nodes), sum(rows.get(table, 0) for table in scans)
     return Work(len(scans), sorts, read, cells, len(nodes))
 
 
-def notes(ctx: Context, measure: Measure) -> tuple[str, ...]:
+def describe_processing(ctx: Context, measure: Measure) -> tuple[str, ...]:
     """The clamping, bounding and sampling of a plan, in words."""
     found = [_words(node) for node in walk(measure)]
     tables = sorted({node.table for node in walk(measure) if isinstance(node, Scan) and ctx.table(node.table).private})
@@ -344,11 +352,11 @@ def notes(ctx: Context, measure: Measure) -> tuple[str, ...]:
 
 def _words(node: Any) -> str:
     match node:
-        case BoundRows(unit=unit, limit=limit):
+        case LimitRowsPerUnit(unit=unit, limit=limit):
             return f"at most {limit} rows of each {unit} counted, chosen pseudo-randomly"
-        case BoundGroups(unit=unit, groups=groups, rows=rows):
+        case LimitGroupsPerUnit(unit=unit, groups=groups, rows=rows):
             return f"at most {rows} rows of each {unit} in each of at most {groups} groups counted"
-        case Clipped(unit=unit, bound=bound, norm=norm):
+        case ClippedSums(unit=unit, bound=bound, norm=norm):
             return f"each {unit}'s sums scaled into an {norm.upper()} ball of radius {bound} steps"
         case KeyJoin(left_limit=left, right_limit=right):
             return f"at most {left} rows on the left and {right} on the right joined for each key"

@@ -12,7 +12,7 @@ from dither.loss import Loss, Sensitivity
 from dither.schema import BudgetCap, Dataset, Scalar
 
 if TYPE_CHECKING:
-    from dither.plan.context import PublicFacts
+    from dither.plan.context import PublicTableFacts
     from dither.plan.measures.core import Measure
     from dither.privacy.mechanisms import Mechanism
 
@@ -36,7 +36,7 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
-class Part:
+class Measurement:
     """One vector to measure, and the mechanism that protects it."""
 
     measure: Measure
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Tradeoff:
+class BoundRule:
     """Reads a bound off noisy counts of units by contribution: where noise and clipping are smallest together.
 
     The counts are of units below `points[0]`, from each point to the next, and above the last; `noise` is the standard
@@ -64,7 +64,7 @@ class Tradeoff:
 
 
 @dataclass(frozen=True)
-class AutoBound:
+class BoundSearch:
     """Find a bound first: from the vector `find`, `mechanism` chooses an index of `grid`; then the parts answer.
 
     With a `rule`, the mechanism releases the vector with noise and the rule chooses. In every part, a limit `Auto(tag)`
@@ -72,11 +72,11 @@ class AutoBound:
     outside the grid stands for its nearest end.
     """
 
-    find: Measure
+    histogram: Measure
     mechanism: Mechanism | Calibrate
     grid: tuple[int, ...]
     tag: str = "bound"
-    rule: Tradeoff | None = None
+    rule: BoundRule | None = None
 
     def __post_init__(self) -> None:
         _check_ladder(self.grid, "grid")
@@ -100,35 +100,27 @@ class Request:
     """
 
     dataset: str
-    parts: tuple[Part, ...]
-    bound: tuple[AutoBound, ...] | None = None
+    parts: tuple[Measurement, ...]
+    searches: tuple[BoundSearch, ...] = ()
     request_id: str = ""
     unit: str | None = None
-    draw: int = 0
-    expect_head: Head | None = None
-    described: str = ""
+    repeat: int = 0
+    expect_head: LedgerHead | None = None
+    schema_hash: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.parts) <= MOST_PARTS:
             raise InvalidPlan(f"a request has 1 to {MOST_PARTS} parts, got {len(self.parts)}")
         if self.request_id and not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidParameter("request_id must be 1 to 64 of A-Z a-z 0-9 _ . : -")
-        if not 0 <= self.draw < 2**31:
+        if not 0 <= self.repeat < 2**31:
             raise InvalidParameter("draw must be between 0 and 2^31")
-        if (
-            self.bound is not None
-            and not 1 <= len({each.tag for each in self.bound}) == len(self.bound) <= MOST_SEARCHES
-        ):
+        if not len({each.tag for each in self.searches}) == len(self.searches) <= MOST_SEARCHES:
             raise InvalidPlan(f"a request finds at most {MOST_SEARCHES} bounds first, each of another tag")
-
-    @property
-    def searches(self) -> tuple[AutoBound, ...]:
-        """The bounds that are found first."""
-        return self.bound or ()
 
 
 @dataclass(frozen=True)
-class Head:
+class LedgerHead:
     """The end of the ledger's chain: how many rows, and the last one's hash in hexadecimal."""
 
     sequence: int
@@ -145,7 +137,7 @@ class UnitLoss:
 
 
 @dataclass(frozen=True)
-class QuotedPart:
+class QuotedMeasurement:
     """A part as it would be released; with an automatic bound, at the largest bound of the grid."""
 
     mechanism: Mechanism
@@ -157,22 +149,22 @@ class QuotedPart:
 
 
 @dataclass(frozen=True)
-class Quote:
+class CostQuote:
     """What a request would cost, from public facts only: nothing was read and nothing spent."""
 
     dataset: str
-    parts: tuple[QuotedPart, ...]
+    parts: tuple[QuotedMeasurement, ...]
     losses: tuple[UnitLoss, ...]
-    find: tuple[QuotedPart, ...] | None
+    searches: tuple[QuotedMeasurement, ...] | None
     free: bool
     affordable: bool
     time_class: str
     milliseconds: int
-    head: Head
+    head: LedgerHead
 
 
 @dataclass(frozen=True)
-class ReleasedPart:
+class ReleasedMeasurement:
     """Noisy integers in the order of the measure's labels, and what was done to make them.
 
     A cell's quantity is its integer times its value's step. `keys` holds the keys that partition selection let through;
@@ -196,13 +188,13 @@ class Release:
     dataset: str
     data_version: str
     digest: str
-    parts: tuple[ReleasedPart, ...]
+    parts: tuple[ReleasedMeasurement, ...]
     losses: tuple[UnitLoss, ...]
-    bound: tuple[int, ...] | None
-    find: tuple[ReleasedPart, ...] | None
+    chosen_bounds: tuple[int, ...] | None
+    search_results: tuple[ReleasedMeasurement, ...] | None
     cached: bool
     sequence: int
-    head: Head
+    head: LedgerHead
     time: str
     code: str
 
@@ -221,7 +213,7 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """One charge in an account's history; `answered` is false where the charge stands without an answer."""
 
     sequence: int
@@ -244,7 +236,7 @@ class LedgerRow:
 
 
 @dataclass(frozen=True)
-class Statement:
+class PrivacyStatement:
     """The facts of a dataset's privacy statement; `dither.post` and the servers put them into prose."""
 
     dataset: str
@@ -254,7 +246,7 @@ class Statement:
     balances: tuple[Balance, ...]
     assumptions: tuple[str, ...]
     residual_bits: int
-    head: Head
+    head: LedgerHead
     code: str
 
 
@@ -267,10 +259,10 @@ class Kernel(Protocol):
     def schema(self, dataset: str, token: str) -> Dataset:
         """What is public about a dataset, without where its records are."""
 
-    def facts(self, dataset: str, token: str) -> PublicFacts:
+    def facts(self, dataset: str, token: str) -> PublicTableFacts:
         """What was counted in the dataset's public tables; with the schema, all that a plan is read in."""
 
-    def quote(self, request: Request, token: str) -> Quote:
+    def quote(self, request: Request, token: str) -> CostQuote:
         """What a request would cost; free, and reads nothing."""
 
     def answer(self, request: Request, token: str) -> Release:
@@ -279,11 +271,11 @@ class Kernel(Protocol):
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
         """The budgets that the account's charges count against."""
 
-    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
         """The charges that the account may see: everyone's under a shared budget, its group's under separate ones."""
 
-    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
         """Every row that concerns the dataset; auditors and curators."""
 
-    def statement(self, dataset: str, token: str) -> Statement:
+    def statement(self, dataset: str, token: str) -> PrivacyStatement:
         """The facts of the privacy statement."""

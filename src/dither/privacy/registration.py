@@ -7,15 +7,15 @@ from dither.loss import Pure
 from dither.plan.context import Context
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count, count_units
-from dither.plan.relations.bounding import BoundRows
+from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
-from dither.privacy.protocol import Calibrate, Part
+from dither.privacy.protocol import Calibrate, Measurement
 
 SIZE_ROWS = 256  # rows of one unit that count towards the noisy size
 
 
-def size_parts(ctx: Context) -> tuple[list[Part], list[str]]:
+def size_measurements(ctx: Context) -> tuple[list[Measurement], list[str]]:
     """How a dataset's size is measured: clipped rows of every private table, then the units, for the size's epsilon."""
     unit = _sizing_unit(ctx)
     tables = [name for name, table in ctx.dataset.tables.items() if table.private and name in ctx.unit(unit).keys]
@@ -26,7 +26,7 @@ def size_parts(ctx: Context) -> tuple[list[Part], list[str]]:
     if not kept:
         return [], []
     share = Calibrate("discrete_laplace", Pure(ctx.dataset.size_epsilon / len(kept)))
-    return [Part(measure, share) for measure, _ in kept], [name for _, name in kept]
+    return [Measurement(measure, share) for measure, _ in kept], [name for _, name in kept]
 
 
 def _sizing_unit(ctx: Context) -> str:
@@ -36,7 +36,7 @@ def _sizing_unit(ctx: Context) -> str:
 
 
 def _clipped(ctx: Context, table: str, unit: str) -> Relation:
-    return Scan(table) if ctx.unit(unit).kind == "row" else BoundRows(Scan(table), unit, SIZE_ROWS)
+    return Scan(table) if ctx.unit(unit).kind == "row" else LimitRowsPerUnit(Scan(table), unit, SIZE_ROWS)
 
 
 def _bounded(ctx: Context, measure: Measure) -> bool:

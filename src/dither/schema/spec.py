@@ -14,7 +14,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class Field:
+class FieldSpec:
     """One entry of a mapping: the kind of its value and, for people, what it means."""
 
     kind: Kind
@@ -25,15 +25,15 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ObjectSpec:
     """A mapping: its fields, or by `by` the field whose value chooses further ones."""
 
     what: str
-    fields: dict[str, Field]
+    fields: dict[str, FieldSpec]
     by: str = ""
-    variants: dict[str, dict[str, Field]] = field(default_factory=dict)
+    variants: dict[str, dict[str, FieldSpec]] = field(default_factory=dict)
 
-    def allowed(self, variant: str = "") -> dict[str, Field]:
+    def allowed(self, variant: str = "") -> dict[str, FieldSpec]:
         """The fields that may stand here."""
         return self.fields | self.variants.get(variant, {})
 
@@ -43,115 +43,117 @@ _PRECISIONS = ("day", "hour", "minute", "second", "millisecond", "microsecond")
 _EVERY = ("day", "week", "month", "quarter", "year")
 
 _MOMENT = {
-    "min": Field("moment", f"first instant, {_BOUND}", required=True),
-    "max": Field("moment", f"last instant, {_BOUND}; a date alone means the end of that day", required=True),
+    "min": FieldSpec("moment", f"first instant, {_BOUND}", required=True),
+    "max": FieldSpec("moment", f"last instant, {_BOUND}; a date alone means the end of that day", required=True),
 }
 
-SHAPES: dict[str, Shape] = {
-    "dataset": Shape(
+SHAPES: dict[str, ObjectSpec] = {
+    "dataset": ObjectSpec(
         "a dataset",
         {
-            "version": Field("version", "the version of this format", required=True),
-            "name": Field("name", "the name by which analysts ask", required=True),
-            "description": Field("text", "for people"),
-            "population": Field("name", "datasets of one population share their budgets; the name unless given"),
-            "data_version": Field("text", "changed when new data come; empties the cache of answers, never a budget"),
-            "timezone": Field("text", "where a timestamp without offset belongs; UTC unless given"),
-            "size_epsilon": Field("number", "spent once, on the private size; 0.01 unless given"),
-            "tables": Field("shapes_by_name", "the tables", required=True, shape="table"),
-            "units": Field("shapes_by_name", "what neighbours differ by", required=True, shape="unit"),
-            "budgets": Field("shapes", "the caps on the loss of each unit", required=True, shape="budget"),
-            "policy": Field(
+            "version": FieldSpec("version", "the version of this format", required=True),
+            "name": FieldSpec("name", "the name by which analysts ask", required=True),
+            "description": FieldSpec("text", "for people"),
+            "population": FieldSpec("name", "datasets of one population share their budgets; the name unless given"),
+            "data_version": FieldSpec(
+                "text", "changed when new data come; empties the cache of answers, never a budget"
+            ),
+            "timezone": FieldSpec("text", "where a timestamp without offset belongs; UTC unless given"),
+            "size_epsilon": FieldSpec("number", "spent once, on the private size; 0.01 unless given"),
+            "tables": FieldSpec("shapes_by_name", "the tables", required=True, shape="table"),
+            "units": FieldSpec("shapes_by_name", "what neighbours differ by", required=True, shape="unit"),
+            "budgets": FieldSpec("shapes", "the caps on the loss of each unit", required=True, shape="budget"),
+            "policy": FieldSpec(
                 "text", "one budget whose answers all share, or one per group", choices=("shared", "separate")
             ),
-            "groups": Field("shapes", "analysts who share a budget", shape="group"),
+            "groups": FieldSpec("shapes", "analysts who share a budget", shape="group"),
         },
     ),
-    "table": Shape(
+    "table": ObjectSpec(
         "a table",
         {
-            "private": Field("boolean", "whether its records are secret", required=True),
-            "description": Field("text", "for people"),
-            "source": Field("shape", "where its records are", required=True, shape="source"),
-            "unique": Field("name", "a column with at most one row per value, enforced when read"),
-            "columns": Field(
+            "private": FieldSpec("boolean", "whether its records are secret", required=True),
+            "description": FieldSpec("text", "for people"),
+            "source": FieldSpec("shape", "where its records are", required=True, shape="source"),
+            "unique": FieldSpec("name", "a column with at most one row per value, enforced when read"),
+            "columns": FieldSpec(
                 "shapes_by_name", "its columns; others in the source are never read", required=True, shape="column"
             ),
         },
     ),
-    "source": Shape(
+    "source": ObjectSpec(
         "a source",
         {
-            "kind": Field(
+            "kind": FieldSpec(
                 "text", "the engine or format", required=True, choices=("parquet", "csv", "duckdb", "postgres", "spark")
             )
         },
         by="kind",
         variants={
-            "parquet": {"path": Field("text", "a file or pattern, relative to this description", required=True)},
+            "parquet": {"path": FieldSpec("text", "a file or pattern, relative to this description", required=True)},
             "csv": {
-                "path": Field("text", "a file or pattern, relative to this description", required=True),
-                "delimiter": Field("text", "a comma unless given"),
+                "path": FieldSpec("text", "a file or pattern, relative to this description", required=True),
+                "delimiter": FieldSpec("text", "a comma unless given"),
             },
             "duckdb": {
-                "path": Field("text", "a database file, relative to this description", required=True),
-                "table": Field("text", "a table or view of it", required=True),
+                "path": FieldSpec("text", "a database file, relative to this description", required=True),
+                "table": FieldSpec("text", "a table or view of it", required=True),
             },
             "postgres": {
-                "dsn_env": Field("text", "the environment variable that holds the address", required=True),
-                "table": Field("text", "a table or view, with its schema if need be", required=True),
+                "dsn_env": FieldSpec("text", "the environment variable that holds the address", required=True),
+                "table": FieldSpec("text", "a table or view, with its schema if need be", required=True),
             },
             "spark": {
-                "path": Field("text", "a path that the cluster can read"),
-                "format": Field("text", "of the path; parquet unless given"),
-                "table": Field("text", "a table of the session's catalogue, instead of a path"),
-                "master": Field("text", "a cluster's address; a local session unless given"),
-                "remote": Field("text", "a Spark Connect address, instead of a master"),
+                "path": FieldSpec("text", "a path that the cluster can read"),
+                "format": FieldSpec("text", "of the path; parquet unless given"),
+                "table": FieldSpec("text", "a table of the session's catalogue, instead of a path"),
+                "master": FieldSpec("text", "a cluster's address; a local session unless given"),
+                "remote": FieldSpec("text", "a Spark Connect address, instead of a master"),
             },
         },
     ),
-    "column": Shape(
+    "column": ObjectSpec(
         "a column",
         {
-            "type": Field(
+            "type": FieldSpec(
                 "text",
                 "what its values are",
                 required=True,
                 choices=("integer", "decimal", "category", "boolean", "date", "timestamp", "identifier"),
             ),
-            "description": Field("text", "for people"),
-            "nullable": Field("boolean", "whether a value may be missing; false unless given"),
-            "default": Field("scalar", "stands in for a value that lies outside and cannot be clamped"),
+            "description": FieldSpec("text", "for people"),
+            "nullable": FieldSpec("boolean", "whether a value may be missing; false unless given"),
+            "default": FieldSpec("scalar", "stands in for a value that lies outside and cannot be clamped"),
         },
         by="type",
         variants={
             "integer": {
-                "min": Field("number", f"least value, {_BOUND}", required=True),
-                "max": Field("number", f"greatest value, {_BOUND}", required=True),
-                "step": Field("number", "the lattice that values lie on; 1 unless given"),
+                "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
+                "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
+                "step": FieldSpec("number", "the lattice that values lie on; 1 unless given"),
             },
             "decimal": {
-                "min": Field("number", f"least value, {_BOUND}", required=True),
-                "max": Field("number", f"greatest value, {_BOUND}", required=True),
-                "step": Field("number", "the lattice that values lie on, such as 0.01", required=True),
+                "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
+                "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
+                "step": FieldSpec("number", "the lattice that values lie on, such as 0.01", required=True),
             },
             "category": {
-                "values": Field("texts", "every value, present in the data or not"),
-                "values_from": Field("text", "table.column of a public table, instead of values"),
-                "kind": Field(
+                "values": FieldSpec("texts", "every value, present in the data or not"),
+                "values_from": FieldSpec("text", "table.column of a public table, instead of values"),
+                "kind": FieldSpec(
                     "text", "of the values in values_from, where that column does not say", choices=("integer", "text")
                 ),
             },
             "boolean": {},
             "date": _MOMENT,
-            "timestamp": _MOMENT | {"precision": Field("text", "microsecond unless given", choices=_PRECISIONS)},
-            "identifier": {"kind": Field("text", "integer or text", required=True, choices=("integer", "text"))},
+            "timestamp": _MOMENT | {"precision": FieldSpec("text", "microsecond unless given", choices=_PRECISIONS)},
+            "identifier": {"kind": FieldSpec("text", "integer or text", required=True, choices=("integer", "text"))},
         },
     ),
-    "unit": Shape(
+    "unit": ObjectSpec(
         "a unit",
         {
-            "kind": Field(
+            "kind": FieldSpec(
                 "text",
                 "all rows of a key, one row, or a key's rows in a calendar window",
                 required=True,
@@ -160,42 +162,44 @@ SHAPES: dict[str, Shape] = {
         },
         by="kind",
         variants={
-            "user": {"keys": Field("names_by_name", "table: key column, for each table that it covers", required=True)},
-            "row": {"tables": Field("names", "the tables whose rows are units", required=True)},
+            "user": {
+                "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True)
+            },
+            "row": {"tables": FieldSpec("names", "the tables whose rows are units", required=True)},
             "window": {
-                "keys": Field("names_by_name", "table: key column, for each table that it covers", required=True),
-                "times": Field("names_by_name", "table: the column that places a row in a window", required=True),
-                "every": Field("text", "the length of a window", required=True, choices=_EVERY),
+                "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True),
+                "times": FieldSpec("names_by_name", "table: the column that places a row in a window", required=True),
+                "every": FieldSpec("text", "the length of a window", required=True, choices=_EVERY),
             },
         },
     ),
-    "budget": Shape(
+    "budget": ObjectSpec(
         "a budget",
         {
-            "unit": Field("name", "the unit that it protects", required=True),
-            "kind": Field("text", "how losses add up", required=True, choices=("pure", "zcdp", "renyi")),
+            "unit": FieldSpec("name", "the unit that it protects", required=True),
+            "kind": FieldSpec("text", "how losses add up", required=True, choices=("pure", "zcdp", "renyi")),
         },
         by="kind",
         variants={
-            "pure": {"epsilon": Field("number", "the cap", required=True)},
+            "pure": {"epsilon": FieldSpec("number", "the cap", required=True)},
             "zcdp": {
-                "rho": Field("number", "the cap", required=True),
-                "delta": Field("number", "for mechanisms that need one; 0 unless given"),
+                "rho": FieldSpec("number", "the cap", required=True),
+                "delta": FieldSpec("number", "for mechanisms that need one; 0 unless given"),
             },
             "renyi": {
-                "order": Field("number", "the order, above 1, fixed for good", required=True),
-                "epsilon": Field("number", "the cap at that order", required=True),
-                "delta": Field("number", "for mechanisms that need one; 0 unless given"),
+                "order": FieldSpec("number", "the order, above 1, fixed for good", required=True),
+                "epsilon": FieldSpec("number", "the cap at that order", required=True),
+                "delta": FieldSpec("number", "for mechanisms that need one; 0 unless given"),
             },
         },
     ),
-    "group": Shape(
+    "group": ObjectSpec(
         "a group",
         {
-            "name": Field("name", "the group's name", required=True),
-            "analysts": Field("texts", "its accounts"),
-            "budgets": Field("shapes", "caps of the whole group", shape="budget"),
-            "analyst_budgets": Field("shapes", "caps of each analyst in it", shape="budget"),
+            "name": FieldSpec("name", "the group's name", required=True),
+            "analysts": FieldSpec("texts", "its accounts"),
+            "budgets": FieldSpec("shapes", "caps of the whole group", shape="budget"),
+            "analyst_budgets": FieldSpec("shapes", "caps of each analyst in it", shape="budget"),
         },
     ),
 }
@@ -226,18 +230,18 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _shape_schema(shape: Shape) -> dict[str, Any]:
+def _shape_schema(shape: ObjectSpec) -> dict[str, Any]:
     if not shape.by:
         return _object(shape.fields)
     return {"oneOf": [_object(_fixed(shape, variant)) for variant in shape.variants]}
 
 
-def _fixed(shape: Shape, variant: str) -> dict[str, Field]:
+def _fixed(shape: ObjectSpec, variant: str) -> dict[str, FieldSpec]:
     chooser = shape.fields[shape.by]
-    return shape.allowed(variant) | {shape.by: Field("text", chooser.help, required=True, choices=(variant,))}
+    return shape.allowed(variant) | {shape.by: FieldSpec("text", chooser.help, required=True, choices=(variant,))}
 
 
-def _object(fields: dict[str, Field]) -> dict[str, Any]:
+def _object(fields: dict[str, FieldSpec]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: _field_schema(entry) for name, entry in fields.items()},
@@ -246,7 +250,7 @@ def _object(fields: dict[str, Field]) -> dict[str, Any]:
     }
 
 
-def _field_schema(entry: Field) -> dict[str, Any]:
+def _field_schema(entry: FieldSpec) -> dict[str, Any]:
     reference = {"$ref": f"#/$defs/{entry.shape}"}
     match entry.kind:
         case "shape":

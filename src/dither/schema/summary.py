@@ -25,7 +25,7 @@ from dither.schema.parser.scalars import EPOCH
 SHOWN_VALUES = 8
 
 
-def facts(dataset: Dataset) -> dict[str, Any]:
+def public_facts(dataset: Dataset) -> dict[str, Any]:
     """Everything that analysts learn from the description alone."""
     return {
         "name": dataset.name,

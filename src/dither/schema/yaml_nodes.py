@@ -23,7 +23,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a file."""
 
     file: str
@@ -35,35 +35,35 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Text:
+class YamlText:
     """A scalar as it was written; `quoted` tells "null" from null."""
 
-    place: Place
+    place: SourceLine
     value: str
     quoted: bool = False
 
 
 @dataclass(frozen=True)
-class Sequence:
+class YamlList:
     """A list."""
 
-    place: Place
+    place: SourceLine
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Mapping:
+class YamlMapping:
     """A mapping; keys are texts, each once."""
 
-    place: Place
+    place: SourceLine
     items: dict[str, Node]
-    keys: dict[str, Place]
+    keys: dict[str, SourceLine]
 
 
-Node = Text | Sequence | Mapping
+Node = YamlText | YamlList | YamlMapping
 
 
-def shown(text: object) -> str:
+def excerpt(text: object) -> str:
     """A text from the file, short and on one line."""
     value = str(text)
     return repr(value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "...")
@@ -71,11 +71,11 @@ def shown(text: object) -> str:
 
 def read(path: Path) -> Node:
     """The tree of a file."""
-    place = Place(str(path), 1)
+    place = SourceLine(str(path), 1)
     return parse(read_text(path, place), place.file)
 
 
-def read_text(path: Path, place: Place) -> str:
+def read_text(path: Path, place: SourceLine) -> str:
     """The text of a regular file of bounded size."""
     try:
         state = path.stat()
@@ -100,7 +100,7 @@ def parse(text: str, file: str) -> Node:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else 1
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
-        Place(file, line).refuse(f"not valid YAML: {' '.join(str(problem).split())}")
+        SourceLine(file, line).refuse(f"not valid YAML: {' '.join(str(problem).split())}")
 
 
 class Events:
@@ -124,9 +124,9 @@ class Events:
             place.refuse("tags (!) are not used here; write a plain value")
         return event
 
-    def place(self, event: Any) -> Place:
+    def place(self, event: Any) -> SourceLine:
         """Where an event begins."""
-        return Place(self.file, event.start_mark.line + 1)
+        return SourceLine(self.file, event.start_mark.line + 1)
 
 
 def _document(events: Events) -> Node:
@@ -146,9 +146,9 @@ def _node(events: Events, event: Any, depth: int) -> Node:
         place.refuse(f"nested more than {DEEPEST} deep")
     match event:
         case yaml.ScalarEvent():
-            return Text(place, unicodedata.normalize("NFC", event.value), quoted=bool(event.style))
+            return YamlText(place, unicodedata.normalize("NFC", event.value), quoted=bool(event.style))
         case yaml.SequenceStartEvent():
-            return Sequence(place, tuple(_items(events, depth)))
+            return YamlList(place, tuple(_items(events, depth)))
         case _:
             return _mapping(events, place, depth)
 
@@ -158,15 +158,15 @@ def _items(events: Events, depth: int) -> Iterator[Node]:
         yield _node(events, event, depth + 1)
 
 
-def _mapping(events: Events, place: Place, depth: int) -> Mapping:
+def _mapping(events: Events, place: SourceLine, depth: int) -> YamlMapping:
     items: dict[str, Node] = {}
-    keys: dict[str, Place] = {}
+    keys: dict[str, SourceLine] = {}
     while not isinstance(event := events.take(), yaml.MappingEndEvent):
         key = _node(events, event, depth + 1)
-        if not isinstance(key, Text):
+        if not isinstance(key, YamlText):
             key.place.refuse("a name was expected here, and a list or mapping came")
         if key.value in items:
-            key.place.refuse(f"{shown(key.value)} is given twice, first on line {keys[key.value].line}")
+            key.place.refuse(f"{excerpt(key.value)} is given twice, first on line {keys[key.value].line}")
         keys[key.value] = key.place
         items[key.value] = _node(events, events.take(), depth + 1)
-    return Mapping(place, items, keys)
+    return YamlMapping(place, items, keys)

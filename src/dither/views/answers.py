@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dither.loss import to_json as loss_data
 from dither.post.estimate.answer import Answer
-from dither.post.session import Price
+from dither.post.session import Quote
 from dither.views.ledger import losses_data, plain
 
 
@@ -23,7 +23,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         "free": all(release.cached for release in answer.releases),
         "bounds": {tag: found.bound for tag, found in answer.bounds.items()},
         "notes": list(answer.notes),
-        "noisy": plain(answer.noisy),
+        "noisy": plain(answer.measurements),
         "releases": [
             {"digest": release.digest, "sequence": release.sequence, "time": release.time, "code": release.code}
             for release in answer.releases
@@ -40,11 +40,11 @@ def answer_arrow(answer: Answer) -> bytes:
     return bytes(sink.getvalue())
 
 
-def price_data(price: Price) -> dict[str, Any]:
+def quote_data(quote: Quote) -> dict[str, Any]:
     """What a question would cost, and how far off its answer would be."""
     return {
-        "loss": loss_data(price.loss),
-        "losses": losses_data(price.losses),
+        "loss": loss_data(quote.loss),
+        "losses": losses_data(quote.losses),
         "expected": [
             {
                 "column": column.name,
@@ -52,12 +52,12 @@ def price_data(price: Price) -> dict[str, Any]:
                 "std_error": plain(column.std_error),
                 "needs_rows": column.needs_rows,
             }
-            for column in price.expected
+            for column in quote.expected
         ],
-        "bound": dict(price.bound),
-        "affordable": price.affordable,
-        "free": price.free,
-        "time_class": price.time_class,
-        "milliseconds": price.milliseconds,
-        "notes": list(price.notes),
+        "bounds": dict(quote.bounds),
+        "affordable": quote.affordable,
+        "free": quote.free,
+        "time_class": quote.time_class,
+        "milliseconds": quote.milliseconds,
+        "notes": list(quote.notes),
     }

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from dither.loss import to_json as loss_data
-from dither.privacy.protocol import Balance, Entry, Head, LedgerRow, Statement, UnitLoss
+from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, LedgerRow, PrivacyStatement, UnitLoss
 
 UNIT = Decimal(10) ** -15
 
@@ -44,7 +44,7 @@ def budget_data(balances: Iterable[Balance]) -> list[dict[str, Any]]:
     ]
 
 
-def history_data(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def history_data(entries: Iterable[HistoryEntry]) -> list[dict[str, Any]]:
     """Charges that an account may see."""
     return [
         {
@@ -69,7 +69,7 @@ def ledger_data(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
     return [dict(vars(row)) for row in rows]
 
 
-def statement_data(statement: Statement) -> dict[str, Any]:
+def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
     """The facts of a privacy statement."""
     return {
         "dataset": statement.dataset,
@@ -84,7 +84,7 @@ def statement_data(statement: Statement) -> dict[str, Any]:
     }
 
 
-def head_data(head: Head) -> dict[str, Any]:
+def head_data(head: LedgerHead) -> dict[str, Any]:
     """The end of the chain."""
     return {"sequence": head.sequence, "hash": head.hash}
 

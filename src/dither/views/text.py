@@ -12,8 +12,8 @@ from rich.table import Table as Grid
 
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.post.estimate.answer import Answer
-from dither.post.session import Price
-from dither.privacy.protocol import Balance, Entry
+from dither.post.session import Quote
+from dither.privacy.protocol import Balance, HistoryEntry
 from dither.views.ledger import decimal
 
 BAR = 20
@@ -92,7 +92,7 @@ def number_text(value: Fraction) -> str:
     return f"{decimal_places:f}" if Fraction(decimal_places) == value else str(value)
 
 
-def price_grid(price: Price) -> Grid:
+def quote_grid(price: Quote) -> Grid:
     """The expected error of each column."""
     grid = Grid("column", "expected ±")
     for column in price.expected:
@@ -115,7 +115,7 @@ def budget_grid(balances: Iterable[Balance]) -> Grid:
     return grid
 
 
-def history_grid(entries: Iterable[Entry]) -> Grid:
+def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
     """Charges, one a line."""
     grid = Grid("#", "time", "account", "question", "loss", "answered")
     for entry in entries:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from attacks.sites import COLUMNS
 from dither.audit.attacks import schedules
 from dither.audit.attacks.counting import end_to_end
-from dither.audit.attacks.model import Reply, Target
+from dither.audit.attacks.model import ServiceReply, ServiceTarget
 from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter
 from dither.privacy.bits import SystemBits
@@ -31,14 +31,14 @@ TOKENS = {"TOKEN": "ann", "OTHER_TOKEN": "bob", "AUDITOR_TOKEN": "aud"}
 # ---- noisy counts of neighbours ------------------------------------------------------------------------------------
 
 
-def instance(people: int, scale: Fraction) -> Target:
+def instance(people: int, scale: Fraction) -> ServiceTarget:
     """A service that answers every question with a count and noise."""
 
-    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         noisy = people + int(discrete_laplace(scale, 1, SystemBits())[0])
-        return Reply(200, {}, json.dumps({"rows": [{"n": noisy}]}).encode())
+        return ServiceReply(200, {}, json.dumps({"rows": [{"n": noisy}]}).encode())
 
-    return Target(send, {"analyst": "t"}, COLUMNS, "1/2")
+    return ServiceTarget(send, {"analyst": "t"}, COLUMNS, "1/2")
 
 
 def test_counts_with_too_little_noise_are_found() -> None:
@@ -50,7 +50,7 @@ def test_counts_with_too_little_noise_are_found() -> None:
 
 
 def test_a_service_that_does_not_answer_is_not_a_pass() -> None:
-    silent = Target(lambda *given: Reply(503, {}, b"{}"), {"analyst": "t"}, COLUMNS, "1/2")
+    silent = ServiceTarget(lambda *given: ServiceReply(503, {}, b"{}"), {"analyst": "t"}, COLUMNS, "1/2")
     with pytest.raises(DitherError, match="503"):
         end_to_end([silent, silent], 2000)
     with pytest.raises(InvalidParameter, match="neighbour"):
@@ -62,13 +62,13 @@ def test_a_service_that_does_not_answer_is_not_a_pass() -> None:
 # ---- schedules -----------------------------------------------------------------------------------------------------
 
 
-def entry(status: int, command: str = "zoo") -> schedules.Entry:
-    return schedules.Entry("now", (command,), status, 0.1, "")
+def entry(status: int, command: str = "zoo") -> schedules.ScheduleEntry:
+    return schedules.ScheduleEntry("now", (command,), status, 0.1, "")
 
 
 def test_a_regression_is_what_passed_before() -> None:
     kept = [entry(0), entry(1), entry(1), entry(0), entry(1, "exact"), entry(1)]
-    words = [line.split()[1] for line in schedules.told(kept)]
+    words = [line.split()[1] for line in schedules.format_result(kept)]
     assert words == ["passed", "REGRESSION", "FOUND", "passed", "FOUND", "REGRESSION"]
 
 

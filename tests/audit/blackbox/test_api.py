@@ -15,7 +15,7 @@ from dither import audit
 from dither.audit import neighbours, zoo
 from dither.audit.blackbox import api as blackbox
 from dither.audit.blackbox import learners, search
-from dither.audit.blackbox.events import ColumnScore, Event, Sample, Space
+from dither.audit.blackbox.events import ColumnScore, Event, OutcomeSpace, SampleTable
 from dither.audit.blackbox.plan import evidence
 from dither.audit.blackbox.plots import Tracer
 from dither.audit.blackbox.report import PrivacyResult, briefly
@@ -283,7 +283,7 @@ def test_the_report_is_json_too(refuted: PrivacyResult, tmp_path: Any) -> None:
 
 
 def test_plain_events_are_described_as_intervals(refuted: PrivacyResult) -> None:
-    space = Space.learn(np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
+    space = OutcomeSpace.learn(np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
     from dither.audit.blackbox.events import ColumnScore, Event
 
     event = Event(space, ColumnScore(0, np.arange(256.0)), 3.0, True)
@@ -294,7 +294,7 @@ def test_plain_events_are_described_as_intervals(refuted: PrivacyResult) -> None
 @pytest.mark.parametrize("narrow", [True, False])
 def test_samples_are_divided_as_stated(narrow: bool) -> None:
     for pairs, samples in ((5, 1_000_000), (1, 1_000_000), (30, 4000), (8, 10**9)):
-        plan = blackbox.Plan(None, Pure(1), ((0, 1),) * pairs, samples, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
+        plan = blackbox.AuditPlan(None, Pure(1), ((0, 1),) * pairs, samples, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
         rounds = plan.rounds(narrow)
         assert sum(budget for _, budget in rounds) <= plan.searching(narrow) * samples <= 0.5 * samples
         assert rounds[0][0] == pairs
@@ -310,7 +310,7 @@ def test_outputs_that_are_one_number_leave_more_for_the_judgement() -> None:
             return np.rint(64 * rng.laplace(0.5 * value, 1, (size, *shape))) / 64
 
         found = audit.privacy(noisy, Pure("1/10"), [(0, 1)], samples=40_000, seed=1)
-        plan = blackbox.Plan(None, Pure(1), ((0, 1),), 40_000, 0.01, rng, print)  # type: ignore[arg-type]
+        plan = blackbox.AuditPlan(None, Pure(1), ((0, 1),), 40_000, 0.01, rng, print)  # type: ignore[arg-type]
         assert sum(asked) == found.samples == 40_000
         assert sum(asked[:4]) == 2 * 50 + 2 * (plan.rounds(narrow)[0][1] // 2)
 
@@ -340,8 +340,8 @@ def test_of_longer_outputs_the_last_look_leaves_out_what_chose_the_pair(
 def sides_and_leads(rng: np.random.Generator) -> tuple[list[Any], list[search.Lead]]:
     """Outputs of six numbers on two inputs, and the events that a quick search finds, best first."""
     sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     value = search.worth(Pure(0.1), 10_000, 0.05)
     return sides, search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
 
@@ -351,7 +351,7 @@ def test_one_event_alone_is_judged() -> None:
     rng = np.random.default_rng(21)
     sides, found = sides_and_leads(rng)
     judged = [found[0], next(lead for lead in found if lead.plain)]
-    plan = blackbox.Plan(None, Pure("1/10"), ((0, 1),), 10_000, 0.05, rng, print)  # type: ignore[arg-type]
+    plan = blackbox.AuditPlan(None, Pure("1/10"), ((0, 1),), 10_000, 0.05, rng, print)  # type: ignore[arg-type]
     tracer = Tracer(judged[0])
     tracer.add(*sides)
     weak, strong = Counts(520, 5000, 500, 5000), Counts(900, 5000, 500, 5000)
@@ -372,11 +372,11 @@ def test_one_event_alone_is_judged() -> None:
 def test_the_best_learners_on_a_part_learn_from_everything() -> None:
     rng = np.random.default_rng(27)
     sides = [rng.laplace(shift, 1, (3000, 4)) for shift in (0.0, 0.5)]
-    space = Space.learn(*sides)
-    sample, value = Sample(space, *(space.encode(side) for side in sides)), search.worth(Pure(0.1), 10_000, 0.05)
+    space = OutcomeSpace.learn(*sides)
+    sample, value = SampleTable(space, *(space.encode(side) for side in sides)), search.worth(Pure(0.1), 10_000, 0.05)
     teachers = learners.thorough(space)
     assert search.shortlist(sample, teachers, value) == teachers
-    sample = Sample(space, *(side[np.arange(search.SHORT_ROWS + 1) % 3000] for side in (sample.a, sample.b)))
+    sample = SampleTable(space, *(side[np.arange(search.SHORT_ROWS + 1) % 3000] for side in (sample.a, sample.b)))
     kept = search.shortlist(sample, [*[lambda given: None] * search.SHORTLIST, *teachers[:3]], value)
     assert len(kept) == search.SHORTLIST and kept[-3:] == teachers[:3]
     # Whose score tells most of all outputs is kept too, however little its best event looks worth.
@@ -432,14 +432,14 @@ def test_categories_are_called_by_their_names() -> None:
     assert found.refuted and said.startswith("output in (") and "'hen'" in said
     assert [name in said for name in names] == list(found.evidence.event.contains(list(names)))
     many = [f"c{place:02d}" for place in rng.permutation(30)]
-    space = Space.learn(many, many)
+    space = OutcomeSpace.learn(many, many)
     last = Event(space, ColumnScore(0, np.arange(256.0)), 30.0, True)
     first = replace(last, threshold=29.0, above=False)
     assert str(last) == "output in ('c28', 'c29')" and str(first) == "output not in ('c28', 'c29')"
     for event, inside in ((last, [True, True, False, False]), (first, [False, False, True, True])):
         assert list(event.contains(["c28", "c29", "c27", "never seen"])) == inside
     assert str(replace(first, threshold=3.0)).endswith("'c13', 16 more)")
-    mixed = Space.learn([["b", 1.0], ["a", 2.0]], [["c", 3.0], ["a", 4.0]])
+    mixed = OutcomeSpace.learn([["b", 1.0], ["a", 2.0]], [["c", 3.0], ["a", 4.0]])
     assert any(name.endswith("the place in ('a', 'b', 'c'))") for name in mixed.names)
     assert list(mixed.encoder.codes.values()) == [0, 1, 2]
 

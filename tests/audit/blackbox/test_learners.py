@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dither.audit.blackbox import learners
-from dither.audit.blackbox.events import Sample, Space
+from dither.audit.blackbox.events import OutcomeSpace, SampleTable
 
 
 def test_columns_of_one_kind_share_a_table() -> None:
@@ -13,8 +13,8 @@ def test_columns_of_one_kind_share_a_table() -> None:
     # Seeds are fixed. The named bug: a table for each column follows its own noise instead, and tells half as much.
     rng = np.random.default_rng(11)
     a, b = (np.rint((shift + rng.laplace(size=(6000, 20))) * 1024) / 1024 for shift in (0.03, 0.0))
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     base = space.group("base")
     fresh = np.rint(rng.laplace(size=(4000, 20)) * 1024) / 1024
     truth = np.clip(fresh, 0, 0.03).sum(axis=1)
@@ -39,8 +39,8 @@ def test_a_surface_needs_few_outputs_where_tables_need_many() -> None:
     # Seeds are fixed. The named bug: a surface of degree 0 (no product of the columns) tells nothing.
     rng = np.random.default_rng(12)
     a, b = _slanted(rng, 4000, 0.3), _slanted(rng, 4000, 0.0)
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     fresh = rng.uniform(-1, 1, (4000, 2))
     told = {}
     for degree in (0, 2):
@@ -59,8 +59,8 @@ def test_a_feature_of_few_values_may_have_a_polynomial_for_each() -> None:
     value = rng.uniform(-1, 1, (2, 20_000))
     kept = rng.random(20_000) < 0.5 + 0.4 * np.where(place[0] == 3, value[0], 0.0)
     a, b = np.column_stack([place[0], value[0]])[kept], np.column_stack([place[1], value[1]])
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     score = learners.surface(sample, (0, 1), 1, free=True)
     assert score is not None
     line = np.linspace(-1, 1, 200)
@@ -73,8 +73,8 @@ def test_the_last_look_learns_from_more_outputs_than_the_first() -> None:
     """Of twenty columns a first look reads 150,000 outputs, however many were drawn; the last reads 500,000."""
     rng, width, runs = np.random.default_rng(31), 20, 300_000
     a, b = (np.rint(8 * rng.laplace(shift, 1, (runs, width))) / 8 for shift in (0.05, 0.0))
-    space = Space.learn(a, b)
-    sample, base = Sample(space, space.encode(a), space.encode(b)), space.group("base")
+    space = OutcomeSpace.learn(a, b)
+    sample, base = SampleTable(space, space.encode(a), space.encode(b)), space.group("base")
     taught = [each.keywords for each in learners.thorough(space) if getattr(each, "func", None) is learners.additive]  # type: ignore[attr-defined]
     taught = [words for words in taught if words["columns"] == base and words["bins"] == 3]
     scores = [learners.additive(sample, base, 3), *(learners.additive(sample, **words) for words in taught)]

@@ -17,7 +17,7 @@ from dither.audit import confidence as bounds
 from dither.audit import zoo
 from dither.audit.blackbox import api as blackbox
 from dither.audit.blackbox.events import ColumnScore, Encoded, Event, Levels
-from dither.audit.blackbox.levels import CHEAP, HEAVIEST, weighed
+from dither.audit.blackbox.levels import CHEAP, HEAVIEST, reweighted
 from dither.audit.blackbox.search import Lead
 from dither.audit.claims import ceiling
 from dither.audit.confidence import Counts, Level
@@ -182,7 +182,7 @@ def test_levels_part_what_the_widest_event_holds(above: bool) -> None:
 @pytest.mark.parametrize("above", [True, False])
 def test_weights_grow_inwards_if_log_ratios_do(above: bool) -> None:
     size, ratio = growing(1e-3)
-    found = weighed(lead(size, ratio, 7, above=above), (4_000_000, 4_000_000), 0.05)
+    found = reweighted(lead(size, ratio, 7, above=above), (4_000_000, 4_000_000), 0.05)
     assert found is not None and found.above is above
     assert list(found.weights) == sorted(set(found.weights)) and found.weights[-1] == HEAVIEST
     assert len(found.weights) > 3 and np.all(np.diff(found.thresholds * (1 if above else -1)) > 0)
@@ -191,15 +191,15 @@ def test_weights_grow_inwards_if_log_ratios_do(above: bool) -> None:
 def test_weights_are_left_out_where_they_do_not_pay() -> None:
     runs = (4_000_000, 4_000_000)
     size, ratio = growing(1e-3)
-    assert weighed(lead(size, np.full(len(size), 1.0), 7), runs, 0.05) is None  # nothing grows
-    assert weighed(lead(size, ratio[::-1], 7), runs, 0.05) is None  # it falls
-    assert weighed(lead(size[:1], ratio[:1], 0), runs, 0.05) is None  # there is one event
-    assert weighed(replace(lead(size, ratio, 7), nested=Lead.nested), runs, 0.05) is None
+    assert reweighted(lead(size, np.full(len(size), 1.0), 7), runs, 0.05) is None  # nothing grows
+    assert reweighted(lead(size, ratio[::-1], 7), runs, 0.05) is None  # it falls
+    assert reweighted(lead(size[:1], ratio[:1], 0), runs, 0.05) is None  # there is one event
+    assert reweighted(replace(lead(size, ratio, 7), nested=Lead.nested), runs, 0.05) is None
     common = CHEAP ** (2 / 3) / sum(runs) ** (1 / 3)
-    assert weighed(lead(*growing(30 * common, 6), 4), runs, 0.05) is None
+    assert reweighted(lead(*growing(30 * common, 6), 4), runs, 0.05) is None
     # What grows up to a common event is not said to grow on, however far inwards: its hits would be left out.
-    assert weighed(lead(*growing(0.9, 30), 1), runs, 0.05) is None
-    assert weighed(lead(*growing(30 * common, 16), 10), runs, 0.05) is not None
+    assert reweighted(lead(*growing(0.9, 30), 1), runs, 0.05) is None
+    assert reweighted(lead(*growing(30 * common, 16), 10), runs, 0.05) is not None
 
 
 @pytest.mark.parametrize("way", [1, -1])
@@ -207,8 +207,8 @@ def test_weights_are_settled_before_the_counts_and_said(way: int, monkeypatch: p
     """The named bugs: weights that are chosen by the hits that they judge, or hits of the one input for the other's."""
     order: list[str] = []
     monkeypatch.setattr(blackbox, "CHUNK_VALUES", 400_000)
-    count, weigh = blackbox._count, blackbox.weighed
-    monkeypatch.setattr(blackbox, "weighed", lambda *given: order.append("weights") or weigh(*given))
+    count, weigh = blackbox._count, blackbox.reweighted
+    monkeypatch.setattr(blackbox, "reweighted", lambda *given: order.append("weights") or weigh(*given))
     monkeypatch.setattr(blackbox, "_count", lambda *given: order.append("counts") or count(*given))
     member = zoo.member("noisy_max4")
     found = audit.privacy(
@@ -248,7 +248,7 @@ def test_what_was_counted_is_judged_whatever_it_is(way: int, monkeypatch: pytest
         return Levels(ColumnScore(0, columns), np.array([1.0, 4.0, 7.0, 10.0]), True, (12, 3, 5, 1))
 
     monkeypatch.setattr(blackbox, "CHUNK_VALUES", 4000)
-    monkeypatch.setattr(blackbox, "weighed", stub)
+    monkeypatch.setattr(blackbox, "reweighted", stub)
     monkeypatch.setattr(blackbox, "_verdict", lambda *given: judged.extend(given[3]) or verdict(*given))
     result = audit.privacy(in_turn, Pure(1), [(0, 1)[::way]], samples=6000, alpha=0.05, seed=1)
     assert result.p_value == bounds.p_value(judged[0], ceiling(Pure(1), 1.0)) > 0.01
@@ -266,7 +266,7 @@ def test_what_was_counted_is_judged_whatever_it_is(way: int, monkeypatch: pytest
 @pytest.mark.parametrize("claim", [Approximate("1/10", 1e-9), ZCDP("1/200")], ids=str)
 def test_other_claims_are_not_judged_in_levels(claim: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Lead] = []
-    monkeypatch.setattr(blackbox, "weighed", lambda lead, *given: asked.append(lead))
+    monkeypatch.setattr(blackbox, "reweighted", lambda lead, *given: asked.append(lead))
     member = zoo.member("noisy_max4")
     for stated, count in ((claim, 0), (Pure("1/10"), 1)):
         audit.privacy(member.mechanism(5), stated, [member.neighbours[5]], samples=20_000, alpha=0.05, seed=5)
@@ -287,5 +287,5 @@ def test_levels_find_more_than_the_best_event_alone(monkeypatch: pytest.MonkeyPa
         return float(np.mean(found))
 
     with_levels = mean()
-    monkeypatch.setattr(blackbox, "weighed", lambda *given: None)
+    monkeypatch.setattr(blackbox, "reweighted", lambda *given: None)
     assert with_levels > 1.02 * mean()

@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 
 from dither.audit.blackbox import learners, search
-from dither.audit.blackbox.belief import Chain, Said, Tally, believed
-from dither.audit.blackbox.events import ColumnScore, Committee, Sample, Score, Space
+from dither.audit.blackbox.belief import BeliefChain, EventCounts, Posterior, posterior
+from dither.audit.blackbox.events import ColumnScore, Committee, OutcomeSpace, SampleTable, Score
 from dither.audit.blackbox.learners import Learner
-from dither.audit.blackbox.reference import Reference, _chances
+from dither.audit.blackbox.reference import ReferencePairs, _chances
 from dither.loss import Pure
 
 ROWS = 20_000
 SHIFT = 0.3
 
 
-def drawn(seed: int, shift: float, columns: int = 2, signs: bool = False) -> Sample:
+def drawn(seed: int, shift: float, columns: int = 2, signs: bool = False) -> SampleTable:
     """Laplace numbers in each column, with another mean on the first input; of the second their signs, if asked."""
     rng = np.random.default_rng(seed)
     sides = [np.rint(64 * rng.laplace(mean, 1, (ROWS, columns))) / 64 for mean in (shift, 0.0)]
     for side in sides if signs else []:
         side[:, 1] = np.sign(side[:, 1])
-    space = Space.learn(*sides)
-    return Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    return SampleTable(space, *(space.encode(side) for side in sides))
 
 
-def asked(sample: Sample, learner: Learner, crossed: bool = True) -> tuple[search.Try, Said]:
+def asked(sample: SampleTable, learner: Learner, crossed: bool = True) -> tuple[search.Try, Posterior]:
     """What a learner's models say of its own events; if not crossed, each of what its own half found."""
     done = search.tries(sample, [learner])[-1]
     assert done.halves is not None and done.above is not None
     parts = done.halves if crossed else (done.halves[1], done.halves[0])
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
-    return done, Reference(sample, halves, done.score, parts).says(done.score, done.halves, done.above, True)
+    return done, ReferencePairs(sample, halves, done.score, parts).says(done.score, done.halves, done.above, True)
 
 
 LEARNERS: dict[str, Learner] = {
@@ -102,7 +102,7 @@ def test_half_lines_are_asked_over_all_outputs() -> None:
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
     score: Score = ColumnScore(0, np.arange(256.0))
     done = next(done for done in search.tries(sample, []) if isinstance(done.score, ColumnScore))
-    reference = Reference(sample, halves, model, (model, model))
+    reference = ReferencePairs(sample, halves, model, (model, model))
     for above, chain in ((True, done.above), (False, done.below)):
         assert chain is not None
         chain = chain.apart()
@@ -117,20 +117,22 @@ def test_half_lines_are_asked_over_all_outputs() -> None:
         assert np.abs(seen[common]).max() > 0.2  # so that nothing said would be seen
 
 
-def chained(ratio: float) -> Chain:
+def chained(ratio: float) -> BeliefChain:
     """Nested events, each half as large as the one before, of this log-ratio."""
     hits = 100_000 / 2.0 ** np.arange(8)
-    return Chain(np.arange(8.0), Tally(hits * np.exp(ratio / 2), 200_000), Tally(hits * np.exp(-ratio / 2), 200_000))
+    return BeliefChain(
+        np.arange(8.0), EventCounts(hits * np.exp(ratio / 2), 200_000), EventCounts(hits * np.exp(-ratio / 2), 200_000)
+    )
 
 
 def test_what_is_said_stands_until_counts_speak_against_it() -> None:
     """Counts that agree leave what was said and its error; counts that are far off prevail."""
     chain, root = chained(0.2), np.full((8, 1), 0.01)
-    agreed = believed(Chain(chain.thresholds, chain.a, chain.b, None, Said(np.full(8, 0.2), root)))
+    agreed = posterior(BeliefChain(chain.thresholds, chain.a, chain.b, None, Posterior(np.full(8, 0.2), root)))
     assert np.allclose(agreed[1], 0.2, atol=0.002)
     assert np.all(agreed[2] < 0.02) and np.all(agreed[2] >= 0.01)
-    plain = believed(chain)
-    wrong = believed(Chain(chain.thresholds, chain.a, chain.b, None, Said(np.full(8, -0.5), root)))
+    plain = posterior(chain)
+    wrong = posterior(BeliefChain(chain.thresholds, chain.a, chain.b, None, Posterior(np.full(8, -0.5), root)))
     assert np.allclose(wrong[1][:5], 0.2, atol=0.03)
     assert agreed[0] == wrong[0] == plain[0]  # whether the chain tells anything, is for the counts to say
 
@@ -139,17 +141,17 @@ def test_the_best_event_is_one_on_which_the_reference_was_heard(monkeypatch: pyt
     """It is asked of the best, then of the next best, until the best has been heard; those unheard come after."""
     asked_of = []
 
-    class Sceptic(Reference):
+    class Sceptic(ReferencePairs):
         """Says that the inputs are hardly to be told apart, and is sure of it."""
 
-        def says(self, score: Score, taught: tuple[Score, Score] | None, chain: Chain, above: bool) -> Said:
+        def says(self, score: Score, taught: tuple[Score, Score] | None, chain: BeliefChain, above: bool) -> Posterior:
             asked_of.append(score)
-            return Said(np.zeros(len(chain.thresholds)), np.full((len(chain.thresholds), 1), 1e-4))
+            return Posterior(np.zeros(len(chain.thresholds)), np.full((len(chain.thresholds), 1), 1e-4))
 
     rng = np.random.default_rng(46)
     sides = [np.rint(64 * rng.laplace(mean, 1, (3000, 2))) / 64 for mean in (0.05, 0.0)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     value = search.worth(Pure("1/10"), 1_000_000, 0.05)
     tried = search.tries(sample, [LEARNERS["surface"], LEARNERS["sum of tables"]])
     score = tried[0].score
@@ -171,8 +173,8 @@ def test_there_is_no_reference_where_nothing_is_told() -> None:
     """One number has no models with a covariance; and models that tell nothing are not asked."""
     rng = np.random.default_rng(45)
     sides = [rng.laplace(mean, 1, 5000) for mean in (1.0, 0.0)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     assert search.referred(sample, search.tries(sample, learners.thorough(space)[:3])) == ([], None)
     assert search.referred(sample, []) == ([], None)
     sample = drawn(1, SHIFT)
@@ -202,8 +204,8 @@ def test_unequal_runs_and_large_ratios(kind: str) -> None:
     # The named bugs: the regression or the chances leave out that there are more runs of one input.
     rng = np.random.default_rng(47)
     sides = [rng.laplace(mean, 1, (runs, 3)) for mean, runs in ((0.4, 30_000), (0.0, 5000))]
-    space = Space.learn(*sides)
-    done, said = asked(Sample(space, *(space.encode(side) for side in sides)), LEARNERS[kind])
+    space = OutcomeSpace.learn(*sides)
+    done, said = asked(SampleTable(space, *(space.encode(side) for side in sides)), LEARNERS[kind])
     assert done.above is not None
     a, b = done.above.a, done.above.b
     sure = np.argmax(a.hits + b.hits)
@@ -222,8 +224,8 @@ def test_outputs_that_give_the_input_away(apart: float) -> None:
     # The named bug: where no output is in doubt, a shift was divided by 0.
     rng = np.random.default_rng(49)
     sides = [np.rint(64 * rng.laplace(mean, 1, (6000, 3))) / 64 for mean in (apart, 0.0)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     for kind, learner in LEARNERS.items():
         done, said = asked(sample, learner)
         assert np.isfinite(said.ratio).all() and np.isfinite(said.root).all(), kind

@@ -9,8 +9,17 @@ import pytest
 
 from dither import audit
 from dither.audit.blackbox import learners, search
-from dither.audit.blackbox.belief import Chain, Tally, believed
-from dither.audit.blackbox.events import ColumnScore, Committee, CornerScore, Event, JointScore, Sample, Space, SumScore
+from dither.audit.blackbox.belief import BeliefChain, EventCounts, posterior
+from dither.audit.blackbox.events import (
+    ColumnScore,
+    Committee,
+    CornerScore,
+    Event,
+    JointScore,
+    OutcomeSpace,
+    SampleTable,
+    SumScore,
+)
 from dither.audit.blackbox.search import CAUTION
 from dither.loss import Pure
 
@@ -18,13 +27,13 @@ RUNS = 200_000
 SHARES = np.exp(-np.arange(0.0, 9.6, 0.12))
 
 
-def chain(rng: np.random.Generator, ratio: np.ndarray) -> Chain:
+def chain(rng: np.random.Generator, ratio: np.ndarray) -> BeliefChain:
     """Counts of nested events, whose shares on the second input are `SHARES`."""
     found = []
     for shares in (SHARES * np.exp(ratio), SHARES):
         rings = rng.multinomial(RUNS, np.append(-np.diff(shares), shares[-1]) / shares[0])
-        found.append(Tally(np.cumsum(rings[::-1])[::-1], RUNS))
-    return Chain(SHARES, *found)
+        found.append(EventCounts(np.cumsum(rings[::-1])[::-1], RUNS))
+    return BeliefChain(SHARES, *found)
 
 
 def test_luck_is_not_believed() -> None:
@@ -35,7 +44,7 @@ def test_luck_is_not_believed() -> None:
     naive, sober = [], []
     for _ in range(60):
         counted = chain(rng, np.zeros(len(SHARES)))
-        (p, q), (belief, ratio, error) = (counted.a, counted.b), believed(counted)
+        (p, q), (belief, ratio, error) = (counted.a, counted.b), posterior(counted)
         ratio = ratio - CAUTION * error
         naive.append(float(np.max(value(p.hits / RUNS, q.hits / RUNS))))
         mass = (p.hits + q.hits) / RUNS
@@ -50,7 +59,7 @@ def test_what_many_events_say_together_is_believed(ratio: np.ndarray) -> None:
     rng = np.random.default_rng(15)
     errors = []
     for _ in range(20):
-        belief, found, error = believed(chain(rng, ratio))
+        belief, found, error = posterior(chain(rng, ratio))
         assert belief > 0.99
         errors.append(found - CAUTION * error - ratio)
     off = np.mean(errors, axis=0)
@@ -63,8 +72,8 @@ def test_the_event_holds_as_much_as_what_was_tried() -> None:
     """Scores learned from halves and from the whole differ in scale; thresholds go by how much lies beyond them."""
     rng = np.random.default_rng(16)
     a, b = (np.rint((shift + rng.laplace(size=(20_000, 6))) * 1024) / 1024 for shift in (0.3, 0.0))
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     tried = search.tries(sample, [partial(learners.tied, columns=space.group("base"), bins=8)])[-1:]
     for lead in search.leads(space, tried, search.worth(Pure(1), 100_000, 0.05), search.CAUTION, search.CAUTION):
         held = np.mean([lead.event.contains(side).mean() for side in (a, b)])
@@ -76,8 +85,8 @@ def test_a_score_of_few_values_keeps_its_size() -> None:
     # The named bug: a threshold goes to the value at that share, and the event is twenty times what was believed.
     rng = np.random.default_rng(17)
     a, b = ((rng.random((20_000, 4)) < chance).astype(float) for chance in (0.2, 0.1))
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     columns = space.group("base")
     chosen = [partial(learners.tied, columns=columns, bins=2), partial(learners.trees, rounds=2)]
     for done in search.tries(sample, chosen)[-2:]:
@@ -93,11 +102,11 @@ def test_halves_of_another_scale_are_tried_as_one() -> None:
     """A score that is twice as large on one half is the same score: events go by places, not by values."""
     rng = np.random.default_rng(18)
     a, b = rng.normal(0.5, 1, (20_000, 2)), rng.normal(0, 1, (20_000, 2))
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     scales = iter([1.0, 1.0, 5.0])
 
-    def learner(part: Sample) -> ColumnScore:
+    def learner(part: SampleTable) -> ColumnScore:
         return ColumnScore(0, next(scales) * np.arange(256.0))
 
     above = search.tries(sample, [learner])[-1].above
@@ -115,8 +124,8 @@ def test_corners_are_found_and_read_by_hand() -> None:
         place, value = rng.integers(0, 8, 60_000).astype(float), rng.normal(size=60_000)
         moved = (place <= 2) & (rng.random(60_000) < chance)
         sides.append(np.column_stack([place, np.where(moved, np.abs(value) + 3, value)]))
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 100_000, 0.05), 0.8, 2.0)
     assert found[0].plain and isinstance(found[0].event.score, CornerScore)
     best = next(lead for lead in found if lead.event.score.columns == (0, 1))
@@ -132,8 +141,8 @@ def test_half_lines_are_tried_both_ways(swapped: bool) -> None:
     """An upper tail may be likelier on either input."""
     rng = np.random.default_rng(20)
     sides = [rng.laplace(shift, 1, 20_000) for shift in ((0, 1) if swapped else (1, 0))]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     found = search.leads(space, search.tries(sample, []), search.worth(Pure(0.1), 10_000, 0.05), 0.8, 2.0)
     upper = [lead for lead in found if lead.event.above and lead.swapped == swapped]
     assert upper[0].worth > 0.5
@@ -143,8 +152,8 @@ def test_scores_say_more_together() -> None:
     """Two numbers that each tell a little: the mean of their scores tells more than either."""
     rng = np.random.default_rng(22)
     sides = [np.rint(1024 * rng.laplace(shift, 1, (40_000, 3))) / 1024 for shift in (0.2, 0.0)]
-    space = Space.learn(*sides)
-    sample = Sample(space, *(space.encode(side) for side in sides))
+    space = OutcomeSpace.learn(*sides)
+    sample = SampleTable(space, *(space.encode(side) for side in sides))
     value = search.worth(Pure(0.1), 100_000, 0.05)
     alone = search.tries(sample, [partial(learners.coarse_column, column=column) for column in range(3)])
     together = search.committees(sample, alone, value)
@@ -157,12 +166,12 @@ def test_scores_say_more_together() -> None:
 
 def test_a_rare_event_of_many_scores_is_doubted_more_than_one_of_a_column() -> None:
     """The named bug: three dozen hits of one of many corners were believed, and the judgement found nothing."""
-    space = Space.learn(np.arange(40.0), np.arange(40.0))
+    space = OutcomeSpace.learn(np.arange(40.0), np.arange(40.0))
     value = search.worth(Pure(0.1), 3_000_000, 0.05)
     worths = {}
     for hits in (8, 30_000):
         counts = np.array([hits, 2 * hits, 4 * hits])
-        chain = Chain(np.arange(3.0), Tally(3 * counts, 1_000_000), Tally(counts, 1_000_000))
+        chain = BeliefChain(np.arange(3.0), EventCounts(3 * counts, 1_000_000), EventCounts(counts, 1_000_000))
         for score in (ColumnScore(0, np.arange(256.0)), SumScore((0,), np.zeros((1, 256)))):
             done = search.Try(score, chain, None)
             worths[hits, type(score)] = search.leads(space, [done], value, 0.3, 2.0)[0].worth
@@ -175,8 +184,8 @@ def test_scores_that_tell_much_less_are_left_out() -> None:
     # The named bug: with ten million samples a surface over sum and smallest was judged, at a ninth of the optimum.
     rng = np.random.default_rng(33)
     a, b = (np.rint(64 * rng.laplace(shift, 1, (60_000, 20))) / 64 for shift in (0.05, 0.0))
-    space = Space.learn(a, b)
-    sample = Sample(space, space.encode(a), space.encode(b))
+    space = OutcomeSpace.learn(a, b)
+    sample = SampleTable(space, space.encode(a), space.encode(b))
     pair = tuple(space.names.index(name) for name in ("sum", "smallest"))
     chosen = [
         partial(learners.tied, columns=space.group("base"), bins=2),

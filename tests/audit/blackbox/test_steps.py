@@ -18,13 +18,13 @@ from dither import audit
 from dither.audit import confidence as bounds
 from dither.audit import neighbours
 from dither.audit.blackbox import search, sequential
-from dither.audit.blackbox.plan import Plan
+from dither.audit.blackbox.plan import AuditPlan
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.blackbox.search import Lead
 from dither.audit.claims import LARGEST_STRENGTH, ceiling, strength, tangent
 from dither.audit.confidence import Counts
 from dither.audit.neighbours import Apart, farther
-from dither.audit.sampling import Source
+from dither.audit.sampling import OutputSampler
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.privacy.mechanisms import DiscreteLaplace
@@ -386,7 +386,7 @@ def test_bets_on_events_are_fair_several_steps_apart(claim: Loss, steps: int, mo
     q, inside, outside, none = 0.1, np.array([True]), np.array([False]), np.array([], dtype=bool)
     p = float(ceiling(claim, strength(claim), steps)(np.array([q]))[0])
     monkeypatch.setattr(sequential, "_inside", lambda lead, data: data)
-    plan = Plan(None, claim, (), 1000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
+    plan = AuditPlan(None, claim, (), 1000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
     bet = sequential.Bet((), (Lead(None, False, 0.0, 1.5 * p, q),), 0.0)  # type: ignore[arg-type]
     chances = {p / 2: (inside, none), q / 2: (none, inside), (1 - p) / 2: (outside, none), (1 - q) / 2: (none, outside)}
     returns = {
@@ -402,7 +402,7 @@ def test_bets_on_events_are_fair_several_steps_apart(claim: Loss, steps: int, mo
 
 def test_of_several_bets_in_place_of_a_claim_the_least_epsilon_is_refuted() -> None:
     claim = ZCDP("1/8")
-    plan = Plan(None, claim, (), 1000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
+    plan = AuditPlan(None, claim, (), 1000, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
     leads = [Lead(None, False, 0.0, float(1.5 * ceiling(claim, 0.125)(np.array([q]))[0]), q) for q in (0.01, 0.1)]  # type: ignore[arg-type]
     epsilons = [tangent(claim, lead.q)[0] for lead in leads]
     assert epsilons[0] != epsilons[1]
@@ -412,8 +412,8 @@ def test_of_several_bets_in_place_of_a_claim_the_least_epsilon_is_refuted() -> N
 def test_bets_promise_what_is_left_after_the_steps() -> None:
     """Of a claim that is kept a pair apart promises nothing, however unlike its outputs are."""
     for claim, pair in ((Pure("1/4"), Apart(0.0, 4.0, steps=4)), (Approximate("1/4", "1/1000"), (0.0, 4.0))):
-        source, rng = Source.of(noisy("laplace", 4.0, 8), True, False), np.random.default_rng(8)
-        plan = Plan(source, claim, (pair,), 4000, 0.01, rng, lambda stage, done, total: None)
+        source, rng = OutputSampler.of(noisy("laplace", 4.0, 8), True, False), np.random.default_rng(8)
+        plan = AuditPlan(source, claim, (pair,), 4000, 0.01, rng, lambda stage, done, total: None)
         history = sequential._begin(plan, 0)
         far, near = (sequential._learn(plan, replace(history, steps=steps)).growth for steps in (4, 1))
         assert far <= 0 < near

@@ -20,8 +20,8 @@ from dither.audit.enumeration import api as exactly
 from dither.audit.enumeration import sampler_models as standing
 from dither.audit.enumeration import symbolic as lazily
 from dither.audit.enumeration.api import ExactResult, exact
-from dither.audit.enumeration.paths import UNIT, ExactLaw, Tape
-from dither.audit.enumeration.sampler_models import enumerable, law, sampler_law
+from dither.audit.enumeration.paths import UNIT, ExactDistribution, Tape
+from dither.audit.enumeration.sampler_models import enumerable, exact_distribution, sampler_distribution
 from dither.errors import Unsupported
 from dither.loss import ZCDP, Pure, Renyi
 from dither.privacy.bits import SystemBits
@@ -36,7 +36,7 @@ Undecodable = UnicodeDecodeError
 
 
 def test_discrete_laplace_at_full_width() -> None:
-    found = law(lambda bits: int(discrete_laplace(F(1), 1, bits)[0]), 1e-15)
+    found = exact_distribution(lambda bits: int(discrete_laplace(F(1), 1, bits)[0]), 1e-15)
     assert found.residual <= 1e-15
     for k in (0, 1, -1, 7, -30):
         low, high = found.interval(k)
@@ -47,7 +47,7 @@ def test_discrete_laplace_at_full_width() -> None:
 
 @pytest.mark.tier("test")
 def test_a_wider_scale_at_full_width() -> None:
-    found = law(lambda bits: int(discrete_laplace(F(20), 1, bits)[0]), 1e-15)
+    found = exact_distribution(lambda bits: int(discrete_laplace(F(20), 1, bits)[0]), 1e-15)
     worst = max(
         abs(float(F(mass, UNIT)) / (math.tanh(1 / 40) * math.exp(-abs(k) / 20)) - 1) for k, mass in found.masses.items()
     )
@@ -59,7 +59,7 @@ def test_masses_are_never_too_large() -> None:
         (lambda bits: int(bernoulli_exp(F(1), 1, bits)[0]), math.exp(-1)),
         (lambda bits: int(uniform_below(3, 1, bits)[0]), 1 / 3),
     ):
-        low, high = law(run, 1e-12).interval(1)
+        low, high = exact_distribution(run, 1e-12).interval(1)
         assert low <= F(p) + F(1, 10**15) and high >= F(p) - F(1, 10**15) and high - low <= F(1, 10**12)
 
 
@@ -68,19 +68,21 @@ def test_comparisons_split_exactly() -> None:
         a, b, c, d = (bits.below(8) for _ in range(4))
         return a < 2, b <= 2, c > 2, d >= 2
 
-    found = law(run, 0)
+    found = exact_distribution(run, 0)
     shares = [sum(mass for outcome, mass in found.masses.items() if outcome[place]) for place in range(4)]  # type: ignore[index]
     assert [F(share, UNIT) for share in shares] == [F(1, 4), F(3, 8), F(5, 8), F(3, 4)] and found.left == 0
-    equal = law(lambda bits: (bits.below(8) == 3, bits.below(8) != 3, bool(bits.below(8)), int(bits.below(3))), 1e-9)
+    equal = exact_distribution(
+        lambda bits: (bits.below(8) == 3, bits.below(8) != 3, bool(bits.below(8)), int(bits.below(3))), 1e-9
+    )
     assert F(sum(mass for outcome, mass in equal.masses.items() if outcome[0]), UNIT) == pytest.approx(1 / 8)  # type: ignore[index]
 
 
 @pytest.mark.tier("test")
 def test_rejected_attempts_are_summed() -> None:
     """Few cells, so that places in them are accepted or rejected; production has such tables from scale 64 on."""
-    sampler = lattice.Sampler(lattice.Law(1, F(5)), replace(FULL, cells=2))
+    sampler = lattice.Sampler(lattice.LatticeWeights(1, F(5)), replace(FULL, cells=2))
     assert sampler.k > 0
-    found = sampler_law(sampler)
+    found = sampler_distribution(sampler)
     worst = max(
         abs(float(F(found.masses[k], UNIT)) / (math.tanh(1 / 10) * math.exp(-abs(k) / 5)) - 1) for k in range(-60, 61)
     )
@@ -88,7 +90,7 @@ def test_rejected_attempts_are_summed() -> None:
 
 
 def test_what_is_left_counts_against_the_claim() -> None:
-    half = ExactLaw({0: UNIT // 2}, 1)
+    half = ExactDistribution({0: UNIT // 2}, 1)
     found = ExactResult(0, 1, half, half, "made up")
     assert found.delta_upper(1) == F(1, 2) and found.delta_lower(1) == 0 and found.epsilon_lower() == 0
     assert found.slack(0) == 1 and not found.refutes(Pure(0))
@@ -106,20 +108,20 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
 
 
 def test_renyi_claims_set_aside_no_more_than_their_delta() -> None:
-    half, whole = ExactLaw({0: UNIT // 2, 1: UNIT // 2}, 1), ExactLaw({0: UNIT}, 1)
+    half, whole = ExactDistribution({0: UNIT // 2, 1: UNIT // 2}, 1), ExactDistribution({0: UNIT}, 1)
     found = ExactResult(0, 1, half, whole, "made up")
     assert found.aside == F(1, 2) and found.rho_upper() == 0
     assert found.certifies(ZCDP(0, F(1, 2))) and not found.certifies(ZCDP(5, F(49, 100)))
     assert found.certifies(Renyi(((2, 0),), F(1, 2))) and not found.certifies(Renyi(((2, 9),), F(1, 10)))
-    uneven = ExactResult(0, 1, half, ExactLaw({0: UNIT // 4, 1: UNIT - UNIT // 4}, 1), "made up")
+    uneven = ExactResult(0, 1, half, ExactDistribution({0: UNIT // 4, 1: UNIT - UNIT // 4}, 1), "made up")
     second = math.log(0.25 / 0.25 + 0.25 / 0.75)  # sum of p^2 / q
     assert uneven.renyi_upper((2.0,))[0][1] == pytest.approx(second)
     assert uneven.certifies(Renyi(((2, F(second)),))) and not uneven.certifies(Renyi(((2, F(second) - F(1, 1000)),)))
 
 
-def two(*p: float) -> ExactLaw:
+def two(*p: float) -> ExactDistribution:
     """A law of as many outputs."""
-    return ExactLaw(dict(enumerate(int(F(each) * UNIT) for each in p)), 1)
+    return ExactDistribution(dict(enumerate(int(F(each) * UNIT) for each in p)), 1)
 
 
 @mpmath.workdps(50)
@@ -174,7 +176,7 @@ def test_the_certified_rho_of_a_gaussian_is_its_own() -> None:
 
 def test_equal_and_foreign_laws_have_rhos_too() -> None:
     assert ExactResult(0, 1, two(0.25, 0.75), two(0.25, 0.75), "made up").rho_upper() == 0
-    apart = ExactResult(0, 1, two(0.5, 0.5), ExactLaw({7: UNIT}, 1), "made up")
+    apart = ExactResult(0, 1, two(0.5, 0.5), ExactDistribution({7: UNIT}, 1), "made up")
     assert apart.rho_upper() == math.inf and apart.renyi_upper((2.0,)) == [(2.0, math.inf)]
     assert not apart.certifies(ZCDP(100, 1))
 
@@ -188,10 +190,10 @@ def test_code_that_reads_other_randomness_is_refused() -> None:
 
 
 def test_production_code_is_put_back() -> None:
-    before = [getattr(home, name) for home, name, _ in standing.STAND_INS]
+    before = [getattr(home, name) for home, name, _ in standing.SAMPLER_MODELS]
     with pytest.raises(ZeroDivisionError), enumerable():
         _ = 1 / 0
-    assert [getattr(home, name) for home, name, _ in standing.STAND_INS] == before
+    assert [getattr(home, name) for home, name, _ in standing.SAMPLER_MODELS] == before
     with enumerable():
         assert len(discrete_laplace(F(1), 5000, SystemBits())) == 5000
         assert NoisyMax(F(1)).release(np.array([0, 5000]), SystemBits()).tolist() == [1]
@@ -238,8 +240,8 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", WORDS)
 def test_words_are_computed_with_as_numpy_does(what: str) -> None:
     """The named bugs: halves of words were cut to whole numbers, so that what they told was certified; none wrapped."""
-    late = law(lambda bits: WORDS[what](bits.words(1, 3)), 0)
-    soon = law(lambda bits: WORDS[what](np.array([int(bits.below(8))], np.uint16)), 0)
+    late = exact_distribution(lambda bits: WORDS[what](bits.words(1, 3)), 0)
+    soon = exact_distribution(lambda bits: WORDS[what](np.array([int(bits.below(8))], np.uint16)), 0)
     assert late.masses == soon.masses and not late.left
 
 
@@ -261,21 +263,21 @@ LATE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", LATE)
 def test_numbers_that_are_decided_late_end_as_those_that_are_decided_first(what: str) -> None:
     """The named bugs: errors of the comparison itself were outcomes of the code, and nan was equal to everything."""
-    late = law(lambda bits: LATE[what](bits.below(8)), 0)
-    soon = law(lambda bits: LATE[what](int(bits.below(8))), 0)
+    late = exact_distribution(lambda bits: LATE[what](bits.below(8)), 0)
+    soon = exact_distribution(lambda bits: LATE[what](int(bits.below(8))), 0)
     assert late.masses == soon.masses and not late.left
 
 
 def test_words_are_copied_and_their_source_is_not() -> None:
     """The named bug: copies were decided on a tape of their own, so that their likeliest outcome was sure."""
-    assert len(law(lambda bits: deepcopy(bits.words(1, 2)) + 1, 0).masses) == 4
+    assert len(exact_distribution(lambda bits: deepcopy(bits.words(1, 2)) + 1, 0).masses) == 4
     for copied in (copy, deepcopy):
         with pytest.raises(Unsupported, match="copies its source"):
             exact(lambda value, bits, copied=copied: copied(bits).below(2) + value, (0, 1))
 
 
 def test_words_are_shown_as_arrays() -> None:
-    found = law(lambda bits: (str(bits.words(1, 1)), repr(bits.words(1, 1))), 0)
+    found = exact_distribution(lambda bits: (str(bits.words(1, 1)), repr(bits.words(1, 1))), 0)
     assert ("[1]", "array([0], dtype=uint16)") in found.masses and len(found.masses) == 4
 
 
@@ -298,7 +300,7 @@ def test_what_fails_for_some_numbers_is_not_said_to_fail_for_all(what: str) -> N
 def test_code_that_catches_everything_does_not_hide_that_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: it caught the refusal too, gave the same output on both inputs, and was certified."""
     monkeypatch.setattr(lazily, "MOST_VALUES", 10)
-    nothing = ExactLaw({}, 1)
+    nothing = ExactDistribution({}, 1)
 
     def caught(value: int, bits: Tape, act: Callable[[Tape], Any]) -> int:
         try:
@@ -309,7 +311,7 @@ def test_code_that_catches_everything_does_not_hide_that_it_is_refused(monkeypat
     for act in (lambda bits: bits.integer(5), lambda bits: math.floor(np.log(bits.below(8)))):
         with pytest.raises(Unsupported):
             exact(lambda value, bits, act=act: caught(value, bits, act), (0, 1))
-    assert law(lambda bits: caught(1, bits, lambda tape: tape.draw(nothing)), 0, 5).left == UNIT
+    assert exact_distribution(lambda bits: caught(1, bits, lambda tape: tape.draw(nothing)), 0, 5).left == UNIT
 
 
 # ---- bugs, found exactly -------------------------------------------------------------------------------------------
@@ -406,14 +408,14 @@ def test_outputs_are_shown_and_looked_up_as_the_code_gives_them() -> None:
 
 def test_zeros_of_a_random_number_keep_their_signs() -> None:
     """The named bug: a number that was decided late took the sign of its first zero for all of them."""
-    found = law(lambda bits: (bits.below(4) - 1) * 0.0, 0)
+    found = exact_distribution(lambda bits: (bits.below(4) - 1) * 0.0, 0)
     assert [found.interval(each)[0] for each in (-0.0, 0.0, 0)] == [F(1, 4), F(3, 4), 0]
 
 
 def test_a_tie_that_is_followed_no_further_is_undecided() -> None:
     """The named bug: it was counted as an output of its own, an error, and so as decided."""
-    none = ExactLaw({}, 1)
-    found = law(lambda bits: int(bits.draw(none)) if bits.integer(1) == 1 else 0, 0)
+    none = ExactDistribution({}, 1)
+    found = exact_distribution(lambda bits: int(bits.draw(none)) if bits.integer(1) == 1 else 0, 0)
     assert found.masses == {0: UNIT // 2} and found.left == UNIT // 2
 
 

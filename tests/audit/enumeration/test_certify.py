@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from dither.audit.enumeration import sampler_models as standing
 from dither.audit.enumeration.api import exact
-from dither.audit.enumeration.certify import CASES, Case, certificate
-from dither.audit.enumeration.paths import UNIT, ExactLaw
-from dither.audit.enumeration.sampler_models import law, sampler_law
+from dither.audit.enumeration.certify import CASES, CertifiedCase, certificate
+from dither.audit.enumeration.paths import UNIT, ExactDistribution
+from dither.audit.enumeration.sampler_models import exact_distribution, sampler_distribution
 from dither.cli.audit import app
 from dither.errors import NotFound
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
@@ -35,7 +35,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_mechanisms_are_certified_on_canonical_pairs(case: Case) -> None:
+def test_mechanisms_are_certified_on_canonical_pairs(case: CertifiedCase) -> None:
     made, found = certificate(case)
     print(made)
     claim = case.claim
@@ -66,13 +66,13 @@ def test_the_pairs_that_cost_their_delta() -> None:
             assert float(found.delta_lower(claim.epsilon)) == pytest.approx(float(claim.delta), rel=1e-6)
 
 
-def probability(law: ExactLaw, outcome: Any) -> float:
+def probability(law: ExactDistribution, outcome: Any) -> float:
     return float(F(law.masses[outcome], UNIT))
 
 
 @pytest.mark.parametrize(("scores", "rate"), [([0, 1], F(1)), ([0, 2], F(1, 3))])
 def test_noisy_max_is_permute_and_flip(scores: list[int], rate: Fraction) -> None:
-    found = law(lambda tape: selection.noisy_max(np.array(scores), rate, tape), 1e-15)
+    found = exact_distribution(lambda tape: selection.noisy_max(np.array(scores), rate, tape), 1e-15)
     lead = float(rate) * (scores[1] - scores[0])
     assert found.residual <= 1e-15
     assert probability(found, 0) == pytest.approx(math.exp(-lead) / 2, abs=1e-14)
@@ -83,7 +83,7 @@ def test_noisy_max_is_permute_and_flip(scores: list[int], rate: Fraction) -> Non
 def test_the_law_does_not_depend_on_the_widths(widths: dict[str, int], fresh: None, monkeypatch: Any) -> None:
     """What the narrow widths of the enumeration rest on, besides the proof."""
     monkeypatch.setattr(standing, "NARROW", replace(FULL, **widths))
-    found = law(lambda tape: selection.noisy_max(np.array([0, 1]), F(1, 3), tape), 1e-4, 3000)
+    found = exact_distribution(lambda tape: selection.noisy_max(np.array([0, 1]), F(1, 3), tape), 1e-4, 3000)
     low, high = found.interval(0)
     assert low <= math.exp(-1 / 3) / 2 <= high <= low + F(1, 15)
 
@@ -108,7 +108,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def loser() -> float:
-    found = law(lambda tape: selection.noisy_max(np.array([0, 0]), F(1), tape), 1e-6)
+    found = exact_distribution(lambda tape: selection.noisy_max(np.array([0, 0]), F(1), tape), 1e-6)
     return probability(found, 0)
 
 
@@ -120,14 +120,16 @@ def test_ties_that_go_to_the_first_are_seen(fresh: None, monkeypatch: pytest.Mon
 
     assert loser() == pytest.approx(0.5, abs=1e-5)
     standing._memory.laws.clear()
-    monkeypatch.setattr(race, "_duel", first_of_a_tie)
+    monkeypatch.setattr(race, "compare_exponentials", first_of_a_tie)
     assert abs(loser() - 0.5) > 0.05
 
 
 def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uniform further digits: production would lean by 2^-37, which no sample shows."""
     monkeypatch.setattr(race, "refine", lambda *given: True)
-    found = law(lambda tape: int(race.bernoulli_exp_each(F(1, 3), np.array([1]), tape, standing.NARROW)[0]), 1e-6)
+    found = exact_distribution(
+        lambda tape: int(race.bernoulli_exp_each(F(1, 3), np.array([1]), tape, standing.NARROW)[0]), 1e-6
+    )
     assert abs(probability(found, 1) - math.exp(-1 / 3)) > 1e-3
 
 
@@ -158,7 +160,7 @@ def test_noise_of_half_the_scale_is_refuted(fresh: None, monkeypatch: pytest.Mon
 
 @pytest.mark.tier("test")
 def test_a_wide_gaussian_at_full_width() -> None:
-    found = sampler_law(lattice.sampler(2, F(4096)))
+    found = sampler_distribution(lattice.sampler(2, F(4096)))
     total = sum(math.exp(-(k**2) / 8192) for k in range(-1000, 1001))
     worst = max(abs(probability(found, k) / (math.exp(-(k**2) / 8192) / total) - 1) for k in range(-400, 401))
     assert found.residual < 2e-24 and worst < 1e-13

@@ -15,16 +15,21 @@ from conftest import Tier
 from dither.errors import InvalidParameter
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
-from dither.post.contribution_bound import Bound, bound_of, edges, ladder
-from dither.post.estimate.contribution import Found, found
+from dither.post.contribution_bound import (
+    ContributionBound,
+    candidate_bounds,
+    histogram_edges,
+    parse_contribution_bound,
+)
+from dither.post.estimate.contribution import EstimatedBound, estimate_bound
 from dither.post.estimate.intervals import estimate
-from dither.post.estimate.measured import clipped
-from dither.post.formulas import Cell
-from dither.post.noise import Law
+from dither.post.estimate.measured import with_clipping
+from dither.post.formulas import NoisyCell
+from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.privacy.contribution_bound import rung
+from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.mechanisms import DiscreteLaplace
-from dither.privacy.protocol import AutoBound, Tradeoff
+from dither.privacy.protocol import BoundRule, BoundSearch
 
 ROW = 256
 SHARES = np.array([0.5, 0.2, 0.1, 0.1, 0.07, 0.03])
@@ -74,18 +79,20 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator) -> R
     truth, points = table.sum(axis=0), tuple(1 << octave for octave in range(26))
     counts = np.bincount(np.searchsorted(points, masses[masses > 0], side="right"), minlength=len(points) + 1)
     mechanism = DiscreteLaplace(Fraction(FOUND))
-    rule = Tradeoff(points, Fraction(f"{2**0.5 / LEFT:.6g}"), len(truth))
-    search = AutoBound(Count(Scan("actions")), mechanism, ladder(points, 1 << 31), "mass", rule)
+    rule = BoundRule(points, Fraction(f"{2**0.5 / LEFT:.6g}"), len(truth))
+    search = BoundSearch(Count(Scan("actions")), mechanism, candidate_bounds(points, 1 << 31), "mass", rule)
     held, errors, bounds, kept = np.zeros(len(truth)), [], [], {}
     for _ in range(times):
-        noisy = counts + Law("laplace", FOUND).at(random.random(len(counts)))
-        bound = rung(search, [int(value) for value in noisy], mechanism)
+        noisy = counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts)))
+        bound = choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
         if bound not in kept:
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
-        law = Law("laplace", bound / LEFT)
-        values = np.rint(kept[bound]) + law.at(random.random(len(truth)))
-        source = clipped(values, law, np.abs(values), found(bound, points, noisy, mechanism.std()), False, 1.0)
-        answer = estimate(Cell(0), [source], [], 0.95)
+        law = ScaledNoise("laplace", bound / LEFT)
+        values = np.rint(kept[bound]) + law.quantile(random.random(len(truth)))
+        source = with_clipping(
+            values, law, np.abs(values), estimate_bound(bound, points, noisy, mechanism.std()), False, 1.0
+        )
+        answer = estimate(NoisyCell(0), [source], [], 0.95)
         held += (answer.low <= truth) & (truth <= answer.high)
         errors.append(np.median(np.abs(answer.value - truth) / np.maximum(truth, 1.0)))
         bounds.append(bound)
@@ -108,7 +115,7 @@ def test_intervals_cover_what_was_clipped_whatever_the_shape(name: str, how: str
 
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: noise alone, as if the bound had removed nothing."""
-    monkeypatch.setattr(Found, "most", lambda self, share: np.zeros_like(share))
+    monkeypatch.setattr(EstimatedBound, "most", lambda self, share: np.zeros_like(share))
     random = np.random.default_rng(6)
     result = redrawn(WORLDS["heavy tail"](random), "alike", 25, random)
     assert result.held.min() < (binom.ppf(ALARM, 25, 0.95) - 1) / 25
@@ -128,25 +135,31 @@ def test_one_giant_cannot_be_seen_and_the_answer_says_so() -> None:
     masses = np.concatenate([[1_000_000], random.poisson(20, 10_000)])
     assert redrawn(masses, "one cell", 25, random).held.max() < 0.5
     assert redrawn(masses[1:], "one cell", 25, random).held.min() > 0.6
-    assert 0 < found(64, (1, 2, 4), np.array([0.0, 5, 5, 0]), DiscreteLaplace(Fraction(5)).std()).unseen < 50
+    assert 0 < estimate_bound(64, (1, 2, 4), np.array([0.0, 5, 5, 0]), DiscreteLaplace(Fraction(5)).std()).unseen < 50
 
 
-def chosen(noisy: Any, scale: float, noise: float, cells: int) -> Found:
+def chosen(noisy: Any, scale: float, noise: float, cells: int) -> EstimatedBound:
     """The bound that the kernel would take from these counts, with what post says about it."""
-    points = edges(ROW)
+    points = histogram_edges(ROW)
     mechanism = DiscreteLaplace(Fraction(scale))
-    search = AutoBound(
+    search = BoundSearch(
         Count(Scan("actions")),
         mechanism,
-        ladder(points, 1 << 31),
+        candidate_bounds(points, 1 << 31),
         "mass",
-        Tradeoff(points, Fraction(noise), cells, ROW),
+        BoundRule(points, Fraction(noise), cells, ROW),
     )
-    return found(rung(search, [round(value) for value in noisy], mechanism), points, noisy, mechanism.std(), ROW)
+    return estimate_bound(
+        choose_contribution_bound(search, [round(value) for value in noisy], mechanism),
+        points,
+        noisy,
+        mechanism.std(),
+        ROW,
+    )
 
 
 def test_without_noise_nothing_is_imagined() -> None:
-    points = edges(ROW)
+    points = histogram_edges(ROW)
     counts = np.bincount(np.searchsorted(points, np.full(1_000, 20 * ROW), side="right"), minlength=len(points) + 1)
     best = chosen(counts.astype(float), 1e-3, 1e-6, 1)
     assert best.removed == best.removed_high == 0
@@ -154,27 +167,27 @@ def test_without_noise_nothing_is_imagined() -> None:
 
 
 def test_empty_data_have_a_small_bound() -> None:
-    points, law = edges(ROW), Law("laplace", 5.0)
+    points, law = histogram_edges(ROW), ScaledNoise("laplace", 5.0)
     random = np.random.default_rng(1)
     for _ in range(50):
-        best = chosen(law.at(random.random(len(points) + 1)), 5.0, 2**0.5 / LEFT, 6)
+        best = chosen(law.quantile(random.random(len(points) + 1)), 5.0, 2**0.5 / LEFT, 6)
         assert 1 <= best.bound <= 16 * ROW and np.isfinite(best.removed_high)
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        (None, Bound(auto=True)),
-        ("auto", Bound(auto=True)),
-        (20, Bound(rows=20)),
-        ("20", Bound(rows=20)),
-        ({"groups": 3, "rows": 5}, Bound(rows=5, groups=3)),
-        ({"rows": 5, "how": "rows"}, Bound(rows=5, how="rows")),
-        ({"rows": "auto", "how": "rows"}, Bound(auto=True, how="rows")),
+        (None, ContributionBound(auto=True)),
+        ("auto", ContributionBound(auto=True)),
+        (20, ContributionBound(max_rows=20)),
+        ("20", ContributionBound(max_rows=20)),
+        ({"max_groups": 3, "max_rows_per_group": 5}, ContributionBound(max_rows=5, max_groups=3)),
+        ({"max_rows": 5, "how": "rows"}, ContributionBound(max_rows=5, how="rows")),
+        ({"max_rows": "auto", "how": "rows"}, ContributionBound(auto=True, how="rows")),
     ],
 )
-def test_ways_to_say_a_bound(given: object, meant: Bound) -> None:
-    assert bound_of(given) == meant
+def test_ways_to_say_a_bound(given: object, meant: ContributionBound) -> None:
+    assert parse_contribution_bound(given) == meant
 
 
 @pytest.mark.parametrize(
@@ -182,7 +195,7 @@ def test_ways_to_say_a_bound(given: object, meant: Bound) -> None:
 )
 def test_bounds_that_mean_nothing(given: object) -> None:
     with pytest.raises(InvalidParameter):
-        bound_of(given)
+        parse_contribution_bound(given)
 
 
 @pytest.mark.parametrize("query", ["SELECT SUM(price) FROM actions", "SELECT AVG(price), COUNT(*) FROM actions"])

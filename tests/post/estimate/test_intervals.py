@@ -18,19 +18,19 @@ from scipy.stats import binom
 
 from conftest import Tier
 from dither.loss import ZCDP, Pure
-from dither.post.contribution_bound import Bound
+from dither.post.contribution_bound import ContributionBound
 from dither.post.estimate.intervals import Banded, Measured, estimate, fieller
-from dither.post.estimate.measured import sources
-from dither.post.formulas import Apply, Cell, Constant, Mean, Node, cells_of, evaluate
-from dither.post.noise import Law
+from dither.post.estimate.measured import measured_columns
+from dither.post.formulas import Average, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
+from dither.post.noise import ScaledNoise
 from dither.post.query import request as asking
-from dither.post.query.parser import read
-from dither.post.query.planner import Plan, Planner
+from dither.post.query.parser import parse_query
+from dither.post.query.planner import Planner, QueryPlan
 from dither.post.query.spend import Spend
 from dither.post.session import Session
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms.calibration import calibrate
-from dither.privacy.protocol import ReleasedPart
+from dither.privacy.protocol import ReleasedMeasurement
 from post.bare import BareKernel
 
 CONFIDENCE = 0.95
@@ -70,18 +70,18 @@ RANKS = [
 ]
 
 
-def planned(session: Session, query: str, budget: Spend) -> Plan:
-    question = read(query, session.dataset, "user")
-    return Planner(session.context, Bound(rows=20), budget.gaussian).plan(question)
+def planned(session: Session, query: str, budget: Spend) -> QueryPlan:
+    question = parse_query(query, session.dataset, "user")
+    return Planner(session.context, ContributionBound(max_rows=20), budget.gaussian).plan(question)
 
 
 def released(
-    session: Session, kernel: BareKernel, plan: Plan, budget: Spend, times: int
-) -> tuple[list[ReleasedPart], list[ReleasedPart]]:
+    session: Session, kernel: BareKernel, plan: QueryPlan, budget: Spend, times: int
+) -> tuple[list[ReleasedMeasurement], list[ReleasedMeasurement]]:
     """What is released over `times` redraws of one exact vector, and the same without noise."""
     noisy, exact = [], []
     bits = SystemBits()
-    for part in asking.answer_parts(plan, budget, session.context):
+    for part in asking.answer_measurements(plan, budget, session.context):
         sensitivity = part.measure.sensitivity(session.context, plan.unit)
         mechanism = asking.mechanism_of(part, sensitivity)
         if part.measure not in kernel.exact:
@@ -90,18 +90,18 @@ def released(
         drawn = mechanism.release(np.tile(vector, times), bits)
         steps = part.measure.steps(session.context)
         shared = (steps, (len(vector),), None, mechanism, sensitivity, mechanism.loss(sensitivity), ())
-        noisy.append(ReleasedPart(drawn, *shared))  # type: ignore[arg-type]
+        noisy.append(ReleasedMeasurement(drawn, *shared))  # type: ignore[arg-type]
         quiet = calibrate("discrete_laplace", Pure(10**12), sensitivity)
-        exact.append(ReleasedPart(tuple(map(int, vector)), *shared[:3], quiet, *shared[4:]))
+        exact.append(ReleasedMeasurement(tuple(map(int, vector)), *shared[:3], quiet, *shared[4:]))
     return noisy, exact
 
 
 def redraws(
-    session: Session, kernel: BareKernel, plan: Plan, budget: Spend, times: int, level: float = CONFIDENCE
+    session: Session, kernel: BareKernel, plan: QueryPlan, budget: Spend, times: int, level: float = CONFIDENCE
 ) -> tuple[list[Any], list[Any]]:
     """Columns over `times` redraws of one exact vector, and the same columns without noise."""
     noisy, exact = released(session, kernel, plan, budget, times)
-    return sources(plan, noisy, {}, level), sources(plan, exact, {}, level)
+    return measured_columns(plan, noisy, {}, level), measured_columns(plan, exact, {}, level)
 
 
 def coverages(
@@ -180,24 +180,31 @@ def test_a_wrong_law_is_caught(session: Session, kernel: BareKernel) -> None:
     times = 2_000
     plan = planned(session, "SELECT COUNT(*) FROM users", BUDGETS["pure"])
     (noisy,), (exact,) = redraws(session, kernel, plan, BUDGETS["pure"], times)
-    wrong = replace(noisy, law=Law("laplace", noisy.law.spread / 2, noisy.law.step))
-    found = estimate(Cell(0), [wrong], [], CONFIDENCE)
+    wrong = replace(noisy, law=ScaledNoise("laplace", noisy.law.spread / 2, noisy.law.step))
+    found = estimate(NoisyCell(0), [wrong], [], CONFIDENCE)
     rate = np.mean((found.low <= exact.values[0]) & (exact.values[0] <= found.high))
     assert rate < fewest(times)
 
 
 def test_fieller_is_unbounded_where_the_size_may_be_zero() -> None:
-    low, high = fieller(np.array([50.0]), np.array([3.0]), Law("laplace", 10.0), Law("laplace", 10.0), 0.95)
+    low, high = fieller(
+        np.array([50.0]), np.array([3.0]), ScaledNoise("laplace", 10.0), ScaledNoise("laplace", 10.0), 0.95
+    )
     assert np.isinf(low).all() and np.isinf(high).all()
-    node = Mean(Cell(0), Cell(1), 40.0, 18.0, 65.0)
-    columns = [Measured(np.array([50.0]), Law("laplace", 10.0)), Measured(np.array([3.0]), Law("laplace", 10.0))]
+    node = Average(NoisyCell(0), NoisyCell(1), 40.0, 18.0, 65.0)
+    columns = [
+        Measured(np.array([50.0]), ScaledNoise("laplace", 10.0)),
+        Measured(np.array([3.0]), ScaledNoise("laplace", 10.0)),
+    ]
     found = estimate(node, columns, [], 0.95)
     assert (found.low[0], found.high[0]) == (18.0, 65.0)
 
 
 def test_fieller_agrees_with_the_quadratic_of_the_textbook() -> None:
     size, total, std = 1000.0, 400.0, 20.0
-    low, high = fieller(np.array([total]), np.array([size]), Law("gaussian", std), Law("gaussian", std), 0.95)
+    low, high = fieller(
+        np.array([total]), np.array([size]), ScaledNoise("gaussian", std), ScaledNoise("gaussian", std), 0.95
+    )
     z = 1.959964
     a, b, c = size**2 - (z * std) ** 2, -2 * size * total, total**2 - (z * std) ** 2
     roots = [(-b + sign * (b * b - 4 * a * c) ** 0.5) / (2 * a) for sign in (-1, 1)]
@@ -205,36 +212,36 @@ def test_fieller_agrees_with_the_quadratic_of_the_textbook() -> None:
 
 
 def test_rising_functions_carry_the_interval() -> None:
-    column = Measured(np.array([100.0]), Law("laplace", 2.0))
-    inner = estimate(Cell(0), [column], [], 0.95)
-    outer = estimate(Apply("sqrt", (Cell(0),)), [column], [], 0.95)
+    column = Measured(np.array([100.0]), ScaledNoise("laplace", 2.0))
+    inner = estimate(NoisyCell(0), [column], [], 0.95)
+    outer = estimate(FunctionCall("sqrt", (NoisyCell(0),)), [column], [], 0.95)
     assert np.allclose([outer.low, outer.high], np.sqrt([inner.low, inner.high]))
 
 
 def test_clipping_widens_the_interval_to_the_side_it_removed_from() -> None:
-    column = Measured(np.array([100.0]), Law("laplace", 1.0), missing=10.0, least=0.0, most=30.0)
-    found = estimate(Cell(0), [column], [], 0.95)
+    column = Measured(np.array([100.0]), ScaledNoise("laplace", 1.0), missing=10.0, least=0.0, most=30.0)
+    found = estimate(NoisyCell(0), [column], [], 0.95)
     assert found.value[0] == 110.0
     assert found.low[0] == 97.0 and found.high[0] == 133.0
 
 
 FOLDED = {
-    "ABS(a)": Apply("abs", (Cell(0),)),
-    "ABS(a - b)": Apply("abs", (Apply("sub", (Cell(0), Cell(1))),)),
-    "POWER(a, 2)": Apply("power", (Cell(0), Constant(2.0))),
-    "a * a": Apply("mul", (Cell(0), Cell(0))),
-    "a % 7": Apply("mod", (Cell(0), Constant(7.0))),
+    "ABS(a)": FunctionCall("abs", (NoisyCell(0),)),
+    "ABS(a - b)": FunctionCall("abs", (FunctionCall("sub", (NoisyCell(0), NoisyCell(1))),)),
+    "POWER(a, 2)": FunctionCall("power", (NoisyCell(0), FixedValue(2.0))),
+    "a * a": FunctionCall("mul", (NoisyCell(0), NoisyCell(0))),
+    "a % 7": FunctionCall("mod", (NoisyCell(0), FixedValue(7.0))),
 }
 
 
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])
 @pytest.mark.parametrize("node", FOLDED.values(), ids=FOLDED)
 @pytest.mark.parametrize("truth", [0.0, 3.0])
-def test_functions_that_turn_back_cover(node: Node, kind: Literal["laplace", "gaussian"], truth: float) -> None:
+def test_functions_that_turn_back_cover(node: Formula, kind: Literal["laplace", "gaussian"], truth: float) -> None:
     """The named bug: quantiles of a folded law never include the fold, where the truth may be."""
     times, random = 2_000, np.random.default_rng(7)
-    law = Law(kind, 9.0)
-    columns = [Measured(truth + law.at(random.random(times)), law) for _ in range(2)]
+    law = ScaledNoise(kind, 9.0)
+    columns = [Measured(truth + law.quantile(random.random(times)), law) for _ in range(2)]
     found = estimate(node, columns, [], CONFIDENCE)
     wanted = evaluate(node, [np.array([truth])] * 2, [])
     held = (found.low <= wanted + 1e-9) & (wanted - 1e-9 <= found.high)
@@ -249,10 +256,10 @@ def test_variances_allow_for_clipping_of_each_sum(gone: tuple[float, ...]) -> No
     """
     values, least, most = (5_000.0, 0.0, 200.0), (0.0, -200.0, 0.0), (900.0, 200.0, 40.0)
     columns = [
-        Measured(np.array([value]), Law("laplace", 1e-6), missing=(low + high) / 2, least=low, most=high)
+        Measured(np.array([value]), ScaledNoise("laplace", 1e-6), missing=(low + high) / 2, least=low, most=high)
         for value, low, high in zip(values, least, most, strict=True)
     ]
-    node = Apply("variance", (Cell(0), Cell(1), Cell(2), Constant(1.0)))
+    node = FunctionCall("variance", (NoisyCell(0), NoisyCell(1), NoisyCell(2), FixedValue(1.0)))
     found = estimate(node, columns, [], CONFIDENCE)
     there = [
         np.array([value + low + (high - low) * share])
@@ -264,10 +271,10 @@ def test_variances_allow_for_clipping_of_each_sum(gone: tuple[float, ...]) -> No
 
 
 def test_many_clipped_columns_are_not_tried_in_every_way() -> None:
-    columns = [Measured(np.array([10.0]), Law("laplace", 1e-6), most=5.0) for _ in range(8)]
-    node: Node = Cell(0)
+    columns = [Measured(np.array([10.0]), ScaledNoise("laplace", 1e-6), most=5.0) for _ in range(8)]
+    node: Formula = NoisyCell(0)
     for place in range(1, 8):
-        node = Apply("mul", (node, Cell(place)))
+        node = FunctionCall("mul", (node, NoisyCell(place)))
     found = estimate(node, columns, [], CONFIDENCE)
     assert found.low[0] == pytest.approx(10.0**8)
     assert found.high[0] == pytest.approx(15.0**8)
@@ -275,5 +282,5 @@ def test_many_clipped_columns_are_not_tried_in_every_way() -> None:
 
 def test_a_chosen_column_keeps_its_band() -> None:
     band = Banded(np.array([40.0]), np.array([38.0]), np.array([45.0]))
-    found = estimate(Apply("mul", (Constant(-2.0), Cell(0))), [band], [], 0.95)
+    found = estimate(FunctionCall("mul", (FixedValue(-2.0), NoisyCell(0))), [band], [], 0.95)
     assert (found.low[0], found.value[0], found.high[0]) == (-90.0, -80.0, -76.0)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dither.errors import DitherError, InvalidQuery, Unsupported
-from dither.post.query.parser import DEEPEST, LONGEST, options_of, parse, read
+from dither.post.query.parser import DEEPEST, LONGEST, parse, parse_query, sql_options
 from dither.post.session import Session
 from post.small_world import CORPUS, statements
 
@@ -53,17 +53,17 @@ def test_long_texts_are_refused_unread(query: str) -> None:
 def test_deep_texts_are_refused(blind: Session, depth: int) -> None:
     query = f"SELECT COUNT(*) FROM users WHERE {'NOT (' * depth}vip{')' * depth}"
     with pytest.raises(InvalidQuery, match="nested deeper"):
-        read(query, blind.dataset, "user")
+        parse_query(query, blind.dataset, "user")
     assert DEEPEST < 100
 
 
 def test_bigquery_options() -> None:
-    plain, options = options_of(
+    plain, options = sql_options(
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon=0.5, max_groups_contributed=3, privacy_unit_column=user_id) "
         "COUNT(*) FROM t"
     )
     assert plain == "SELECT COUNT(*) FROM t"
-    assert options == {"epsilon": "0.5", "groups": "3", "privacy_unit_column": "user_id"}
+    assert options == {"epsilon": "0.5", "max_groups": "3", "privacy_unit_column": "user_id"}
 
 
 def test_privacy_options_in_the_text(blind: Session) -> None:
@@ -79,7 +79,7 @@ def test_several_spellings_mean_one_plan(blind: Session) -> None:
         "WITH t AS (SELECT * FROM users) SELECT AVG(age) FROM users WHERE country = 'DE'",
     ]
     plans = {
-        (*read(query, blind.dataset, "user").aggregates, str(read(query, blind.dataset, "user").relation))
+        (*parse_query(query, blind.dataset, "user").aggregates, str(parse_query(query, blind.dataset, "user").relation))
         for query in same
     }
     assert len(plans) == 1
@@ -87,11 +87,11 @@ def test_several_spellings_mean_one_plan(blind: Session) -> None:
 
 def test_a_column_outside_group_by_is_named(blind: Session) -> None:
     with pytest.raises(InvalidQuery, match="age is neither aggregated nor in GROUP BY"):
-        read("SELECT age, country, COUNT(*) FROM users GROUP BY country", blind.dataset, "user")
+        parse_query("SELECT age, country, COUNT(*) FROM users GROUP BY country", blind.dataset, "user")
 
 
 def test_joining_on_another_key_needs_limits(blind: Session) -> None:
     query = "SELECT COUNT(*) FROM users a JOIN users b ON a.age = b.age"
     with pytest.raises(Unsupported, match="join_rows"):
         blind.quote(query, epsilon=1)
-    assert blind.quote(query, epsilon=1, bound=1, join_rows=5).affordable
+    assert blind.quote(query, epsilon=1, max_contributions=1, max_rows_per_key=5).affordable

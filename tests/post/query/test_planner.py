@@ -8,22 +8,22 @@ import pytest
 
 import dither
 from dither.access.snapshot import prepare
-from dither.plan.context import Context, with_facts
-from dither.plan.measures.clipped import Clipped
+from dither.plan.context import Context, with_public_facts
+from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count
-from dither.plan.relations.bounding import BoundRows
-from dither.post.contribution_bound import Bound, bound_of
-from dither.post.query.parser import read
-from dither.post.query.planner import Plan, Planner
+from dither.plan.relations.bounding import LimitRowsPerUnit
+from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
+from dither.post.query.parser import parse_query
+from dither.post.query.planner import Planner, QueryPlan
 from dither.post.session import Session
 from post.small_world import build
 
 COUNTED = "SELECT action, COUNT(*) FROM actions GROUP BY action"
 
 
-def planned(context: Context, query: str, bound: object = "auto") -> Plan:
-    return Planner(context, bound_of(bound)).plan(read(query, context.dataset, "user"))
+def planned(context: Context, query: str, bound: object = "auto") -> QueryPlan:
+    return Planner(context, parse_contribution_bound(bound)).plan(parse_query(query, context.dataset, "user"))
 
 
 def measure(context: Context, query: str, bound: object = "auto") -> Measure:
@@ -46,13 +46,17 @@ def measure(context: Context, query: str, bound: object = "auto") -> Measure:
     ],
 )
 def test_rows_are_kept_where_ranks_are_stored_and_scaled_elsewhere(query: str, kept: bool, blind: Session) -> None:
-    ranked = Context(with_facts(blind.dataset, True, {}), blind.context.facts)
+    ranked = Context(with_public_facts(blind.dataset, True, {}), blind.context.facts)
     for bound in ("auto", 20):
-        assert isinstance(measure(blind.context, query, bound), Clipped)
+        assert isinstance(measure(blind.context, query, bound), ClippedSums)
         found = measure(ranked, query, bound)
-        assert isinstance(found, Count) and isinstance(found.child, BoundRows) if kept else isinstance(found, Clipped)
-    assert isinstance(measure(ranked, query, {"how": "clip"}), Clipped)
-    assert not isinstance(measure(blind.context, query, {"how": "rows"}), Clipped)
+        assert (
+            isinstance(found, Count) and isinstance(found.child, LimitRowsPerUnit)
+            if kept
+            else isinstance(found, ClippedSums)
+        )
+    assert isinstance(measure(ranked, query, {"how": "clip"}), ClippedSums)
+    assert not isinstance(measure(blind.context, query, {"how": "rows"}), ClippedSums)
 
 
 def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
@@ -75,8 +79,8 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
 
 
 def test_a_bound_says_how_by_itself() -> None:
-    assert bound_of("auto") == Bound(auto=True, how="auto")
-    assert bound_of({"rows": 5, "how": "auto"}) == Bound(rows=5)
+    assert parse_contribution_bound("auto") == ContributionBound(auto=True, how="auto")
+    assert parse_contribution_bound({"max_rows": 5, "how": "auto"}) == ContributionBound(max_rows=5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from dither.access.engines import open_engine
 from dither.errors import DitherError, InvalidParameter, InvalidQuery, Unsupported
 from dither.loss import Approximate, Pure
-from dither.plan.context import Context, with_facts
+from dither.plan.context import Context, with_public_facts
 from dither.post.query import parser as sql
 from dither.post.query import supported_syntax as grammar
 from dither.post.session import Session
@@ -66,7 +66,7 @@ class World:
 
     def rows(self, query: str, **options: object) -> list[tuple[object, ...]]:
         """The answer with noise that does not show, one tuple a row."""
-        answer = self.session.sql(query, epsilon=EXACT, bound=100, **options)  # type: ignore[arg-type]
+        answer = self.session.sql(query, epsilon=EXACT, max_contributions=100, **options)  # type: ignore[arg-type]
         columns = [column.name for column in answer.columns]
         return [tuple(_plain(row[name]) for name in columns) for row in answer.to_dicts()]
 
@@ -88,7 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     Path(folder / "dataset.yml").write_text(DESCRIPTION)
     engine = open_engine(load(folder / "dataset.yml"))
     kernel = BareKernel(engine.ctx, engine.vector)
-    yield World(Session.over(kernel, "analyst"), kernel, plain)
+    yield World(Session.from_kernel(kernel, "analyst"), kernel, plain)
     engine.close()
 
 
@@ -194,14 +194,20 @@ def test_what_cannot_be_put_together_is_refused_before_the_charge(query: str, wo
 @pytest.mark.parametrize("confidence", [0.5, 0.998, 0.999, 0.9999])
 @pytest.mark.parametrize("column", ["VARIANCE(age)", "COUNT(*) * AVG(age)", "STDDEV(age)"])
 def test_any_confidence_has_an_interval(column: str, confidence: float, world: World) -> None:
-    (row,) = world.session.sql(f"SELECT {column} AS x FROM users", epsilon=1, bound=1, confidence=confidence).to_dicts()
+    (row,) = world.session.sql(
+        f"SELECT {column} AS x FROM users", epsilon=1, max_contributions=1, confidence=confidence
+    ).to_dicts()
     assert row["x_low"] <= row["x"] <= row["x_high"]
 
 
 def test_intervals_grow_with_the_confidence(world: World) -> None:
     quoted = [
         world.session.quote(
-            "SELECT COUNT(*) * COUNT(age) AS x FROM users", epsilon=1, bound=1, confidence=level, rows=300
+            "SELECT COUNT(*) * COUNT(age) AS x FROM users",
+            epsilon=1,
+            max_contributions=1,
+            confidence=level,
+            assumed_group_size=300,
         )
         for level in (0.95, 0.999, 0.9999)
     ]
@@ -211,10 +217,10 @@ def test_intervals_grow_with_the_confidence(world: World) -> None:
 
 def test_a_certain_interval_is_refused(world: World) -> None:
     with pytest.raises(InvalidParameter, match=r"between 0 and 0\.9999"):
-        world.session.batch(["SELECT COUNT(*) FROM users"], epsilon=1, bound=1, confidence=0.99999)
+        world.session.batch(["SELECT COUNT(*) FROM users"], epsilon=1, max_contributions=1, confidence=0.99999)
 
 
-@pytest.mark.parametrize("option", ["groups=x", "rows_per_group=x, groups=1"])
+@pytest.mark.parametrize("option", ["max_groups=x", "max_rows_per_group=x, max_groups=1"])
 def test_options_that_are_no_numbers(option: str, world: World) -> None:
     query = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({option}) kind, COUNT(*) FROM acts GROUP BY kind"
     with pytest.raises(InvalidParameter, match="whole number"):
@@ -267,15 +273,15 @@ def test_rounding_is_said_and_allowed_for(tmp_path: Path) -> None:
     (tmp_path / "dataset.yml").write_text(WIDE)
     dataset = load(tmp_path / "dataset.yml")
     engine = open_engine(dataset)
-    kernel = BareKernel(Context(with_facts(dataset, False, {"acts": 5_000})), engine.vector)
-    session = Session.over(kernel, "analyst")
-    answer = session.sql("SELECT SUM(amount) AS x FROM acts", epsilon=EXACT, bound=100)
+    kernel = BareKernel(Context(with_public_facts(dataset, False, {"acts": 5_000})), engine.vector)
+    session = Session.from_kernel(kernel, "analyst")
+    answer = session.sql("SELECT SUM(amount) AS x FROM acts", epsilon=EXACT, max_contributions=100)
     (row,) = answer.to_dicts()
     assert abs(row["x"] - 72_500) > 10_000
     assert row["x_low"] <= 72_500 <= row["x_high"]
     assert any("rounded to multiples of" in note for note in answer.notes)
     assert any("100 rows' worth counts" in note for note in answer.notes)
-    exact = session.sql("SELECT SUM(CLAMP(amount, 0, 100)) AS x FROM acts", epsilon=EXACT, bound=100)
+    exact = session.sql("SELECT SUM(CLAMP(amount, 0, 100)) AS x FROM acts", epsilon=EXACT, max_contributions=100)
     assert exact.value() == pytest.approx(72_500, abs=1)
     assert not any("rounded" in note for note in exact.notes)
     engine.close()
@@ -290,7 +296,7 @@ def test_values_of_any_size_are_not_added_up(world: World) -> None:
 @pytest.mark.parametrize("bound", [100, None])
 def test_per_person_counts_with_any_bound(value: str, bound: int | None, world: World) -> None:
     query = f"SELECT AVG(n) AS x FROM (SELECT uid, {value} AS n FROM acts GROUP BY uid) q"
-    (row,) = world.session.sql(query, epsilon=EXACT, bound=bound).to_dicts()
+    (row,) = world.session.sql(query, epsilon=EXACT, max_contributions=bound).to_dicts()
     ((wanted,),) = world.plain.execute(query).fetchall()
     assert row["x"] == pytest.approx(wanted, abs=0.01)
 
@@ -342,7 +348,7 @@ def _written(options: str) -> str:
 
 
 def test_options_in_the_text_are_honoured_or_refused(world: World) -> None:
-    (answer,) = world.session.batch([_written("epsilon = 2, bound = 1, confidence = 0.5")])
+    (answer,) = world.session.batch([_written("epsilon = 2, max_contributions = 1, confidence = 0.5")])
     assert sum(float(loss.epsilon) for loss in answer.loss) == 2  # type: ignore[union-attr]
     assert answer.confidence == 0.5
     one, two = world.session.split(_written("epsilon = 2, confidence = 0.5"), 3)
@@ -350,7 +356,7 @@ def test_options_in_the_text_are_honoured_or_refused(world: World) -> None:
     price = world.session.quote(_written("epsilon = 2, delta = 1e-6, confidence = 0.5"))
     assert price.loss == Approximate(2, "1/1000000")
     assert world.session.quote(_written("rho = 3"), epsilon=1).loss == Pure(1)
-    world.session.explain(_written("within = 3"))
+    world.session.explain(_written("max_error = 3"))
     with pytest.raises(InvalidQuery, match="noise"):
         world.session.sql(_written("epsilon = 2, noise = gaussian"))
     with pytest.raises(InvalidParameter, match="delta"):

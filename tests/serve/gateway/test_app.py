@@ -24,14 +24,14 @@ from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
 from dither.post.options import LOSSES
 from dither.privacy.codec import encode
-from dither.privacy.protocol import Calibrate, Part, Request
+from dither.privacy.protocol import Calibrate, Measurement, Request
 from dither.schema import load
 from dither.serve.gateway import app as gateway_module
 from dither.serve.gateway.app import ARROW, Gateway, Settings, application, to_next_tick
 from dither.serve.gateway.openapi import CALLS as LISTED
 from dither.serve.gateway.openapi import document
 from dither.serve.gateway.rate_limits import Rate
-from dither.serve.kernel.fair_queue import Limits
+from dither.serve.kernel.fair_queue import QueueLimits
 from dither.serve.kernel.server import READERS
 from dither.serve.transport.http_client import connect as connect_http
 from serve.servers import Place, place, until
@@ -67,12 +67,12 @@ def test_a_quote_is_of_the_draw_that_is_asked(there: Place) -> None:
     """The named bug: /v1/quote took `draw`, and said of every draw what was true of the first."""
     body = {"dataset": "town", "query": COUNT, "epsilon": "1/7"}
     many = {"dataset": "town", "queries": [COUNT, COUNT], "epsilon": "1/7"}
-    assert not there.post("/v1/answer", {**body, "draw": 2}).json()["free"]
-    assert there.post("/v1/batch", {**many, "draw": 2}).status_code == 200
+    assert not there.post("/v1/answer", {**body, "repeat": 2}).json()["free"]
+    assert there.post("/v1/batch", {**many, "repeat": 2}).status_code == 200
     for draw, free in ((0, False), (1, False), (2, True)):
-        assert there.post("/v1/quote", {**body, "draw": draw}).json()["free"] is free
-        assert there.post("/v1/quote", {**many, "draw": draw}).json()["free"] is free
-        assert there.post("/v1/answer", {**body, "draw": draw}).json()["free"] is free
+        assert there.post("/v1/quote", {**body, "repeat": draw}).json()["free"] is free
+        assert there.post("/v1/quote", {**many, "repeat": draw}).json()["free"] is free
+        assert there.post("/v1/answer", {**body, "repeat": draw}).json()["free"] is free
 
 
 def test_an_answer_as_arrow(there: Place) -> None:
@@ -125,13 +125,13 @@ def test_errors_have_one_shape(there: Place, status: int, code: str, body: Any) 
 
 
 def test_expired_and_revoked_tokens_are_refused(there: Place) -> None:
-    token = there.kernel.books.add_account("tmp", "analyst", days=1)
+    token = there.kernel.ledger.add_account("tmp", "analyst", days=1)
     assert there.get("/v1/datasets", token).status_code == 200
-    there.kernel.books.revoke_account("tmp")
+    there.kernel.ledger.revoke_account("tmp")
     assert there.get("/v1/datasets", token).status_code == 401
-    expired = there.kernel.books.add_account("old", "analyst", days=-1)
+    expired = there.kernel.ledger.add_account("old", "analyst", days=-1)
     assert there.get("/v1/datasets", expired).status_code == 401
-    renewed = there.kernel.books.add_account("tmp", "analyst", days=1)
+    renewed = there.kernel.ledger.add_account("tmp", "analyst", days=1)
     assert there.get("/v1/datasets", renewed).status_code == 200 and there.get("/v1/datasets", token).status_code == 401
 
 
@@ -176,7 +176,7 @@ def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
 def test_a_quote_says_how_many_wait(tmp_path: Path) -> None:
     """How long one will wait is public: how many are ahead, and how long each takes."""
     body = {"dataset": "town", "query": COUNT, "epsilon": 1}
-    with place(tmp_path, limits=Limits(running=1, waiting=9, account=9)) as there:
+    with place(tmp_path, limits=QueueLimits(running=1, waiting=9, account=9)) as there:
         turns = there.server.turns
         assert there.post("/v1/quote", body).json()["waiting"] == 0
         with turns.turn("town", "somebody"):
@@ -189,7 +189,9 @@ def test_a_quote_says_how_many_wait(tmp_path: Path) -> None:
 
 def test_a_request_waits_in_the_line_of_its_own_dataset(there: Place) -> None:
     """The message's name of the dataset decides the line, so the plan inside must be for that one."""
-    request = Request("elsewhere", (Part(Count(Scan("people")), Calibrate("discrete_laplace", Pure(Fraction(1)))),))
+    request = Request(
+        "elsewhere", (Measurement(Count(Scan("people")), Calibrate("discrete_laplace", Pure(Fraction(1)))),)
+    )
     for call in ("answer", "quote"):
         with pytest.raises(InvalidPlan, match="another dataset"):
             there.remote.call(call, there.tokens["ann"], "town", encode(request))
@@ -290,7 +292,7 @@ def test_a_remote_session_is_a_session(there: Place, address: str) -> None:
     with pytest.raises(NotAllowed):
         connect(address, token="dither_wrong")
     auditor = connect_http(address, there.tokens["aud"])
-    assert auditor.ledger("town", there.tokens["aud"])
+    assert auditor.ledger_rows("town", there.tokens["aud"])
 
 
 @pytest.mark.parametrize(

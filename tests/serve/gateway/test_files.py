@@ -12,7 +12,7 @@ import pytest
 
 from dither.errors import NotFound
 from dither.serve.gateway.app import Settings
-from dither.serve.gateway.files import PROOFS, Shelf, paper, papers
+from dither.serve.gateway.files import PROOFS, DocumentFolder, list_documents, read_document
 from serve.servers import place
 
 
@@ -32,11 +32,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_only_papers_are_found(folder: Path) -> None:
-    assert [path.name for path in papers(folder)] == ["mechanism.json", "zoo.html"]
-    assert papers(None) == [] == papers(folder / "nowhere")
+    assert [path.name for path in list_documents(folder)] == ["mechanism.json", "zoo.html"]
+    assert list_documents(None) == [] == list_documents(folder / "nowhere")
     for name in ("link.txt", ".hidden.txt", "key.pem", "folder.md", "../outside.txt", "", "/etc/passwd"):
         with pytest.raises(NotFound):
-            paper(folder, name)
+            read_document(folder, name)
 
 
 def test_auditors_read_proofs_and_reports(folder: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_paper_that_stays_as_it_was_is_hashed_once(folder: Path, hashed: list[str]) -> None:
     """Every listing once read every file: 57 pages of proofs, and reports of up to 16 MB."""
-    shelf = Shelf(folder, later)
+    shelf = DocumentFolder(folder, later)
     first = shelf.listed()
     assert shelf.listed() == shelf.listed() == first and hashed == ["mechanism.json", "zoo.html"]
     for each in first:
@@ -100,7 +100,7 @@ def test_a_paper_that_stays_as_it_was_is_hashed_once(folder: Path, hashed: list[
 
 
 def test_a_paper_that_changed_is_hashed_again_whatever_its_size_and_time(folder: Path, hashed: list[str]) -> None:
-    shelf, path = Shelf(folder, later), folder / "mechanism.json"
+    shelf, path = DocumentFolder(folder, later), folder / "mechanism.json"
     before, state = shelf.listed(), path.stat()
     while path.stat().st_ctime_ns == state.st_ctime_ns:  # the clock ticks every few milliseconds
         path.write_text("[]")
@@ -115,15 +115,15 @@ def test_a_paper_that_changed_is_hashed_again_whatever_its_size_and_time(folder:
 
 def test_a_paper_of_this_very_moment_is_not_remembered(folder: Path, hashed: list[str]) -> None:
     """Within one tick of a file system's clock it can change again and look the same."""
-    shelf = Shelf(folder)
+    shelf = DocumentFolder(folder)
     assert shelf.listed() == shelf.listed() and len(hashed) == 4
 
 
 def test_a_paper_that_is_gone_is_forgotten(folder: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = Shelf(folder, later)
+    shelf = DocumentFolder(folder, later)
     shelf.listed()
     (folder / "zoo.html").unlink()
     assert [each["name"] for each in shelf.listed()] == ["mechanism.json"] and len(shelf._known) == 1
     gone = folder / "gone.txt"
-    monkeypatch.setattr("dither.serve.gateway.files.papers", lambda _: [gone, folder / "mechanism.json"])
+    monkeypatch.setattr("dither.serve.gateway.files.list_documents", lambda _: [gone, folder / "mechanism.json"])
     assert [each["name"] for each in shelf.listed()] == ["mechanism.json"]

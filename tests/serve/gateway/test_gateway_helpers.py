@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
-from dither.privacy.protocol import Head
+from dither.privacy.protocol import LedgerHead
 from dither.serve.gateway import requests as questions
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.gateway.metrics import Metrics
-from dither.serve.gateway.rate_limits import Buckets, Known, Rate, UnderWay
-from dither.serve.kernel.fair_queue import Limits, Turns
+from dither.serve.gateway.rate_limits import InFlight, Rate, RecentTokens, TokenBuckets
+from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
 from dither.serve.transport.framing import LENGTH, Closed, Message, head_of, head_text, receive, send
-from dither.serve.transport.socket_client import Heads
+from dither.serve.transport.socket_client import SeenHeads
 from serve.servers import until, within
 
 
@@ -54,7 +54,7 @@ def test_a_connection_that_never_speaks_is_given_up() -> None:
 
 
 def test_ends_of_the_chain_are_written_one_way() -> None:
-    head = Head(17, "a" * 64)
+    head = LedgerHead(17, "a" * 64)
     assert head_of(head_text(head)) == head
     for wrong in ("", "17", "x:" + "a" * 64, "1:2", "-1:" + "a" * 64, "١:" + "a" * 64):
         with pytest.raises(InvalidPlan):
@@ -62,56 +62,56 @@ def test_ends_of_the_chain_are_written_one_way() -> None:
 
 
 def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
-    heads = Heads(tmp_path / "head")
-    heads.saw(Head(5, "a" * 64))
-    heads.saw(Head(4, "b" * 64))
-    assert heads.last == Head(5, "a" * 64) == Heads(tmp_path / "head").last
+    heads = SeenHeads(tmp_path / "head")
+    heads.saw(LedgerHead(5, "a" * 64))
+    heads.saw(LedgerHead(4, "b" * 64))
+    assert heads.last == LedgerHead(5, "a" * 64) == SeenHeads(tmp_path / "head").last
 
 
 def test_an_end_that_a_gap_gave_up_is_replaced_once(tmp_path: Path) -> None:
     """Answers may overtake one another: on the new chain the furthest counts, and late ones change nothing."""
-    lost, heads = Head(41, "a" * 64), Heads(tmp_path / "head")
+    lost, heads = LedgerHead(41, "a" * 64), SeenHeads(tmp_path / "head")
     heads.saw(lost)
-    heads.saw(Head(12, "b" * 64), Head(40, "c" * 64))  # another end was given up, not this one
+    heads.saw(LedgerHead(12, "b" * 64), LedgerHead(40, "c" * 64))  # another end was given up, not this one
     assert heads.last == lost
     for sequence, furthest in ((13, 13), (12, 13), (14, 14)):
-        heads.saw(Head(sequence, "b" * 64), lost)
-        assert heads.last == Head(furthest, "b" * 64) == Heads(tmp_path / "head").last
-    heads.saw(Head(11, "b" * 64))
-    assert heads.last == Head(14, "b" * 64) == Heads(tmp_path / "head").last
+        heads.saw(LedgerHead(sequence, "b" * 64), lost)
+        assert heads.last == LedgerHead(furthest, "b" * 64) == SeenHeads(tmp_path / "head").last
+    heads.saw(LedgerHead(11, "b" * 64))
+    assert heads.last == LedgerHead(14, "b" * 64) == SeenHeads(tmp_path / "head").last
 
 
 def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads, written, write = Heads(tmp_path / "head"), list[str](), Heads._write
+    heads, written, write = SeenHeads(tmp_path / "head"), list[str](), SeenHeads._write
 
-    def slowly(self: Heads, place: Path, text: str) -> None:
+    def slowly(self: SeenHeads, place: Path, text: str) -> None:
         time.sleep(0.2)
         write(self, place, text)
         written.append(text)
 
-    monkeypatch.setattr(Heads, "_write", slowly)
+    monkeypatch.setattr(SeenHeads, "_write", slowly)
 
     def saw(number: int) -> bool:
-        heads.saw(Head(number, "a" * 64))
+        heads.saw(LedgerHead(number, "a" * 64))
         return any(int(text.partition(":")[0]) >= number for text in written)
 
     with ThreadPoolExecutor(20) as pool:
         assert all(pool.map(saw, range(20, 0, -1)))
-    assert len(written) <= 5 and Heads(tmp_path / "head").last == Head(20, "a" * 64)
+    assert len(written) <= 5 and SeenHeads(tmp_path / "head").last == LedgerHead(20, "a" * 64)
 
 
 @pytest.mark.parametrize("damage", ["", "17", "\x00" * 80])
 def test_a_damaged_memory_of_the_end_says_what_to_do(tmp_path: Path, damage: str) -> None:
     (tmp_path / "head").write_text(damage)
     with pytest.raises(InvalidParameter, match="remove the file"):
-        Heads(tmp_path / "head")
+        SeenHeads(tmp_path / "head")
 
 
 def test_turns_go_round_the_accounts() -> None:
     """One account's ten questions do not keep another's from being next."""
-    turns, order = Turns(Limits(running=1, waiting=50, account=20)), list[str]()
+    turns, order = FairQueue(QueueLimits(running=1, waiting=50, account=20)), list[str]()
 
     def ask(account: str) -> None:
         with turns.turn("d", account):
@@ -129,7 +129,7 @@ def test_turns_go_round_the_accounts() -> None:
 
 
 def test_turns_refuse_before_anything_else() -> None:
-    turns = Turns(Limits(running=1, waiting=1, account=1))
+    turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
 
     def refused() -> None:
         with turns.turn("d", "a"):
@@ -145,7 +145,7 @@ def test_turns_refuse_before_anything_else() -> None:
 
 
 def test_a_turn_is_given_back_by_a_failure() -> None:
-    turns = Turns(Limits(running=1, waiting=1, account=1))
+    turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
 
     def failing() -> None:
         with pytest.raises(KeyError), turns.turn("d", "a"):
@@ -157,7 +157,7 @@ def test_a_turn_is_given_back_by_a_failure() -> None:
 
 def test_buckets_fill_with_time() -> None:
     now = [0.0]
-    buckets = Buckets(Rate(2, 3), most=2, now=lambda: now[0])
+    buckets = TokenBuckets(Rate(2, 3), most=2, now=lambda: now[0])
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
     now[0] = 0.5
     assert buckets.take("a") == 0 and buckets.take("a") > 0 and buckets.take("b") == 0
@@ -166,7 +166,7 @@ def test_buckets_fill_with_time() -> None:
 
 
 def test_one_account_has_so_many_requests_under_way() -> None:
-    under_way = UnderWay(2)
+    under_way = InFlight(2)
     with under_way.one_more("a"), under_way.one_more("a"):
         with pytest.raises(Busy, match="under way already"), under_way.one_more("a"):
             pass
@@ -178,7 +178,7 @@ def test_one_account_has_so_many_requests_under_way() -> None:
 
 
 def test_known_names_are_few() -> None:
-    known = Known(most=2)
+    known = RecentTokens(most=2)
     for name in "abc":
         known.add(name, name.upper())
     assert known.get("a") is None and known.get("b") == "B"
@@ -238,13 +238,13 @@ def test_a_job_that_failed_begins_anew() -> None:
     b'{"dataset": "d", "query": "q", "epsilon": true}', b'{"dataset": "d", "query": "q", "epsilon": " 1"}',
     b'{"dataset": "d", "query": "q", "bound": {"rows": "3"}}', b'{"dataset": "d", "query": "q", "x": 1}',
     b'{"dataset": "d"}', b'{"dataset": "d", "query": "q", "query": "r"}',
-    b'{"dataset": "d", "query": "q", "draw": NaN}',
+    b'{"dataset": "d", "query": "q", "repeat": NaN}',
 ])  # fmt: skip
 def test_a_question_of_the_wrong_form_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidParameter):
-        questions.read_one(body)
+        questions.read_query(body)
 
 
 def test_a_decimal_is_exact() -> None:
-    asked = questions.read_one(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
+    asked = questions.read_query(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
     assert str(asked.options["epsilon"]) == "1/10" and asked.options["confidence"] == 0.9

@@ -18,7 +18,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.kernel.admin import Desk, admin_server, ask_desk, remembered
+from dither.serve.kernel.admin import AdminService, admin_server, call_admin, load_seen_heads
 from dither.serve.kernel.server import unix_listener
 from serve.servers import town
 
@@ -27,7 +27,7 @@ from serve.servers import town
 def desk(tmp_path: Path) -> Iterator[tuple[LocalKernel, Path]]:
     kernel = LocalKernel(load(town(tmp_path / "a")), tmp_path / "l.sqlite", trusted=False, schedule=Schedule(floor=1))
     path = tmp_path / "admin.sock"
-    server = admin_server(Desk(kernel, tmp_path / "datasets.json"), unix_listener(path, mode=0o600))
+    server = admin_server(AdminService(kernel, tmp_path / "datasets.json"), unix_listener(path, mode=0o600))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield kernel, path
     server.close()
@@ -35,7 +35,7 @@ def desk(tmp_path: Path) -> Iterator[tuple[LocalKernel, Path]]:
 
 
 def rows(kernel: LocalKernel, kind: str) -> list[Any]:
-    return [json.loads(row.body) for row in kernel.books.rows() if row.kind == kind]
+    return [json.loads(row.body) for row in kernel.ledger.rows() if row.kind == kind]
 
 
 def test_only_its_owner_can_open_the_socket(desk: tuple[LocalKernel, Path]) -> None:
@@ -49,14 +49,14 @@ def test_only_its_owner_can_read_the_ledger(desk: tuple[LocalKernel, Path], tmp_
 
 def test_an_account_is_made_shown_once_and_revoked(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     kernel, path = desk
-    token = ask_desk(path, "account", name="ann", role="analyst", days="3")["token"]
-    assert kernel.books.authenticate(token).name == "ann"
+    token = call_admin(path, "account", name="ann", role="analyst", days="3")["token"]
+    assert kernel.ledger.authenticate(token).name == "ann"
     assert token not in (tmp_path / "l.sqlite").read_bytes().decode(errors="replace")
-    listed = ask_desk(path, "accounts")
+    listed = call_admin(path, "accounts")
     assert listed[0]["active"] and listed[0]["by"].startswith("uid ") and "token" not in listed[0]
-    ask_desk(path, "revoke", name="ann")
+    call_admin(path, "revoke", name="ann")
     with pytest.raises(DitherError, match="not valid"):
-        kernel.books.authenticate(token)
+        kernel.ledger.authenticate(token)
     assert [row["token"] is None for row in rows(kernel, "account")] == [False, True]
 
 
@@ -66,7 +66,7 @@ def test_an_account_is_made_shown_once_and_revoked(desk: tuple[LocalKernel, Path
 ])  # fmt: skip
 def test_a_wrong_account_is_refused(desk: tuple[LocalKernel, Path], given: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter):
-        ask_desk(desk[1], "account", **given)
+        call_admin(desk[1], "account", **given)
 
 
 def test_a_dataset_is_registered_and_remembered(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
@@ -75,44 +75,44 @@ def test_a_dataset_is_registered_and_remembered(desk: tuple[LocalKernel, Path], 
     second.write_text(
         second.read_text().replace("name: town", "name: village").replace("population: town", "population: v")
     )
-    assert ask_desk(path, "register", path=str(second)) == {"registered": "village"}
-    assert remembered(tmp_path / "datasets.json") == [str(second)] and "village" in kernel.registered
-    assert [each["name"] for each in ask_desk(path, "status")["datasets"]] == ["town", "village"]
+    assert call_admin(path, "register", path=str(second)) == {"registered": "village"}
+    assert load_seen_heads(tmp_path / "datasets.json") == [str(second)] and "village" in kernel.registered
+    assert [each["name"] for each in call_admin(path, "status")["datasets"]] == ["town", "village"]
 
 
 def test_acts_are_rows_and_the_chain_holds(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     kernel, path = desk
-    kernel.books.miss("town", "1x1+1")
-    assert len(ask_desk(path, "misses", dataset="town")["misses"]) == 1
-    assert kernel.books.slowed("town", "1x1+1") == 1
-    ask_desk(path, "unlock", dataset="town")
-    assert kernel.books.slowed("town", "1x1+1") == 1
-    assert ask_desk(path, "quicken", dataset="town") == {"quickened": "town"}
-    assert kernel.books.slowed("town", "1x1+1") == 0
-    ask_desk(path, "log")
-    ask_desk(path, "corrections", dataset="town")
+    kernel.ledger.record_miss("town", "1x1+1")
+    assert len(call_admin(path, "misses", dataset="town")["misses"]) == 1
+    assert kernel.ledger.latency_step("town", "1x1+1") == 1
+    call_admin(path, "unlock", dataset="town")
+    assert kernel.ledger.latency_step("town", "1x1+1") == 1
+    assert call_admin(path, "quicken", dataset="town") == {"quickened": "town"}
+    assert kernel.ledger.latency_step("town", "1x1+1") == 0
+    call_admin(path, "log")
+    call_admin(path, "corrections", dataset="town")
     acts = ["unlock", "quicken", "read the private log", "read corrections"]
     assert [row["act"] for row in rows(kernel, "act")] == acts
     assert verify(tmp_path / "l.sqlite").sound
-    assert ask_desk(path, "budget", dataset="town")[0]["level"] == "dataset"
+    assert call_admin(path, "budget", dataset="town")[0]["level"] == "dataset"
 
 
 def test_a_gap_is_marked(desk: tuple[LocalKernel, Path]) -> None:
     kernel, path = desk
     before = kernel.balances("town")[0].spent[0]
-    ask_desk(path, "gap", head="99:" + "a" * 64, epsilon="2")
+    call_admin(path, "gap", head="99:" + "a" * 64, epsilon="2")
     assert kernel.balances("town")[0].spent[0] == before + 2 * 10**15
     with pytest.raises(InvalidParameter):
-        ask_desk(path, "gap", head="99:" + "a" * 64)
+        call_admin(path, "gap", head="99:" + "a" * 64)
 
 
 def test_what_is_not_there(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        ask_desk(desk[1], "unlock", dataset="nowhere")
+        call_admin(desk[1], "unlock", dataset="nowhere")
     with pytest.raises(DitherError, match="no such call"):
-        ask_desk(desk[1], "close")
+        call_admin(desk[1], "close")
     with pytest.raises(NotFound, match="no kernel answers"):
-        ask_desk(tmp_path / "none.sock", "status")
+        call_admin(tmp_path / "none.sock", "status")
 
 
 def test_the_command_line_speaks_to_the_desk(desk: tuple[LocalKernel, Path]) -> None:

@@ -14,17 +14,17 @@ import pytest
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.kernel.admin import Desk, admin_server
-from dither.serve.kernel.desk_page import DeskServer, Page, table
+from dither.serve.kernel.admin import AdminService, admin_server
+from dither.serve.kernel.desk_page import AdminPageServer, Page, table
 from dither.serve.kernel.server import unix_listener
 from serve.servers import town
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, DeskServer]]:
+def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, AdminPageServer]]:
     kernel = LocalKernel(load(town(tmp_path / "a")), tmp_path / "l.sqlite", trusted=False, schedule=Schedule(floor=1))
-    admin = admin_server(Desk(kernel, tmp_path / "d.json"), unix_listener(tmp_path / "a.sock", mode=0o600))
-    server = DeskServer(Page(tmp_path / "a.sock"), 0)
+    admin = admin_server(AdminService(kernel, tmp_path / "d.json"), unix_listener(tmp_path / "a.sock", mode=0o600))
+    server = AdminPageServer(Page(tmp_path / "a.sock"), 0)
     for each in (admin, server):
         threading.Thread(target=each.serve_forever, daemon=True).start()
     yield kernel, server
@@ -35,7 +35,7 @@ def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, DeskServer]]:
 
 
 @contextmanager
-def opened(server: DeskServer) -> Iterator[httpx.Client]:
+def opened(server: AdminPageServer) -> Iterator[httpx.Client]:
     """A browser that has opened the address."""
     with httpx.Client(base_url=f"http://127.0.0.1:{server.server_address[1]}") as client:
         reply = client.get(server.url)
@@ -49,19 +49,19 @@ def form(client: httpx.Client) -> str:
     return found[1]
 
 
-def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, DeskServer]) -> None:
+def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, AdminPageServer]) -> None:
     kernel, server = there
-    kernel.books.add_account("ann", "analyst")
+    kernel.ledger.add_account("ann", "analyst")
     with opened(server) as client:
         text = client.get("/").text
         assert "town" in text and "ann" in text and "epsilon" in text and "<script" not in text
         assert "default-src 'none'" in client.get("/").headers["content-security-policy"]
 
 
-def test_its_forms_act_and_each_act_is_a_row(there: tuple[LocalKernel, DeskServer]) -> None:
+def test_its_forms_act_and_each_act_is_a_row(there: tuple[LocalKernel, AdminPageServer]) -> None:
     kernel, server = there
-    token = kernel.books.add_account("ann", "analyst")
-    kernel.books.miss("town", "1x1+1")
+    token = kernel.ledger.add_account("ann", "analyst")
+    kernel.ledger.record_miss("town", "1x1+1")
     with opened(server) as client:
         key = form(client)
         assert client.post("/unlock", data={"form": key, "dataset": "town"}).status_code == 200
@@ -69,13 +69,13 @@ def test_its_forms_act_and_each_act_is_a_row(there: tuple[LocalKernel, DeskServe
         assert client.post("/log", data={"form": key}).status_code == 200
         assert client.post("/unlock", data={"form": key, "dataset": "nowhere"}).status_code == 400
     with pytest.raises(Exception, match="not valid"):
-        kernel.books.authenticate(token)
-    acts = [row.body for row in kernel.books.rows() if row.kind == "act"]
+        kernel.ledger.authenticate(token)
+    acts = [row.body for row in kernel.ledger.rows() if row.kind == "act"]
     assert len(acts) == 2 and all("uid" in body for body in acts)
 
 
 @pytest.mark.parametrize("how", ["no cookie", "a wrong cookie", "a wrong secret", "another name", "no name", "a path"])
-def test_nobody_else_sees_it(there: tuple[LocalKernel, DeskServer], how: str) -> None:
+def test_nobody_else_sees_it(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
     server = there[1]
     secret, base = server.page.secret, f"http://127.0.0.1:{server.server_address[1]}"
     path, headers = {
@@ -89,9 +89,9 @@ def test_nobody_else_sees_it(there: tuple[LocalKernel, DeskServer], how: str) ->
 
 
 @pytest.mark.parametrize("how", ["no form", "a wrong form", "no cookie", "another name", "an unknown act", "too long"])
-def test_no_other_page_can_act(there: tuple[LocalKernel, DeskServer], how: str) -> None:
+def test_no_other_page_can_act(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
     kernel, server = there
-    token = kernel.books.add_account("ann", "analyst")
+    token = kernel.ledger.add_account("ann", "analyst")
     with opened(server) as client:
         key = form(client)
         cookie = {"cookie": f"desk={server.page.secret}"}
@@ -104,10 +104,10 @@ def test_no_other_page_can_act(there: tuple[LocalKernel, DeskServer], how: str) 
             "too long": ("/revoke", {"name": "ann", "form": key, "x": "x" * 5000}, cookie),
         }[how]  # fmt: skip
     reply = httpx.post(f"http://127.0.0.1:{server.server_address[1]}{path}", data=data, headers=headers)
-    assert reply.status_code == 403 and kernel.books.authenticate(token).name == "ann"
+    assert reply.status_code == 403 and kernel.ledger.authenticate(token).name == "ann"
 
 
-def test_it_listens_on_this_machine_only(there: tuple[LocalKernel, DeskServer]) -> None:
+def test_it_listens_on_this_machine_only(there: tuple[LocalKernel, AdminPageServer]) -> None:
     assert there[1].server_address[0] == "127.0.0.1" and there[1].page.secret not in repr(there[1].page)
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_taken_for_html() -> None:
 
 
 def test_a_kernel_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    server = DeskServer(Page(tmp_path / "none.sock"), 0)
+    server = AdminPageServer(Page(tmp_path / "none.sock"), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with opened(server) as client:
         assert client.get("/").status_code == 400 and "no kernel answers" in client.get("/").text

@@ -32,12 +32,12 @@ DESCRIBED = {"issuer": "https://login.example.org", "audience": "dither", "keys"
              "accounts": {"u-17": "ann", "u-18": "aud"}}  # fmt: skip
 
 
-def spelled(data: bytes) -> str:
+def dialect(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def number(value: int, size: int | None = None) -> str:
-    return spelled(value.to_bytes(size or (value.bit_length() + 7) // 8, "big"))
+    return dialect(value.to_bytes(size or (value.bit_length() + 7) // 8, "big"))
 
 
 def rsa_jwk(key: rsa.RSAPrivateKey, name: str = "r") -> dict[str, str]:
@@ -76,8 +76,8 @@ def signed_ec(data: bytes, between: bytes = b"") -> bytes:
 def token(claims: Any = None, header: Any = None, sign: Callable[[bytes], bytes] = signed_rsa) -> str:
     """A token; without anything said, a right one."""
     parts = [{"alg": "RS256", "kid": "r", "typ": "JWT"} if header is None else header, claims or CLAIMS]
-    body = ".".join(spelled(part if isinstance(part, bytes) else json.dumps(part).encode()) for part in parts)
-    return f"{body}.{spelled(sign(body.encode()))}"
+    body = ".".join(dialect(part if isinstance(part, bytes) else json.dumps(part).encode()) for part in parts)
+    return f"{body}.{dialect(sign(body.encode()))}"
 
 
 def bent(**claims: Any) -> str:
@@ -110,7 +110,7 @@ def confused(secret: bytes, kid: str = "r") -> str:
 
 def changed(text: str, part: int, data: bytes) -> str:
     parts = text.split(".")
-    parts[part] = spelled(data)
+    parts[part] = dialect(data)
     return ".".join(parts)
 
 
@@ -209,7 +209,7 @@ def test_an_address_must_have_been_verified(issuer: Issuer) -> None:
 
 
 @pytest.mark.parametrize("key", [
-    {"kty": "oct", "kid": "s", "k": spelled(b"secret")}, {**rsa_jwk(RSA_KEY), "kid": ""}, {**ec_jwk(EC_KEY), "x": "AA"},
+    {"kty": "oct", "kid": "s", "k": dialect(b"secret")}, {**rsa_jwk(RSA_KEY), "kid": ""}, {**ec_jwk(EC_KEY), "x": "AA"},
     {**rsa_jwk(RSA_KEY), "alg": "HS256"}, {**rsa_jwk(RSA_KEY), "use": "enc"}, {**ec_jwk(EC_KEY), "crv": "P-384"},
     rsa_jwk(rsa.generate_private_key(65537, 1024)), {**rsa_jwk(RSA_KEY), "n": 7}, "r", {},
 ])  # fmt: skip
@@ -248,5 +248,5 @@ def test_an_analyst_asks_with_an_id_token(tmp_path: Path) -> None:
         assert until(lambda: there.get("/v1/jobs/mine", second).json()["status"] == "done", 10)
         codes = [there.get("/v1/datasets", who).status_code for _ in range(8) for who in (first, second)]
         assert codes[-1] == 429 and there.get("/v1/datasets", "ann").status_code in (200, 429)
-        there.kernel.books.revoke_account("ann")
+        there.kernel.ledger.revoke_account("ann")
         assert there.get("/v1/budget?dataset=town", bent(iat=NOW - 58)).status_code == 401

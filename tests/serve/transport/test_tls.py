@@ -27,10 +27,10 @@ from dither.errors import Busy, NotAllowed
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
 from dither.serve.gateway.app import application
-from dither.serve.kernel.admin import ask_desk
+from dither.serve.kernel.admin import call_admin
 from dither.serve.kernel.server import KernelServer, tls_listener
 from dither.serve.transport.framing import Message, receive, send
-from dither.serve.transport.socket_client import Mutual, RemoteKernel
+from dither.serve.transport.socket_client import MutualTls, RemoteKernel
 from serve.servers import free_port, town, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
@@ -95,12 +95,12 @@ class Far:
     """A kernel that listens with TLS, and what a gateway needs to reach it."""
 
     kernel: LocalKernel
-    mutual: Mutual
+    mutual: MutualTls
     ours: Authority
     theirs: Authority
     token: str
 
-    def asked(self, mutual: Mutual) -> tuple[str, ...]:
+    def asked(self, mutual: MutualTls) -> tuple[str, ...]:
         remote = RemoteKernel(mutual)
         try:
             return remote.datasets(self.token)
@@ -113,11 +113,11 @@ def far(folder: Path) -> Iterator[Far]:
     ours, theirs = Authority.made(folder, "ours"), Authority.made(folder, "theirs")
     kernel = LocalKernel(load(town(folder / "data")), folder / "l.sqlite", trusted=False)
     listener = tls_listener("127.0.0.1", 0, *ours.sign("kernel", client=False), ours.path)
-    server = KernelServer(kernel, listener, books=kernel.books, patience=5)
+    server = KernelServer(kernel, listener, ledger=kernel.ledger, patience=5)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = listener.getsockname()[1]
-    mutual = Mutual("127.0.0.1", port, *ours.sign("gateway", client=True), ours.path)
-    yield Far(kernel, mutual, ours, theirs, kernel.books.add_account("ann", "analyst"))
+    mutual = MutualTls("127.0.0.1", port, *ours.sign("gateway", client=True), ours.path)
+    yield Far(kernel, mutual, ours, theirs, kernel.ledger.add_account("ann", "analyst"))
     server.close()
     kernel.close()
 
@@ -267,7 +267,7 @@ def test_two_processes_speak_over_it(tmp_path: Path) -> None:
     children = [subprocess.Popen(command) for command in commands]
     try:
         trusting = ssl.create_default_context(cafile=str(ours.path))
-        token = until(lambda: ask_desk(state / "private" / "admin.sock", "account", name="ann", role="analyst"))[
+        token = until(lambda: call_admin(state / "private" / "admin.sock", "account", name="ann", role="analyst"))[
             "token"
         ]
         url = until(lambda: (tmp_path / "g" / "address").read_text())

@@ -15,12 +15,12 @@ import pytest
 
 from dither.errors import DitherError, InvalidPlan
 from dither.loss import Pure
-from dither.plan.expressions.core import Column
-from dither.plan.measures.core import Key
+from dither.plan.expressions.core import ColumnRef
+from dither.plan.measures.core import GroupKey
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
 from dither.privacy.codec import RESPONSE, decode, encode
-from dither.privacy.protocol import Calibrate, Part, Release, Request
+from dither.privacy.protocol import Calibrate, Measurement, Release, Request
 from dither.serve.transport.framing import LENGTH, Message
 from dither.serve.transport.vectors import FORM, LARGE, SCHEMA, large, pack, unpack
 from serve.servers import Place, place
@@ -35,8 +35,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def request(draw: int = 0) -> bytes:
     """A count by each of 2,001 salaries, and one of everybody."""
     loss = Calibrate("discrete_laplace", Pure(Fraction(1, 10)))
-    by_salary = Part(Count(Scan("people"), (Key("salary", Column("salary")),)), loss)
-    return encode(Request("town", (by_salary, Part(Count(Scan("people")), loss)), draw=draw))
+    by_salary = Measurement(Count(Scan("people"), (GroupKey("salary", ColumnRef("salary")),)), loss)
+    return encode(Request("town", (by_salary, Measurement(Count(Scan("people")), loss)), repeat=draw))
 
 
 def asked(there: Place, draw: int = 0, **header: str) -> Message:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Protocol
 
-from dither.access.result_vector import Groups
+from dither.access.result_vector import ReleasedGroups
 from dither.errors import InvalidSchema
 from dither.plan.context import Context
 from dither.plan.measures.core import Measure, Vector
@@ -41,7 +41,7 @@ class Engine(Protocol):
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
         """The integers of a measure, one per declared cell; `deadline` in seconds, `secret` keys its samples."""
 
-    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> Groups:
+    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> ReleasedGroups:
         """The keys that occur and their counts."""
 
     def corrections(self) -> Mapping[str, int]:
@@ -67,13 +67,13 @@ def open_engine(dataset: Dataset, **options: str) -> Engine:
     return engine
 
 
-def beside(engine: Engine, opened: Callable[[], Engine]) -> Engine:
+def another_engine(engine: Engine, opened: Callable[[], Engine]) -> Engine:
     """One more engine over the same data: on the same database where it can share that, else opened for itself."""
     another: Callable[[], Engine] = getattr(engine, "another", opened)
     return another()
 
 
-def several(count: int, opened: Callable[[], Engine]) -> tuple[Engine, ...]:
+def engine_pool(count: int, opened: Callable[[], Engine]) -> tuple[Engine, ...]:
     """So many engines over the same data: on one database where they can share it, else each opened for itself."""
     first = opened()
-    return (first, *(beside(first, opened) for _ in range(count - 1)))
+    return (first, *(another_engine(first, opened) for _ in range(count - 1)))

@@ -10,24 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.result_vector import Groups, columns_read, corrections_in, groups_of, laid_out
+from dither.access.result_vector import ReleasedGroups, corrections_in, read_columns, to_groups, to_vector
 from dither.errors import EngineFailure, InvalidSchema
-from dither.plan.context import Context, PublicFacts
+from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure, Vector
 from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.relations.cleaning import sound
+from dither.plan.relations.cleaning import is_clean
 from dither.plan.relations.facts import needs_order
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, case, present, rows_count, select, whole
-from dither.plan.sql.dialect import RawKind, Spelling
-from dither.plan.sql.statement import Origin, Statement, aliased, named
+from dither.plan.sql.builders import Sql, case, integer, is_not_null, rows_count, select
+from dither.plan.sql.dialect import Dialect, RawKind
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Column, Dataset, Reference, Scalar, Table
 
 
 class SqlEngine(ABC):
     """Answers measures with SQL; an engine says how tables are found, statements run and stopped."""
 
-    spelling: Spelling
+    dialect: Dialect
 
     def __init__(self, dataset: Dataset) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class SqlEngine(ABC):
         """Gives up what is no longer needed once the tables are found."""
 
     @abstractmethod
-    def _origin(self, table: Table) -> Origin:
+    def _origin(self, table: Table) -> TableSource:
         """Where a table is and how its columns are stored; InvalidSchema where it cannot be read."""
 
     @abstractmethod
@@ -60,20 +60,20 @@ class SqlEngine(ABC):
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
         """The integers of a measure, one per declared cell."""
         plan = measure.plan(self._statement(measure, secret))
-        return laid_out(measure, plan, self._answer(plan.select, deadline))
+        return to_vector(measure, plan, self._answer(plan.select, deadline))
 
-    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> Groups:
+    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> ReleasedGroups:
         """The keys that occur and their counts."""
         plan = measure.plan(self._statement(measure, secret))
-        return groups_of(self.ctx, measure, self._answer(plan.select, deadline))
+        return to_groups(self.ctx, measure, self._answer(plan.select, deadline))
 
     def sql(self, measure: Measure) -> str:
         """The SQL that would run, for the curator's eyes."""
-        return self.spelling.render(measure.plan(self._statement(measure)).select)
+        return self.dialect.render(measure.plan(self._statement(measure)).select)
 
-    def _statement(self, measure: Measure, secret: int = 0) -> Statement:
-        counted, ordered = columns_read(measure), needs_order(measure)
-        return Statement(self.ctx, self._origins, self.spelling, secret, counted, ordered=ordered)
+    def _statement(self, measure: Measure, secret: int = 0) -> SqlStatement:
+        counted, ordered = read_columns(measure), needs_order(measure)
+        return SqlStatement(self.ctx, self._origins, self.dialect, secret, counted, ordered=ordered)
 
     def _answer(self, statement: Sql, deadline: float | None) -> pa.Table:
         with self._lock:
@@ -96,8 +96,8 @@ class SqlEngine(ABC):
 
     def _inspected(self, name: str) -> dict[str, int]:
         table = self.ctx.table(name)
-        flags = [aliased(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
-        rows = select(*flags, aliased(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
+        flags = [with_alias(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
+        rows = select(*flags, with_alias(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
         row = self._run(rows).to_pylist()[0]
         counts = {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
         return counts | {name: int(row["n"]) - self._kept(name)}
@@ -105,16 +105,16 @@ class SqlEngine(ABC):
     def _flagged(self, table: str, column: Column) -> Sql:
         """How many records of a column need a correction."""
         origin, raw = self._origins[table], exp.column(column.name, quoted=True)
-        right = sound(column, raw, origin.kinds[column.name], self.spelling)
-        return exp.Sum(this=case([(right, whole(0))], whole(1)))
+        right = is_clean(column, raw, origin.kinds[column.name], self.dialect)
+        return exp.Sum(this=case([(right, integer(0))], integer(1)))
 
     def _kept(self, table: str) -> int:
-        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
+        statement = SqlStatement(self.ctx, self._origins, self.dialect, ordered=False)
         scan = statement.table(Scan(table))
-        counted = self._run(statement.finish(select(aliased(rows_count(), "n")).from_(scan, copy=False)))
+        counted = self._run(statement.finish(select(with_alias(rows_count(), "n")).from_(scan, copy=False)))
         return int(counted.column("n")[0].as_py())
 
-    def _facts(self) -> PublicFacts:
+    def _facts(self) -> PublicTableFacts:
         """What may be counted: public tables only."""
         columns = [column.domain for table in self.ctx.dataset.tables.values() for column in table.columns.values()]
         wanted = {(domain.table, domain.column) for domain in columns if isinstance(domain, Reference)}
@@ -126,14 +126,14 @@ class SqlEngine(ABC):
             multiplicity[f"{table.name}.{name}"] = max(found.values(), default=0)
             if (table.name, name) in wanted:
                 values[f"{table.name}.{name}"] = tuple(sorted(found, key=lambda value: (str(type(value)), value)))
-        return PublicFacts(values, multiplicity)
+        return PublicTableFacts(values, multiplicity)
 
     def _frequencies(self, table: str, column: str) -> dict[Scalar, int]:
-        statement = Statement(self.ctx, self._origins, self.spelling, ordered=False)
+        statement = SqlStatement(self.ctx, self._origins, self.dialect, ordered=False)
         scan = statement.table(Scan(table))
-        key = named(f"c{list(self.ctx.table(table).columns).index(column)}")
-        body = select(aliased(key, "k"), aliased(rows_count(), "n")).from_(scan, copy=False)
-        body.where(present(key), copy=False)
+        key = column_ref(f"c{list(self.ctx.table(table).columns).index(column)}")
+        body = select(with_alias(key, "k"), with_alias(rows_count(), "n")).from_(scan, copy=False)
+        body.where(is_not_null(key), copy=False)
         found = self._run(statement.finish(body.group_by(key.copy(), copy=False)))
         return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
 

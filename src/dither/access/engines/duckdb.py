@@ -22,8 +22,8 @@ from dither.access.csv_quotes import first_unclosed
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
 from dither.errors import InvalidSchema
 from dither.plan.sql.builders import Sql, select
-from dither.plan.sql.dialect import RawKind, Spelling
-from dither.plan.sql.statement import Origin
+from dither.plan.sql.dialect import Dialect, RawKind
+from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
 
 # The most that DuckDB takes for all engines over one dataset; the process is then below 4 GB.
@@ -222,7 +222,7 @@ class Database:
 class DuckDBEngine(SqlEngine):
     """Answers measures with DuckDB; only the aggregated groups leave it, as Arrow."""
 
-    spelling = Spelling()
+    dialect = Dialect()
 
     def __init__(self, dataset: Dataset, memory: str = MEMORY, disk: str = "20GB", threads: int | None = None) -> None:
         self._database = Database()
@@ -260,7 +260,7 @@ class DuckDBEngine(SqlEngine):
         self._settle(exp.Set(expressions=[item]))
 
     def _settle(self, statement: Sql) -> None:
-        self._database.settle(self.spelling.render(statement))
+        self._database.settle(self.dialect.render(statement))
 
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
@@ -282,28 +282,28 @@ class DuckDBEngine(SqlEngine):
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
         with self._database.cursor() as self._busy, alarm(deadline, self.cancel):
-            found: pa.Table = self._busy.sql(self.spelling.render(statement)).to_arrow_table()
+            found: pa.Table = self._busy.sql(self.dialect.render(statement)).to_arrow_table()
         return found
 
-    def _origin(self, table: Table) -> Origin:
+    def _origin(self, table: Table) -> TableSource:
         try:
             source = self._source(table, table.source.options)
             described = self._connection.execute(
-                "DESCRIBE " + self.spelling.render(select(exp.Star()).from_(source.copy(), copy=False))
+                "DESCRIBE " + self.dialect.render(select(exp.Star()).from_(source.copy(), copy=False))
             ).fetchall()
             coarse = self._coarse_moments(table) if table.source.kind == "parquet" else []
         except duckdb.Error:
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
         for name in coarse:
             self._check_moments(table, name, source)
-        return Origin(source, kinds_of(table, {str(row[0]): kind_of(str(row[1])) for row in described}))
+        return TableSource(source, kinds_of(table, {str(row[0]): kind_of(str(row[1])) for row in described}))
 
     def _coarse_moments(self, table: Table) -> list[str]:
         """The declared columns whose files count time in units that reach further than microseconds do."""
         schema = exp.Anonymous(this="parquet_schema", expressions=[exp.Literal.string(table.source.options["path"])])
         columns = ("name", "type", "converted_type", "logical_type")
         found = self._connection.execute(
-            self.spelling.render(select(*map(exp.column, columns)).from_(schema, copy=False))
+            self.dialect.render(select(*map(exp.column, columns)).from_(schema, copy=False))
         ).fetchall()
         marks = ("INT96", "TIMESTAMP_MILLIS", "MilliSeconds")
         coarse = {name for name, *kinds in found if any(mark in str(kind) for kind in kinds for mark in marks)}
@@ -314,7 +314,7 @@ class DuckDBEngine(SqlEngine):
         moments = exp.Anonymous(this="epoch_us", expressions=[exp.column(name, quoted=True)])
         every = select(exp.Anonymous(this="bit_xor", expressions=[moments])).from_(source.copy(), copy=False)
         try:
-            self._connection.execute(self.spelling.render(every)).fetchall()
+            self._connection.execute(self.dialect.render(every)).fetchall()
         except duckdb.Error:
             raise InvalidSchema(
                 f"the column {name} of table {table.name} holds timestamps too far away to be read; store it in"

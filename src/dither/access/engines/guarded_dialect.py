@@ -10,24 +10,24 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from dither.plan.sql.builders import MOMENT, NUMBER, Sql, binary, both, case, cast, own, plain, text, whole
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.builders import MOMENT, NUMBER, Sql, and_, binary, case, cast, detached, integer, literal, string
+from dither.plan.sql.dialect import Dialect
 from dither.schema import Domain
 
 INTEGER = "^(0|-?[1-9][0-9]{0,18})$"
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 
-class GuardedSpelling(Spelling):
+class GuardedDialect(Dialect):
     """Plain casts behind patterns; constants compared one by one."""
 
     def position(self, value: Sql, values: Sequence[str]) -> Sql:
         """A branch for each constant."""
-        return case([(binary(exp.EQ, value, text(v)), whole(i)) for i, v in enumerate(values, 1)], whole(0))
+        return case([(binary(exp.EQ, value, string(v)), integer(i)) for i, v in enumerate(values, 1)], integer(0))
 
     def among(self, value: Sql, values: Sequence[str]) -> Sql:
         """IN."""
-        return exp.In(this=own(value), expressions=[text(v) for v in values])
+        return exp.In(this=detached(value), expressions=[string(v) for v in values])
 
     def packs(self, domain: Domain) -> bool:
         """Texts stay texts."""
@@ -44,9 +44,9 @@ class GuardedSpelling(Spelling):
     def integer_of_text(self, value: Sql) -> Sql:
         """The usual spelling of up to 19 digits, compared as a wide number before it is cast to 64 bits."""
         wide = self.wide(value)
-        fits = both([binary(exp.GTE, wide, self.wide(plain(LEAST))), binary(exp.LTE, wide, self.wide(plain(MOST)))])
+        fits = and_([binary(exp.GTE, wide, self.wide(literal(LEAST))), binary(exp.LTE, wide, self.wide(literal(MOST)))])
         return case([(self.matches(value, INTEGER), case([(fits, cast(value, "bigint"))]))])
 
     def integer_of_wide(self, value: Sql) -> Sql:
         """These engines have no integers beyond 64 bits."""
-        return cast(own(value), "bigint")
+        return cast(detached(value), "bigint")

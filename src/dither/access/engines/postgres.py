@@ -17,12 +17,12 @@ from psycopg import IsolationLevel, postgres
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, kinds_of
-from dither.access.engines.guarded_dialect import GuardedSpelling
+from dither.access.engines.guarded_dialect import GuardedDialect
 from dither.errors import InvalidSchema
 from dither.plan.domains import DAY
-from dither.plan.sql.builders import Sql, add, binary, both, call, case, cast, own, plain, text, times
+from dither.plan.sql.builders import Sql, add, and_, binary, call, case, cast, detached, literal, string, times
 from dither.plan.sql.dialect import RawKind
-from dither.plan.sql.statement import Origin
+from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
 
 KINDS: dict[str, RawKind] = {
@@ -48,9 +48,9 @@ SAFE_MICROSECONDS = 9_000_000_000_000_000_000
 SAFE_DIGITS = 200
 
 
-def typed(node: Sql, kind: str) -> Sql:
+def column_type(node: Sql, kind: str) -> Sql:
     """CAST to a type of PostgreSQL's own."""
-    return exp.Cast(this=own(node), to=_type(kind).copy())
+    return exp.Cast(this=detached(node), to=_type(kind).copy())
 
 
 @cache
@@ -58,21 +58,21 @@ def _type(kind: str) -> exp.DataType:
     return exp.DataType.build(kind, dialect="postgres")
 
 
-def function(name: str, *arguments: Sql) -> Sql:
+def sql_function(name: str, *arguments: Sql) -> Sql:
     """A function of PostgreSQL's own."""
-    return exp.Anonymous(this=name, expressions=[own(argument) for argument in arguments])
+    return exp.Anonymous(this=name, expressions=[detached(argument) for argument in arguments])
 
 
-class PostgresSpelling(GuardedSpelling):
+class PostgresDialect(GuardedDialect):
     """PostgreSQL's way."""
 
-    dialect = "postgres"
+    sqlglot_name = "postgres"
 
     def render(self, statement: Sql) -> str:
         """OFFSET 0 keeps subqueries apart: merged ones would repeat their expressions, again at each level."""
         for common in statement.find_all(exp.CTE):
             if isinstance(common.this, exp.Select) and not common.this.args.get("group"):
-                common.this.set("offset", exp.Offset(expression=plain(0)))
+                common.this.set("offset", exp.Offset(expression=literal(0)))
         return super().render(statement)
 
     def quotient(self, left: Sql, right: Sql) -> Sql:
@@ -83,45 +83,45 @@ class PostgresSpelling(GuardedSpelling):
 
     def wide(self, value: Sql) -> Sql:
         """NUMERIC has no limit that sums could reach; SUM of bigint is NUMERIC of itself."""
-        return typed(value, "numeric")
+        return column_type(value, "numeric")
 
     def instant(self, microseconds: Sql) -> Sql:
         """Days and the rest apart: an interval times a number goes through a double."""
         positive = add(microseconds, -FIRST_DAY * DAY)
-        days = typed(add(self.quotient(positive, plain(DAY)), FIRST_DAY), "int")
-        day = cast(binary(exp.Add, typed(text("1970-01-01"), "date"), days), "timestamp")
-        moment = exp.Interval(this=text("1"), unit=exp.var("microsecond"))
-        return binary(exp.Add, day, exp.Paren(this=times(self.remainder(positive, plain(DAY)), moment)))
+        days = column_type(add(self.quotient(positive, literal(DAY)), FIRST_DAY), "int")
+        day = cast(binary(exp.Add, column_type(string("1970-01-01"), "date"), days), "timestamp")
+        moment = exp.Interval(this=string("1"), unit=exp.var("microsecond"))
+        return binary(exp.Add, day, exp.Paren(this=times(self.remainder(positive, literal(DAY)), moment)))
 
     def microseconds(self, moment: Sql) -> Sql:
         """EXTRACT gives an exact number, which may pass 64 bits at the end of the calendar."""
-        exact = times(exp.Extract(this=exp.var("epoch"), expression=own(moment)), 1_000_000)
-        held = call("LEAST", call("GREATEST", exact, plain(-SAFE_MICROSECONDS)), plain(SAFE_MICROSECONDS))
-        return case([(function("isfinite", moment), cast(held, "bigint"))])
+        exact = times(exp.Extract(this=exp.var("epoch"), expression=detached(moment)), 1_000_000)
+        held = call("LEAST", call("GREATEST", exact, literal(-SAFE_MICROSECONDS)), literal(SAFE_MICROSECONDS))
+        return case([(sql_function("isfinite", moment), cast(held, "bigint"))])
 
     def moment_of_date(self, value: Sql) -> Sql:
         """Dates reach further than timestamps."""
-        first, last = (typed(text(day), "date") for day in SAFE_DATES)
-        inside = both([binary(exp.GTE, value, first), binary(exp.LTE, value, last)])
+        first, last = (column_type(string(day), "date") for day in SAFE_DATES)
+        inside = and_([binary(exp.GTE, value, first), binary(exp.LTE, value, last)])
         return case([(inside, cast(value, "timestamp"))])
 
     def fingerprint(self, value: Sql) -> Sql:
         """Hexadecimal digits are read as a bit string."""
-        digits = exp.Substring(this=exp.MD5(this=own(value)), start=plain(1), length=plain(8))
-        return cast(typed(exp.Paren(this=exp.Concat(expressions=[text("x"), digits])), "bit(32)"), "bigint")
+        digits = exp.Substring(this=exp.MD5(this=detached(value)), start=literal(1), length=literal(8))
+        return cast(column_type(exp.Paren(this=exp.Concat(expressions=[string("x"), digits])), "bit(32)"), "bigint")
 
     def is_nan(self, value: Sql) -> Sql:
         """NaN equals itself here."""
-        return binary(exp.EQ, value, cast(text("NaN"), "double"))
+        return binary(exp.EQ, value, cast(string("NaN"), "double"))
 
 
 class PostgresEngine(SqlEngine):
     """Answers measures with PostgreSQL; only the aggregated groups leave it."""
 
-    spelling = PostgresSpelling()
+    dialect = PostgresDialect()
 
     def __init__(self, dataset: Dataset, memory: str = "256MB") -> None:
-        self._address, self._memory = address_of(dataset), memory
+        self._address, self._memory = dsn_of(dataset), memory
         self._connection = self._connect()
         super().__init__(dataset)
 
@@ -143,7 +143,7 @@ class PostgresEngine(SqlEngine):
             if name != "search_path":
                 connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
 
-    def _origin(self, table: Table) -> Origin:
+    def _origin(self, table: Table) -> TableSource:
         try:
             with self._connection.transaction():
                 place = self._place(table.source.options.get("table", table.name))
@@ -152,7 +152,7 @@ class PostgresEngine(SqlEngine):
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
         kinds = kinds_of(table, {name: kind for name, (kind, _) in columns.items()})
         picked = [exp.alias_(columns[name][1], name, quoted=True) for name in table.columns]
-        return Origin(exp.select(*picked).from_(place).subquery("raw"), kinds)
+        return TableSource(exp.select(*picked).from_(place).subquery("raw"), kinds)
 
     def _place(self, name: str) -> exp.Table:
         """The table's full name, looked up as the role's own search path would."""
@@ -167,7 +167,7 @@ class PostgresEngine(SqlEngine):
 
     def _columns(self, place: exp.Table) -> dict[str, tuple[RawKind, Sql]]:
         """Each column's kind, and how it is read so that nothing later can fail on it."""
-        cursor = self._connection.execute(self.spelling.render(exp.select("*").from_(place).limit(0)).encode())
+        cursor = self._connection.execute(self.dialect.render(exp.select("*").from_(place).limit(0)).encode())
         types = {column.name: (column.type_code, column.precision) for column in cursor.description or ()}
         enums = self._enums([code for code, _ in types.values()])
         return {name: _described(name, code, precision, enums) for name, (code, precision) in types.items()}
@@ -183,8 +183,8 @@ class PostgresEngine(SqlEngine):
         with self._connection.transaction(), self._connection.cursor(binary=True) as cursor:
             limits = "SELECT set_config('statement_timeout', %s, true), set_config('search_path', 'pg_catalog', true)"
             cursor.execute(limits, (str(milliseconds),))
-            cursor.execute(self.spelling.render(statement).encode(), prepare=False)
-            return arrow_of(cursor)
+            cursor.execute(self.dialect.render(statement).encode(), prepare=False)
+            return as_arrow(cursor)
 
     def cancel(self) -> None:
         """Asks the server to stop."""
@@ -195,7 +195,7 @@ class PostgresEngine(SqlEngine):
         self._connection.close()
 
 
-def address_of(dataset: Dataset) -> str:
+def dsn_of(dataset: Dataset) -> str:
     """The address that the environment holds for all tables of a dataset."""
     names = {table.source.options["dsn_env"] for table in dataset.tables.values()}
     if len(names) != 1:
@@ -210,16 +210,16 @@ def _described(name: str, code: int, precision: int | None, enums: set[int]) -> 
     known = postgres.types.get(code)
     kind = "text" if code in enums else KINDS.get(known.name, "other") if known else "other"
     long = kind == "decimal" and (precision is None or precision > SAFE_DIGITS)
-    return kind, readable(exp.column(name, quoted=True), kind, long=long)
+    return kind, readable_columns(exp.column(name, quoted=True), kind, long=long)
 
 
-def readable(raw: Sql, kind: RawKind, *, long: bool = False) -> Sql:
+def readable_columns(raw: Sql, kind: RawKind, *, long: bool = False) -> Sql:
     """A raw column as later expressions can take it: texts by code points, no number that arithmetic would refuse."""
     match kind:
         case "text":
-            return exp.Collate(this=typed(raw, "text"), expression=exp.to_identifier("C", quoted=True))
+            return exp.Collate(this=column_type(raw, "text"), expression=exp.to_identifier("C", quoted=True))
         case "float":
-            least = cast(text(f"1e-{SAFE_DIGITS}"), "double")
+            least = cast(string(f"1e-{SAFE_DIGITS}"), "double")
             return _not_tiny(raw, least, raw)
         case "decimal" if long:
             return _short(raw)
@@ -231,17 +231,17 @@ def _short(raw: Sql) -> Sql:
     """A numeric of any length as one that a double can be made of."""
     most = exp.Literal.number(f"1e{SAFE_DIGITS}")
     held = call("LEAST", call("GREATEST", raw, exp.Neg(this=most)), most)
-    rounded = _not_tiny(raw, exp.Literal.number(f"1e-{SAFE_DIGITS}"), function("round", held, plain(SAFE_DIGITS)))
-    return case([(binary(exp.EQ, raw, typed(text("NaN"), "numeric")), raw)], rounded)
+    rounded = _not_tiny(raw, exp.Literal.number(f"1e-{SAFE_DIGITS}"), sql_function("round", held, literal(SAFE_DIGITS)))
+    return case([(binary(exp.EQ, raw, column_type(string("NaN"), "numeric")), raw)], rounded)
 
 
 def _not_tiny(raw: Sql, least: Sql, otherwise: Sql) -> Sql:
     """What is nearly zero, and is not zero, grows to where no product underflows; it stays no integer."""
-    tiny = both([binary(exp.NEQ, raw, plain(0)), binary(exp.LT, exp.Abs(this=own(raw)), least)])
-    return case([(tiny, times(function("sign", raw), least))], otherwise)
+    tiny = and_([binary(exp.NEQ, raw, literal(0)), binary(exp.LT, exp.Abs(this=detached(raw)), least)])
+    return case([(tiny, times(sql_function("sign", raw), least))], otherwise)
 
 
-def arrow_of(cursor: psycopg.Cursor[tuple[object, ...]]) -> pa.Table:
+def as_arrow(cursor: psycopg.Cursor[tuple[object, ...]]) -> pa.Table:
     """The rows that a cursor holds, as Arrow."""
     rows = cursor.fetchall()
     described = cursor.description or []

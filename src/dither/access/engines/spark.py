@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, alarm, kinds_of
-from dither.access.engines.guarded_dialect import MOST, GuardedSpelling
+from dither.access.engines.guarded_dialect import MOST, GuardedDialect
 from dither.errors import InvalidSchema
-from dither.plan.sql.builders import Sql, binary, both, case, cast, own, plain, text
+from dither.plan.sql.builders import Sql, and_, binary, case, cast, detached, literal, string
 from dither.plan.sql.dialect import RawKind
-from dither.plan.sql.statement import Origin
+from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
 
 KINDS: dict[str, RawKind] = {
@@ -43,42 +43,42 @@ WIDE = exp.DataType.build("decimal(38, 0)")
 SUMMED = exp.DataType.build("decimal(28, 0)")
 
 
-def function(name: str, *arguments: Sql) -> Sql:
+def sql_function(name: str, *arguments: Sql) -> Sql:
     """A function of Spark's own."""
-    return exp.Anonymous(this=name, expressions=[own(argument) for argument in arguments])
+    return exp.Anonymous(this=name, expressions=[detached(argument) for argument in arguments])
 
 
-class SparkSpelling(GuardedSpelling):
+class SparkDialect(GuardedDialect):
     """Spark's way."""
 
-    dialect = "spark"
+    sqlglot_name = "spark"
 
     def wide(self, value: Sql) -> Sql:
         """38 digits."""
-        return exp.Cast(this=own(value), to=WIDE.copy())
+        return exp.Cast(this=detached(value), to=WIDE.copy())
 
     def total(self, value: Sql) -> Sql:
         """SUM of 64 bits would wrap; of 28 digits it has 38."""
-        return exp.Sum(this=exp.Cast(this=own(value), to=SUMMED.copy()))
+        return exp.Sum(this=exp.Cast(this=detached(value), to=SUMMED.copy()))
 
     def instant(self, microseconds: Sql) -> Sql:
         """A timestamp of the session, whose clock is UTC."""
-        return function("timestamp_micros", microseconds)
+        return sql_function("timestamp_micros", microseconds)
 
     def microseconds(self, moment: Sql) -> Sql:
         """Timestamps with and without a zone are the same in UTC."""
-        return function("unix_micros", cast(moment, "timestamp"))
+        return sql_function("unix_micros", cast(moment, "timestamp"))
 
     def moment_of_date(self, value: Sql) -> Sql:
         """Dates reach further than timestamps, and that cast fails in every mode."""
-        day = function("unix_date", value)
-        inside = both([binary(exp.GTE, day, plain(-SAFE_DAYS)), binary(exp.LTE, day, plain(SAFE_DAYS))])
+        day = sql_function("unix_date", value)
+        inside = and_([binary(exp.GTE, day, literal(-SAFE_DAYS)), binary(exp.LTE, day, literal(SAFE_DAYS))])
         return case([(inside, cast(value, "timestamp"))])
 
     def fingerprint(self, value: Sql) -> Sql:
         """Hexadecimal digits by CONV."""
-        digits = exp.Substring(this=exp.MD5(this=own(value)), start=plain(1), length=plain(8))
-        return cast(function("conv", digits, plain(16), plain(10)), "bigint")
+        digits = exp.Substring(this=exp.MD5(this=detached(value)), start=literal(1), length=literal(8))
+        return cast(sql_function("conv", digits, literal(16), literal(10)), "bigint")
 
     def matches(self, value: Sql, pattern: str) -> Sql:
         r"""In Java's patterns $ also matches before a last line break; \z does not."""
@@ -86,23 +86,23 @@ class SparkSpelling(GuardedSpelling):
 
     def integer_of_wide(self, value: Sql) -> Sql:
         """Unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
-        least = binary(exp.Sub, plain(-MOST), plain(1))
-        fits = both([binary(exp.GTE, value, least), binary(exp.LTE, value, plain(MOST))])
+        least = binary(exp.Sub, literal(-MOST), literal(1))
+        fits = and_([binary(exp.GTE, value, least), binary(exp.LTE, value, literal(MOST))])
         return case([(fits, cast(value, "bigint"))])
 
 
 class SparkEngine(SqlEngine):
     """Answers measures with Spark; only the aggregated groups leave the cluster, as Arrow."""
 
-    spelling = SparkSpelling()
+    dialect = SparkDialect()
 
     def __init__(self, dataset: Dataset, partitions: str | None = None, session: SparkSession | None = None) -> None:
         self._tag = f"dither-{uuid4().hex}"
-        self._session = configured(session or session_of(dataset), partitions)
+        self._session = with_settings(session or session_of(dataset), partitions)
         self._remote = "connect" in type(self._session).__module__
         super().__init__(dataset)
 
-    def _origin(self, table: Table) -> Origin:
+    def _origin(self, table: Table) -> TableSource:
         view = f"{self._tag}_{table.name}"
         try:
             frame = self._frame(table)
@@ -112,7 +112,7 @@ class SparkEngine(SqlEngine):
         stored: dict[str, str] = dict(frame.dtypes)
         kinds = kinds_of(table, {name: kind_of(kind) for name, kind in stored.items()})
         picked = [_readable(name, stored[name]) for name in table.columns]
-        return Origin(exp.select(*picked).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
+        return TableSource(exp.select(*picked).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
 
     def _frame(self, table: Table) -> DataFrame:
         options = table.source.options
@@ -127,7 +127,7 @@ class SparkEngine(SqlEngine):
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
         self._mark()
         with alarm(deadline, self.cancel):
-            return self._session.sql(self.spelling.render(statement)).toArrow()
+            return self._session.sql(self.dialect.render(statement)).toArrow()
 
     def _mark(self) -> None:
         """What this thread starts can be found again: by a job group, or by a tag through Spark Connect."""
@@ -165,7 +165,7 @@ def session_of(dataset: Dataset) -> SparkSession:
         raise InvalidSchema("the Spark cluster of this dataset cannot be reached or used") from None
 
 
-def configured(session: SparkSession, partitions: str | None) -> SparkSession:
+def with_settings(session: SparkSession, partitions: str | None) -> SparkSession:
     """The session, with every setting on which a meaning or an error depends."""
     shuffles = {} if partitions is None else {"spark.sql.shuffle.partitions": partitions}
     for name, value in {**SETTINGS, **shuffles}.items():
@@ -184,7 +184,7 @@ def _readable(name: str, declared: str) -> Sql:
     """Text is compared by its bytes, whatever collation the table declares."""
     raw = exp.column(name, quoted=True)
     if declared.startswith("string collate"):
-        return exp.alias_(function("collate", raw, text("UTF8_BINARY")), name, quoted=True)
+        return exp.alias_(sql_function("collate", raw, string("UTF8_BINARY")), name, quoted=True)
     return raw
 
 

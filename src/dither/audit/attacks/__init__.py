@@ -10,6 +10,6 @@ with two targets, whose data differ by one person, everything but the noise must
 from __future__ import annotations
 
 from dither.audit.attacks.api import ATTACKS, run, service
-from dither.audit.attacks.model import Attack, Finding, Reply, Target
+from dither.audit.attacks.model import Attack, Finding, ServiceReply, ServiceTarget
 
-__all__ = ["ATTACKS", "Attack", "Finding", "Reply", "Target", "run", "service"]
+__all__ = ["ATTACKS", "Attack", "Finding", "ServiceReply", "ServiceTarget", "run", "service"]

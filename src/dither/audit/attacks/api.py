@@ -12,13 +12,13 @@ import typer
 
 from dither.audit.attacks import oracles, requests, spending
 from dither.audit.attacks.counting import end_to_end
-from dither.audit.attacks.model import Attack, Finding, Target
+from dither.audit.attacks.model import Attack, Finding, ServiceTarget
 from dither.errors import InvalidParameter
 
 ATTACKS: tuple[Attack, ...] = (*oracles.attacks(), *requests.attacks(), *spending.attacks())
 
 
-def run(targets: Sequence[Target], attacks: Iterable[Attack] = ATTACKS) -> list[Finding]:
+def run(targets: Sequence[ServiceTarget], attacks: Iterable[Attack] = ATTACKS) -> list[Finding]:
     """Tries attacks on one target, or on two that differ by one person."""
     known = set(targets[0].tokens)
     return [attack.run(targets) for attack in attacks if set(attack.needs) <= known]
@@ -45,9 +45,9 @@ def service(
     if unknown := set(family or ()) - families:
         raise InvalidParameter(f"no family {', '.join(sorted(unknown))}; there are: {', '.join(sorted(families))}")
     chosen = [attack for attack in ATTACKS if not family or attack.family in family]
-    targets = [Target.of(url, _tokens("DITHER_"), dataset, epsilon)]
+    targets = [ServiceTarget.of(url, _tokens("DITHER_"), dataset, epsilon)]
     if neighbour is not None:
-        targets.append(Target.of(neighbour, _tokens("DITHER_NEIGHBOUR_"), dataset, epsilon))
+        targets.append(ServiceTarget.of(neighbour, _tokens("DITHER_NEIGHBOUR_"), dataset, epsilon))
     findings = run(targets, chosen) + ([end_to_end(targets, samples)] if samples else [])
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from dither.audit.attacks.model import Finding, Target
+from dither.audit.attacks.model import Finding, ServiceTarget
 from dither.audit.blackbox.api import privacy
 from dither.errors import DitherError
 from dither.loss import Pure, rational
@@ -15,13 +15,13 @@ SECRET = "whether one person is in the data, beyond the epsilon that was asked f
 FALSE_ALARM = 1e-9
 
 
-def counted(targets: Sequence[Target]) -> Callable[[int], float]:
+def counted(targets: Sequence[ServiceTarget]) -> Callable[[int], float]:
     """A mechanism whose input is which instance is asked, and whose output is a fresh noisy count."""
     draws = count(1)
 
     def mechanism(which: int) -> float:
         target = targets[which]
-        reply = target.ask(f"SELECT COUNT(*) AS n FROM {target.columns.table}", draw=next(draws))
+        reply = target.ask(f"SELECT COUNT(*) AS n FROM {target.columns.table}", repeat=next(draws))
         data = reply.json()
         if reply.status != 200 or not isinstance(data, dict) or not data.get("rows"):
             raise DitherError(f"a count was not answered: status {reply.status} {reply.code}")
@@ -30,7 +30,7 @@ def counted(targets: Sequence[Target]) -> Callable[[int], float]:
     return mechanism
 
 
-def end_to_end(targets: Sequence[Target], samples: int, seed: int | None = None) -> Finding:
+def end_to_end(targets: Sequence[ServiceTarget], samples: int, seed: int | None = None) -> Finding:
     """The black-box audit of a count against the epsilon that each question asks for."""
     claim = Pure(rational(targets[0].epsilon))
     result = privacy(

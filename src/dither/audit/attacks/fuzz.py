@@ -11,8 +11,8 @@ from typing import Any
 ABSURD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**63, 10**59, 10**61, 1.5, "", "0", "1/0", "-1/2",
     "1/3", "999999999999/1", "x" * 5000, "\u0000", "\ud800", "' OR 1=1 --", "user", "people", "salary", [], {}, [[]],
-    {"node": "Scan"}, {"node": "Scan", "table": "people"}, {"node": "nothing"}, {"rational": "1/7"},
-    {"node": "Column", "name": "salary"}, {"node": "Constant", "value": 0},
+    {"node": "scan"}, {"node": "scan", "table": "people"}, {"node": "nothing"}, {"rational": "1/7"},
+    {"node": "column", "name": "salary"}, {"node": "literal_value", "value": 0},
 )  # fmt: skip
 
 

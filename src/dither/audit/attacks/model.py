@@ -26,7 +26,7 @@ NOISE = {
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServiceReply:
     """What came back."""
 
     status: int
@@ -67,7 +67,7 @@ def _without_noise(data: Any) -> Any:
     return [_without_noise(item) for item in data] if isinstance(data, list) else data
 
 
-Send = Callable[[str, str, bytes, Mapping[str, str]], Reply]
+Send = Callable[[str, str, bytes, Mapping[str, str]], ServiceReply]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Target:
+class ServiceTarget:
     """A service, the tokens of accounts on it by name ("analyst", and perhaps "other", "auditor"), and its columns."""
 
     send: Send
@@ -98,7 +98,9 @@ class Target:
     secret: str = ""
 
     @classmethod
-    def of(cls, url: str, tokens: Mapping[str, str], dataset: str | None = None, epsilon: str = "1/1000") -> Target:
+    def of(
+        cls, url: str, tokens: Mapping[str, str], dataset: str | None = None, epsilon: str = "1/1000"
+    ) -> ServiceTarget:
         """A service at an address."""
         send = over_http(url)
         try:
@@ -107,14 +109,14 @@ class Target:
             raise InvalidParameter(f"{url} does not answer: {error}") from None
         return cls(send, dict(tokens), columns, epsilon)
 
-    def call(self, method: str, path: str, body: Any = None, who: str = "analyst", **headers: str) -> Reply:
+    def call(self, method: str, path: str, body: Any = None, who: str = "analyst", **headers: str) -> ServiceReply:
         """One request, as one of the accounts."""
         token = self.tokens.get(who, who)
         made = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         return self.send(method, path, data, {name.replace("_", "-"): value for name, value in made.items()})
 
-    def ask(self, query: str, who: str = "analyst", path: str = "/v1/answer", **more: Any) -> Reply:
+    def ask(self, query: str, who: str = "analyst", path: str = "/v1/answer", **more: Any) -> ServiceReply:
         """A question in SQL."""
         body = {"dataset": self.columns.dataset, "query": query, "epsilon": self.epsilon, **more}
         return self.call("POST", path, body, who)
@@ -141,12 +143,12 @@ def over_http(url: str) -> Send:
         raise InvalidParameter("an address looks like http://127.0.0.1:8765")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
-    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         connection = kind(parts.hostname or "", parts.port, timeout=120)
         try:
             connection.request(method, parts.path.rstrip("/") + path, body or None, dict(headers))
             response = connection.getresponse()
-            return Reply(response.status, dict(response.getheaders()), response.read())
+            return ServiceReply(response.status, dict(response.getheaders()), response.read())
         finally:
             connection.close()
 
@@ -184,7 +186,7 @@ class Finding:
     requests: int = 0
 
 
-Check = Callable[[Sequence[Target]], str]
+Check = Callable[[Sequence[ServiceTarget]], str]
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Attack:
     check: Check
     needs: tuple[str, ...] = field(default=())
 
-    def run(self, targets: Sequence[Target]) -> Finding:
+    def run(self, targets: Sequence[ServiceTarget]) -> Finding:
         """Tries it; an attack that cannot even be tried has learned nothing."""
         counting = [Counted(target) for target in targets]
         evidence = self.check([each.target for each in counting])
@@ -208,16 +210,16 @@ class Attack:
 class Counted:
     """A target that counts its requests."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ServiceTarget) -> None:
         self.count, self._send = 0, target.send
-        self.target = Target(self._counted, target.tokens, target.columns, target.epsilon, target.secret)
+        self.target = ServiceTarget(self._counted, target.tokens, target.columns, target.epsilon, target.secret)
 
-    def _counted(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def _counted(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         self.count += 1
         return self._send(method, path, body, headers)
 
 
-def judged(replies: Sequence[Reply], sent: str = "") -> str:
+def judged(replies: Sequence[ServiceReply], sent: str = "") -> str:
     """What is wrong with replies to the same request, if anything: undocumented, talkative, or not equal."""
     for reply in replies:
         if reply.code == "engine_failure":
@@ -234,6 +236,6 @@ def judged(replies: Sequence[Reply], sent: str = "") -> str:
     return ""
 
 
-def _shaped(reply: Reply) -> bool:
+def _shaped(reply: ServiceReply) -> bool:
     data = reply.json()
     return isinstance(data, dict) and set(data) == {"error"} and set(data["error"]) == {"code", "message"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dither.audit.attacks.model import Attack, Columns, Target, judged
+from dither.audit.attacks.model import Attack, Columns, ServiceTarget, judged
 
 # {t} a private table, {n} a number in it, {v} a value that one person may have, {g} a category.
 EXPRESSIONS = {
@@ -153,7 +153,7 @@ def filled(template: str, columns: Columns, value: int) -> str:
     return template
 
 
-def _asked(template: Callable[[], str], targets: Sequence[Target]) -> str:
+def _asked(template: Callable[[], str], targets: Sequence[ServiceTarget]) -> str:
     """The replies to a question, and to its quote and explanation, judged."""
     value = int(targets[0].secret or targets[0].columns.middle)
     query = filled(template(), targets[0].columns, value)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dither.audit.attacks.model import Attack, Reply, Target, judged
+from dither.audit.attacks.model import Attack, ServiceReply, ServiceTarget, judged
 
 READS = ("/v1/datasets", "/v1/budget?dataset={d}", "/v1/history?dataset={d}", "/v1/statement?dataset={d}",
          "/v1/ledger?dataset={d}", "/v1/jobs/x", "/v1/proofs", "/v1/reports")  # fmt: skip
@@ -55,7 +55,7 @@ BODIES: dict[str, bytes] = {
     "not UTF-8": b'{"dataset": "\xff\xfe", "query": "SELECT 1"}',
     "a lone surrogate": b'{"dataset": "x", "query": "\\ud800", "epsilon": 1}',
     "a nul": b'{"dataset": "x", "query": "a\\u0000b", "epsilon": 1}',
-    "a huge integer": b'{"dataset": "x", "query": "SELECT 1", "draw": ' + b"9" * 4000 + b"}",
+    "a huge integer": b'{"dataset": "x", "query": "SELECT 1", "repeat": ' + b"9" * 4000 + b"}",
     "a huge exponent": b'{"dataset": "x", "query": "SELECT 1", "epsilon": 1e999999999}',
     "an unknown field": b'{"dataset": "x", "query": "SELECT 1", "account": "kernel"}',
     "a prototype": b'{"__proto__": {"role": "curator"}, "constructor": {}}',
@@ -63,12 +63,12 @@ BODIES: dict[str, bytes] = {
     "a pickle": b"\x80\x04cposix\nsystem\n(S'true'\ntR.",
     "XML": b'<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>',
     "a frame of the kernel's socket": b"\x00\x00\x00\x02{}\x00\x00\x00\x00",
-    "a wire plan of another class": b'{"version": 1, "node": "Dataset"}',
+    "a wire plan of another class": b'{"version": 2, "node": "Dataset"}',
 }
 LOSSES: tuple[Any, ...] = (0, -1, "0", "-1/2", "1/0", "abc", [], {}, True, "1e400", "9" * 300, "0x10", " 1", "١")
 
 
-def _denied(header: str, targets: Sequence[Target]) -> str:
+def _denied(header: str, targets: Sequence[ServiceTarget]) -> str:
     """Whether a header opens anything."""
     for target in targets:
         for path in (*READS, *ASKS):
@@ -83,7 +83,7 @@ def _denied(header: str, targets: Sequence[Target]) -> str:
     return ""
 
 
-def _harmless(send: Callable[[Target], Iterator[Reply]], targets: Sequence[Target]) -> str:
+def _harmless(send: Callable[[ServiceTarget], Iterator[ServiceReply]], targets: Sequence[ServiceTarget]) -> str:
     """Whether every reply is a documented refusal, and nothing was charged."""
     before = [target.spent() for target in targets]
     for replies in zip(*(list(send(target)) for target in targets), strict=True):
@@ -94,12 +94,12 @@ def _harmless(send: Callable[[Target], Iterator[Reply]], targets: Sequence[Targe
     return "" if [target.spent() for target in targets] == before else "a budget moved"
 
 
-def _bodies(body: bytes, target: Target) -> Iterator[Reply]:
+def _bodies(body: bytes, target: ServiceTarget) -> Iterator[ServiceReply]:
     for path in BODY_PATHS:
         yield target.call("POST", path, body)
 
 
-def _losses(target: Target) -> Iterator[Reply]:
+def _losses(target: ServiceTarget) -> Iterator[ServiceReply]:
     query = f"SELECT COUNT(*) FROM {target.columns.table}"
     for name in ("epsilon", "rho"):
         for value in LOSSES:
@@ -107,29 +107,54 @@ def _losses(target: Target) -> Iterator[Reply]:
             yield target.call("POST", "/v1/answer", body)
 
 
-def _options(target: Target) -> Iterator[Reply]:
+def _options(target: ServiceTarget) -> Iterator[ServiceReply]:
     query = f"SELECT COUNT(*) FROM {target.columns.table}"
     wrong: list[dict[str, Any]] = [
-        {"bound": -1}, {"bound": 0}, {"bound": []}, {"bound": {"rows": True}}, {"bound": "x"}, {"confidence": 2},
-        {"confidence": 0}, {"draw": -1}, {"draw": 2**40}, {"draw": 1.5}, {"request_id": "a b"},
+        {"max_contributions": -1},
+        {"max_contributions": 0},
+        {"max_contributions": []},
+        {"max_contributions": {"max_rows": True}},
+        {"max_contributions": "x"},
+        {"confidence": 2},
+        {"confidence": 0},
+        {"repeat": -1},
+        {"repeat": 2**40},
+        {"repeat": 1.5},
+        {"request_id": "a b"},
         {"request_id": "x" * 99},
-        {"request_id": "a\r\nb"}, {"unit": "nobody"}, {"unit": 3}, {"dataset": "../x"}, {"dataset": ""},
-        {"dataset": {"$ne": ""}}, {"query": ""}, {"query": 7}, {"join_rows": 0}, {"within": -1, "epsilon": None},
-        {"epsilon": None}, {"rho": "1", "epsilon": "1"}, {"delta": 0}, {"delta": -1}, {"delta": 2}, {"delta": "x"},
-        {"delta": "1/1000000"}, {"remeasure": 0}, {"remeasure": "x"}, {"remeasure": "1", "delta": "1/10"},
-    ]  # fmt: skip
+        {"request_id": "a\r\nb"},
+        {"unit": "nobody"},
+        {"unit": 3},
+        {"dataset": "../x"},
+        {"dataset": ""},
+        {"dataset": {"$ne": ""}},
+        {"query": ""},
+        {"query": 7},
+        {"max_rows_per_key": 0},
+        {"max_error": -1, "epsilon": None},
+        {"epsilon": None},
+        {"rho": "1", "epsilon": "1"},
+        {"delta": 0},
+        {"delta": -1},
+        {"delta": 2},
+        {"delta": "x"},
+        {"delta": "1/1000000"},
+        {"refine": 0},
+        {"refine": "x"},
+        {"refine": "1", "delta": "1/10"},
+    ]
     for each in wrong:
         body = {"dataset": target.columns.dataset, "query": query, "epsilon": "1/1000", **each}
         yield target.call("POST", "/v1/answer", body)
 
 
-def _methods(target: Target) -> Iterator[Reply]:
+def _methods(target: ServiceTarget) -> Iterator[ServiceReply]:
     for path in ("/v1/answer", "/v1/datasets", "/v1/ledger", "/metrics", "/"):
         for method in ("PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "CONNECT", "FOO"):
             yield target.call(method, path)
 
 
-def _paths(targets: Sequence[Target]) -> str:
+def _paths(targets: Sequence[ServiceTarget]) -> str:
     for path in PATHS:
         reply = targets[0].call("GET", path)
         if reply.status == 200 and path not in ("/v1/datasets/", "//v1/datasets"):
@@ -141,7 +166,7 @@ def _paths(targets: Sequence[Target]) -> str:
     return ""
 
 
-def _climbing(targets: Sequence[Target]) -> str:
+def _climbing(targets: Sequence[ServiceTarget]) -> str:
     """An analyst reads the ledger; an auditor asks."""
     target = targets[0]
     where = f"?dataset={target.columns.dataset}"
@@ -157,7 +182,7 @@ def _climbing(targets: Sequence[Target]) -> str:
     return ""
 
 
-def _ledger_tokens(targets: Sequence[Target]) -> str:
+def _ledger_tokens(targets: Sequence[ServiceTarget]) -> str:
     """What the ledger keeps of tokens opens nothing."""
     target = targets[0]
     rows = target.call("GET", f"/v1/ledger?dataset={target.columns.dataset}", who="auditor").json()
@@ -168,7 +193,7 @@ def _ledger_tokens(targets: Sequence[Target]) -> str:
     return ""
 
 
-def _secured(targets: Sequence[Target]) -> str:
+def _secured(targets: Sequence[ServiceTarget]) -> str:
     """The page cannot be framed, scripted from elsewhere, or cached."""
     for path in ("/", "/nowhere", "/v1/datasets"):
         headers = {name.lower(): value for name, value in targets[0].call("GET", path).headers.items()}
@@ -184,7 +209,7 @@ def _secured(targets: Sequence[Target]) -> str:
     return ""
 
 
-def _jobs(targets: Sequence[Target]) -> str:
+def _jobs(targets: Sequence[ServiceTarget]) -> str:
     """One account's job is to another what a job that never was is: the same refusal, word for word, and no effect."""
     target, mine, nobodys = targets[0], secrets.token_hex(8), secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
@@ -201,7 +226,7 @@ def _jobs(targets: Sequence[Target]) -> str:
     return ""
 
 
-def _same_name(targets: Sequence[Target]) -> str:
+def _same_name(targets: Sequence[ServiceTarget]) -> str:
     """A job's name stands for one question: another one under it is refused, and not given the first one's answer."""
     target, name = targets[0], secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
@@ -212,7 +237,7 @@ def _same_name(targets: Sequence[Target]) -> str:
     return "two questions shared a job" if first.status == 202 and second.status != 400 else ""
 
 
-def _others_id(targets: Sequence[Target]) -> str:
+def _others_id(targets: Sequence[ServiceTarget]) -> str:
     """A request id belongs to an account: somebody else's stands for nothing, and does not even show."""
     target, name = targets[0], secrets.token_hex(8)
     mine = target.ask(f"SELECT COUNT(*) FROM {target.columns.table}", request_id=name)

@@ -23,7 +23,7 @@ CRASHED = "error: internal error"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScheduleEntry:
     """One run: when, what, how it ended, and the end of what it said."""
 
     started: str
@@ -51,7 +51,7 @@ def interval(text: str) -> float:
     return float(number) * UNITS[unit]
 
 
-def once(command: Sequence[str], history: Path) -> Entry:
+def once(command: Sequence[str], history: Path) -> ScheduleEntry:
     """Runs `dither audit <command>` in a process of its own and adds the result to the history."""
     if not command or command[0] == "schedule":
         raise InvalidParameter("say which audit to repeat, for example: dither audit schedule -- service URL")
@@ -61,7 +61,7 @@ def once(command: Sequence[str], history: Path) -> Entry:
         [sys.executable, "-m", "dither", "audit", *command], capture_output=True, text=True, check=False
     )
     said = (done.stdout + done.stderr)[-MOST_OUTPUT:]
-    entry = Entry(started, tuple(command), done.returncode, round(time.monotonic() - clock, 3), said)
+    entry = ScheduleEntry(started, tuple(command), done.returncode, round(time.monotonic() - clock, 3), said)
     with history.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(entry)) + "\n")
     return entry
@@ -84,7 +84,7 @@ def repeated(
     every: float,
     times: int | None = None,
     sleep: Callable[[float], Any] = time.sleep,
-) -> Iterator[Entry]:
+) -> Iterator[ScheduleEntry]:
     """Runs again and again; `times` ends it."""
     done = 0
     while times is None or done < times:
@@ -94,7 +94,7 @@ def repeated(
         done += 1
 
 
-def verdict(last: Entry, before: Sequence[Entry]) -> str:
+def verdict(last: ScheduleEntry, before: Sequence[ScheduleEntry]) -> str:
     """In a word; what passed the last time that this audit had a result and does not now is a regression."""
     if last.passed or not last.ran:
         return "passed" if last.passed else "FAILED (no result)"
@@ -102,7 +102,7 @@ def verdict(last: Entry, before: Sequence[Entry]) -> str:
     return "REGRESSION" if same and same[-1].passed else "FOUND"
 
 
-def told(kept: Sequence[Entry]) -> list[str]:
+def format_result(kept: Sequence[ScheduleEntry]) -> list[str]:
     """The history in words, one line for each run."""
     return [
         f"{each.started}  {verdict(each, kept[:place])}  {each.seconds} s  {' '.join(each.command)}"
@@ -110,17 +110,17 @@ def told(kept: Sequence[Entry]) -> list[str]:
     ]
 
 
-def entries(history: Path) -> list[Entry]:
+def entries(history: Path) -> list[ScheduleEntry]:
     """The history, oldest first."""
     if not history.exists():
         return []
     return [_entry(line) for line in history.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
-def _entry(line: str) -> Entry:
+def _entry(line: str) -> ScheduleEntry:
     """A line of the history; one that cannot be read is shown as a run without a result."""
     try:
         read = json.loads(line)
-        return Entry(**{**read, "command": tuple(read["command"])})
+        return ScheduleEntry(**{**read, "command": tuple(read["command"])})
     except (ValueError, TypeError, KeyError):
-        return Entry("unreadable line", (), UNREADABLE, 0.0, line)
+        return ScheduleEntry("unreadable line", (), UNREADABLE, 0.0, line)

@@ -7,24 +7,24 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 
-from dither.audit.attacks.model import Attack, Reply, Target
+from dither.audit.attacks.model import Attack, ServiceReply, ServiceTarget
 
 
-def _query(target: Target, mark: int) -> str:
+def _query(target: ServiceTarget, mark: int) -> str:
     return f"SELECT COUNT(*) FROM {target.columns.table} WHERE {target.columns.number} <> {mark}"
 
 
-def _fresh(target: Target) -> str:
+def _fresh(target: ServiceTarget) -> str:
     """A question that nobody asked before."""
     return _query(target, target.columns.low + secrets.randbelow(max(1, target.columns.high - target.columns.low)))
 
 
-def _values(reply: Reply) -> object:
+def _values(reply: ServiceReply) -> object:
     data = reply.json()
     return [part["values"] for part in data["noisy"]] if isinstance(data, dict) and "noisy" in data else None
 
 
-def replayed(targets: Sequence[Target]) -> str:
+def replayed(targets: Sequence[ServiceTarget]) -> str:
     """The same request ten times: one draw."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
     replies = [target.ask(query, request_id=name) for _ in range(10)]
@@ -32,31 +32,31 @@ def replayed(targets: Sequence[Target]) -> str:
     return "a replay drew again" if len(drawn) > 1 else ""
 
 
-def renamed(targets: Sequence[Target]) -> str:
+def renamed(targets: Sequence[ServiceTarget]) -> str:
     """The same question under other request ids and spellings: one draw for one charge."""
     target, query = targets[0], _fresh(targets[0])
     spellings = (query, query.lower().replace("count", "COUNT"), f"  {query}  ", query.replace("<>", "!="))
     before = target.spent()
-    replies = [target.ask(spelled, request_id=secrets.token_hex(8)) for spelled in spellings]
+    replies = [target.ask(dialect, request_id=secrets.token_hex(8)) for dialect in spellings]
     drawn = {str(_values(reply)) for reply in replies if reply.status == 200}
     moved = before != target.spent()
     return "several draws for one charge" if len(drawn) > 1 and not moved else ""
 
 
-def redrawn(targets: Sequence[Target]) -> str:
+def redrawn(targets: Sequence[ServiceTarget]) -> str:
     """Another draw of the same question is charged again."""
     target, query = targets[0], _fresh(targets[0])
-    first, at = target.ask(query, draw=0), target.spent()
-    second = target.ask(query, draw=1)
+    first, at = target.ask(query, repeat=0), target.spent()
+    second = target.ask(query, repeat=1)
     if first.status == second.status == 200 and target.spent() == at and _values(first) != _values(second):
         return "a second draw was free"
     return ""
 
 
-def parallel(targets: Sequence[Target]) -> str:
+def parallel(targets: Sequence[ServiceTarget]) -> str:
     """Sixteen retries at once: one draw."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
-    replies: list[Reply] = []
+    replies: list[ServiceReply] = []
     threads = [threading.Thread(target=lambda: replies.append(target.ask(query, request_id=name))) for _ in range(16)]
     for thread in threads:
         thread.start()
@@ -66,7 +66,7 @@ def parallel(targets: Sequence[Target]) -> str:
     return "parallel retries drew again" if len(drawn) > 1 else ""
 
 
-def quoted(targets: Sequence[Target]) -> str:
+def quoted(targets: Sequence[ServiceTarget]) -> str:
     """Quotes and explanations cost nothing and say nothing noisy."""
     target, query = targets[0], _fresh(targets[0])
     before = target.spent()
@@ -76,7 +76,7 @@ def quoted(targets: Sequence[Target]) -> str:
     return "" if target.spent() == before else "a quote was charged"
 
 
-def spoiled(targets: Sequence[Target]) -> str:
+def spoiled(targets: Sequence[ServiceTarget]) -> str:
     """A batch with one bad member is refused whole, before any charge."""
     target = targets[0]
     before = target.spent()
@@ -91,7 +91,7 @@ def spoiled(targets: Sequence[Target]) -> str:
     return "" if target.spent() == before else "a refused batch was charged"
 
 
-def cancelled(targets: Sequence[Target]) -> str:
+def cancelled(targets: Sequence[ServiceTarget]) -> str:
     """A job that is forgotten keeps its charge, and asking again gives the same answer."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": query, "epsilon": target.epsilon, "request_id": name}
@@ -104,7 +104,7 @@ def cancelled(targets: Sequence[Target]) -> str:
     return ""
 
 
-def stolen_id(targets: Sequence[Target]) -> str:
+def stolen_id(targets: Sequence[ServiceTarget]) -> str:
     """A request id stands for one question: another one under it is refused, not answered for free."""
     target, name = targets[0], secrets.token_hex(8)
     low = target.columns.low
@@ -116,7 +116,7 @@ def stolen_id(targets: Sequence[Target]) -> str:
     return ""
 
 
-def beyond(targets: Sequence[Target]) -> str:
+def beyond(targets: Sequence[ServiceTarget]) -> str:
     """More than the whole budget is refused, and the refusal moves nothing."""
     target = targets[0]
     before = target.spent()

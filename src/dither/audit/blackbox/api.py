@@ -18,19 +18,19 @@ import numpy as np
 
 from dither.audit import neighbours
 from dither.audit.blackbox import events, features, learners, search
-from dither.audit.blackbox.events import Levels, Sample, Space
+from dither.audit.blackbox.events import Levels, OutcomeSpace, SampleTable
 from dither.audit.blackbox.features import Encoder
-from dither.audit.blackbox.levels import weighed
-from dither.audit.blackbox.plan import FEWEST_RUNS, Plan, Progress, evidence
+from dither.audit.blackbox.levels import reweighted
+from dither.audit.blackbox.plan import FEWEST_RUNS, AuditPlan, Progress, evidence
 from dither.audit.blackbox.plots import Tracer
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.blackbox.search import Lead
 from dither.audit.blackbox.sequential import sequential
-from dither.audit.claim_syntax import words
+from dither.audit.claim_syntax import claim_text
 from dither.audit.claims import ceiling, delta, grows, strength
 from dither.audit.confidence import RARE, Counts, Level, as_weighed, detectable, epsilon_lower, p_value, strength_lower
 from dither.audit.neighbours import Pair, steps
-from dither.audit.sampling import Source
+from dither.audit.sampling import OutputSampler
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
@@ -62,17 +62,19 @@ def privacy(
     """
     strength(claim)  # refuses what is no claim
     _check(samples, alpha, mode)
-    source = Source.of(mechanism, vectorised, timed)
+    source = OutputSampler.of(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
     pairs = tuple(_pairs(source, neighbours, rng))
     if not grows(claim) and any(steps(pair) > 1 for pair in pairs):
-        raise InvalidParameter(f"{words(claim)} says nothing of inputs more than one step apart; name neighbours only")
-    plan = Plan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
+        raise InvalidParameter(
+            f"{claim_text(claim)} says nothing of inputs more than one step apart; name neighbours only"
+        )
+    plan = AuditPlan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
     return fixed(plan, started) if mode == "fixed" else sequential(plan, started)
 
 
-def fixed(plan: Plan, started: float) -> PrivacyResult:
+def fixed(plan: AuditPlan, started: float) -> PrivacyResult:
     """The audit with a stated number of samples."""
     looks, narrow = [Look(pair) for pair in plan.pairs], _narrow(plan)
     spent, rounds = 2 * FEWEST_RUNS, plan.rounds(narrow)
@@ -90,7 +92,7 @@ def fixed(plan: Plan, started: float) -> PrivacyResult:
     return _judge(plan, looks[0].pair, list(looks[0].leads), max(200, plan.samples - spent), started)
 
 
-def _narrow(plan: Plan) -> bool:
+def _narrow(plan: AuditPlan) -> bool:
     """Whether outputs are one number each, by a first glance at them."""
     glance = plan.source.draw_pair(*plan.pairs[0], (FEWEST_RUNS, FEWEST_RUNS), plan.rng)
     encoder = features.learn(events.joined(*glance), plan.source.timed, plan.bits)
@@ -113,7 +115,7 @@ class Look:
         return self.leads[0].worth if self.leads else 0.0
 
 
-def _pairs(source: Source, given: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
+def _pairs(source: OutputSampler, given: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
     if given is None:
         return neighbours.probed(lambda value: source.draw_pair(value, value, (1, 1), rng))
     found = neighbours.distinct(given)
@@ -133,7 +135,7 @@ def _check(samples: int, alpha: float, mode: str) -> None:
         raise InvalidParameter(f"mode must be 'fixed' or 'sequential', got {mode!r}")
 
 
-def _drawn(plan: Plan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
+def _drawn(plan: AuditPlan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
     """Runs of every pair; an input that several pairs share is run once, unless times are compared."""
     if plan.source.timed:
         each = max(FEWEST_RUNS, budget // (2 * len(looks)))
@@ -145,7 +147,7 @@ def _drawn(plan: Plan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
 
 
 def _closer(
-    plan: Plan,
+    plan: AuditPlan,
     look: Look,
     more: tuple[Any, Any],
     kept: int,
@@ -159,8 +161,8 @@ def _closer(
     encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
     read = [encoder.read(side) for side in more]
     seen = [np.concatenate(both) for both in zip(look.seen, read, strict=True)] if look.seen else read
-    space = Space.of(encoder, *seen)
-    sample = Sample(space, *(space.place(side[:MOST_ROWS]) for side in seen))
+    space = OutcomeSpace.of(encoder, *seen)
+    sample = SampleTable(space, *(space.place(side[:MOST_ROWS]) for side in seen))
     chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
     tried = search.tries(sample, search.shortlist(sample, chosen, value) if last else chosen)
     tried += search.committees(sample, tried, value) if last else []
@@ -169,14 +171,14 @@ def _closer(
     return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(found))
 
 
-def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
+def _judge(plan: AuditPlan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
     """Fresh runs of one pair decide on the best event; one that a person can check by hand is counted too."""
     plain = [] if found[0].plain else [lead for lead in found if lead.plain][:1]
     judged, pure = [found[0], *plain], isinstance(plan.claim, Pure)
     share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left, steps(pair))
     likelier = int(share[0] * left)
     runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
-    levels = weighed(found[0], (likelier, left - likelier), plan.alpha) if pure else None
+    levels = reweighted(found[0], (likelier, left - likelier), plan.alpha) if pure else None
     hits, rows, tracer = _count(plan, pair, judged, levels, runs)
     counted = [_counts(plan.claim, lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
     if levels is not None:
@@ -188,7 +190,7 @@ def _judge(plan: Plan, pair: Pair, found: list[Lead], left: int, started: float)
 
 
 def _count(
-    plan: Plan, pair: Pair, found: list[Lead], levels: Levels | None, runs: tuple[int, int]
+    plan: AuditPlan, pair: Pair, found: list[Lead], levels: Levels | None, runs: tuple[int, int]
 ) -> tuple[Any, Any, Tracer]:
     """How often each event, and each level if there are any, happens in fresh runs on each input."""
     hits, space = np.zeros((len(found), 2), dtype=np.int64), found[0].event.space
@@ -208,7 +210,7 @@ def _count(
 
 
 def _verdict(
-    plan: Plan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
+    plan: AuditPlan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
 ) -> PrivacyResult:
     """The first event alone decides; the other may be shown instead, with what it says by itself."""
     first, runs, far = counted[0], counted[0].runs_b, steps(pair)
@@ -230,7 +232,7 @@ def _verdict(
     )  # fmt: skip
 
 
-def _as_good(plan: Plan, counts: Counts, lower: float, far: int) -> bool:
+def _as_good(plan: AuditPlan, counts: Counts, lower: float, far: int) -> bool:
     """Whether the event that a person can check by hand refutes the claim too, and nearly as much."""
     return strength_lower(counts, plan.claim, plan.alpha, far) > max(strength(plan.claim), 0.8 * lower)
 
@@ -242,7 +244,7 @@ def _counts(claim: Loss, lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts
     return Counts(int(hits[first]), runs[first], int(hits[second]), runs[second], rare)
 
 
-def _chunks(runs: tuple[int, int], space: Space) -> list[tuple[int, int]]:
+def _chunks(runs: tuple[int, int], space: OutcomeSpace) -> list[tuple[int, int]]:
     """Sizes that keep memory bounded."""
     size = max(1000, CHUNK_VALUES // max(4, len(space.edges) + len(space.encoder.labels)))
     count = max(1, ceil(max(runs) / size))

@@ -21,7 +21,7 @@ APART = 0.2
 
 
 @dataclass(frozen=True)
-class Tally:
+class EventCounts:
     """How often each of some events happened in so many runs."""
 
     hits: NDArray[Any]
@@ -29,35 +29,35 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Said:
+class Posterior:
     """What a model says of nested events: their log-ratios, and rows whose inner products are the covariance."""
 
     ratio: Floats
     root: Floats
 
-    def __getitem__(self, part: Any) -> Said:
-        return Said(self.ratio[part], self.root[part])
+    def __getitem__(self, part: Any) -> Posterior:
+        return Posterior(self.ratio[part], self.root[part])
 
 
 @dataclass(frozen=True)
-class Chain:
+class BeliefChain:
     """Nested events: the outputs beyond each of some thresholds, and how often they happened on each input.
 
     If they were found on halves of the outputs, each by a score of its own, then beyond these `places` among them.
     """
 
     thresholds: Floats
-    a: Tally
-    b: Tally
+    a: EventCounts
+    b: EventCounts
     places: Floats | None = None
-    said: Said | None = None
+    said: Posterior | None = None
 
-    def __getitem__(self, part: Any) -> Chain:
-        a, b = (Tally(side.hits[part], side.runs) for side in (self.a, self.b))
+    def __getitem__(self, part: Any) -> BeliefChain:
+        a, b = (EventCounts(side.hits[part], side.runs) for side in (self.a, self.b))
         places = None if self.places is None else self.places[part]
-        return Chain(self.thresholds[part], a, b, places, None if self.said is None else self.said[part])
+        return BeliefChain(self.thresholds[part], a, b, places, None if self.said is None else self.said[part])
 
-    def apart(self) -> Chain:
+    def apart(self) -> BeliefChain:
         """Events of these that differ in size from each other, and have happened at all."""
         hits = self.a.hits + self.b.hits
         size = np.where(hits > 0, np.rint(np.log(np.maximum(hits, 1)) / APART), -1)
@@ -65,7 +65,7 @@ class Chain:
         return self[first[size[first] >= 0] if len(first) > 1 else first]
 
 
-def believed(chain: Chain) -> tuple[float, Floats, Floats]:
+def posterior(chain: BeliefChain) -> tuple[float, Floats, Floats]:
     """Whether a chain of nested events tells the inputs apart; the log-ratio of each event, and its error, after all.
 
     The log-ratio is thought to wander from 0, for the event that is sure, as events grow rarer. How far and how fast it

@@ -36,7 +36,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Space:
+class OutcomeSpace:
     """The features of a mechanism's outputs and the bins that each is cut into."""
 
     encoder: features.Encoder
@@ -44,13 +44,13 @@ class Space:
     discrete: bool
 
     @classmethod
-    def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> Space:
+    def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> OutcomeSpace:
         """The space for outputs like these two samples; if timed, the first entry of each is the time."""
         encoder = features.learn(joined(first, second), timed, bits)
         return cls.of(encoder, encoder.read(first), encoder.read(second))
 
     @classmethod
-    def of(cls, encoder: features.Encoder, first: Floats, second: Floats) -> Space:
+    def of(cls, encoder: features.Encoder, first: Floats, second: Floats) -> OutcomeSpace:
         """The space for outputs that were read already."""
         most = max(1000, MOST_SORTED // (2 * len(encoder.features)))
         matrix = np.concatenate([first[:most], second[:most]])
@@ -102,7 +102,7 @@ class Score(ABC):
         return self.of(data), None
 
     @abstractmethod
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """The set of outputs whose score is at or beyond the threshold, in words."""
 
 
@@ -110,7 +110,7 @@ class Score(ABC):
 class Event:
     """The outputs whose score is at or above (or at or below) a threshold."""
 
-    space: Space = field(repr=False)
+    space: OutcomeSpace = field(repr=False)
     score: Score = field(repr=False)
     threshold: float
     above: bool
@@ -165,7 +165,7 @@ class ColumnScore(Score):
         """The numbers of the bins, and how many outputs lie in each."""
         return self.table, np.bincount(data.codes[:, self.column], minlength=len(self.table)).astype(np.float64)
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """The bins as intervals or values, or the categories."""
         chosen = self.table >= threshold if above else self.table <= threshold
         if space.encoder.categories:
@@ -187,7 +187,7 @@ class CellScore(Score):
         place = np.minimum(np.searchsorted(self.keys, data.keys), len(self.keys) - 1)
         return np.where(self.keys[place] == data.keys, self.values[place], 0.0)
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """How many distinct outputs there are."""
         chosen = self.values >= threshold if above else self.values <= threshold
         return f"one of {int(chosen.sum())} outputs, of {len(self.keys)} seen"
@@ -222,7 +222,7 @@ class JointScore(Score):
         result: NDArray[np.intp] = first * self.table.shape[1] + second
         return result
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """The cells of the grid."""
         chosen = self.table >= threshold if above else self.table <= threshold
         names = " and ".join(space.names[column] for column in self.columns)
@@ -244,7 +244,7 @@ class CornerScore(Score):
         inside = (first >= self.first) & (first <= self.last) & (second > 0)
         return np.where(inside, second.astype(np.float64), -1.0 if self.above else 256.0)
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """Both half-lines."""
         codes = np.arange(256)
         chosen = (
@@ -281,7 +281,7 @@ class SumScore(Score):
         result: Floats = held.reshape(count, width) @ self.root
         return result
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """The features in order of weight."""
         order = np.argsort(-np.ptp(self.tables, axis=1))[:6]
         names = ", ".join(space.names[self.columns[index]] for index in order)
@@ -309,7 +309,7 @@ class TreeScore(Score):
             total += values[leaf(data.codes, tree)]
         return total
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """The number of trees and what they read."""
         names = ", ".join(space.names[column] for column in self.columns[:6])
         return f"score of {len(self.splits)} boosted trees {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
@@ -339,17 +339,17 @@ class Committee(Score):
         result: Floats = np.concatenate(rows, axis=1) / np.sqrt(len(rows))
         return result
 
-    def describe(self, space: Space, above: bool, threshold: float) -> str:
+    def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """How many scores there are and what they read."""
         names = ", ".join(space.names[column] for column in self.columns[:6])
         return f"mean of {len(self.members)} scores {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleTable:
     """Encoded outputs of the two inputs."""
 
-    space: Space
+    space: OutcomeSpace
     a: Encoded
     b: Encoded
     _counted: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = field(
@@ -363,10 +363,10 @@ class Sample:
             self._counted[column] = a, b
         return self._counted[column]
 
-    def part(self, start: float, end: float) -> Sample:
+    def part(self, start: float, end: float) -> SampleTable:
         """The outputs from one share of each input's to another."""
         cuts = [slice(int(start * len(side)), int(end * len(side))) for side in (self.a, self.b)]
-        return Sample(self.space, self.a[cuts[0]], self.b[cuts[1]])
+        return SampleTable(self.space, self.a[cuts[0]], self.b[cuts[1]])
 
 
 def joined(first: Any, second: Any) -> Any:

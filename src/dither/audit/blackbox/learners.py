@@ -25,9 +25,9 @@ from dither.audit.blackbox.events import (
     ColumnScore,
     Encoded,
     JointScore,
-    Sample,
+    OutcomeSpace,
+    SampleTable,
     Score,
-    Space,
     SumScore,
     TreeScore,
     leaf,
@@ -35,7 +35,7 @@ from dither.audit.blackbox.events import (
 from dither.audit.claims import Floats
 
 Groups = NDArray[np.intp]
-Learner = Callable[[Sample], Score | None]
+Learner = Callable[[SampleTable], Score | None]
 
 MOST_CELLS = 200_000
 MOST_WIDTH = 400
@@ -55,7 +55,7 @@ MASS_POWER, FLAT = 0.4, 0.05
 FINE, FEW_VALUES = 40, 16
 
 
-def light(space: Space) -> list[Learner]:
+def light(space: OutcomeSpace) -> list[Learner]:
     """Learners that are quick and do well on small samples."""
     found = [partial(coarse_column, column=column) for column in range(len(space.edges))] + _cells(space)
     for columns in (space.group("base"), space.group("difference")):
@@ -63,7 +63,7 @@ def light(space: Space) -> list[Learner]:
     return found
 
 
-def quick(space: Space) -> list[Learner]:
+def quick(space: OutcomeSpace) -> list[Learner]:
     """Learners for a first look at a pair."""
     found = [partial(coarse_column, column=column) for column in range(len(space.edges))] + _cells(space)
     found += [partial(surface, pair=pair, degree=3) for pair in pairs(space)]
@@ -72,7 +72,7 @@ def quick(space: Space) -> list[Learner]:
     return found
 
 
-def thorough(space: Space) -> list[Learner]:
+def thorough(space: OutcomeSpace) -> list[Learner]:
     """Every learner."""
     found = [partial(smooth_column, column=column) for column in range(len(space.edges))] + _cells(space)
     for pair in pairs(space):
@@ -85,31 +85,31 @@ def thorough(space: Space) -> list[Learner]:
     return [*found, trees]
 
 
-def _cells(space: Space) -> list[Learner]:
+def _cells(space: OutcomeSpace) -> list[Learner]:
     return [partial(cells, doubtful=doubtful) for doubtful in (False, True)] if space.discrete else []
 
 
-def pairs(space: Space, most: int = 4) -> list[tuple[int, int]]:
+def pairs(space: OutcomeSpace, most: int = 4) -> list[tuple[int, int]]:
     """Pairs of features that may tell more together: of the outputs themselves, and of what sums them up."""
     groups = (space.group("base")[:most], space.group("summary")[:most])
     return [pair for columns in groups for pair in combinations(columns, 2)]
 
 
-def _families(space: Space) -> list[list[int]]:
+def _families(space: OutcomeSpace) -> list[list[int]]:
     """Columns that may belong together: the outputs, their steps from one to the next, summaries of the whole."""
     base, steps = space.group("base"), space.group("difference")
     found = [base, base[:1] + steps, space.group("summary")]
     return [columns for columns in found if len(columns) > 1]
 
 
-def coarse_column(sample: Sample, column: int, bins: int = 12) -> Score | None:
+def coarse_column(sample: SampleTable, column: int, bins: int = 12) -> Score | None:
     """The ratio of each of a few bins of one feature."""
     group = groups(sample, column, bins, 1.0)
     a, b = (np.bincount(group, counts).astype(np.intp) for counts in sample.counts(column))
     return ColumnScore(column, _log_ratio(a, b)[group])
 
 
-def smooth_column(sample: Sample, column: int) -> Score | None:
+def smooth_column(sample: SampleTable, column: int) -> Score | None:
     """The ratio of each bin of one feature, smoothed."""
     used = len(sample.space.edges[column]) + 2
     early, late = sample.part(0, 2 / 3), sample.part(2 / 3, 1)
@@ -120,7 +120,7 @@ def smooth_column(sample: Sample, column: int) -> Score | None:
     return ColumnScore(column, table)
 
 
-def cells(sample: Sample, doubtful: bool) -> Score | None:
+def cells(sample: SampleTable, doubtful: bool) -> Score | None:
     """The ratio of each whole output, where outputs repeat; if doubtful, drawn towards none by its standard error."""
     keys, inverse = np.unique(np.concatenate([sample.a.keys, sample.b.keys]), return_inverse=True)
     if len(keys) > MOST_CELLS:
@@ -132,7 +132,7 @@ def cells(sample: Sample, doubtful: bool) -> Score | None:
     return CellScore(keys, np.sign(ratio) * np.maximum(np.abs(ratio) - doubt, 0) if doubtful else ratio)
 
 
-def surface(sample: Sample, pair: tuple[int, int], degree: int, free: bool = False) -> Score | None:
+def surface(sample: SampleTable, pair: tuple[int, int], degree: int, free: bool = False) -> Score | None:
     """A polynomial over two features: few numbers to learn, so it may be trusted where outputs are rare.
 
     If `free`, a feature of few values has a polynomial of the other feature for each of them.
@@ -188,7 +188,7 @@ def _grid(side: Encoded, pair: tuple[int, int], coarse: tuple[Groups, Groups], s
 
 
 def additive(
-    sample: Sample, columns: list[int], bins: int, power: float = MASS_POWER, most: int = MOST_READ
+    sample: SampleTable, columns: list[int], bins: int, power: float = MASS_POWER, most: int = MOST_READ
 ) -> Score | None:
     """A table for each feature, and the sum of what they say: logistic regression on indicators of bins."""
     if len(columns) < 2:
@@ -207,7 +207,7 @@ def additive(
     return SumScore(tuple(columns), best.ravel()[rows], rows, root)
 
 
-def tied(sample: Sample, columns: list[int], bins: int, most: int = MOST_READ) -> Score | None:
+def tied(sample: SampleTable, columns: list[int], bins: int, most: int = MOST_READ) -> Score | None:
     """One table for all these features, for outputs that are many draws of one kind."""
     if len(columns) < 3:
         return None
@@ -219,7 +219,7 @@ def tied(sample: Sample, columns: list[int], bins: int, most: int = MOST_READ) -
     return SumScore(tuple(columns), tables.ravel()[rows], rows, root)
 
 
-def trees(sample: Sample, rounds: int = 8, depth: int = 2, rows: int = 400_000) -> Score | None:
+def trees(sample: SampleTable, rounds: int = 8, depth: int = 2, rows: int = 400_000) -> Score | None:
     """Boosted trees over the outputs and what sums them up."""
     columns = sample.space.group("base", "summary")
     if len(columns) < 2:
@@ -236,7 +236,7 @@ def trees(sample: Sample, rounds: int = 8, depth: int = 2, rows: int = 400_000) 
     return TreeScore(tuple(splits), tuple(leaves))
 
 
-def groups(sample: Sample, column: int, bins: int, power: float = MASS_POWER) -> Groups:
+def groups(sample: SampleTable, column: int, bins: int, power: float = MASS_POWER) -> Groups:
     """A map from the 256 fine bins to about `bins` coarser ones; NaN and values that hold much mass stand alone."""
     first, second = sample.counts(column)
     mass = (first + second) / max(len(sample.a) + len(sample.b), 1)
@@ -250,9 +250,9 @@ def groups(sample: Sample, column: int, bins: int, power: float = MASS_POWER) ->
     return result
 
 
-def _few(sample: Sample, columns: int, most: int) -> Sample:
+def _few(sample: SampleTable, columns: int, most: int) -> SampleTable:
     rows = max(2000, most // columns)
-    return Sample(sample.space, sample.a[:rows], sample.b[:rows])
+    return SampleTable(sample.space, sample.a[:rows], sample.b[:rows])
 
 
 def _log_ratio(a: NDArray[Any], b: NDArray[Any]) -> Floats:
@@ -324,7 +324,7 @@ class _Design:
     target: Floats
 
     @classmethod
-    def of(cls, sample: Sample, columns: list[int], coarse: list[Groups], owners: list[int], bins: int) -> _Design:
+    def of(cls, sample: SampleTable, columns: list[int], coarse: list[Groups], owners: list[int], bins: int) -> _Design:
         """The design for a sample."""
         digits = max(1, int(np.log(MOST_IN_BLOCK) / np.log(max(bins, 2))))
         blocks = []

@@ -22,7 +22,7 @@ HEAVIEST, CHEAP = 12, 0.02
 OUTWARDS = 2.5
 
 
-def weighed(lead: Lead, runs: tuple[int, int], alpha: float) -> Levels | None:
+def reweighted(lead: Lead, runs: tuple[int, int], alpha: float) -> Levels | None:
     """Weights for the events around a rare one: an output counts the more, the likelier the first input is there.
 
     To tell an epsilon from a larger one by independent labels, the best weights are as (p - e^epsilon q) / (runs_a p +

@@ -12,7 +12,7 @@ from dither.audit.blackbox.report import Evidence
 from dither.audit.blackbox.search import Lead
 from dither.audit.confidence import Counts, clopper_pearson
 from dither.audit.neighbours import Pair, steps
-from dither.audit.sampling import Source
+from dither.audit.sampling import OutputSampler
 from dither.loss import Loss
 
 Progress = Callable[[str, int, int], None]
@@ -28,10 +28,10 @@ FEWEST_RUNS = 50
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """One audit, and how its samples are divided in fixed mode."""
 
-    source: Source
+    source: OutputSampler
     claim: Loss
     pairs: tuple[Pair, ...]
     samples: int

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from dither.audit.blackbox.belief import Chain, Said
-from dither.audit.blackbox.events import Encoded, Sample, Score
+from dither.audit.blackbox.belief import BeliefChain, Posterior
+from dither.audit.blackbox.events import Encoded, SampleTable, Score
 from dither.audit.claims import Floats
 
 Sums = tuple[Floats, Floats, Floats]
@@ -22,15 +22,15 @@ MOST_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferencePairs:
     """A model learned from the whole sample and from each half of it."""
 
-    sample: Sample
-    halves: tuple[Sample, Sample]
+    sample: SampleTable
+    halves: tuple[SampleTable, SampleTable]
     whole: Score
     parts: tuple[Score, Score]
 
-    def says(self, score: Score, taught: tuple[Score, Score] | None, chain: Chain, above: bool) -> Said:
+    def says(self, score: Score, taught: tuple[Score, Score] | None, chain: BeliefChain, above: bool) -> Posterior:
         """The log-ratio of each event of a chain: of half-lines over all outputs, or found by scores of each half."""
         if taught is None or chain.places is None:
             found = [self._views[2].beyond(score, chain.thresholds, above, by_place=False)]
@@ -40,7 +40,7 @@ class Reference:
         likely, held = (np.sum([each[part] for each in found], axis=0) for part in (0, 1))
         first, second = len(self.sample.a), len(self.sample.b)
         ratio = np.log((likely + 0.5) / (first + 1)) - np.log((held - likely + 0.5) / (second + 1))
-        return Said(ratio, np.concatenate([each[2] for each in found], axis=1) / np.maximum(held, 1)[:, None])
+        return Posterior(ratio, np.concatenate([each[2] for each in found], axis=1) / np.maximum(held, 1)[:, None])
 
     @cached_property
     def _views(self) -> list[_View]:
@@ -58,7 +58,7 @@ class _View:
     chances: tuple[Floats, Floats]
 
     @classmethod
-    def of(cls, sample: Sample, model: Score) -> _View:
+    def of(cls, sample: SampleTable, model: Score) -> _View:
         sides = sample.a, sample.b
         a, b = _chances([model.of(side) for side in sides], len(sample.a))
         return cls(sides, model, (a, b))

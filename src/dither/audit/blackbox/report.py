@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit.blackbox.events import Event
-from dither.audit.claim_syntax import finite, words
+from dither.audit.claim_syntax import claim_text, finite
 from dither.audit.claims import LARGEST_STRENGTH, ceiling, delta, strength
 from dither.audit.confidence import Level
 from dither.audit.neighbours import fingerprint
@@ -102,19 +102,25 @@ class PrivacyResult:
         if self.detectable < LARGEST_STRENGTH:
             kept = f"a true strength of {self.detectable:.4g} would have been found 9 times in 10 by an event like this"
         tail = f"p = {self.p_value:.3g}" if self.refuted else kept
-        return (
-            f"{head}: {words(self.claim)}; {found} ({100 * (1 - self.alpha):g}% sure); {tail}; {self.samples} samples"
-        )
+        return f"{head}: {claim_text(self.claim)}; {found} ({100 * (1 - self.alpha):g}% sure); {tail}; {self.samples} samples"
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         return {
-            "claim": to_json(self.claim), "mode": self.mode, "alpha": self.alpha, "refuted": self.refuted,
-            "p_value": self.p_value, "epsilon_lower": finite(self.epsilon_lower), "strength_lower": self.strength_lower,
-            "samples": self.samples, "pairs_tried": self.pairs_tried, "cpu_seconds": round(self.cpu_seconds, 3),
+            "claim": to_json(self.claim),
+            "mode": self.mode,
+            "alpha": self.alpha,
+            "refuted": self.refuted,
+            "p_value": self.p_value,
+            "epsilon_lower": finite(self.epsilon_lower),
+            "strength_lower": self.strength_lower,
+            "samples": self.samples,
+            "pairs_tried": self.pairs_tried,
+            "cpu_seconds": round(self.cpu_seconds, 3),
             "power": {"detectable_strength": finite(self.detectable), "power": 0.9},
-            "evidence": _evidence_dict(self.evidence), "curve": [list(point) for point in self.plots.curve],
-        }  # fmt: skip
+            "evidence": _evidence_dict(self.evidence),
+            "curve": [list(point) for point in self.plots.curve],
+        }
 
     def report(self, path: str | Path | None = None, *, kind: str | None = None) -> str:
         """The report as HTML or JSON (by the path's ending, else `kind`, else HTML); written to `path` if given."""
@@ -134,7 +140,7 @@ def page(result: PrivacyResult) -> str:
     figures = _densities(result.plots) + _loss_curve(result)
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Audit: {verdict}</title><style>{STYLE}</style>"
-        f"<h1 class='{'bad' if result.refuted else 'good'}'>Claim {escape(words(result.claim))}: {verdict}</h1>"
+        f"<h1 class='{'bad' if result.refuted else 'good'}'>Claim {escape(claim_text(result.claim))}: {verdict}</h1>"
         f"<p>{escape(str(result))}</p><table>{rows}</table>{figures}</html>"
     )
 

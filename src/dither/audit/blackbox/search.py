@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dither.audit.blackbox import learners
-from dither.audit.blackbox.belief import Chain, Tally, believed
-from dither.audit.blackbox.events import ColumnScore, Committee, CornerScore, Event, Sample, Score, Space
+from dither.audit.blackbox.belief import BeliefChain, EventCounts, posterior
+from dither.audit.blackbox.events import ColumnScore, Committee, CornerScore, Event, OutcomeSpace, SampleTable, Score
 from dither.audit.blackbox.learners import Learner
-from dither.audit.blackbox.reference import Reference
+from dither.audit.blackbox.reference import ReferencePairs
 from dither.audit.claims import Floats, ceiling, strength
 from dither.audit.confidence import division, predicted_epsilon, predicted_score, slope_at
 from dither.loss import Loss, Pure
@@ -102,14 +102,14 @@ class Try:
     """
 
     score: Score
-    above: Chain | None
-    below: Chain | None
+    above: BeliefChain | None
+    below: BeliefChain | None
     any_way: bool = False
     halves: tuple[Score, Score] | None = None
     gain: float = 0.0
 
 
-def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
+def tries(sample: SampleTable, teachers: list[Learner]) -> list[Try]:
     """Half-lines and corners are not learned, so they are tried on everything; learned scores on what did not teach."""
     found = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
     found += [done for pair in learners.pairs(sample.space) for done in _corners(sample, pair)]
@@ -117,7 +117,7 @@ def tries(sample: Sample, teachers: list[Learner]) -> list[Try]:
     return found + [done for learner in teachers if (done := _learned(sample, halves, learner)) is not None]
 
 
-def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Learner]:
+def shortlist(sample: SampleTable, teachers: list[Learner], value: Worth) -> list[Learner]:
     """The learners that do best on a part of the sample, by their events or in all; all of them if it is small."""
     rows = min(SHORT_ROWS, SHORT_VALUES // len(sample.space.edges))
     if len(sample.a) <= rows or len(teachers) <= SHORTLIST:
@@ -135,7 +135,12 @@ def shortlist(sample: Sample, teachers: list[Learner], value: Worth) -> list[Lea
 
 
 def leads(
-    space: Space, found: list[Try], value: Worth, caution: float, suspicion: float, reference: Reference | None = None
+    space: OutcomeSpace,
+    found: list[Try],
+    value: Worth,
+    caution: float,
+    suspicion: float,
+    reference: ReferencePairs | None = None,
 ) -> list[Lead]:
     """The best events of each score, best first; thresholds and scores are compared some standard errors down.
 
@@ -153,7 +158,7 @@ def leads(
     return [lead for place in order for lead in made[place]]
 
 
-def referred(sample: Sample, found: list[Try]) -> tuple[list[Try], Reference | None]:
+def referred(sample: SampleTable, found: list[Try]) -> tuple[list[Try], ReferencePairs | None]:
     """The models that tell most of all outputs, as one more score, and as a reference on the events of all scores."""
     able = [done for done in serious(found) if done.score.root.size]
     most = max((done.gain for done in able), default=0.0)
@@ -162,10 +167,10 @@ def referred(sample: Sample, found: list[Try]) -> tuple[list[Try], Reference | N
         return [], None
     halves, (whole, parts) = (sample.part(0, 0.5), sample.part(0.5, 1)), _together(members)
     again = [_crossed(sample, halves, whole, parts)] if len(members) > 1 else []
-    return again, Reference(sample, halves, whole, parts)
+    return again, ReferencePairs(sample, halves, whole, parts)
 
 
-def _retold(done: Try, reference: Reference) -> Try:
+def _retold(done: Try, reference: ReferencePairs) -> Try:
     """The same, with what the reference says of its events."""
     above, below = (
         None if chain is None else replace(chain, said=reference.says(done.score, done.halves, chain, high))
@@ -205,14 +210,14 @@ def _differs(one: Lead, other: Lead) -> bool:
     return kinds[0] != kinds[1] or not 0.6 < (one.p + 1e-9) / (other.p + 1e-9) < 1.7
 
 
-def _half_lines(sample: Sample, column: int) -> Try:
+def _half_lines(sample: SampleTable, column: int) -> Try:
     hits = list(sample.counts(column))
     score = ColumnScore(column, np.arange(256, dtype=np.float64))
     runs = len(sample.a), len(sample.b)
     return Try(score, _beyond(hits, runs, True), _beyond(hits, runs, False), any_way=True)
 
 
-def _corners(sample: Sample, pair: tuple[int, int]) -> list[Try]:
+def _corners(sample: SampleTable, pair: tuple[int, int]) -> list[Try]:
     """A half-line of one feature where another, which has few values, lies at or beyond one of them."""
     few, other = sorted(pair, key=lambda column: len(sample.space.edges[column]))
     values, runs = len(sample.space.edges[few]), (len(sample.a), len(sample.b))
@@ -236,21 +241,21 @@ def _corners(sample: Sample, pair: tuple[int, int]) -> list[Try]:
     return found
 
 
-def _promising(chain: Chain) -> bool:
+def _promising(chain: BeliefChain) -> bool:
     """Whether any of the events is some standard errors off, as few are by chance."""
     a, b = chain.a.hits + 0.5, chain.b.hits + 0.5
     off = np.log(a / chain.a.runs) - np.log(b / chain.b.runs)
     return bool(np.any(np.abs(off) > PROMISING * np.sqrt(1 / a + 1 / b)))
 
 
-def _beyond(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> Chain:
+def _beyond(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> BeliefChain:
     """How often each side's bin was at or above each bin, or at or below."""
     order = slice(None, None, -1 if above else 1)
-    a, b = (Tally(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
-    return Chain(np.arange(256, dtype=np.float64), a, b)
+    a, b = (EventCounts(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
+    return BeliefChain(np.arange(256, dtype=np.float64), a, b)
 
 
-def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) -> Try | None:
+def _learned(sample: SampleTable, halves: tuple[SampleTable, SampleTable], learner: Learner) -> Try | None:
     """A score that is learned on each half and tried on the other."""
     final, one, other = learner(sample), learner(halves[0]), learner(halves[1])
     if final is None or one is None or other is None:
@@ -258,7 +263,7 @@ def _learned(sample: Sample, halves: tuple[Sample, Sample], learner: Learner) ->
     return _crossed(sample, halves, final, (one, other))
 
 
-def committees(sample: Sample, tried: list[Try], value: Worth) -> list[Try]:
+def committees(sample: SampleTable, tried: list[Try], value: Worth) -> list[Try]:
     """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
     learned = [done for done in serious(tried) if done.halves is not None]
     worths = [max(lead.worth for lead in _best(sample.space, done, value, *LAST[False])) for done in learned]
@@ -274,21 +279,23 @@ def _together(members: list[Try]) -> tuple[Score, tuple[Score, Score]]:
     return Committee(tuple(done.score for done in members)), parts
 
 
-def _crossed(sample: Sample, halves: tuple[Sample, Sample], final: Score, parts: tuple[Score, Score]) -> Try:
+def _crossed(
+    sample: SampleTable, halves: tuple[SampleTable, SampleTable], final: Score, parts: tuple[Score, Score]
+) -> Try:
     """What each half says of the score that was learned from the other."""
     one, other = parts
     placed = _places(other, halves[0]), _places(one, halves[1])
     tried = [_Values.of([half[side] for half in placed]) for side in (0, 1)]
     whole = _Values.of([final.weighed(sample.a), final.weighed(sample.b)])
     thresholds = _Values.of([(values.ordered, values.weights) for values in tried]).spread()
-    above = [Tally(values.total - values.before(thresholds, "left"), values.total) for values in tried]
-    below = [Tally(values.before(thresholds, "right"), values.total) for values in tried]
+    above = [EventCounts(values.total - values.before(thresholds, "left"), values.total) for values in tried]
+    below = [EventCounts(values.before(thresholds, "right"), values.total) for values in tried]
     gain = _gain(other, halves[0]) + _gain(one, halves[1])
     chains = _carried(whole, thresholds, above, True), _carried(whole, thresholds, below, False)
     return Try(final, *chains, halves=parts, gain=gain)
 
 
-def _gain(score: Score, sample: Sample) -> float:
+def _gain(score: Score, sample: SampleTable) -> float:
     """Nats by which a score makes it likelier which input each output is of."""
     shift = np.log(len(sample.a) / len(sample.b))
     total = -len(sample.a) * special.log_expit(shift) - len(sample.b) * special.log_expit(-shift)
@@ -298,7 +305,7 @@ def _gain(score: Score, sample: Sample) -> float:
     return float(total)
 
 
-def _places(score: Score, sample: Sample) -> list[tuple[Floats, Floats | None]]:
+def _places(score: Score, sample: SampleTable) -> list[tuple[Floats, Floats | None]]:
     """For each output of both inputs, or each value, the share of all whose score is less: halves differ in scale."""
     sides = [_in_order(*score.weighed(side)) for side in (sample.a, sample.b)]
     both = _Values.of(sides)
@@ -311,7 +318,7 @@ def _in_order(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | 
     return (np.sort(values), None) if weights is None else (values, weights)
 
 
-def _carried(whole: _Values, places: Floats, tallies: list[Tally], above: bool) -> Chain:
+def _carried(whole: _Values, places: Floats, tallies: list[EventCounts], above: bool) -> BeliefChain:
     """Thresholds of the whole sample's score beyond which there lies as much as was tried, where there are such."""
     starts = np.concatenate([[True], np.diff(whole.ordered) > 0])
     values = whole.ordered[starts][:: -1 if above else 1]
@@ -321,7 +328,7 @@ def _carried(whole: _Values, places: Floats, tallies: list[Tally], above: bool) 
     after = np.clip(np.searchsorted(sizes, goals), 1, len(sizes) - 1) if len(sizes) > 1 else np.zeros(len(goals), int)
     nearest = np.where(goals - sizes[after - 1] < sizes[after] - goals, after - 1, after)
     off = np.abs(sizes[nearest] - goals)
-    return Chain(values[nearest], tallies[0], tallies[1], places)[off <= max(MOST_OFF, off.min())]
+    return BeliefChain(values[nearest], tallies[0], tallies[1], places)[off <= max(MOST_OFF, off.min())]
 
 
 @dataclass(frozen=True)
@@ -364,14 +371,14 @@ class _Values:
         return np.unique(self.at(np.clip(shares, 0, 1)))
 
 
-def _best(space: Space, done: Try, value: Worth, caution: float, suspicion: float) -> list[Lead]:
+def _best(space: OutcomeSpace, done: Try, value: Worth, caution: float, suspicion: float) -> list[Lead]:
     """The best threshold of a score in each direction."""
     found = []
     for high, tried in ((True, done.above), (False, done.below)):
         if tried is None:
             continue
         chain = tried.apart()
-        belief, log_ratio, error = believed(chain)
+        belief, log_ratio, error = posterior(chain)
         mass = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
         for swapped in (False, True) if done.any_way else (not high,):
             sign = -1 if swapped else 1

@@ -19,9 +19,9 @@ import numpy as np
 from scipy import special
 
 from dither.audit.blackbox import learners, search
-from dither.audit.blackbox.events import Encoded, Sample, Score, Space
+from dither.audit.blackbox.events import Encoded, OutcomeSpace, SampleTable, Score
 from dither.audit.blackbox.learners import Learner
-from dither.audit.blackbox.plan import Plan, evidence
+from dither.audit.blackbox.plan import AuditPlan, evidence
 from dither.audit.blackbox.plots import Tracer
 from dither.audit.blackbox.report import Plots, PrivacyResult
 from dither.audit.blackbox.search import Lead
@@ -42,7 +42,7 @@ SLOTS = 2 * len(STAKES)
 class History:
     """What was seen of one pair so far, whose inputs are some steps apart."""
 
-    space: Space
+    space: OutcomeSpace
     a: Encoded
     b: Encoded
     steps: int = 1
@@ -55,9 +55,9 @@ class History:
         return len(self.a) + len(self.b)
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> SampleTable:
         """Everything seen."""
-        return Sample(self.space, self.a, self.b)
+        return SampleTable(self.space, self.a, self.b)
 
     def add(self, a: Encoded, b: Encoded) -> None:
         """Remembers a batch."""
@@ -74,7 +74,7 @@ class Bet:
 
 
 @dataclass
-class Account:
+class BettingAccount:
     """Log-wealth for each strength and slot; each slot started with an equal share.
 
     `implied` is the least epsilon of those that were bet on in place of a claim of another kind.
@@ -107,11 +107,11 @@ class Account:
         return float(self.strengths[count - 1]) if count else 0.0
 
 
-def sequential(plan: Plan, started: float) -> PrivacyResult:
+def sequential(plan: AuditPlan, started: float) -> PrivacyResult:
     """The audit that stops as soon as it can."""
     histories = [_begin(plan, place) for place in range(len(plan.pairs))]
     used = sum(history.runs for history in histories)
-    account = Account(_strengths(plan), plan.alpha)
+    account = BettingAccount(_strengths(plan), plan.alpha)
     claimed = int(np.flatnonzero(account.strengths == strength(plan.claim))[0])
     fresh: dict[int, Fresh] = {}
     chosen = 0
@@ -148,7 +148,7 @@ class Fresh:
             self.tracer.add(a, b)
 
 
-def _strengths(plan: Plan) -> Floats:
+def _strengths(plan: AuditPlan) -> Floats:
     stated = strength(plan.claim)
     if not isinstance(plan.claim, Pure | Approximate):
         return np.array([stated])
@@ -156,16 +156,16 @@ def _strengths(plan: Plan) -> Floats:
     return np.unique(np.append(scaled, stated))
 
 
-def _begin(plan: Plan, place: int) -> History:
+def _begin(plan: AuditPlan, place: int) -> History:
     """The first runs of a pair: nothing is bet on them."""
     runs = max(50, min(FIRST, plan.samples // (10 * len(plan.pairs))))
     plan.progress("explore", place, len(plan.pairs))
     a, b = plan.source.draw_pair(*plan.pairs[place], (runs, runs), plan.rng)
-    space = Space.learn(a, b, plan.source.timed, plan.bits)
+    space = OutcomeSpace.learn(a, b, plan.source.timed, plan.bits)
     return History(space, space.encode(a), space.encode(b), steps(plan.pairs[place]))
 
 
-def _choose(plan: Plan, histories: list[History]) -> int:
+def _choose(plan: AuditPlan, histories: list[History]) -> int:
     """The pair whose bet promises most; if none does, the one seen least."""
     for history in histories:
         if history.bet is None or history.runs > GROWTH * history.learned_at:
@@ -176,7 +176,7 @@ def _choose(plan: Plan, histories: list[History]) -> int:
     return int(np.argmin([history.runs for history in histories]))
 
 
-def _round(plan: Plan, history: History, pair: Pair, account: Account, seen: Fresh, left: int) -> int:
+def _round(plan: AuditPlan, history: History, pair: Pair, account: BettingAccount, seen: Fresh, left: int) -> int:
     """One batch: draw, settle the bets, remember."""
     size = int(min(max(100, 0.15 * history.runs), LARGEST_BATCH, max(left, 2)))
     first = int(plan.rng.binomial(size, 0.5))
@@ -195,12 +195,12 @@ def _round(plan: Plan, history: History, pair: Pair, account: Account, seen: Fre
     return size
 
 
-def _learn(plan: Plan, history: History) -> Bet:
+def _learn(plan: AuditPlan, history: History) -> Bet:
     """The two best bets: learners are compared on the part of the history that they did not see, then see it all."""
     sample = history.sample
     middle_a, middle_b = (3 * len(sample.a)) // 5, (3 * len(sample.b)) // 5
-    early = Sample(sample.space, sample.a[:middle_a], sample.b[:middle_b])
-    late = Sample(sample.space, sample.a[middle_a:], sample.b[middle_b:])
+    early = SampleTable(sample.space, sample.a[:middle_a], sample.b[:middle_b])
+    late = SampleTable(sample.space, sample.a[middle_a:], sample.b[middle_b:])
     value = search.worth(plan.claim, max(2 * len(sample.a), 200), plan.alpha, history.steps)
     chosen = _learners(history)
     tried = search.tries(sample, chosen)
@@ -223,7 +223,7 @@ def _learners(history: History) -> list[Learner]:
     return [*found, *surfaces, partial(learners.trees, rows=40_000)]
 
 
-def _likelihood_growth(score: Score, late: Sample, epsilon: float) -> float:
+def _likelihood_growth(score: Score, late: SampleTable, epsilon: float) -> float:
     """The average log-return of betting by this score."""
     total = _settle(score.of(late.a), epsilon, 1.0, True).sum() + _settle(score.of(late.b), epsilon, 1.0, False).sum()
     return float(total) / max(len(late.a) + len(late.b), 1)
@@ -240,7 +240,7 @@ def _settle(ratio: Floats, epsilon: float, stake: float, first: bool) -> Floats:
     return result
 
 
-def _returns(plan: Plan, strengths: Floats, bet: Bet, a: Encoded, b: Encoded, apart: int = 1) -> Floats:
+def _returns(plan: AuditPlan, strengths: Floats, bet: Bet, a: Encoded, b: Encoded, apart: int = 1) -> Floats:
     """Log-returns of a batch for each strength and slot; slots without a bet keep their money."""
     gains = np.zeros((len(strengths), SLOTS))
     for place, score in enumerate(bet.scores):
@@ -257,7 +257,7 @@ def _returns(plan: Plan, strengths: Floats, bet: Bet, a: Encoded, b: Encoded, ap
 
 
 def _event_returns(
-    plan: Plan, strengths: Floats, lead: Lead, a: Encoded, b: Encoded, gains: Floats, apart: int
+    plan: AuditPlan, strengths: Floats, lead: Lead, a: Encoded, b: Encoded, gains: Floats, apart: int
 ) -> None:
     """Log-returns of betting that an event is too likely: 2[a, in] - 2 e^epsilon [b, in] - delta has mean at most 0."""
     first, second = (_inside(lead, side).sum() for side in ((b, a) if lead.swapped else (a, b)))
@@ -271,14 +271,14 @@ def _event_returns(
             gains[row, column] = first * up + second * down + outside * np.log1p(-size * extra)
 
 
-def _implied(plan: Plan, lead: Lead, at: float, apart: int) -> tuple[float, float]:
+def _implied(plan: AuditPlan, lead: Lead, at: float, apart: int) -> tuple[float, float]:
     """The epsilon and the delta that a strength allows inputs so many steps apart."""
     if isinstance(plan.claim, Pure | Approximate):
         return together(plan.claim, at, apart)
     return tangent(plan.claim, max(lead.q, 1e-6), apart)
 
 
-def _least_implied(plan: Plan, bet: Bet, apart: int) -> float:
+def _least_implied(plan: AuditPlan, bet: Bet, apart: int) -> float:
     """The least epsilon, for each step, of those against which something is staked."""
     implied = [(lead, _implied(plan, lead, strength(plan.claim), apart)) for lead in bet.leads[:2]]
     return min((both[0] / apart for lead, both in implied if _stake(lead.p, lead.q, *both) > 0), default=inf)
@@ -296,7 +296,7 @@ def _growth_of(stakes: Floats, p: float, q: float, epsilon: float, extra: float)
     return result
 
 
-def _event_growth(plan: Plan, lead: Lead, apart: int) -> float:
+def _event_growth(plan: AuditPlan, lead: Lead, apart: int) -> float:
     epsilon, extra = _implied(plan, lead, strength(plan.claim), apart)
     stake = np.array([_stake(lead.p, lead.q, epsilon, extra)])
     return float(_growth_of(stake, lead.p, lead.q, epsilon, extra)[0])
@@ -308,7 +308,14 @@ def _inside(lead: Lead, data: Encoded) -> Any:
 
 
 def _result(
-    plan: Plan, pair: Any, history: History, account: Account, claimed: int, seen: Fresh, used: int, started: float
+    plan: AuditPlan,
+    pair: Any,
+    history: History,
+    account: BettingAccount,
+    claimed: int,
+    seen: Fresh,
+    used: int,
+    started: float,
 ) -> PrivacyResult:
     lead = seen.event or (history.bet or _learn(plan, history)).leads[0]
     order = [1, 0] if lead.swapped else [0, 1]

@@ -20,8 +20,8 @@ import numpy as np
 
 from dither.audit.claim_syntax import finite
 from dither.audit.claims import ORDERS, Floats
-from dither.audit.enumeration.paths import UNIT, ExactLaw, Rejected, Tape, Undecided
-from dither.audit.enumeration.sampler_models import law, steady
+from dither.audit.enumeration.paths import UNIT, ExactDistribution, Rejected, Tape, Undecided
+from dither.audit.enumeration.sampler_models import exact_distribution, steady
 from dither.audit.neighbours import Pair, steps
 from dither.audit.sampling import failure
 from dither.errors import InvalidParameter, Unsupported
@@ -49,8 +49,8 @@ class ExactResult:
 
     a: Any
     b: Any
-    law_a: ExactLaw
-    law_b: ExactLaw
+    law_a: ExactDistribution
+    law_b: ExactDistribution
     family: str
 
     @property
@@ -168,7 +168,7 @@ class ExactResult:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def _directions(self) -> list[tuple[ExactLaw, ExactLaw]]:
+    def _directions(self) -> list[tuple[ExactDistribution, ExactDistribution]]:
         return [(self.law_a, self.law_b), (self.law_b, self.law_a)]
 
     def _worst(self, place: int) -> tuple[Hashable, int]:
@@ -202,18 +202,18 @@ def exact(
     if not isinstance(mechanism, Mechanism):
         for value in (a, b):
             steady(partial(run, value))
-    first = _ended(law(partial(run, a), residual, most_runs))
+    first = _ended(exact_distribution(partial(run, a), residual, most_runs))
     if isinstance(mechanism, INVARIANT):
         by = np.asarray(b, np.int64) - np.asarray(a, np.int64)
         second = first.moved(lambda outcome: tuple((np.asarray(outcome) + by).tolist()))
         return ExactResult(
             a, b, first, second, f"every pair of inputs that differ by {by.tolist()} ({mechanism.proof})"
         )
-    second = _ended(law(partial(run, b), residual, most_runs))
+    second = _ended(exact_distribution(partial(run, b), residual, most_runs))
     return ExactResult(a, b, first, second, "this pair alone")
 
 
-def _ended(law: ExactLaw) -> ExactLaw:
+def _ended(law: ExactDistribution) -> ExactDistribution:
     if not law.masses:
         raise Unsupported(f"none of {law.runs} executions ended with an output")
     return law
@@ -241,11 +241,11 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
     return run
 
 
-def _most(law: ExactLaw, outcome: Hashable) -> int:
+def _most(law: ExactDistribution, outcome: Hashable) -> int:
     return law.masses.get(outcome, 0) + law.left
 
 
-def _above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction:
+def _above(first: ExactDistribution, second: ExactDistribution, grow: Fraction) -> Fraction:
     """At least the sum of max(0, p - grow q)."""
     sure = sum(
         max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
@@ -254,7 +254,7 @@ def _above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction:
     return Fraction(sure, grow.denominator * UNIT) + Fraction(first.left, UNIT)
 
 
-def _surely_above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction:
+def _surely_above(first: ExactDistribution, second: ExactDistribution, grow: Fraction) -> Fraction:
     """At most the sum of max(0, p - grow q)."""
     sure = sum(
         max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
@@ -263,7 +263,7 @@ def _surely_above(first: ExactLaw, second: ExactLaw, grow: Fraction) -> Fraction
     return max(Fraction(0), Fraction(sure, grow.denominator * UNIT) - grow * Fraction(second.left, UNIT))
 
 
-def _shared(first: ExactLaw, second: ExactLaw) -> tuple[Floats, Floats]:
+def _shared(first: ExactDistribution, second: ExactDistribution) -> tuple[Floats, Floats]:
     """The probabilities of the outputs that both inputs have, each law scaled to 1."""
     shared = [each for each in first.masses if second.masses.get(each, 0) and first.masses[each]]
     p, q = (np.array([float(Fraction(law.masses[each], UNIT)) for each in shared]) for law in (first, second))

@@ -45,7 +45,7 @@ WITHIN = 1e-6
 
 
 @dataclass(frozen=True)
-class Case:
+class CertifiedCase:
     """A mechanism, two inputs, how many cells they may differ in, by 1 each, and why the claim is not reached if so."""
 
     mechanism: Mechanism
@@ -82,39 +82,43 @@ class Certificate:
         return f"{list(self.a)}, {list(self.b)}"
 
 
-CASES: tuple[Case, ...] = (
-    Case(DiscreteLaplace(F(1)), (0,), (1,)),
-    Case(DiscreteLaplace(F(3)), (5,), (4,)),
-    Case(DiscreteGaussian(F(4)), (0,), (1,)),
-    Case(Geometric(F(1), -5, 5), (0,), (1,)),
-    Case(Staircase(F(1), 2, 1), (0,), (1,)),
-    Case(Snapping(F(1), 8), (0,), (1,)),
-    Case(RandomizedResponse(3, F(1, 2)), (0,), (1,)),
-    Case(NoisyMax(F(1)), (0, 10), (1, 9), 2),
-    Case(NoisyMax(F(3)), (0, 10), (1, 9), 2),
-    Case(ExponentialMechanism(F(1)), (0, 17), (1, 16), 2),
-    Case(TopK(2, F(1)), (0, 0, 17), (1, 1, 16), 3),
-    Case(AboveThreshold(0, 1, F(1, 50), F(1)), (-2,), (-1,)),
-    Case(AboveThreshold(0, 1, F(1, 2), F(1)), (0, 0), (1, 1), 2, short="the bound is met by long lists of scores"),
-    Case(SparseVector(0, 1, F(1, 50), F(1), F(1)), (-2,), (-1,)),
-    Case(SparseVector(0, 1, F(1, 3), F(1, 2), F(1, 2)), (0,), (1,), short="the bound is met far from the threshold"),
-    Case(Quantiles((F(1, 2),), F(1)), (20, 20, 1), (21, 20, 1), short="the bound is met by long grids"),
-    Case(Quantiles((F(1, 4), F(1, 2)), F(1)), (3, 4, 1), (4, 4, 1), short="the bound is met by long grids"),
-    Case(PartitionSelection(F(1), F(1, 100)), (0,), (1,)),
-    Case(PartitionSelection(F(1), F(1, 100)), (3,), (4,)),
-    Case(LaplaceThreshold(F(1), 5), (0,), (1,)),
-    Case(LaplaceThreshold(F(1), 5), (2,), (3,)),
-    Case(GaussianThreshold(F(4), 8), (0,), (1,)),
-    Case(GaussianThreshold(F(4), 8), (3,), (4,), short="two outputs say less than the noisy count"),
-    Case(PublicThreshold(F(1), 5), (3,), (4,)),
-    Case(DiscreteLaplace(F(64)), (0,), (1,), large=True),
-    Case(DiscreteLaplace(F(100)), (0,), (1,), large=True),
-    Case(DiscreteGaussian(F(4096)), (0,), (1,), large=True),
-    Case(DiscreteGaussian(F(10_000)), (0,), (1,), large=True),
+CASES: tuple[CertifiedCase, ...] = (
+    CertifiedCase(DiscreteLaplace(F(1)), (0,), (1,)),
+    CertifiedCase(DiscreteLaplace(F(3)), (5,), (4,)),
+    CertifiedCase(DiscreteGaussian(F(4)), (0,), (1,)),
+    CertifiedCase(Geometric(F(1), -5, 5), (0,), (1,)),
+    CertifiedCase(Staircase(F(1), 2, 1), (0,), (1,)),
+    CertifiedCase(Snapping(F(1), 8), (0,), (1,)),
+    CertifiedCase(RandomizedResponse(3, F(1, 2)), (0,), (1,)),
+    CertifiedCase(NoisyMax(F(1)), (0, 10), (1, 9), 2),
+    CertifiedCase(NoisyMax(F(3)), (0, 10), (1, 9), 2),
+    CertifiedCase(ExponentialMechanism(F(1)), (0, 17), (1, 16), 2),
+    CertifiedCase(TopK(2, F(1)), (0, 0, 17), (1, 1, 16), 3),
+    CertifiedCase(AboveThreshold(0, 1, F(1, 50), F(1)), (-2,), (-1,)),
+    CertifiedCase(
+        AboveThreshold(0, 1, F(1, 2), F(1)), (0, 0), (1, 1), 2, short="the bound is met by long lists of scores"
+    ),
+    CertifiedCase(SparseVector(0, 1, F(1, 50), F(1), F(1)), (-2,), (-1,)),
+    CertifiedCase(
+        SparseVector(0, 1, F(1, 3), F(1, 2), F(1, 2)), (0,), (1,), short="the bound is met far from the threshold"
+    ),
+    CertifiedCase(Quantiles((F(1, 2),), F(1)), (20, 20, 1), (21, 20, 1), short="the bound is met by long grids"),
+    CertifiedCase(Quantiles((F(1, 4), F(1, 2)), F(1)), (3, 4, 1), (4, 4, 1), short="the bound is met by long grids"),
+    CertifiedCase(PartitionSelection(F(1), F(1, 100)), (0,), (1,)),
+    CertifiedCase(PartitionSelection(F(1), F(1, 100)), (3,), (4,)),
+    CertifiedCase(LaplaceThreshold(F(1), 5), (0,), (1,)),
+    CertifiedCase(LaplaceThreshold(F(1), 5), (2,), (3,)),
+    CertifiedCase(GaussianThreshold(F(4), 8), (0,), (1,)),
+    CertifiedCase(GaussianThreshold(F(4), 8), (3,), (4,), short="two outputs say less than the noisy count"),
+    CertifiedCase(PublicThreshold(F(1), 5), (3,), (4,)),
+    CertifiedCase(DiscreteLaplace(F(64)), (0,), (1,), large=True),
+    CertifiedCase(DiscreteLaplace(F(100)), (0,), (1,), large=True),
+    CertifiedCase(DiscreteGaussian(F(4096)), (0,), (1,), large=True),
+    CertifiedCase(DiscreteGaussian(F(10_000)), (0,), (1,), large=True),
 )
 
 
-def certificate(case: Case) -> tuple[Certificate, ExactResult]:
+def certificate(case: CertifiedCase) -> tuple[Certificate, ExactResult]:
     """The exact audit of one case."""
     started, before = time.process_time(), executions()
     pure = isinstance(case.claim, Pure | Approximate)
@@ -157,7 +161,7 @@ def shown(claim: Loss) -> str:
     return f"{strength}, delta {delta:.4g}" if delta else strength
 
 
-def certificates(cases: Sequence[Case] = CASES) -> Iterator[Certificate]:
+def certificates(cases: Sequence[CertifiedCase] = CASES) -> Iterator[Certificate]:
     """One after another."""
     return (certificate(case)[0] for case in cases)
 

@@ -61,7 +61,7 @@ AGAIN = Typed(Rejected, "", "starts over")
 
 
 @dataclass(frozen=True)
-class ExactLaw:
+class ExactDistribution:
     """At least how likely each outcome is, in units of 2^-256; what is missing to 1 may belong to any outcome."""
 
     masses: Mapping[Hashable, int]
@@ -82,18 +82,18 @@ class ExactLaw:
         mass = self.masses.get(key(outcome), 0)
         return Fraction(mass, UNIT), Fraction(mass + self.left, UNIT)
 
-    def accepted(self) -> ExactLaw:
+    def accepted(self) -> ExactDistribution:
         """The law of the first try that is not rejected: each mass over 1 - r, r at least the chance of rejection."""
         kept = UNIT - self.masses.get(AGAIN, 0)
         masses = {outcome: mass * UNIT // kept for outcome, mass in self.masses.items() if outcome != AGAIN}
-        return ExactLaw(masses, self.runs)
+        return ExactDistribution(masses, self.runs)
 
-    def moved(self, by: Callable[[Any], Hashable]) -> ExactLaw:
+    def moved(self, by: Callable[[Any], Hashable]) -> ExactDistribution:
         """The law of a function of the outcome."""
         masses: dict[Hashable, int] = {}
         for outcome, mass in self.masses.items():
             masses[by(outcome)] = masses.get(by(outcome), 0) + mass
-        return ExactLaw(masses, self.runs)
+        return ExactDistribution(masses, self.runs)
 
 
 class Tape:
@@ -152,7 +152,7 @@ class Tape:
         """A float as Python's and numpy's generators make it: 53 uniform bits."""
         return self.integer(FLOAT_BITS) * 2.0**-FLOAT_BITS
 
-    def draw(self, law: ExactLaw) -> Any:
+    def draw(self, law: ExactDistribution) -> Any:
         """An outcome of a law that is known already."""
         if not law.masses:
             self.mass = 0  # also where the code catches everything
@@ -172,7 +172,7 @@ def _unrolled(path: Path) -> list[Any]:
     return listed
 
 
-def enumerated(run: Run, residual: float, most_runs: int) -> ExactLaw:
+def enumerate_paths(run: Run, residual: float, most_runs: int) -> ExactDistribution:
     """The law of `run(tape)`, until the mass that is not decided is at most `residual` or the runs are used up."""
     if not 0 <= residual < 1 or most_runs < 1:
         raise InvalidParameter("the residual must be in [0, 1) and there must be at least one run")
@@ -197,16 +197,16 @@ def enumerated(run: Run, residual: float, most_runs: int) -> ExactLaw:
                     raise tape.refused
                 masses[outcome] = masses.get(outcome, 0) + tape.mass
                 settled += tape.mass
-    return ExactLaw(masses, runs)
+    return ExactDistribution(masses, runs)
 
 
 def check_steady(run: Run) -> None:
     """Refuses code that does not end as before when its likeliest executions are repeated."""
     states = _states()
-    first = enumerated(run, 0.0, AT_ONCE)
+    first = enumerate_paths(run, 0.0, AT_ONCE)
     done = first.runs
     while done < REPEATED:
-        again = enumerated(run, 0.0, AT_ONCE)
+        again = enumerate_paths(run, 0.0, AT_ONCE)
         done += again.runs
         if again.masses != first.masses:
             raise Unsupported(ELSEWHERE)

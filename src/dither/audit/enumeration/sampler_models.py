@@ -20,8 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.enumeration.paths import ExactLaw, Rejected, Run, Tape, Undecided, check_steady, enumerated
-from dither.audit.enumeration.symbolic_arrays import Table
+from dither.audit.enumeration.paths import (
+    ExactDistribution,
+    Rejected,
+    Run,
+    Tape,
+    Undecided,
+    check_steady,
+    enumerate_paths,
+)
+from dither.audit.enumeration.symbolic_arrays import ExactTable
 from dither.privacy.mechanisms import quantiles, selection
 from dither.privacy.noise import FULL, exp_enclosure, lattice, race
 
@@ -36,7 +44,7 @@ Vector = Any
 class _Memory:
     """Laws of samplers that were enumerated before, the production code, and how deep the replacement stands."""
 
-    laws: dict[Hashable, ExactLaw] = field(default_factory=dict)
+    laws: dict[Hashable, ExactDistribution] = field(default_factory=dict)
     original: dict[tuple[Any, str], Any] = field(default_factory=dict)
     depth: int = 0
 
@@ -44,10 +52,10 @@ class _Memory:
 _memory, _lock = _Memory(), RLock()
 
 
-def law(run: Run, residual: float = 1e-15, most_runs: int = MOST_RUNS) -> ExactLaw:
+def exact_distribution(run: Run, residual: float = 1e-15, most_runs: int = MOST_RUNS) -> ExactDistribution:
     """The law of `run(tape)`, with Dither's samplers replaced by their laws."""
     with enumerable():
-        return enumerated(run, residual, most_runs)
+        return enumerate_paths(run, residual, most_runs)
 
 
 def steady(run: Run) -> None:
@@ -73,7 +81,7 @@ def enumerable() -> Iterator[None]:
 
 
 def _replace() -> None:
-    for home, name, stand_in in STAND_INS:
+    for home, name, stand_in in SAMPLER_MODELS:
         _memory.original[home, name] = getattr(home, name)
         setattr(home, name, stand_in)
 
@@ -94,10 +102,10 @@ def _swapped(home: Any, **values: Any) -> Iterator[None]:
             setattr(home, name, value)
 
 
-def _known(place: Hashable, run: Run) -> ExactLaw:
+def _known(place: Hashable, run: Run) -> ExactDistribution:
     """The law of a sampler, enumerated once."""
     if place not in _memory.laws:
-        _memory.laws[place] = law(run, RESIDUAL, MOST_RUNS).accepted()
+        _memory.laws[place] = exact_distribution(run, RESIDUAL, MOST_RUNS).accepted()
     return _memory.laws[place]
 
 
@@ -109,10 +117,10 @@ def executions() -> int:
 # ---- the table-driven samplers: one attempt at full width; the rejection around it is a geometric series -----------
 
 
-def sampler_law(sampler: lattice.Sampler) -> ExactLaw:
+def sampler_distribution(sampler: lattice.Sampler) -> ExactDistribution:
     """The law of one draw of a table-driven sampler."""
     tried = copy(sampler)
-    tried._guide = sampler._guide.view(Table)
+    tried._guide = sampler._guide.view(ExactTable)
     return _known((type(sampler), sampler.law, sampler.widths), lambda tape: _attempt(tried, tape))
 
 
@@ -126,7 +134,7 @@ def _attempt(sampler: lattice.Sampler, tape: Tape) -> int:
 def _draw(self: lattice.Sampler, size: int, bits: Any) -> Vector:
     if not isinstance(bits, Tape):
         return _production(lattice.Sampler, "draw")(self, size, bits)
-    found = sampler_law(self)
+    found = sampler_distribution(self)
     return np.array([bits.draw(found) for _ in range(size)], np.int64)
 
 
@@ -171,9 +179,9 @@ def _digits(precision: int, more: int, tape: Tape) -> int:
         return int(_production(race, "extend")(0, precision, _DigitsFirst(tape), more)[0])
 
 
-def _duel(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Any, more: int) -> int:
+def _compare_exponentials(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Any, more: int) -> int:
     """One round; the code compares sums with each other only, so all may be moved by the same whole number."""
-    whole = _production(race, "_duel")
+    whole = _production(race, "compare_exponentials")
     if not isinstance(bits, Tape):
         return int(whole(rivals, precision, bits, more))
     least = min(known for _, known in rivals.values())
@@ -196,7 +204,7 @@ def _coins(rate: Fraction, counts: Vector, bits: Any, widths: Any = FULL) -> Vec
     if not isinstance(bits, Tape):
         return toss(rate, counts, bits, widths)
 
-    def one(misses: int) -> ExactLaw:
+    def one(misses: int) -> ExactDistribution:
         return _known(("coin", rate, misses), lambda tape: int(toss(rate, np.array([misses]), tape, NARROW)[0]))
 
     return np.array([bits.draw(one(int(misses))) for misses in counts], np.int64)
@@ -232,12 +240,12 @@ def _round(choose: Callable[..., int], misses: Vector, rate: Fraction, tape: Tap
         return int(choose(misses, rate, tape))
 
 
-STAND_INS: tuple[tuple[Any, str, Any], ...] = (
+SAMPLER_MODELS: tuple[tuple[Any, str, Any], ...] = (
     (lattice.Sampler, "draw", _draw),
     (lattice.Sampler, "_pad", _unpadded),
     (race, "exp_enclosure", lru_cache(1 << 16)(exp_enclosure)),  # runs are replayed, and ask for the same ones
     (race, "extend", _extend),
-    (race, "_duel", _duel),
+    (race, "compare_exponentials", _compare_exponentials),
     (selection, "noisy_max", _noisy_max),
     (selection, "bernoulli_exp_each", _coins),
     (selection, "uniform_below", _uniform_below),

@@ -202,7 +202,7 @@ def _cells(value: Any) -> Any:
     return array.astype(object)
 
 
-class Table(np.ndarray[Any, Any]):
+class ExactTable(np.ndarray[Any, Any]):
     """A table that lazy words can look up: np.take never asks its indices how they want to be taken."""
 
     @cached_property

@@ -27,7 +27,7 @@ PEOPLE, LINKS = 20_000, 1_000
 
 
 @dataclass(frozen=True)
-class Question:
+class DemoQuestion:
     """A question in words and in SQL, and what may be spent on it."""
 
     words: str
@@ -36,20 +36,20 @@ class Question:
 
 
 QUESTIONS = (
-    Question("How many people are there?", "SELECT COUNT(*) AS people FROM users", "0.1"),
-    Question(
+    DemoQuestion("How many people are there?", "SELECT COUNT(*) AS people FROM users", "0.1"),
+    DemoQuestion(
         "What do they do? (each person counts for a bounded number of rows, chosen privately)",
         "SELECT action, COUNT(*) AS n FROM actions GROUP BY action",
         "1",
     ),
-    Question("How old are they, by country?", "SELECT country, AVG(age) AS age FROM users GROUP BY country", "0.5"),
-    Question(
+    DemoQuestion("How old are they, by country?", "SELECT country, AVG(age) AS age FROM users GROUP BY country", "0.5"),
+    DemoQuestion(
         "Which countries share most? (actions joined with the people who did them)",
         "SELECT country, COUNT(*) AS shares FROM actions JOIN users ON actions.user_id = users.user_id "
         "WHERE action = 'share' GROUP BY country ORDER BY shares DESC LIMIT 5",
         "1",
     ),
-    Question("And what is the age of everyone, very precisely?", "SELECT AVG(age) AS age FROM users", "2"),
+    DemoQuestion("And what is the age of everyone, very precisely?", "SELECT AVG(age) AS age FROM users", "2"),
 )
 
 
@@ -72,7 +72,7 @@ def prepare(directory: Path, console: Console) -> Path:
     return directory / "dataset.yml"
 
 
-def ask(session: dither.Session, number: int, question: Question, console: Console) -> dict[str, Any]:
+def ask(session: dither.Session, number: int, question: DemoQuestion, console: Console) -> dict[str, Any]:
     """Ask, and print the answer or the refusal."""
     console.print(f"\nQuestion {number}. {question.words}\n  {question.sql}")
     try:

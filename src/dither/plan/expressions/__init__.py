@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dither.plan.expressions.core import Column, Constant, Expr, Part, real, snapped
+from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, Part, real, snap
 from dither.plan.expressions.logic import And, Case, Coalesce, Compare, In, IsNull, Not, NullIf, Or, between
 from dither.plan.expressions.numeric import (
     Absolute,
@@ -10,8 +10,8 @@ from dither.plan.expressions.numeric import (
     AsNumber,
     Bucket,
     Clamp,
-    Extreme,
     Function,
+    LeastGreatest,
     Power,
     Rescale,
     Rounded,
@@ -19,11 +19,33 @@ from dither.plan.expressions.numeric import (
 from dither.plan.expressions.text import TextCase, TextMatch
 from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 
-BY_NAME: dict[str, type[Expr]] = {
-    node.__name__: node
-    for node in (
-        Column, Constant, Instant, Arithmetic, Absolute, Rounded, Function, Power, Clamp, Rescale, Extreme, Compare,
-        And, Or, Not, IsNull, In, Case, Coalesce, NullIf, AsNumber, DatePart, DateTrunc, DateDiff, Bucket, TextCase,
-        TextMatch,
-    )
-}  # fmt: skip
+# The only expressions that a request can name. The names are the protocol's: they stay when a class is renamed.
+BY_NAME: dict[str, type] = {
+    "column": ColumnRef,
+    "literal_value": LiteralValue,
+    "instant": Instant,
+    "arithmetic": Arithmetic,
+    "absolute": Absolute,
+    "rounded": Rounded,
+    "function": Function,
+    "power": Power,
+    "clamp": Clamp,
+    "rescale": Rescale,
+    "least_greatest": LeastGreatest,
+    "compare": Compare,
+    "and": And,
+    "or": Or,
+    "not": Not,
+    "is_null": IsNull,
+    "in": In,
+    "case": Case,
+    "coalesce": Coalesce,
+    "null_if": NullIf,
+    "as_number": AsNumber,
+    "date_part": DatePart,
+    "date_trunc": DateTrunc,
+    "date_diff": DateDiff,
+    "bucket": Bucket,
+    "text_case": TextCase,
+    "text_match": TextMatch,
+}

@@ -36,25 +36,12 @@ from dither.plan.domains import (
     NOTHING,
     Period,
     as_boolean,
-    ends,
+    bounds_of,
     number,
-    physical,
+    storage_type,
 )
-from dither.plan.sql.builders import (
-    Sql,
-    add,
-    binary,
-    call,
-    cast,
-    double,
-    null,
-    plain,
-    text,
-    times,
-    whole,
-    within,
-)
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.builders import Sql, add, binary, call, cast, double, integer, literal, null, string, times, within
+from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Moment, Number, Scalar
 
@@ -83,7 +70,7 @@ class Expr(ABC):
         return 1
 
 
-def typed(node: Expr, scope: Scope) -> Domain:
+def domain_of(node: Expr, scope: Scope) -> Domain:
     """The domain of a whole expression, refused where its SQL would grow too large."""
     if weight(node, scope) > MOST_WEIGHT:
         raise InvalidPlan("an expression is too large; split it up or use fewer nested functions")
@@ -109,22 +96,22 @@ def operands(node: Expr) -> Iterator[Expr]:
             pending.extend(item)
 
 
-def divided(value: Sql, divisor: int, lo: int, spelling: Spelling) -> Sql:
+def divide(value: Sql, divisor: int, lo: int, dialect: Dialect) -> Sql:
     """floor(value / divisor) for a public divisor, of a value that is at least `lo`."""
     shift = max(0, -(lo // divisor))
-    return value if divisor == 1 else add(spelling.quotient(add(value, shift * divisor), plain(divisor)), -shift)
+    return value if divisor == 1 else add(dialect.quotient(add(value, shift * divisor), literal(divisor)), -shift)
 
 
-def modulo(value: Sql, divisor: int, lo: int, spelling: Spelling) -> Sql:
+def modulo(value: Sql, divisor: int, lo: int, dialect: Dialect) -> Sql:
     """value - divisor * floor(value / divisor), of a value that is at least `lo`."""
     shift = max(0, -(lo // divisor))
-    return spelling.remainder(add(value, shift * divisor), plain(divisor))
+    return dialect.remainder(add(value, shift * divisor), literal(divisor))
 
 
 def convert(value: Sql, source: Domain, target: Domain) -> Sql:
     """A value of one domain in the form of a domain that contains it."""
     if source == NOTHING:
-        return null(physical(target))
+        return null(storage_type(target))
     if isinstance(source, Number) and isinstance(target, Number):
         return times(value, int(source.step / target.step))
     return value
@@ -143,13 +130,13 @@ def real(value: Sql, step: Fraction) -> Sql:
     return binary(exp.Div, scaled, double(step.denominator))
 
 
-def snapped(value: Sql, target: Number) -> Sql:
+def snap(value: Sql, target: Number) -> Sql:
     """A finite double on the lattice of a domain, inside it."""
-    return within(_nearest(value, target.step), *ends(target))
+    return within(_nearest(value, target.step), *bounds_of(target))
 
 
 @dataclass(frozen=True)
-class Column(Expr):
+class ColumnRef(Expr):
     """The value of a column of the relation below."""
 
     name: str
@@ -165,13 +152,13 @@ class Column(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Expr):
+class LiteralValue(Expr):
     """A number, text, truth value or NULL written in the query; 1 and TRUE are different constants."""
 
     value: Scalar
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and self._identity() == other._identity()
+        return isinstance(other, LiteralValue) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
         return hash(self._identity())
@@ -181,7 +168,7 @@ class Constant(Expr):
 
     def __post_init__(self) -> None:
         if isinstance(self.value, str):
-            legible(self.value)
+            readable_value(self.value)
         elif isinstance(self.value, float):
             raise InvalidParameter("write a constant as an integer or a Fraction, not as a float")
 
@@ -204,12 +191,12 @@ class Constant(Expr):
             case bool():
                 return exp.true() if self.value else exp.false()
             case str():
-                return text(unicodedata.normalize("NFC", self.value))
+                return string(unicodedata.normalize("NFC", self.value))
             case _:
-                return whole(Fraction(self.value).numerator)
+                return integer(Fraction(self.value).numerator)
 
 
-def legible(value: str) -> str:
+def readable_value(value: str) -> str:
     """A text that every engine can hold: no lone surrogates, no NUL."""
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise InvalidParameter("a text may not hold NUL or lone surrogate characters")
@@ -222,18 +209,19 @@ def condition(child: Expr, scope: Scope, where: str) -> Sql:
     return null("boolean") if child.domain(scope) == NOTHING else child.sql(scope)
 
 
-def constant(held: int | str | bool) -> Sql:
+def constant_value(held: int | str | bool) -> Sql:
     """A held value as SQL."""
     match held:
         case bool():
             return exp.true() if held else exp.false()
         case str():
-            return text(held)
+            return string(held)
         case _:
-            return whole(held)
+            return integer(held)
 
 
-def _held(value: Sql, least: float, most: float) -> Sql:
+def clamp_real(value: Sql, least: float, most: float) -> Sql:
+    """Clamp a real value to a range."""
     lo, hi = (cast(exp.Literal.string(repr(bound)), "double") for bound in (least, most))
     return call("LEAST", call("GREATEST", value, lo), hi)
 
@@ -242,7 +230,7 @@ def _nearest(value: Sql, step: Fraction) -> Sql:
     """The nearest lattice integer of a double, held at 62 bits before the cast: no record can make it fail."""
     scaled = binary(exp.Div, binary(exp.Mul, value, double(step.denominator)), double(step.numerator))
     rounded = exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double")))
-    return cast(_held(rounded, float(-LARGEST), float(LARGEST)), "bigint")
+    return cast(clamp_real(rounded, float(-LARGEST), float(LARGEST)), "bigint")
 
 
 def _ordinal(moment: int, every: Period) -> int:
@@ -253,12 +241,12 @@ def _ordinal(moment: int, every: Period) -> int:
     return (date.year * 12 + date.month - 1) // months
 
 
-def ordinal(value: Sql, domain: Moment, every: Period, spelling: Spelling) -> Sql:
+def ordinal(value: Sql, domain: Moment, every: Period, dialect: Dialect) -> Sql:
     """The running number of the period that a moment lies in."""
     if every in LENGTHS:
         shift = 3 * DAY if every == "week" else 0
-        return divided(add(value, shift), LENGTHS[every], domain.lo, spelling)
-    instant = spelling.instant(value)
+        return divide(add(value, shift), LENGTHS[every], domain.lo, dialect)
+    instant = dialect.instant(value)
     year = cast(exp.Extract(this=exp.var("year"), expression=instant.copy()), "bigint")
     if every == "year":
         return year

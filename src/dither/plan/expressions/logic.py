@@ -10,28 +10,9 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.plan.domains import (
-    NOTHING,
-    as_boolean,
-    describe,
-    index_of,
-    merge,
-    physical,
-    possible,
-    with_null,
-)
-from dither.plan.expressions.core import Constant, Expr, condition, constant, convert, legible
-from dither.plan.sql.builders import (
-    Sql,
-    binary,
-    both,
-    case,
-    either,
-    is_null,
-    negated,
-    null,
-    own,
-)
+from dither.plan.domains import NOTHING, as_boolean, describe, index_of, is_possible, merge, storage_type, with_null
+from dither.plan.expressions.core import Expr, LiteralValue, condition, constant_value, convert, readable_value
+from dither.plan.sql.builders import Sql, and_, binary, case, detached, is_null, not_, null, or_
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
@@ -61,7 +42,7 @@ class Compare(Expr):
             if not _alike(left, right):
                 raise InvalidPlan(f"a {describe(left)} cannot be compared with a {describe(right)}")
         elif isinstance(left, Category) and isinstance(right, Category):
-            if not isinstance(self.right, Constant):
+            if not isinstance(self.right, LiteralValue):
                 raise Unsupported(f"the operator {self.op} on categories needs a constant on its right side")
         elif not (_alike(left, right) and isinstance(left, Number | Moment)):
             raise Unsupported(
@@ -92,7 +73,7 @@ class And(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "AND").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return both([condition(child, scope, "AND") for child in self.children])
+        return and_([condition(child, scope, "AND") for child in self.children])
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ class Or(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "OR").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return either([condition(child, scope, "OR") for child in self.children])
+        return or_([condition(child, scope, "OR") for child in self.children])
 
 
 @dataclass(frozen=True)
@@ -118,7 +99,7 @@ class Not(Expr):
         return as_boolean(self.child.domain(scope), "NOT")
 
     def sql(self, scope: Scope) -> Sql:
-        return negated(condition(self.child, scope, "NOT"))
+        return not_(condition(self.child, scope, "NOT"))
 
 
 @dataclass(frozen=True)
@@ -145,7 +126,7 @@ class In(Expr):
     def __post_init__(self) -> None:
         for value in self.values:
             if isinstance(value, str):
-                legible(value)
+                readable_value(value)
 
     def copies(self, scope: Scope) -> int:
         return 2
@@ -161,7 +142,7 @@ class In(Expr):
             raise InvalidPlan("IN takes no NULL; use IS NULL")
         values = [unicodedata.normalize("NFC", v) if isinstance(v, str) else v for v in self.values]
         found = (index_of(value, child) for value in values)
-        return [held for held in found if held is not None and possible(held, child)]
+        return [held for held in found if held is not None and is_possible(held, child)]
 
     def sql(self, scope: Scope) -> Sql:
         child = self.child.domain(scope)
@@ -229,7 +210,7 @@ class NullIf(Expr):
         return with_null(left, True)
 
     def sql(self, scope: Scope) -> Sql:
-        equal, kind = Compare("=", self.left, self.right).sql(scope), physical(self.left.domain(scope))
+        equal, kind = Compare("=", self.left, self.right).sql(scope), storage_type(self.left.domain(scope))
         return case([(equal, null(kind))], self.left.sql(scope))
 
 
@@ -241,7 +222,7 @@ OPERATORS: dict[str, type[exp.Binary]] = {
 def membership(value: Sql, held: Sequence[int | str | bool], domain: Domain) -> Sql:
     """Whether a value is among public ones; NULL stays NULL."""
     if held:
-        return exp.In(this=own(value), expressions=[constant(v) for v in held])
+        return exp.In(this=detached(value), expressions=[constant_value(v) for v in held])
     return case([(is_null(value), null("boolean"))], exp.false())
 
 
@@ -249,7 +230,7 @@ def _alike(left: Domain, right: Domain) -> bool:
     names = Identifier | Reference
     if isinstance(left, names) or isinstance(right, names):
         return (
-            physical(left) == physical(right)
+            storage_type(left) == storage_type(right)
             and not isinstance(left, Moment)
             and not isinstance(right, Moment)
             and all(not isinstance(side, Number) or side.step == 1 for side in (left, right))

@@ -19,8 +19,8 @@ from dither.plan.domains import (
     as_boolean,
     as_moment,
     as_number,
+    bounds_of,
     common_step,
-    ends,
     merge,
     number,
     on_step,
@@ -30,14 +30,14 @@ from dither.plan.expressions.core import (
     CEILING,
     MOST_EDGES,
     Expr,
-    _held,
     _nearest,
+    clamp_real,
     condition,
     convert,
-    divided,
+    divide,
     fits,
     real,
-    snapped,
+    snap,
 )
 from dither.plan.sql.builders import (
     Sql,
@@ -45,14 +45,14 @@ from dither.plan.sql.builders import (
     binary,
     call,
     case,
+    detached,
     double,
-    negated,
-    own,
-    plain,
-    present,
+    integer,
+    is_not_null,
+    literal,
+    not_,
     sub,
     times,
-    whole,
     within,
 )
 from dither.plan.sql.scope import Scope
@@ -74,7 +74,7 @@ class Arithmetic(Expr):
             case "+" | "-":
                 return self._linear(left, right, nullable)
             case "*":
-                lo, hi = _product(ends(left), ends(right), same=self.left == self.right)
+                lo, hi = _product(bounds_of(left), bounds_of(right), same=self.left == self.right)
                 return number(lo, hi, left.step * right.step, nullable)
             case "/":
                 return _ratio(left, right)
@@ -91,14 +91,14 @@ class Arithmetic(Expr):
         return on_step(left, step), on_step(right, step)
 
     def _linear(self, left: Number, right: Number, nullable: bool) -> Number:
-        (a, b), (c, d) = ends(left), ends(right)
+        (a, b), (c, d) = bounds_of(left), bounds_of(right)
         return (
             number(a + c, b + d, left.step, nullable) if self.op == "+" else number(a - d, b - c, left.step, nullable)
         )
 
     def sql(self, scope: Scope) -> Sql:
         self.domain(scope)
-        (left, right), spelling = self._operands(scope), scope.spelling
+        (left, right), dialect = self._operands(scope), scope.dialect
         a = convert(self.left.sql(scope), self.left.domain(scope), left)
         b = convert(self.right.sql(scope), self.right.domain(scope), right)
         match self.op:
@@ -109,9 +109,9 @@ class Arithmetic(Expr):
             case "*":
                 return times(a, b)
             case "/":
-                return spelling.quotient(times(a, _fineness(left)), nonzero(b))
+                return dialect.quotient(times(a, _fineness(left)), nonzero(b))
             case "%":
-                return spelling.remainder(a, nonzero(b))
+                return dialect.remainder(a, nonzero(b))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Absolute(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "ABS")
-        lo, hi = ends(child)
+        lo, hi = bounds_of(child)
         least = 0 if lo <= 0 <= hi else min(abs(lo), abs(hi))
         return number(least, max(abs(lo), abs(hi)), child.step, child.nullable)
 
@@ -154,8 +154,8 @@ class Rounded(Expr):
     def _least(self, child: Number) -> int:
         """A bound below every intermediate integer; refused where one could pass 62 bits."""
         ratio = child.step / self.step
-        fits(2 * (ends(child)[1] * ratio.numerator + ratio.denominator))
-        return fits(2 * (min(ends(child)[0], 0) * ratio.numerator - ratio.denominator))
+        fits(2 * (bounds_of(child)[1] * ratio.numerator + ratio.denominator))
+        return fits(2 * (min(bounds_of(child)[0], 0) * ratio.numerator - ratio.denominator))
 
     def _round(self, value: Fraction) -> int:
         match self.how:
@@ -168,7 +168,7 @@ class Rounded(Expr):
 
     def sql(self, scope: Scope) -> Sql:
         child = as_number(self.child.domain(scope), "rounding")
-        ratio, value, spelling = child.step / self.step, self.child.sql(scope), scope.spelling
+        ratio, value, dialect = child.step / self.step, self.child.sql(scope), scope.dialect
         up, down = ratio.numerator, ratio.denominator
         lo = self._least(child)
         scaled = times(value, up)
@@ -176,12 +176,12 @@ class Rounded(Expr):
             return scaled
         match self.how:
             case "floor":
-                return divided(scaled, down, lo, spelling)
+                return divide(scaled, down, lo, dialect)
             case "ceil":
-                return divided(add(scaled, down - 1), down, lo, spelling)
+                return divide(add(scaled, down - 1), down, lo, dialect)
             case "round":
-                half = plain(down) if child.lo >= 0 else _signed(value, down)
-                return spelling.quotient(add(times(scaled, 2), half), plain(2 * down))
+                half = literal(down) if child.lo >= 0 else _signed(value, down)
+                return dialect.quotient(add(times(scaled, 2), half), literal(2 * down))
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,11 @@ class Function(Expr):
     def sql(self, scope: Scope) -> Sql:
         child, target = as_number(self.child.domain(scope), self.name.upper()), as_number(self.domain(scope), self.name)
         value = self.child.sql(scope)
-        argument = _held(real(value, child.step), *self._reach(child))
-        defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, plain(0))
+        argument = clamp_real(real(value, child.step), *self._reach(child))
+        defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, literal(0))
         if self.name in ("exp", "logistic"):
-            defined = present(value)
-        return case([(defined, snapped(self._call(argument), target))])
+            defined = is_not_null(value)
+        return case([(defined, snap(self._call(argument), target))])
 
     def _call(self, argument: Sql) -> Sql:
         if self.name != "logistic":
@@ -260,7 +260,7 @@ class Power(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "POWER")
-        lo, hi = ends(child)
+        lo, hi = bounds_of(child)
         values = [self._at(abs(float(end))) for end in (child.lo, child.hi)]
         if lo <= 0 <= hi:
             values.append(Fraction(0) if self.exponent > 0 else self._at(0.0))
@@ -290,15 +290,15 @@ class Power(Expr):
     def sql(self, scope: Scope) -> Sql:
         child, target = as_number(self.child.domain(scope), "POWER"), as_number(self.domain(scope), "POWER")
         value = self.child.sql(scope)
-        exponent = real(whole(self.exponent.numerator), Fraction(1, self.exponent.denominator))
-        raised = call("POWER", _held(exp.Abs(this=real(value, child.step)), *self._reach()), exponent)
-        positive = snapped(raised, target) if not self._odd else within(_nearest(raised, self.step), *ends(target))
-        branches = [(binary(exp.GT, value, plain(0)), positive)]
+        exponent = real(integer(self.exponent.numerator), Fraction(1, self.exponent.denominator))
+        raised = call("POWER", clamp_real(exp.Abs(this=real(value, child.step)), *self._reach()), exponent)
+        positive = snap(raised, target) if not self._odd else within(_nearest(raised, self.step), *bounds_of(target))
+        branches = [(binary(exp.GT, value, literal(0)), positive)]
         if self.exponent > 0:
-            branches.append((binary(exp.EQ, value, plain(0)), whole(0)))
+            branches.append((binary(exp.EQ, value, literal(0)), integer(0)))
         if self._whole:
             below = exp.Neg(this=exp.paren(_nearest(raised, self.step))) if self._odd else positive
-            branches.append((binary(exp.LT, value, plain(0)), within(below, *ends(target))))
+            branches.append((binary(exp.LT, value, literal(0)), within(below, *bounds_of(target))))
         return case(branches)
 
 
@@ -322,16 +322,16 @@ class Clamp(Expr):
         lo, hi = ceil(self.lo / child.step), floor(self.hi / child.step)
         if lo > hi:
             raise InvalidPlan(f"no multiple of {child.step} lies between {self.lo} and {self.hi}")
-        least, most = (min(max(end, lo), hi) for end in ends(child))
+        least, most = (min(max(end, lo), hi) for end in bounds_of(child))
         return number(least, most, child.step, child.nullable)
 
     def sql(self, scope: Scope) -> Sql:
         child, value = as_number(self.child.domain(scope), "CLAMP"), self.child.sql(scope)
-        lo, hi = ends(as_number(self.domain(scope), "CLAMP"))
+        lo, hi = bounds_of(as_number(self.domain(scope), "CLAMP"))
         if not child.nullable:
             return within(value, lo, hi)
-        below, above = binary(exp.LT, value, whole(lo)), binary(exp.GT, value, whole(hi))
-        return case([(below, whole(lo)), (above, whole(hi))], value)
+        below, above = binary(exp.LT, value, integer(lo)), binary(exp.GT, value, integer(hi))
+        return case([(below, integer(lo)), (above, integer(hi))], value)
 
 
 @dataclass(frozen=True)
@@ -347,20 +347,20 @@ class Rescale(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rescaling")
-        fits((4 * self.resolution + 1) * (ends(child)[1] - ends(child)[0]))
+        fits((4 * self.resolution + 1) * (bounds_of(child)[1] - bounds_of(child)[0]))
         return number(-self.resolution, self.resolution, nullable=child.nullable)
 
     def sql(self, scope: Scope) -> Sql:
-        lo, hi = ends(as_number(self.child.domain(scope), "rescaling"))
+        lo, hi = bounds_of(as_number(self.child.domain(scope), "rescaling"))
         width, above = hi - lo, add(self.child.sql(scope), -lo)
         if width == 0:
             return times(above, 0)
         stretched = add(times(above, 4 * self.resolution), width)
-        return add(scope.spelling.quotient(stretched, plain(2 * width)), -self.resolution)
+        return add(scope.dialect.quotient(stretched, literal(2 * width)), -self.resolution)
 
 
 @dataclass(frozen=True)
-class Extreme(Expr):
+class LeastGreatest(Expr):
     """LEAST or GREATEST of several numbers or moments, NULLs skipped."""
 
     which: Literal["least", "greatest"]
@@ -405,7 +405,7 @@ class AsNumber(Expr):
 
     def sql(self, scope: Scope) -> Sql:
         value = condition(self.child, scope, "a cast to a number")
-        return case([(value, whole(1)), (negated(value), whole(0))])
+        return case([(value, integer(1)), (not_(value), integer(0))])
 
 
 @dataclass(frozen=True)
@@ -437,8 +437,8 @@ class Bucket(Expr):
         child, value = self.child.domain(scope), self.child.sql(scope)
         edges, (lo, hi) = self._edges(child), span(child)
         first, last = bisect_right(edges, lo), bisect_right(edges, hi)
-        found = _search(value, edges, first, last)
-        return case([(present(value), found)]) if child.nullable else found
+        found = bisect_edges(value, edges, first, last)
+        return case([(is_not_null(value), found)]) if child.nullable else found
 
 
 def nearest(value: Fraction) -> int:
@@ -449,7 +449,7 @@ def nearest(value: Fraction) -> int:
 
 def nonzero(value: Sql) -> Sql:
     """The value, or NULL where it is zero."""
-    return exp.Nullif(this=own(value), expression=plain(0))
+    return exp.Nullif(this=detached(value), expression=literal(0))
 
 
 def _product(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple[int, int]:
@@ -462,12 +462,12 @@ def _product(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple
 
 def _fineness(left: Number) -> int:
     """The power of ten, up to a million, by which a dividend can grow without passing 62 bits."""
-    size = max(1, *(abs(end) for end in ends(left)))
+    size = max(1, *(abs(end) for end in bounds_of(left)))
     return max(k for k in (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000) if k == 1 or size * k <= LARGEST)
 
 
 def _ratio(left: Number, right: Number) -> Number:
-    (a, b), (c, d), grown = ends(left), ends(right), _fineness(left)
+    (a, b), (c, d), grown = bounds_of(left), bounds_of(right), _fineness(left)
     divisors = {end for end in (c, d, *((1,) if c <= 1 <= d else ()), *((-1,) if c <= -1 <= d else ())) if end} or {1}
     quotients = [int(Fraction(end * grown, divisor)) for end in (a, b) for divisor in divisors]
     if a <= 0 <= b:
@@ -477,20 +477,20 @@ def _ratio(left: Number, right: Number) -> Number:
 
 
 def _remainder(left: Number, right: Number) -> Number:
-    (a, b), (c, d) = ends(left), ends(right)
+    (a, b), (c, d) = bounds_of(left), bounds_of(right)
     most = max(abs(c), abs(d), 1) - 1
     nullable = left.nullable or right.nullable or c <= 0 <= d
     return number(-min(most, max(0, -a)), min(most, max(0, b)), left.step, nullable)
 
 
 def _signed(value: Sql, size: int) -> Sql:
-    return case([(binary(exp.LT, value, plain(0)), whole(-size))], whole(size))
+    return case([(binary(exp.LT, value, literal(0)), integer(-size))], integer(size))
 
 
-def _search(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
+def bisect_edges(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
     """A balanced tree of comparisons: how many edges are at most the value, known to lie from first to last."""
     if first >= last:
-        return whole(first)
+        return integer(first)
     middle = (first + last) // 2
-    below = binary(exp.LT, value, whole(edges[middle]))
-    return case([(below, _search(value, edges, first, middle))], _search(value, edges, middle + 1, last))
+    below = binary(exp.LT, value, integer(edges[middle]))
+    return case([(below, bisect_edges(value, edges, first, middle))], bisect_edges(value, edges, middle + 1, last))

@@ -8,17 +8,10 @@ from typing import Literal
 
 from sqlglot import exp
 
-from dither.plan.domains import (
-    as_category,
-)
-from dither.plan.expressions.core import Expr, legible
+from dither.plan.domains import as_category
+from dither.plan.expressions.core import Expr, readable_value
 from dither.plan.expressions.logic import membership
-from dither.plan.sql.builders import (
-    Sql,
-    binary,
-    case,
-    text,
-)
+from dither.plan.sql.builders import Sql, binary, case, string
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain
 
@@ -44,7 +37,9 @@ class TextCase(Expr):
         child, value = as_category(self.child.domain(scope), self.which.upper()), self.child.sql(scope)
         changed = [v for v in child.values if self._turn(v) != v]
         return (
-            case([(binary(exp.EQ, value, text(v)), text(self._turn(v))) for v in changed], value) if changed else value
+            case([(binary(exp.EQ, value, string(v)), string(self._turn(v))) for v in changed], value)
+            if changed
+            else value
         )
 
 
@@ -57,7 +52,7 @@ class TextMatch(Expr):
     text: str
 
     def __post_init__(self) -> None:
-        legible(self.text)
+        readable_value(self.text)
 
     def copies(self, scope: Scope) -> int:
         return 2

@@ -8,25 +8,9 @@ from datetime import timedelta
 from sqlglot import exp
 
 from dither.errors import InvalidParameter
-from dither.plan.domains import (
-    DAY,
-    EPOCH,
-    LENGTHS,
-    Period,
-    Periods,
-    as_moment,
-    number,
-    truncate,
-)
-from dither.plan.expressions.core import FIRST_MOMENT, LAST_MOMENT, Expr, Part, _ordinal, divided, modulo, ordinal
-from dither.plan.sql.builders import (
-    Sql,
-    add,
-    cast,
-    plain,
-    sub,
-    whole,
-)
+from dither.plan.domains import DAY, EPOCH, LENGTHS, Period, Periods, as_moment, number, truncate
+from dither.plan.expressions.core import FIRST_MOMENT, LAST_MOMENT, Expr, Part, _ordinal, divide, modulo, ordinal
+from dither.plan.sql.builders import Sql, add, cast, integer, literal, sub
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Moment, Precision
 
@@ -45,7 +29,7 @@ class Instant(Expr):
         return Moment(self.microseconds, self.microseconds, "microsecond")
 
     def sql(self, scope: Scope) -> Sql:
-        return whole(self.microseconds)
+        return integer(self.microseconds)
 
 
 @dataclass(frozen=True)
@@ -68,22 +52,22 @@ class DatePart(Expr):
         return PARTS[self.part]
 
     def sql(self, scope: Scope) -> Sql:
-        child, value, spelling = (
+        child, value, dialect = (
             as_moment(self.child.domain(scope), self.part.upper()),
             self.child.sql(scope),
-            scope.spelling,
+            scope.dialect,
         )
         match self.part:
             case "hour" | "minute" | "second":
                 longer: Period = {"hour": "day", "minute": "hour", "second": "minute"}[self.part]  # type: ignore[assignment]
-                within = modulo(value, LENGTHS[longer], child.lo, spelling)
-                return spelling.quotient(within, plain(LENGTHS[self.part]))
+                within = modulo(value, LENGTHS[longer], child.lo, dialect)
+                return dialect.quotient(within, literal(LENGTHS[self.part]))
             case "dayofweek":
-                thursday = add(divided(value, DAY, child.lo, spelling), 4)
-                return modulo(thursday, 7, child.lo // DAY + 4, spelling)
+                thursday = add(divide(value, DAY, child.lo, dialect), 4)
+                return modulo(thursday, 7, child.lo // DAY + 4, dialect)
             case _:
                 name = {"dayofyear": "doy"}.get(self.part, self.part)
-                extracted = exp.Extract(this=exp.var(name), expression=spelling.instant(value))
+                extracted = exp.Extract(this=exp.var(name), expression=dialect.instant(value))
                 return cast(extracted, "bigint")
 
 
@@ -105,16 +89,16 @@ class DateTrunc(Expr):
         )
 
     def sql(self, scope: Scope) -> Sql:
-        child, value, spelling = (
+        child, value, dialect = (
             as_moment(self.child.domain(scope), "DATE_TRUNC"),
             self.child.sql(scope),
-            scope.spelling,
+            scope.dialect,
         )
         if self.every in LENGTHS:
             shift = 3 * DAY if self.every == "week" else 0
-            return sub(value, modulo(add(value, shift), LENGTHS[self.every], child.lo, spelling))
-        start = exp.TimestampTrunc(this=spelling.instant(value), unit=exp.var(self.every.upper()))
-        return spelling.microseconds(start)
+            return sub(value, modulo(add(value, shift), LENGTHS[self.every], child.lo, dialect))
+        start = exp.TimestampTrunc(this=dialect.instant(value), unit=exp.var(self.every.upper()))
+        return dialect.microseconds(start)
 
 
 @dataclass(frozen=True)
@@ -138,8 +122,8 @@ class DateDiff(Expr):
 
     def sql(self, scope: Scope) -> Sql:
         start, end = self._moments(scope)
-        first = ordinal(self.start.sql(scope), start, self.every, scope.spelling)
-        return sub(ordinal(self.end.sql(scope), end, self.every, scope.spelling), first)
+        first = ordinal(self.start.sql(scope), start, self.every, scope.dialect)
+        return sub(ordinal(self.end.sql(scope), end, self.every, scope.dialect), first)
 
 
 PARTS: dict[str, tuple[int, int]] = {

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dither.plan.measures.clipped import Clipped
-from dither.plan.measures.core import Key, Measure
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.grouped import sums_sensitivity
-from dither.plan.measures.linear import Linear, RankCounts
+from dither.plan.measures.linear import LinearQuery, RankCounts
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.measures.statistics import contributions, covariance
-from dither.plan.measures.sums import Count, Sum, Sums, count_units
+from dither.plan.measures.sums import Count, Sum, SumVector, count_units
 
+# The only measures that a request can name. The names are the protocol's: they stay when a class is renamed.
 BY_NAME: dict[str, type] = {
-    node.__name__: node for node in (Key, Count, Sum, Sums, RankCounts, Clipped, Linear, PartitionCounts)
+    "group_key": GroupKey,
+    "count": Count,
+    "sum": Sum,
+    "sum_vector": SumVector,
+    "rank_counts": RankCounts,
+    "clipped_sums": ClippedSums,
+    "linear_query": LinearQuery,
+    "partition_counts": PartitionCounts,
 }

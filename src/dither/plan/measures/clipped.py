@@ -17,33 +17,22 @@ from dither.plan.measures.core import (
     NO_CHANGE,
     SATURATED,
     Axis,
-    Key,
+    GroupKey,
     Measure,
-    Plan,
-    bounded,
-    influence_of,
+    VectorQuery,
+    bounded_sensitivity,
+    stability_of,
 )
-from dither.plan.measures.grouped import collected, held_keys, keyed
-from dither.plan.measures.sums import Sums
-from dither.plan.relations.core import Relation, needs_unit
-from dither.plan.sql.builders import (
-    Sql,
-    add,
-    added,
-    binary,
-    case,
-    cast,
-    own,
-    plain,
-    select,
-    times,
-)
-from dither.plan.sql.statement import Statement, aliased, named, saturated
-from dither.plan.stability import Influence, Limit, check_limit, fixed
+from dither.plan.measures.grouped import declared_keys, grouped_select, with_keys
+from dither.plan.measures.sums import SumVector
+from dither.plan.relations.core import Relation, require_unit
+from dither.plan.sql.builders import Sql, add, add_all, binary, case, cast, detached, literal, select, times
+from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
+from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
 
 
 @dataclass(frozen=True)
-class Clipped(Measure):
+class ClippedSums(Measure):
     """Sums per key where each unit's whole vector is first scaled into an L1 or L2 ball of radius `bound` (steps).
 
     Integer division towards zero, so the norm is at most `bound` exactly, however many rows the unit has. A unit's sum
@@ -54,35 +43,35 @@ class Clipped(Measure):
     child: Relation
     unit: str
     values: tuple[Expr, ...]
-    bound: Limit
+    bound: RowLimit
     norm: Literal["l1", "l2"] = "l2"
-    keys: tuple[Key, ...] = ()
+    keys: tuple[GroupKey, ...] = ()
 
     def __post_init__(self) -> None:
         check_limit(self.bound, "a clipping bound")
 
-    def _open(self) -> Sums:
-        return Sums(self.child, self.values, self.keys)
+    def _open(self) -> SumVector:
+        return SumVector(self.child, self.values, self.keys)
 
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
-        needs_unit(ctx, self.child, self.unit, "clipping")
+        require_unit(ctx, self.child, self.unit, "clipping")
         return self._open().axes(ctx)
 
     def steps(self, ctx: Context) -> tuple[Fraction, ...]:
         return self._open().steps(ctx)
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        found, radius, cells = influence_of(ctx, self.child, unit), fixed(self.bound), self.size(ctx)
-        needs_unit(ctx, self.child, self.unit, "clipping")
-        if found.rows == 0:
+        found, radius, cells = stability_of(ctx, self.child, unit), known_limit(self.bound), self.size(ctx)
+        require_unit(ctx, self.child, self.unit, "clipping")
+        if found.max_rows == 0:
             return NO_CHANGE
         if unit == self.unit:
             return self._smaller(self._ball(radius, 1, cells), ctx, found, unit)
-        if ctx.coarser(unit, self.unit) and found.unit:
+        if ctx.coarser(unit, self.unit) and found.tracks_unit:
             return self._ball(radius, ctx.windows(self.unit), cells)
         if ctx.coarser(self.unit, unit):
             return self._ball(radius, 2, cells)
-        return self._ball(radius, 2 * bounded(found, unit), cells)
+        return self._ball(radius, 2 * bounded_sensitivity(found, unit), cells)
 
     def _ball(self, radius: int, many: int, cells: int) -> Sensitivity:
         """The sum of so many integer vectors of the ball."""
@@ -94,9 +83,9 @@ class Clipped(Measure):
             norms = (min(cells, many * radius * radius), many * radius, one, squares)
         return Sensitivity(*map(Fraction, norms))
 
-    def _smaller(self, ball: Sensitivity, ctx: Context, found: Influence, unit: str) -> Sensitivity:
+    def _smaller(self, ball: Sensitivity, ctx: Context, found: Stability, unit: str) -> Sensitivity:
         """Clipping never lengthens a vector: few small rows may stay below the radius anyway."""
-        if found.rows is None:
+        if found.max_rows is None:
             return ball
         plain_sums = self._open().sensitivity(ctx, unit)
         return Sensitivity(
@@ -106,69 +95,71 @@ class Clipped(Measure):
             min(ball.l2_squared, plain_sums.l2_squared),
         )
 
-    def plan(self, statement: Statement) -> Plan:
+    def plan(self, statement: SqlStatement) -> VectorQuery:
         scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trials()]
-        held = held_keys(statement.ctx, self.keys, self.axes(statement.ctx), scope)
-        table = keyed(statement, self.child, self.keys, held, self.values, statement.unit_columns(self.unit))
+        held = declared_keys(statement.ctx, self.keys, self.axes(statement.ctx), scope)
+        table = with_keys(statement, self.child, self.keys, held, self.values, statement.unit_columns(self.unit))
         table = self._per_unit(statement, table, hidden)
         table = self._with_norms(statement, table, hidden)
         table = self._scaled(statement, table)
-        totals = [saturated(statement.spelling.total(named(f"v{i}")), SATURATED) for i in range(len(self.values))]
-        return Plan(collected(statement, table, len(self.keys), totals), held, len(totals))
+        totals = [saturate(statement.dialect.total(column_ref(f"v{i}")), SATURATED) for i in range(len(self.values))]
+        return VectorQuery(grouped_select(statement, table, len(self.keys), totals), held, len(totals))
 
     def _keys(self) -> list[Sql]:
-        return [named(f"k{index}") for index in range(len(self.keys))]
+        return [column_ref(f"k{index}") for index in range(len(self.keys))]
 
-    def _kept(self, statement: Statement) -> list[Sql]:
-        return [*self._keys(), named("b"), *map(named, statement.trials())]
+    def _kept(self, statement: SqlStatement) -> list[Sql]:
+        return [*self._keys(), column_ref("b"), *map(column_ref, statement.trials())]
 
-    def _per_unit(self, statement: Statement, table: exp.Table, hidden: list[str]) -> exp.Table:
+    def _per_unit(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Each unit's sums per key, held at 2^31."""
-        by = [*self._keys(), *map(named, hidden)]
+        by = [*self._keys(), *map(column_ref, hidden)]
         sums = [
-            aliased(saturated(statement.spelling.total(named(f"v{index}")), MOST_PER_UNIT), f"s{index}")
+            with_alias(saturate(statement.dialect.total(column_ref(f"v{index}")), MOST_PER_UNIT), f"s{index}")
             for index in range(len(self.values))
         ]
-        corrections = aliased(saturated(statement.spelling.total(named("b")), MOST_PER_UNIT), "b")
+        corrections = with_alias(saturate(statement.dialect.total(column_ref("b")), MOST_PER_UNIT), "b")
         return statement.add(
             select(*by, *sums, corrections).from_(table, copy=False).group_by(*(key.copy() for key in by), copy=False)
         )
 
-    def _with_norms(self, statement: Statement, table: exp.Table, hidden: list[str]) -> exp.Table:
+    def _with_norms(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
-        cells = [named(f"s{index}") for index in range(len(self.values))]
-        sizes: list[Sql] = [exp.Abs(this=own(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
-        size = added([statement.spelling.wide(each) for each in sizes])
-        window = exp.Window(this=exp.Sum(this=size), partition_by=[named(column) for column in hidden])
-        return statement.add(select(*self._kept(statement), *cells, aliased(window, "n")).from_(table, copy=False))
+        cells = [column_ref(f"s{index}") for index in range(len(self.values))]
+        sizes: list[Sql] = [exp.Abs(this=detached(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
+        size = add_all([statement.dialect.wide(each) for each in sizes])
+        window = exp.Window(this=exp.Sum(this=size), partition_by=[column_ref(column) for column in hidden])
+        return statement.add(select(*self._kept(statement), *cells, with_alias(window, "n")).from_(table, copy=False))
 
-    def _scaled(self, statement: Statement, table: exp.Table) -> exp.Table:
+    def _scaled(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
         """Each cell times bound / norm, towards zero, where the norm passes the bound."""
-        radius, spelling = fixed(self.bound), statement.spelling
+        radius, dialect = known_limit(self.bound), statement.dialect
         if self.norm == "l2":
             table = self._with_root(statement, table)
-        limit = plain(radius if self.norm == "l1" else radius * radius)
-        norm = cast(named("n"), "bigint") if self.norm == "l1" else named("root")
-        fits_already = binary(exp.LTE, named("n"), limit)
+        limit = literal(radius if self.norm == "l1" else radius * radius)
+        norm = cast(column_ref("n"), "bigint") if self.norm == "l1" else column_ref("root")
+        fits_already = binary(exp.LTE, column_ref("n"), limit)
         scaled = []
         for index in range(len(self.values)):
-            cell = named(f"s{index}")
-            shrunk = spelling.quotient(times(cell, radius), exp.Nullif(this=own(norm), expression=plain(0)))
-            scaled.append(aliased(case([(fits_already, cell)], shrunk), f"v{index}"))
+            cell = column_ref(f"s{index}")
+            shrunk = dialect.quotient(times(cell, radius), exp.Nullif(this=detached(norm), expression=literal(0)))
+            scaled.append(with_alias(case([(fits_already, cell)], shrunk), f"v{index}"))
         return statement.add(select(*self._kept(statement), *scaled).from_(table, copy=False))
 
-    def _with_root(self, statement: Statement, table: exp.Table) -> exp.Table:
+    def _with_root(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
         """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
-        cells = [named(f"s{index}") for index in range(len(self.values))]
-        near = cast(exp.Floor(this=exp.Sqrt(this=cast(named("n"), "double"))), "bigint")
+        cells = [column_ref(f"s{index}") for index in range(len(self.values))]
+        near = cast(exp.Floor(this=exp.Sqrt(this=cast(column_ref("n"), "double"))), "bigint")
         with_guess = statement.add(
-            select(*self._kept(statement), *cells, named("n"), aliased(near, "g")).from_(table, copy=False)
+            select(*self._kept(statement), *cells, column_ref("n"), with_alias(near, "g")).from_(table, copy=False)
         )
-        tries = [add(named("g"), offset) for offset in (-1, 0, 1)]
-        branches = [(binary(exp.GTE, self._square(statement, t), named("n")), t) for t in tries]
-        root = aliased(case(branches, add(named("g"), 2)), "root")
-        return statement.add(select(*self._kept(statement), *cells, named("n"), root).from_(with_guess, copy=False))
+        tries = [add(column_ref("g"), offset) for offset in (-1, 0, 1)]
+        branches = [(binary(exp.GTE, self._square(statement, t), column_ref("n")), t) for t in tries]
+        root = with_alias(case(branches, add(column_ref("g"), 2)), "root")
+        return statement.add(
+            select(*self._kept(statement), *cells, column_ref("n"), root).from_(with_guess, copy=False)
+        )
 
-    def _square(self, statement: Statement, value: Sql) -> Sql:
-        wide = statement.spelling.wide(value)
+    def _square(self, statement: SqlStatement, value: Sql) -> Sql:
+        wide = statement.dialect.wide(value)
         return times(wide, wide)

@@ -38,12 +38,12 @@ from sqlglot import exp
 from dither.errors import InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
-from dither.plan.domains import listed
-from dither.plan.expressions.core import Expr, legible, typed
+from dither.plan.domains import domain_values
+from dither.plan.expressions.core import Expr, domain_of, readable_value
 from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Statement
-from dither.plan.stability import Influence
+from dither.plan.sql.statement import SqlStatement
+from dither.plan.stability import Stability
 from dither.schema import Domain, Identifier, Reference, Scalar
 
 MOST_CELLS = 1 << 26
@@ -54,7 +54,7 @@ Vector = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Key:
+class GroupKey:
     """A grouping expression; its keys are its declared domain, or the listed public `values` (other rows fall out)."""
 
     name: str
@@ -64,7 +64,7 @@ class Key:
     def __post_init__(self) -> None:
         for value in self.values or ():
             if isinstance(value, str):
-                legible(value)
+                readable_value(value)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Measure(ABC):
         """How far one unit moves the vector, in steps."""
 
     @abstractmethod
-    def plan(self, statement: Statement) -> Plan:
+    def plan(self, statement: SqlStatement) -> VectorQuery:
         """SQL for the cells that have rows, and how to lay them out."""
 
     def size(self, ctx: Context) -> int:
@@ -115,7 +115,7 @@ class Measure(ABC):
 
 
 @dataclass(frozen=True)
-class Plan:
+class VectorQuery:
     """A statement that returns columns k0.. (held keys), v0.. (integers) and b (corrections), and the keys' order."""
 
     select: exp.Select
@@ -126,28 +126,28 @@ class Plan:
 NO_CHANGE = Sensitivity(Fraction(0), Fraction(0), Fraction(0), Fraction(0))
 
 
-def influence_of(ctx: Context, child: Relation, unit: str) -> Influence:
+def stability_of(ctx: Context, child: Relation, unit: str) -> Stability:
     """The influence of a unit on what is measured; refused where no unit with a budget moves it."""
-    found = child.influence(ctx, unit)
-    if found.rows == 0 and all(child.influence(ctx, other).rows == 0 for other in ctx.budgeted):
+    found = child.stability(ctx, unit)
+    if found.max_rows == 0 and all(child.stability(ctx, other).max_rows == 0 for other in ctx.budgeted):
         raise Unsupported("no unit of privacy covers these rows: join them to a table that one covers")
     return found
 
 
-def bounded(found: Influence, unit: str) -> int:
+def bounded_sensitivity(found: Stability, unit: str) -> int:
     """The rows that one unit moves, or an error that says how to bound them."""
-    if found.rows is not None:
-        return found.rows
-    if found.unit:
+    if found.max_rows is not None:
+        return found.max_rows
+    if found.tracks_unit:
         raise Unbounded(f"one {unit} could change any number of rows: bound the rows of each {unit} first")
     raise Unbounded(
         f"one {unit} could change any number of rows: bound them below the join or grouping that loses the {unit}"
     )
 
 
-def axis_of(ctx: Context, key: Key, columns: Mapping[str, Domain]) -> Axis:
+def axis_of(ctx: Context, key: GroupKey, columns: Mapping[str, Domain]) -> Axis:
     """The declared keys of an expression."""
-    domain = typed(key.value, Scope(columns))
+    domain = domain_of(key.value, Scope(columns))
     if isinstance(domain, Identifier):
         raise Unsupported("an identifier cannot be a key of an answer")
     if key.values is not None:
@@ -155,4 +155,4 @@ def axis_of(ctx: Context, key: Key, columns: Mapping[str, Domain]) -> Axis:
             raise InvalidPlan(f"the listed values of the key {key.name[:40]!r} must be different, and at least one")
         return Axis(key.name, key.values)
     public = ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-    return Axis(key.name, listed(domain, MOST_CELLS, public))
+    return Axis(key.name, domain_values(domain, MOST_CELLS, public))

@@ -13,18 +13,14 @@ from dither.errors import InvalidParameter, InvalidPlan, Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
 from dither.plan.domains import span
-from dither.plan.expressions.core import Expr, typed
-from dither.plan.expressions.numeric import Bucket, _search
-from dither.plan.measures.core import SATURATED, Axis, Measure, Plan, Vector, bounded, influence_of
-from dither.plan.measures.grouped import collected
+from dither.plan.expressions.core import Expr, domain_of
+from dither.plan.expressions.numeric import Bucket, bisect_edges
+from dither.plan.measures.core import SATURATED, Axis, Measure, Vector, VectorQuery, bounded_sensitivity, stability_of
+from dither.plan.measures.grouped import grouped_select
 from dither.plan.relations.core import Relation
-from dither.plan.sql.builders import (
-    present,
-    rows_count,
-    select,
-)
+from dither.plan.sql.builders import is_not_null, rows_count, select
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Statement, aliased, named, saturated
+from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
 from dither.schema import Number
 
 
@@ -49,33 +45,33 @@ class RankCounts(Measure):
 
     def _edges(self, ctx: Context) -> list[int]:
         """For each point the smallest held integer above it, or the nearest that separates the values as well."""
-        domain = typed(self.value, Scope(self.child.domain(ctx)))
+        domain = domain_of(self.value, Scope(self.child.domain(ctx)))
         lo, hi = span(domain)
         step = domain.step if isinstance(domain, Number) else Fraction(1)
         return [min(max(floor(point / step) + 1, lo), hi + 1) for point in self.grid]
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        rows, cells = bounded(influence_of(ctx, self.child, unit), unit), len(self.grid) + 1
+        rows, cells = bounded_sensitivity(stability_of(ctx, self.child, unit), unit), len(self.grid) + 1
         return Sensitivity.of(l0=cells if rows else 0, linf=rows)
 
-    def plan(self, statement: Statement) -> Plan:
+    def plan(self, statement: SqlStatement) -> VectorQuery:
         scope, edges = statement.scope(self.child), self._edges(statement.ctx)
-        picked = aliased(self.value.sql(scope), "v0")
-        rest = [named(column) for column in ("b", *statement.trials())]
+        picked = with_alias(self.value.sql(scope), "v0")
+        rest = [column_ref(column) for column in ("b", *statement.trials())]
         body = select(picked, *rest).from_(statement.table(self.child), copy=False)
-        bins = aliased(_search(named("v0"), edges, 0, len(edges)), "k0")
+        bins = with_alias(bisect_edges(column_ref("v0"), edges, 0, len(edges)), "k0")
         table = statement.add(
-            select(bins, *rest).from_(statement.add(body), copy=False).where(present(named("v0")), copy=False)
+            select(bins, *rest).from_(statement.add(body), copy=False).where(is_not_null(column_ref("v0")), copy=False)
         )
-        totals = [saturated(rows_count(), SATURATED)]
-        return Plan(collected(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
+        totals = [saturate(rows_count(), SATURATED)]
+        return VectorQuery(grouped_select(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
     def finish(self, cells: Vector) -> Vector:
-        return held_integers(np.cumsum(cells.astype(object)))
+        return exact_integers(np.cumsum(cells.astype(object)))
 
 
 @dataclass(frozen=True)
-class Linear(Measure):
+class LinearQuery(Measure):
     """Integer combinations of another measure's cells; each row of `weights` gives one cell."""
 
     proof = "linear.md"
@@ -116,7 +112,7 @@ class Linear(Measure):
             min(child.l2_squared * column_one * row_one, child.l1 * child.l1 * column_two),
         )
 
-    def plan(self, statement: Statement) -> Plan:
+    def plan(self, statement: SqlStatement) -> VectorQuery:
         self.axes(statement.ctx)
         return self.child.plan(statement)
 
@@ -125,9 +121,9 @@ class Linear(Measure):
 
     def applied(self, vector: Vector) -> Vector:
         """The combinations of the child's own vector."""
-        return held_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
+        return exact_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
 
 
-def held_integers(values: NDArray[np.object_]) -> Vector:
+def exact_integers(values: NDArray[np.object_]) -> Vector:
     """Integers of any size held within 64 bits."""
     return np.array([max(-SATURATED, min(SATURATED, int(value))) for value in values], dtype=np.int64)

@@ -5,36 +5,36 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
-from dither.plan.expressions.core import Column, Constant, Expr
+from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue
 from dither.plan.expressions.numeric import Arithmetic, Bucket, Function, Rounded
-from dither.plan.measures.clipped import Clipped
-from dither.plan.measures.core import Key
-from dither.plan.measures.sums import Count, Sums
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.sums import Count, SumVector
 from dither.plan.relations.core import Relation
-from dither.plan.relations.group_by import Aggregate, GroupBy
-from dither.plan.stability import Limit
+from dither.plan.relations.group_by import GroupAggregate, GroupBy
+from dither.plan.stability import RowLimit
 
 
-def histogram(child: Relation, value: Expr, edges: tuple[Fraction, ...], keys: tuple[Key, ...] = ()) -> Count:
+def histogram(child: Relation, value: Expr, edges: tuple[Fraction, ...], keys: tuple[GroupKey, ...] = ()) -> Count:
     """Rows per bin: bin i holds the values from edge i-1 (included) to edge i."""
-    return Count(child, (*keys, Key("bin", Bucket(value, edges), tuple(range(len(edges) + 1)))))
+    return Count(child, (*keys, GroupKey("bin", Bucket(value, edges), tuple(range(len(edges) + 1)))))
 
 
 def contributions(child: Relation, unit: str, edges: tuple[Fraction, ...]) -> Count:
     """Units by how many rows they have: bin i holds those with at least edge i-1 and fewer than edge i rows."""
-    per_unit = GroupBy(child, (), (Aggregate("rows", "count"),), unit)
-    return histogram(per_unit, Column("rows"), edges)
+    per_unit = GroupBy(child, (), (GroupAggregate("rows", "count"),), unit)
+    return histogram(per_unit, ColumnRef("rows"), edges)
 
 
-def covariance(child: Relation, values: tuple[Expr, ...]) -> Sums:
+def covariance(child: Relation, values: tuple[Expr, ...]) -> SumVector:
     """Sums of products of all pairs i <= j of (1, *values): the count, the sums, the squares and the products."""
-    terms = (Constant(1), *values)
+    terms = (LiteralValue(1), *values)
     pairs = [(i, j) for i in range(len(terms)) for j in range(i, len(terms))]
-    return Sums(child, tuple(_times(terms[i], terms[j]) for i, j in pairs))
+    return SumVector(child, tuple(_times(terms[i], terms[j]) for i, j in pairs))
 
 
 def _times(left: Expr, right: Expr) -> Expr:
-    return right if left == Constant(1) else Arithmetic("*", left, right)
+    return right if left == LiteralValue(1) else Arithmetic("*", left, right)
 
 
 def gradient(
@@ -45,15 +45,15 @@ def gradient(
     weights: tuple[Fraction, ...],
     *,
     kind: Literal["linear", "logistic"],
-    bound: Limit,
+    bound: RowLimit,
     step: Fraction = Fraction(1, 1000),
-) -> Clipped:
+) -> ClippedSums:
     """The gradient of a loss at public weights, summed over units, each clipped to an L2 norm of `bound` steps."""
-    score: Expr = Constant(0)
+    score: Expr = LiteralValue(0)
     for weight, feature in zip(weights, features, strict=True):
-        score = Arithmetic("+", score, Rounded("round", Arithmetic("*", Constant(weight), feature), step))
+        score = Arithmetic("+", score, Rounded("round", Arithmetic("*", LiteralValue(weight), feature), step))
     if kind == "logistic":
         score = Function("logistic", score, step)
     residual = Arithmetic("-", score, target)
     parts = tuple(Rounded("round", Arithmetic("*", residual, feature), step) for feature in features)
-    return Clipped(child, unit, parts, bound)
+    return ClippedSums(child, unit, parts, bound)

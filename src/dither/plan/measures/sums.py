@@ -5,46 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dither.errors import InvalidPlan
-from dither.plan.expressions.core import Column, Constant, Expr
-from dither.plan.measures.core import Key
-from dither.plan.measures.grouped import _Grouped
+from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.grouped import GroupedMeasure
 from dither.plan.relations.core import Relation
 from dither.plan.relations.group_by import GroupBy
 
 
 @dataclass(frozen=True)
-class Count(_Grouped):
+class Count(GroupedMeasure):
     """Rows per key."""
 
     proof = "count.md"
     child: Relation
-    keys: tuple[Key, ...] = ()
+    keys: tuple[GroupKey, ...] = ()
 
     def summed(self) -> tuple[Expr, ...]:
-        return (Constant(1),)
+        return (LiteralValue(1),)
 
 
 @dataclass(frozen=True)
-class Sum(_Grouped):
+class Sum(GroupedMeasure):
     """Sum of a value per key, in steps of its lattice; NULL adds nothing."""
 
     proof = "sum.md"
     child: Relation
     value: Expr
-    keys: tuple[Key, ...] = ()
+    keys: tuple[GroupKey, ...] = ()
 
     def summed(self) -> tuple[Expr, ...]:
         return (self.value,)
 
 
 @dataclass(frozen=True)
-class Sums(_Grouped):
+class SumVector(GroupedMeasure):
     """Several sums per key in one pass, with their joint sensitivity; Constant(1) counts rows."""
 
     proof = "sums.md"
     child: Relation
     values: tuple[Expr, ...]
-    keys: tuple[Key, ...] = ()
+    keys: tuple[GroupKey, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -54,8 +54,8 @@ class Sums(_Grouped):
         return self.values
 
 
-def count_units(child: Relation, unit: str, keys: tuple[Key, ...] = ()) -> Count:
+def count_units(child: Relation, unit: str, keys: tuple[GroupKey, ...] = ()) -> Count:
     """How many different units there are, in each key."""
     named_keys = tuple((key.name, key.value) for key in keys)
-    outer = tuple(Key(key.name, Column(key.name), key.values) for key in keys)
+    outer = tuple(GroupKey(key.name, ColumnRef(key.name), key.values) for key in keys)
     return Count(GroupBy(child, named_keys, (), unit), outer)

@@ -25,18 +25,16 @@ from sqlglot import exp
 
 from dither.errors import Unsupported
 from dither.plan.context import Context
-from dither.plan.domains import physical
-from dither.plan.sql.builders import (
-    Sql,
-)
-from dither.plan.sql.statement import Statement, named
-from dither.plan.stability import Influence
+from dither.plan.domains import storage_type
+from dither.plan.sql.builders import Sql
+from dither.plan.sql.statement import SqlStatement, column_ref
+from dither.plan.stability import Stability
 from dither.schema import Domain, Identifier
 
 MOST_REMEMBERED = 1 << 14
 
 
-def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
+def memoized(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a relation that is worked out once in a context, so that deep plans take no exponential time."""
 
     @wraps(method)
@@ -62,60 +60,60 @@ class Relation(ABC):
         super().__init_subclass__()
         if "proof" not in cls.__dict__:
             raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
-        for name in {"domain", "influence"} & vars(cls).keys():
-            setattr(cls, name, remembered(vars(cls)[name]))
+        for name in {"domain", "stability"} & vars(cls).keys():
+            setattr(cls, name, memoized(vars(cls)[name]))
 
     @abstractmethod
     def domain(self, ctx: Context) -> dict[str, Domain]:
         """The visible columns in order; from the schema alone."""
 
     @abstractmethod
-    def influence(self, ctx: Context, unit: str) -> Influence:
+    def stability(self, ctx: Context, unit: str) -> Stability:
         """How far one unit moves it."""
 
     @abstractmethod
-    def select(self, statement: Statement) -> exp.Select | exp.SetOperation:
+    def select(self, statement: SqlStatement) -> exp.Select | exp.SetOperation:
         """SQL for visible and hidden columns."""
 
-    def ranked(self, statement: Statement, unit: str) -> bool:
+    def ranked(self, statement: SqlStatement, unit: str) -> bool:
         """Whether rows are still those of a scan with a stored rank within the unit."""
         return False
 
-    def packed(self, statement: Statement) -> frozenset[str]:
+    def packed(self, statement: SqlStatement) -> frozenset[str]:
         """The columns c0, c1, ... in which a byte stands for one of few texts; all others are as they are read."""
         return frozenset()
 
 
-def needs_unit(ctx: Context, child: Relation, unit: str, what: str) -> None:
+def require_unit(ctx: Context, child: Relation, unit: str, what: str) -> None:
     """Refuses where rows no longer know the unit."""
     ctx.keyed(unit)
-    if not child.influence(ctx, unit).unit:
+    if not child.stability(ctx, unit).tracks_unit:
         raise Unsupported(
             f"{what} by {unit} needs rows that know their {unit}: do it below the join or grouping that lost it"
         )
 
 
-def passed(statement: Statement, node: Relation, ranks: bool, table: str | None = None) -> list[Sql]:
+def hidden_columns(statement: SqlStatement, node: Relation, ranks: bool, table: str | None = None) -> list[Sql]:
     """The hidden columns of a relation, handed on as they are."""
     columns = statement.hidden(statement.known(node))
     if ranks:
         columns += [statement.rank_column(unit) for unit in statement.ranks(node)]
-    return [named(column, table) for column in columns]
+    return [column_ref(column, table) for column in columns]
 
 
-def handed_on(statement: Statement, node: Relation) -> list[Sql]:
+def all_columns(statement: SqlStatement, node: Relation) -> list[Sql]:
     """All columns of a relation but its stored ranks, as they are: for operators that only choose among rows."""
-    columns: list[Sql] = [named(f"c{index}") for index in range(len(node.domain(statement.ctx)))]
-    return [*columns, *passed(statement, node, ranks=False)]
+    columns: list[Sql] = [column_ref(f"c{index}") for index in range(len(node.domain(statement.ctx)))]
+    return [*columns, *hidden_columns(statement, node, ranks=False)]
 
 
-def _unit_domain(statement: Statement, column: Sql) -> Domain:
+def _unit_domain(statement: SqlStatement, column: Sql) -> Domain:
     """How a hidden column is mixed into an order: a window is an integer, a key is as its table declares it."""
     index = int(column.name[1:])
     unit = list(statement.ctx.dataset.units.values())[index]
     table, key = next(iter(unit.keys.items()))
     declared = statement.ctx.table(table).columns[str(key)].domain
     kind: Literal["integer", "text"] = (
-        "text" if physical(declared) == "varchar" and column.name[0] == "u" else "integer"
+        "text" if storage_type(declared) == "varchar" and column.name[0] == "u" else "integer"
     )
     return Identifier(kind)

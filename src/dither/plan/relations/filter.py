@@ -10,21 +10,19 @@ from sqlglot import exp
 
 from dither.plan.context import Context
 from dither.plan.domains import as_boolean, number, span, with_null
-from dither.plan.expressions.core import Column, Constant, Expr, condition, typed
+from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, condition, domain_of
 from dither.plan.expressions.logic import And, Compare, In, IsNull, Not
 from dither.plan.expressions.time import Instant
-from dither.plan.relations.core import Relation, handed_on
-from dither.plan.sql.builders import (
-    select,
-)
+from dither.plan.relations.core import Relation, all_columns
+from dither.plan.sql.builders import select
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Statement
-from dither.plan.stability import Influence
+from dither.plan.sql.statement import SqlStatement
+from dither.plan.stability import Stability
 from dither.schema import Category, Domain, Moment, Number
 
 
 @dataclass(frozen=True)
-class Where(Relation):
+class Filter(Relation):
     """The rows for which the condition is true; refines the domains of columns compared with constants."""
 
     proof = "where.md"
@@ -33,23 +31,23 @@ class Where(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         columns = self.child.domain(ctx)
-        as_boolean(typed(self.condition, Scope(columns)), "WHERE")
+        as_boolean(domain_of(self.condition, Scope(columns)), "WHERE")
         for part in _conjuncts(self.condition):
-            columns = _refined(columns, part)
+            columns = _refine(columns, part)
         return columns
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        child = self.child.influence(ctx, unit)
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        child = self.child.stability(ctx, unit)
         if child.per_key is None or child.per_key.means(child.per_key.keys, self.domain(ctx)):
             return child
         return replace(child, per_key=None)
 
-    def packed(self, statement: Statement) -> frozenset[str]:
+    def packed(self, statement: SqlStatement) -> frozenset[str]:
         return self.child.packed(statement)
 
-    def select(self, statement: Statement) -> exp.Select:
+    def select(self, statement: SqlStatement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
-        columns = handed_on(statement, self.child)
+        columns = all_columns(statement, self.child)
         # The condition must hold: NULL drops the row.
         return select(*columns).from_(table, copy=False).where(condition(self.condition, scope, "WHERE"), copy=False)
 
@@ -65,29 +63,29 @@ def _conjuncts(node: Expr) -> Iterator[Expr]:
 FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
 
 
-def _refined(columns: dict[str, Domain], part: Expr) -> dict[str, Domain]:
+def _refine(columns: dict[str, Domain], part: Expr) -> dict[str, Domain]:
     """What a true conjunct says about a column; a contradiction says nothing, and the answer keeps its shape."""
     match part:
-        case Compare(op=op, left=Column(name=name), right=(Constant() | Instant()) as bound):
-            return {**columns, name: _compared(columns[name], op, bound.domain(Scope(columns)))}
-        case Compare(op=op, left=(Constant() | Instant()) as bound, right=Column(name=name)):
-            return {**columns, name: _compared(columns[name], FLIPPED[op], bound.domain(Scope(columns)))}
-        case In(child=Column(name=name)):
-            return {**columns, name: _listed(columns[name], part.held(columns[name]))}
-        case Not(child=IsNull(child=Column(name=name))):
+        case Compare(op=op, left=ColumnRef(name=name), right=(LiteralValue() | Instant()) as bound):
+            return {**columns, name: _refine_comparison(columns[name], op, bound.domain(Scope(columns)))}
+        case Compare(op=op, left=(LiteralValue() | Instant()) as bound, right=ColumnRef(name=name)):
+            return {**columns, name: _refine_comparison(columns[name], FLIPPED[op], bound.domain(Scope(columns)))}
+        case In(child=ColumnRef(name=name)):
+            return {**columns, name: _keep_values(columns[name], part.held(columns[name]))}
+        case Not(child=IsNull(child=ColumnRef(name=name))):
             return {**columns, name: with_null(columns[name], False)}
         case _:
             return columns
 
 
-def _compared(domain: Domain, op: str, bound: Domain) -> Domain:
+def _refine_comparison(domain: Domain, op: str, bound: Domain) -> Domain:
     domain = with_null(domain, False)
     match domain, bound:
         case Number(step=step), Number():
-            return _cut(domain, op, floor(bound.lo / step), ceil(bound.lo / step))
+            return _intersect(domain, op, floor(bound.lo / step), ceil(bound.lo / step))
         case Moment(), Moment():
             # Whole microseconds: what lies before an instant ends one earlier, in the window before it.
-            return _cut(domain, op, bound.lo - (op == "<"), bound.lo + (op == ">"))
+            return _intersect(domain, op, bound.lo - (op == "<"), bound.lo + (op == ">"))
         case Category(values=values), Category(values=(wanted,)) if op == "=":
             return replace(domain, values=tuple(v for v in values if v == wanted) or values)
         case Category(values=values), Category(values=(wanted,)) if op == "<>":
@@ -96,7 +94,7 @@ def _compared(domain: Domain, op: str, bound: Domain) -> Domain:
             return domain
 
 
-def _cut(domain: Number | Moment, op: str, below: int, above: int) -> Domain:
+def _intersect(domain: Number | Moment, op: str, below: int, above: int) -> Domain:
     """The part of a domain on one side of a bound, which is included."""
     lo, hi = span(domain)
     match op:
@@ -113,12 +111,14 @@ def _cut(domain: Number | Moment, op: str, below: int, above: int) -> Domain:
     return replace(domain, lo=lo, hi=hi)
 
 
-def _listed(domain: Domain, held: list[int | str | bool]) -> Domain:
+def _keep_values(domain: Domain, held: list[int | str | bool]) -> Domain:
     domain = with_null(domain, False)
     if isinstance(domain, Category):
         return replace(domain, values=tuple(v for v in domain.values if v in held) or domain.values)
     whole_numbers = [value for value in held if isinstance(value, int)]
     if isinstance(domain, Number | Moment) and whole_numbers:
-        low = _cut(domain, ">=", min(whole_numbers), min(whole_numbers))
-        return _cut(low, "<=", max(whole_numbers), max(whole_numbers)) if isinstance(low, Number | Moment) else low
+        low = _intersect(domain, ">=", min(whole_numbers), min(whole_numbers))
+        return (
+            _intersect(low, "<=", max(whole_numbers), max(whole_numbers)) if isinstance(low, Number | Moment) else low
+        )
     return domain

@@ -10,20 +10,16 @@ from sqlglot import exp
 from dither.errors import InvalidPlan, Unbounded, Unsupported
 from dither.plan.context import Context
 from dither.plan.domains import merge, with_null
-from dither.plan.expressions.core import Column, convert
+from dither.plan.expressions.core import ColumnRef, convert
 from dither.plan.expressions.logic import Compare
-from dither.plan.relations.core import Relation, needs_unit
-from dither.plan.relations.filter import Where
+from dither.plan.relations.core import Relation, require_unit
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project, distinct_names
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import (
-    Sql,
-    add,
-    plain,
-)
+from dither.plan.sql.builders import Sql, add, literal
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Statement, aliased, equal, met, named
-from dither.plan.stability import Influence, Limit, check_limit, fixed, least, product, total
+from dither.plan.sql.statement import SqlStatement, column_ref, equals, join_select, with_alias
+from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smaller
 from dither.schema import Domain, Number, Table
 
 
@@ -49,20 +45,24 @@ class PublicJoin(Relation):
         self._source(ctx)
         left, right = self.child.domain(ctx), self.public.domain(ctx)
         check_on(left, right, self.on)
-        return joined(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
+        return join_domain(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        if self.public.influence(ctx, unit).rows != 0:
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        if self.public.stability(ctx, unit).max_rows != 0:
             raise Unsupported(f"the {unit} unit covers both sides of this join; join on the unit's key instead")
-        child, most = self.child.influence(ctx, unit), self.multiplicity(ctx)
+        child, most = self.child.stability(ctx, unit), self.multiplicity(ctx)
         match self.how:
             case "inner":
-                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+                return Stability(
+                    child.tracks_unit, multiply(child.max_rows, most), multiply(child.max_distinct_rows, most)
+                )
             case "left":
                 most = max(1, most)
-                return Influence(child.unit, product(child.rows, most), product(child.distinct, most))
+                return Stability(
+                    child.tracks_unit, multiply(child.max_rows, most), multiply(child.max_distinct_rows, most)
+                )
             case "right":
-                return Influence(False, product(2, most, child.rows), product(2, most, child.distinct))
+                return Stability(False, multiply(2, most, child.max_rows), multiply(2, most, child.max_distinct_rows))
 
     def multiplicity(self, ctx: Context) -> int:
         """The most public rows that one private row can meet."""
@@ -78,33 +78,35 @@ class PublicJoin(Relation):
         match self.public:
             case Scan(table=name):
                 return ctx.table(name), {column: column for column in ctx.table(name).columns}
-            case Where(child=child):
+            case Filter(child=child):
                 return replace(self, public=child)._source(ctx)
             case Project(child=child, columns=columns):
                 table, names = replace(self, public=child)._source(ctx)
-                kept = {new: old.name for new, old in columns if isinstance(old, Column)}
+                kept = {new: old.name for new, old in columns if isinstance(old, ColumnRef)}
                 return table, {new: names[old] for new, old in kept.items() if old in names}
             case _:
                 raise Unsupported("the public side of a join may be a table, filtered and projected, and nothing else")
 
-    def select(self, statement: Statement) -> exp.Select:
+    def select(self, statement: SqlStatement) -> exp.Select:
         ctx, known = statement.ctx, statement.known(self)
         private, public = statement.table(self.child), statement.table(self.public)
         columns = join_columns(statement, self.child, self.public)
-        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
         if self.ranked_here(ctx):
-            hidden += [aliased(named(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))]
+            hidden += [
+                with_alias(column_ref(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))
+            ]
         hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
-        matched = equal([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
+        matched = equals([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
         sides = (private, "l"), (public, "r")
         first, second = reversed(sides) if self.how == "right" else sides
-        return met([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
+        return join_select([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
 
     def ranked_here(self, ctx: Context) -> bool:
         """Whether each private row stays exactly one row."""
         return self.how == "left" and self.multiplicity(ctx) <= 1
 
-    def ranked(self, statement: Statement, unit: str) -> bool:
+    def ranked(self, statement: SqlStatement, unit: str) -> bool:
         return self.ranked_here(statement.ctx) and self.child.ranked(statement, unit)
 
 
@@ -112,10 +114,10 @@ def check_on(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[
     """The columns of a join condition must exist and be comparable."""
     scope = {**{f"l.{name}": d for name, d in left.items()}, **{f"r.{name}": d for name, d in right.items()}}
     for one, other in on:
-        Compare("=", Column(f"l.{one}"), Column(f"r.{other}")).domain(Scope(scope))
+        Compare("=", ColumnRef(f"l.{one}"), ColumnRef(f"r.{other}")).domain(Scope(scope))
 
 
-def joined(
+def join_domain(
     left: dict[str, Domain], right: dict[str, Domain], *, left_missing: bool = False, right_missing: bool = False
 ) -> dict[str, Domain]:
     """The columns of both sides, NULL where a side may be missing."""
@@ -124,14 +126,14 @@ def joined(
     return first | {name: with_null(domain, domain.nullable or right_missing) for name, domain in right.items()}
 
 
-def join_columns(statement: Statement, left: Relation, right: Relation) -> list[Sql]:
+def join_columns(statement: SqlStatement, left: Relation, right: Relation) -> list[Sql]:
     """The visible columns of both sides, numbered on."""
     both_sides = [*statement.visible(left, "l"), *statement.visible(right, "r")]
-    return [aliased(column, f"c{index}") for index, column in enumerate(both_sides)]
+    return [with_alias(column, f"c{index}") for index, column in enumerate(both_sides)]
 
 
 def join_pairs(
-    statement: Statement, left: Relation, right: Relation, on: tuple[tuple[str, str], ...]
+    statement: SqlStatement, left: Relation, right: Relation, on: tuple[tuple[str, str], ...]
 ) -> list[tuple[Sql, Sql]]:
     """The pairs of columns that must be equal, on a common lattice."""
     one, other = statement.scope(left, "l"), statement.scope(right, "r")
@@ -144,18 +146,18 @@ def join_pairs(
     return pairs
 
 
-def join_hidden(statement: Statement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
+def join_hidden(statement: SqlStatement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
     """The order and the corrections of a joined row; a side that may be missing counts as zero."""
-    sides = [(named("o", "l"), named("b", "l"), left), (named("o", "r"), named("b", "r"), right)]
-    orders = [order if sure else exp.Coalesce(this=order, expressions=[plain(0)]) for order, _, sure in sides]
-    counts = [count if sure else exp.Coalesce(this=count, expressions=[plain(0)]) for _, count, sure in sides]
-    trials = [aliased(named(column, "l" if left else "r"), column) for column in statement.trials()]
-    return [aliased(statement.mix_orders(orders, seed), "o"), aliased(add(*counts), "b"), *trials]
+    sides = [(column_ref("o", "l"), column_ref("b", "l"), left), (column_ref("o", "r"), column_ref("b", "r"), right)]
+    orders = [order if sure else exp.Coalesce(this=order, expressions=[literal(0)]) for order, _, sure in sides]
+    counts = [count if sure else exp.Coalesce(this=count, expressions=[literal(0)]) for _, count, sure in sides]
+    trials = [with_alias(column_ref(column, "l" if left else "r"), column) for column in statement.trials()]
+    return [with_alias(statement.mix_orders(orders, seed), "o"), with_alias(add(*counts), "b"), *trials]
 
 
-def join_trials(statement: Statement) -> list[tuple[Sql, Sql]]:
+def join_trials(statement: SqlStatement) -> list[tuple[Sql, Sql]]:
     """Rows of one trial meet rows of the same trial."""
-    return [(named(column, "l"), named(column, "r")) for column in statement.trials()]
+    return [(column_ref(column, "l"), column_ref(column, "r")) for column in statement.trials()]
 
 
 @dataclass(frozen=True)
@@ -170,40 +172,44 @@ class UnitJoin(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         for side in (self.left, self.right):
-            needs_unit(ctx, side, self.unit, "a join")
-        return joined(self.left.domain(ctx), self.right.domain(ctx), right_missing=self.how == "left")
+            require_unit(ctx, side, self.unit, "a join")
+        return join_domain(self.left.domain(ctx), self.right.domain(ctx), right_missing=self.how == "left")
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        left, right = self.left.stability(ctx, unit), self.right.stability(ctx, unit)
         if unit == self.unit:
-            return Influence(True, self._own(left.rows, right.rows), self._own(left.distinct, right.distinct))
-        most_left = self.left.influence(ctx, self.unit).rows
-        most_right = self.right.influence(ctx, self.unit).rows
-        if ctx.coarser(unit, self.unit) and left.unit and right.unit:
-            rows = self._own(left.rows, most_right)
-            rows = least(rows, product(most_left, right.rows)) if self.how == "inner" else rows
-            return Influence(True, rows, rows)
-        rows = total(self._own(left.rows, most_right), product(self._flips, most_left, right.rows))
-        return Influence(left.unit and right.rows == 0, rows, rows)
+            return Stability(
+                True,
+                self._own(left.max_rows, right.max_rows),
+                self._own(left.max_distinct_rows, right.max_distinct_rows),
+            )
+        most_left = self.left.stability(ctx, self.unit).max_rows
+        most_right = self.right.stability(ctx, self.unit).max_rows
+        if ctx.coarser(unit, self.unit) and left.tracks_unit and right.tracks_unit:
+            rows = self._own(left.max_rows, most_right)
+            rows = smaller(rows, multiply(most_left, right.max_rows)) if self.how == "inner" else rows
+            return Stability(True, rows, rows)
+        rows = add_up(self._own(left.max_rows, most_right), multiply(self._flips, most_left, right.max_rows))
+        return Stability(left.tracks_unit and right.max_rows == 0, rows, rows)
 
     def _own(self, left: int | None, right: int | None) -> int | None:
         if self.how == "inner" or right is None:
-            return product(left, right)
-        return product(left, max(1, right))
+            return multiply(left, right)
+        return multiply(left, max(1, right))
 
     @property
     def _flips(self) -> int:
         """A changed right row changes its pairs and, in a left join, may fill or empty a missing side."""
         return 2 if self.how == "left" else 1
 
-    def select(self, statement: Statement) -> exp.Select:
+    def select(self, statement: SqlStatement) -> exp.Select:
         columns, known = join_columns(statement, self.left, self.right), statement.known(self)
-        hidden = [aliased(named(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
         hidden += join_hidden(statement, seed=31, right=self.how == "inner")
-        keys = [(named(c, "l"), named(c, "r")) for c in statement.unit_columns(self.unit)]
-        matched = equal([*keys, *join_trials(statement)])
+        keys = [(column_ref(c, "l"), column_ref(c, "r")) for c in statement.unit_columns(self.unit)]
+        matched = equals([*keys, *join_trials(statement)])
         left, right = statement.table(self.left), statement.table(self.right)
-        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, self.how)
+        return join_select([*columns, *hidden], (left, "l"), (right, "r"), matched, self.how)
 
 
 @dataclass(frozen=True)
@@ -214,8 +220,8 @@ class KeyJoin(Relation):
     left: Relation
     right: Relation
     on: tuple[tuple[str, str], ...]
-    left_limit: Limit
-    right_limit: Limit
+    left_limit: RowLimit
+    right_limit: RowLimit
 
     def __post_init__(self) -> None:
         check_limit(self.left_limit, "the left limit of a join")
@@ -226,25 +232,25 @@ class KeyJoin(Relation):
     def domain(self, ctx: Context) -> dict[str, Domain]:
         left, right = self.left.domain(ctx), self.right.domain(ctx)
         check_on(left, right, self.on)
-        return joined(left, right)
+        return join_domain(left, right)
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        left, right = self.left.influence(ctx, unit), self.right.influence(ctx, unit)
-        rows = total(
-            product(2, left.rows, fixed(self.right_limit)),
-            product(2, right.rows, fixed(self.left_limit)),
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        left, right = self.left.stability(ctx, unit), self.right.stability(ctx, unit)
+        rows = add_up(
+            multiply(2, left.max_rows, known_limit(self.right_limit)),
+            multiply(2, right.max_rows, known_limit(self.left_limit)),
         )
-        return Influence(False, rows, rows)
+        return Stability(False, rows, rows)
 
-    def select(self, statement: Statement) -> exp.Select:
+    def select(self, statement: SqlStatement) -> exp.Select:
         columns = join_columns(statement, self.left, self.right)
         hidden = join_hidden(statement, seed=41)
-        matched = equal([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
-        left = self._side(statement, self.left, [one for one, _ in self.on], fixed(self.left_limit))
-        right = self._side(statement, self.right, [other for _, other in self.on], fixed(self.right_limit))
-        return met([*columns, *hidden], (left, "l"), (right, "r"), matched, "inner")
+        matched = equals([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
+        left = self._side(statement, self.left, [one for one, _ in self.on], known_limit(self.left_limit))
+        right = self._side(statement, self.right, [other for _, other in self.on], known_limit(self.right_limit))
+        return join_select([*columns, *hidden], (left, "l"), (right, "r"), matched, "inner")
 
-    def _side(self, statement: Statement, side: Relation, keys: list[str], limit: int) -> exp.Table:
+    def _side(self, statement: SqlStatement, side: Relation, keys: list[str], limit: int) -> exp.Table:
         scope, table = statement.scope(side), statement.table(side)
         columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trials()]
         return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))

@@ -11,14 +11,12 @@ from sqlglot import exp
 from dither.errors import InvalidPlan
 from dither.plan.context import Context
 from dither.plan.domains import merge
-from dither.plan.expressions.core import Column, Expr, convert, typed
-from dither.plan.relations.core import Relation, passed
-from dither.plan.sql.builders import (
-    select,
-)
+from dither.plan.expressions.core import ColumnRef, Expr, convert, domain_of
+from dither.plan.relations.core import Relation, hidden_columns
+from dither.plan.sql.builders import select
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import Statement, aliased, named
-from dither.plan.stability import Influence, total
+from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
+from dither.plan.stability import Stability, add_up
 from dither.plan.traversal import walk
 from dither.schema import Domain
 
@@ -36,35 +34,35 @@ class Project(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         scope = Scope(self.child.domain(ctx))
-        return {name: typed(value, scope) for name, value in self.columns}
+        return {name: domain_of(value, scope) for name, value in self.columns}
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        child = self.child.influence(ctx, unit)
-        kept = {value.name for name, value in self.columns if isinstance(value, Column) and value.name == name}
-        if child.per_key is None or all(reads(key) <= kept for key in child.per_key.keys):
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        child = self.child.stability(ctx, unit)
+        kept = {value.name for name, value in self.columns if isinstance(value, ColumnRef) and value.name == name}
+        if child.per_key is None or all(columns_read(key) <= kept for key in child.per_key.keys):
             return child
         return replace(child, per_key=None)
 
-    def select(self, statement: Statement) -> exp.Select:
+    def select(self, statement: SqlStatement) -> exp.Select:
         table, scope = statement.table(self.child), statement.scope(self.child)
         same = self._same(statement)
         picked = [
-            aliased(named(same[f"c{index}"]) if f"c{index}" in same else value.sql(scope), f"c{index}")
+            with_alias(column_ref(same[f"c{index}"]) if f"c{index}" in same else value.sql(scope), f"c{index}")
             for index, (_, value) in enumerate(self.columns)
         ]
-        return select(*picked, *passed(statement, self.child, ranks=True)).from_(table, copy=False)
+        return select(*picked, *hidden_columns(statement, self.child, ranks=True)).from_(table, copy=False)
 
-    def _same(self, statement: Statement) -> dict[str, str]:
+    def _same(self, statement: SqlStatement) -> dict[str, str]:
         """The columns that are packed columns of the child under another name."""
         names = {name: f"c{index}" for index, name in enumerate(self.child.domain(statement.ctx))}
-        bare = {f"c{i}": names[v.name] for i, (_, v) in enumerate(self.columns) if isinstance(v, Column)}
+        bare = {f"c{i}": names[v.name] for i, (_, v) in enumerate(self.columns) if isinstance(v, ColumnRef)}
         packed = self.child.packed(statement)
         return {new: old for new, old in bare.items() if old in packed}
 
-    def packed(self, statement: Statement) -> frozenset[str]:
+    def packed(self, statement: SqlStatement) -> frozenset[str]:
         return frozenset(self._same(statement))
 
-    def ranked(self, statement: Statement, unit: str) -> bool:
+    def ranked(self, statement: SqlStatement, unit: str) -> bool:
         return self.child.ranked(statement, unit)
 
 
@@ -74,14 +72,14 @@ def distinct_names(names: list[str]) -> None:
         raise InvalidPlan("two columns have the same name; rename one of them")
 
 
-def reads(node: Any) -> set[str]:
+def columns_read(node: Any) -> set[str]:
     """The columns that an expression, or a whole plan, reads."""
-    return {part.name for part in walk(node) if isinstance(part, Column)}
+    return {part.name for part in walk(node) if isinstance(part, ColumnRef)}
 
 
-def computed_with(keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> tuple[tuple[str, Domain], ...]:
+def expressions_over(keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> tuple[tuple[str, Domain], ...]:
     """The columns that keys compute with, and their domains; a bare column is handed on, whatever its domain."""
-    names = {name for key in keys if not isinstance(key, Column) for name in reads(key)}
+    names = {name for key in keys if not isinstance(key, ColumnRef) for name in columns_read(key)}
     return tuple((name, columns[name]) for name in sorted(names & columns.keys()))
 
 
@@ -100,12 +98,12 @@ class Union(Relation):
             raise InvalidPlan("the two sides of a union must have the same columns in the same order")
         return {name: merge([left[name], right[name]]) for name in left}
 
-    def influence(self, ctx: Context, unit: str) -> Influence:
-        left = self.left.influence(ctx, unit)
-        right = left if self.left == self.right else self.right.influence(ctx, unit)
+    def stability(self, ctx: Context, unit: str) -> Stability:
+        left = self.left.stability(ctx, unit)
+        right = left if self.left == self.right else self.right.stability(ctx, unit)
         # Equal leaves are equal tables: a unit moves the same different rows in each.
-        distinct = total(*(leaf.influence(ctx, unit).distinct for leaf in dict.fromkeys(self.leaves())))
-        return Influence(left.unit and right.unit, total(left.rows, right.rows), distinct)
+        distinct = add_up(*(leaf.stability(ctx, unit).max_distinct_rows for leaf in dict.fromkeys(self.leaves())))
+        return Stability(left.tracks_unit and right.tracks_unit, add_up(left.max_rows, right.max_rows), distinct)
 
     def leaves(self) -> Iterator[Relation]:
         """What is united, through unions of unions."""
@@ -115,7 +113,7 @@ class Union(Relation):
             else:
                 yield side
 
-    def select(self, statement: Statement) -> exp.SetOperation:
+    def select(self, statement: SqlStatement) -> exp.SetOperation:
         merged, known = self.domain(statement.ctx), statement.known(self)
         sides = [
             self._side(statement, side, branch, merged, known) for branch, side in enumerate((self.left, self.right))
@@ -123,13 +121,13 @@ class Union(Relation):
         return exp.union(*sides, distinct=False)
 
     def _side(
-        self, statement: Statement, side: Relation, branch: int, merged: dict[str, Domain], known: list[str]
+        self, statement: SqlStatement, side: Relation, branch: int, merged: dict[str, Domain], known: list[str]
     ) -> exp.Select:
         table, scope = statement.table(side), statement.scope(side)
         picked = [
-            aliased(convert(scope.names[name], scope.columns[name], merged[name]), f"c{index}")
+            with_alias(convert(scope.names[name], scope.columns[name], merged[name]), f"c{index}")
             for index, name in enumerate(merged)
         ]
-        hidden = [named(column) for unit in known for column in statement.unit_columns(unit)]
-        order = aliased(statement.mix_orders([named("o")], 11 + branch), "o")
-        return select(*picked, *hidden, order, *map(named, ["b", *statement.trials()])).from_(table, copy=False)
+        hidden = [column_ref(column) for unit in known for column in statement.unit_columns(unit)]
+        order = with_alias(statement.mix_orders([column_ref("o")], 11 + branch), "o")
+        return select(*picked, *hidden, order, *map(column_ref, ["b", *statement.trials()])).from_(table, copy=False)

@@ -24,12 +24,12 @@ TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
 MOMENT = f"^({YEAR}-({MONTHS})|{LEAP}-02-29)([ T]{TIME})?$"
 
 
-def whole(value: int) -> Sql:
+def integer(value: int) -> Sql:
     """A 64-bit integer constant; refused where it is none, before an engine could fail on it."""
-    return cast(plain(value), "bigint")
+    return cast(literal(value), "bigint")
 
 
-def plain(value: int) -> Sql:
+def literal(value: int) -> Sql:
     """An integer constant that stands beside a 64-bit operand."""
     if not fits_64_bits(value):
         raise Unsupported("a number in the plan does not fit into 64 bits")
@@ -46,7 +46,7 @@ def double(value: int) -> Sql:
     return cast(exp.Literal.number(value), "double")
 
 
-def text(value: str) -> Sql:
+def string(value: str) -> Sql:
     """A text constant, escaped by the generator."""
     return exp.Literal.string(value)
 
@@ -56,7 +56,7 @@ def null(kind: str) -> Sql:
     return cast(exp.null(), kind)
 
 
-def own(node: Sql) -> Sql:
+def detached(node: Sql) -> Sql:
     """A node that may become part of another: itself while it is nobody's, else a copy."""
     return node if node.parent is None else node.copy()
 
@@ -73,12 +73,12 @@ TYPES = {
 
 def cast(node: Sql, kind: str) -> Sql:
     """CAST(node AS kind)."""
-    return exp.Cast(this=own(node), to=exp.DataType(this=TYPES[kind]))
+    return exp.Cast(this=detached(node), to=exp.DataType(this=TYPES[kind]))
 
 
 def try_cast(node: Sql, kind: str) -> Sql:
     """The cast, NULL where it is not possible."""
-    return exp.TryCast(this=own(node), to=exp.DataType(this=TYPES[kind]))
+    return exp.TryCast(this=detached(node), to=exp.DataType(this=TYPES[kind]))
 
 
 def wrap(node: Sql) -> Sql:
@@ -86,7 +86,7 @@ def wrap(node: Sql) -> Sql:
     atomic = isinstance(node, exp.Column | exp.Cast | exp.Func | exp.Case | exp.Paren | exp.Null | exp.Boolean) or (
         isinstance(node, exp.Literal) and not node.is_string
     )
-    return own(node) if atomic else exp.Paren(this=own(node))
+    return detached(node) if atomic else exp.Paren(this=detached(node))
 
 
 def binary(kind: type[exp.Binary], left: Sql, right: Sql) -> Sql:
@@ -98,16 +98,18 @@ def binary(kind: type[exp.Binary], left: Sql, right: Sql) -> Sql:
 def add(left: Sql, right: Sql | int) -> Sql:
     """The sum; adding the constant 0 leaves the left side alone."""
     if isinstance(right, int):
-        return left if right == 0 else binary(exp.Add, left, plain(right)) if right > 0 else sub(left, plain(-right))
+        return (
+            left if right == 0 else binary(exp.Add, left, literal(right)) if right > 0 else sub(left, literal(-right))
+        )
     return binary(exp.Add, left, right)
 
 
-def added(terms: Sequence[Sql]) -> Sql:
+def add_all(terms: Sequence[Sql]) -> Sql:
     """The sum of terms, at least one; nested no deeper than it must be."""
     if len(terms) == 1:
         return terms[0]
     middle = (len(terms) + 1) // 2
-    return binary(exp.Add, added(terms[:middle]), added(terms[middle:]))
+    return binary(exp.Add, add_all(terms[:middle]), add_all(terms[middle:]))
 
 
 @dataclass(frozen=True)
@@ -141,23 +143,23 @@ def sub(left: Sql, right: Sql) -> Sql:
 def times(left: Sql, right: Sql | int) -> Sql:
     """The product; multiplying by the constant 1 leaves the left side alone."""
     if isinstance(right, int):
-        return left if right == 1 else binary(exp.Mul, left, plain(right))
+        return left if right == 1 else binary(exp.Mul, left, literal(right))
     return binary(exp.Mul, left, right)
 
 
-def both(conditions: Sequence[Sql]) -> Sql:
+def and_(conditions: Sequence[Sql]) -> Sql:
     """The conjunction."""
-    return exp.and_(*map(own, conditions), copy=False) if conditions else exp.true()
+    return exp.and_(*map(detached, conditions), copy=False) if conditions else exp.true()
 
 
-def either(conditions: Sequence[Sql]) -> Sql:
+def or_(conditions: Sequence[Sql]) -> Sql:
     """The disjunction."""
-    return exp.or_(*map(own, conditions), copy=False) if conditions else exp.false()
+    return exp.or_(*map(detached, conditions), copy=False) if conditions else exp.false()
 
 
-def negated(condition: Sql) -> Sql:
+def not_(condition: Sql) -> Sql:
     """NOT."""
-    return exp.not_(own(condition), copy=False)
+    return exp.not_(detached(condition), copy=False)
 
 
 def is_null(value: Sql) -> Sql:
@@ -165,34 +167,34 @@ def is_null(value: Sql) -> Sql:
     return binary(exp.Is, value, exp.null())
 
 
-def present(value: Sql) -> Sql:
+def is_not_null(value: Sql) -> Sql:
     """Whether there is a value."""
-    return negated(is_null(value))
+    return not_(is_null(value))
 
 
 def case(branches: Sequence[tuple[Sql, Sql]], default: Sql | None = None) -> Sql:
     """CASE WHEN ... THEN ... ELSE ... END; without branches, the default."""
     if not branches and default is not None:
-        return own(default)
-    result = exp.Case(ifs=[exp.If(this=own(when), true=own(then)) for when, then in branches])
+        return detached(default)
+    result = exp.Case(ifs=[exp.If(this=detached(when), true=detached(then)) for when, then in branches])
     if default is not None:
-        result.set("default", own(default))
+        result.set("default", detached(default))
     return result
 
 
 def call(name: str, *arguments: Sql) -> Sql:
     """A function of SQL known to sqlglot by that name."""
-    return exp.func(name, *map(own, arguments), copy=False)
+    return exp.func(name, *map(detached, arguments), copy=False)
 
 
 def select(*columns: Sql) -> exp.Select:
     """SELECT of these columns; builders on it may change it in place (copy=False), since nobody else has it yet."""
-    return exp.Select(expressions=[own(column) for column in columns])
+    return exp.Select(expressions=[detached(column) for column in columns])
 
 
 def within(value: Sql, lo: int, hi: int) -> Sql:
     """The nearest integer from lo to hi; the value must not be NULL."""
-    return call("LEAST", call("GREATEST", value, whole(lo)), whole(hi))
+    return call("LEAST", call("GREATEST", value, integer(lo)), integer(hi))
 
 
 def rows_count() -> Sql:

@@ -17,9 +17,9 @@ from dither.plan.sql.builders import (
     call,
     case,
     cast,
-    own,
-    plain,
-    text,
+    detached,
+    literal,
+    string,
     try_cast,
 )
 from dither.schema import Category, Domain
@@ -27,14 +27,14 @@ from dither.schema import Category, Domain
 RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
 
 
-class Spelling:
+class Dialect:
     """DuckDB's way; other engines override."""
 
-    dialect = "duckdb"
+    sqlglot_name = "duckdb"
 
     def render(self, statement: Sql) -> str:
         """The SQL text."""
-        return statement.sql(dialect=self.dialect, copy=False)
+        return statement.sql(dialect=self.sqlglot_name, copy=False)
 
     def quotient(self, left: Sql, right: Sql) -> Sql:
         """Integer division towards zero; NULL by NULL."""
@@ -50,11 +50,11 @@ class Spelling:
 
     def total(self, value: Sql) -> Sql:
         """SUM over rows in a type that cannot overflow; DuckDB sums 64 bits in 128."""
-        return exp.Sum(this=own(value))
+        return exp.Sum(this=detached(value))
 
     def instant(self, microseconds: Sql) -> Sql:
         """Microseconds since 1970 as a timestamp without a zone."""
-        return exp.Anonymous(this="make_timestamp", expressions=[own(microseconds)])
+        return exp.Anonymous(this="make_timestamp", expressions=[detached(microseconds)])
 
     def microseconds(self, moment: Sql) -> Sql:
         """A timestamp or date as microseconds since 1970; NULL for infinities and where microseconds do not reach."""
@@ -62,18 +62,18 @@ class Spelling:
 
     def fingerprint(self, value: Sql) -> Sql:
         """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
-        digits = exp.Substring(this=exp.MD5(this=own(value)), start=plain(1), length=plain(8))
-        return cast(exp.Concat(expressions=[text("0x"), digits]), "bigint")
+        digits = exp.Substring(this=exp.MD5(this=detached(value)), start=literal(1), length=literal(8))
+        return cast(exp.Concat(expressions=[string("0x"), digits]), "bigint")
 
     def position(self, value: Sql, values: Sequence[str]) -> Sql:
         """Where a text stands among few constants, counted from 1; 0 where nowhere, and for NULL."""
         # Functions of one column, unlike CASE and COALESCE, are worked out once for each entry of a dictionary.
-        found = exp.Anonymous(this="list_position", expressions=[_texts(values), own(value)])
-        return call("GREATEST", found, plain(0))
+        found = exp.Anonymous(this="list_position", expressions=[_texts(values), detached(value)])
+        return call("GREATEST", found, literal(0))
 
     def among(self, value: Sql, values: Sequence[str]) -> Sql:
         """Whether a text is one of few constants; not true for NULL."""
-        return binary(exp.GT, self.position(value, values), plain(0))
+        return binary(exp.GT, self.position(value, values), literal(0))
 
     def packs(self, domain: Domain) -> bool:
         """Whether records of a domain are held packed: they are one of few texts."""
@@ -81,12 +81,12 @@ class Spelling:
 
     def packed(self, value: Sql, values: Sequence[str]) -> Sql:
         """One of few texts as a byte, NULL where it is none."""
-        kind = exp.DataType(this=exp.DType.ENUM, expressions=[text(v) for v in values])
-        return exp.TryCast(this=own(value), to=kind)
+        kind = exp.DataType(this=exp.DType.ENUM, expressions=[string(v) for v in values])
+        return exp.TryCast(this=detached(value), to=kind)
 
     def place(self, value: Sql) -> Sql:
         """The `position` of a packed text."""
-        return add(cast(exp.Anonymous(this="enum_code", expressions=[own(value)]), "bigint"), 1)
+        return add(cast(exp.Anonymous(this="enum_code", expressions=[detached(value)]), "bigint"), 1)
 
     def unpacked(self, value: Sql) -> Sql:
         """A packed text as it is read."""
@@ -94,11 +94,11 @@ class Spelling:
 
     def matches(self, value: Sql, pattern: str) -> Sql:
         """Whether a text has a form of ours; no pattern comes from an analyst."""
-        return exp.RegexpLike(this=own(value), expression=text(pattern))
+        return exp.RegexpLike(this=detached(value), expression=string(pattern))
 
     def is_nan(self, value: Sql) -> Sql:
         """Whether a double is NaN."""
-        return exp.Anonymous(this="isnan", expressions=[own(value)])
+        return exp.Anonymous(this="isnan", expressions=[detached(value)])
 
     def number_of_text(self, value: Sql) -> Sql:
         """The double that a text spells, or NULL; never fails."""
@@ -106,12 +106,12 @@ class Spelling:
 
     def boolean_of_text(self, value: Sql) -> Sql:
         """The truth value that a text spells, or NULL; never fails."""
-        lowered = exp.Lower(this=own(value))
+        lowered = exp.Lower(this=detached(value))
         truths, lies = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
         return case(
             [
-                (exp.In(this=lowered, expressions=[text(word) for word in truths]), exp.true()),
-                (exp.In(this=own(lowered), expressions=[text(word) for word in lies]), exp.false()),
+                (exp.In(this=lowered, expressions=[string(word) for word in truths]), exp.true()),
+                (exp.In(this=detached(lowered), expressions=[string(word) for word in lies]), exp.false()),
             ]
         )
 
@@ -126,8 +126,8 @@ class Spelling:
     def integer_of_text(self, value: Sql) -> Sql:
         """The 64-bit integer whose usual spelling is this text, or NULL; never fails."""
         number = try_cast(value, "bigint")
-        spelled = binary(exp.EQ, cast(number, "varchar"), value)
-        return case([(spelled, number)])
+        dialect = binary(exp.EQ, cast(number, "varchar"), value)
+        return case([(dialect, number)])
 
     def integer_of_wide(self, value: Sql) -> Sql:
         """An integer of any width as 64 bits, or NULL where it does not fit; never fails."""
@@ -135,4 +135,4 @@ class Spelling:
 
 
 def _texts(values: Sequence[str]) -> Sql:
-    return exp.Array(expressions=[text(value) for value in values])
+    return exp.Array(expressions=[string(value) for value in values])

@@ -8,8 +8,8 @@ from hashlib import sha256
 
 from sqlglot import exp
 
-from dither.plan.sql.builders import Sql, add, added, binary, plain, times, whole
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.builders import Sql, add, add_all, binary, integer, literal, times
+from dither.plan.sql.dialect import Dialect
 
 # A prime below 2^31 with which cubing permutes the residues, and the largest prime below 2^40.
 MODULUS = (1 << 31) - 69
@@ -19,23 +19,23 @@ MIXED_BITS = 62
 
 
 @dataclass(frozen=True)
-class Part:
+class HashPart:
     """An integer of fewer than so many bits, beside its sign: what an order is made of."""
 
     value: Sql
     bits: int
 
 
-def mixed(parts: Sequence[Part], seed: int) -> Sql:
+def mix_hash(parts: Sequence[HashPart], seed: int) -> Sql:
     """An integer between -2^62 and 2^62 made of other integers, the same on every engine; `spread` before comparing.
 
     A sum with coefficients from the seed, each as large as its part leaves room for: nothing overflows, so nothing need
     be reduced, and no engine needs a hash function of its own.
     """
     room = MIXED_BITS - (len(parts) + 1).bit_length()
-    factors = [whole(coefficient(seed, index, room - part.bits)) for index, part in enumerate(parts)]
+    factors = [integer(coefficient(seed, index, room - part.bits)) for index, part in enumerate(parts)]
     terms = [binary(exp.Mul, part.value, factor) for part, factor in zip(parts, factors, strict=True)]
-    return added([whole(coefficient(seed, -1, room)), *terms])
+    return add_all([integer(coefficient(seed, -1, room)), *terms])
 
 
 def coefficient(seed: int, index: int, bits: int) -> int:
@@ -44,19 +44,19 @@ def coefficient(seed: int, index: int, bits: int) -> int:
     return half + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:8]) % half
 
 
-def spread(spelling: Spelling, order: Sql) -> Sql:
+def hash_order(dialect: Dialect, order: Sql) -> Sql:
     """What rows are sorted by: the cube of an order modulo a prime, then the order's low bits.
 
     x -> x^3 permutes the residues, and with the low bits the order is known again: it is unequal for unequal orders.
     Without the cube the orders of two rows would differ by the same amount for every unit, and one kind of row would
     come first more often than another.
     """
-    residue = spelling.remainder(order, plain(MODULUS))
-    square = spelling.remainder(times(residue, residue), plain(MODULUS))
-    cube = spelling.remainder(times(square, residue), plain(MODULUS))
+    residue = dialect.remainder(order, literal(MODULUS))
+    square = dialect.remainder(times(residue, residue), literal(MODULUS))
+    cube = dialect.remainder(times(square, residue), literal(MODULUS))
     return add(times(cube, 1 << 31), low_bits(order))
 
 
 def low_bits(order: Sql) -> Sql:
     """The last 31 bits."""
-    return binary(exp.BitwiseAnd, order, plain(LOW_BITS))
+    return binary(exp.BitwiseAnd, order, literal(LOW_BITS))

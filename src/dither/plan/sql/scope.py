@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dither.plan.sql.builders import (
-    Sql,
-)
-from dither.plan.sql.dialect import Spelling
+from dither.plan.sql.builders import Sql
+from dither.plan.sql.dialect import Dialect
 from dither.schema import Domain
 
 
@@ -18,4 +16,4 @@ class Scope:
 
     columns: Mapping[str, Domain]
     names: Mapping[str, Sql] = field(default_factory=dict)
-    spelling: Spelling = field(default_factory=Spelling)
+    dialect: Dialect = field(default_factory=Dialect)

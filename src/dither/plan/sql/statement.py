@@ -15,25 +15,25 @@ from sqlglot import exp
 
 from dither.errors import InvalidPlan
 from dither.plan.context import Context
-from dither.plan.domains import physical, span
+from dither.plan.domains import span, storage_type
 from dither.plan.sql.builders import (
     FEW_VALUES,
     Extent,
     Sql,
+    and_,
     binary,
-    both,
     call,
     case,
     cast,
+    detached,
     extent,
-    negated,
-    own,
-    plain,
+    integer,
+    literal,
+    not_,
     select,
-    whole,
 )
-from dither.plan.sql.dialect import RawKind, Spelling
-from dither.plan.sql.row_order import FOLD, MODULUS, Part, low_bits, mixed, spread
+from dither.plan.sql.dialect import Dialect, RawKind
+from dither.plan.sql.row_order import FOLD, MODULUS, HashPart, hash_order, low_bits, mix_hash
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Moment, Number
 
@@ -44,7 +44,7 @@ MOST_SQL_NODES = 200_000
 
 
 @dataclass(frozen=True)
-class Origin:
+class TableSource:
     """Where an engine finds a table, and what it knows about how the records are stored.
 
     `ready`: the columns already hold values in their held form, under the names of the schema (a prepared snapshot);
@@ -60,27 +60,27 @@ class Origin:
     unique: bool = False
 
 
-def named(name: str, table: str | None = None) -> Sql:
+def column_ref(name: str, table: str | None = None) -> Sql:
     """A column by a name of ours."""
     if table is None:
         return exp.Column(this=exp.to_identifier(name))
     return exp.Column(this=exp.to_identifier(name), table=exp.to_identifier(table))
 
 
-def part(value: Sql, domain: Domain, spelling: Spelling, packed: bool) -> Part:
+def hash_part(value: Sql, domain: Domain, dialect: Dialect, packed: bool) -> HashPart:
     """A held value as an integer of at most 40 bits, NULL apart from the rest."""
     match domain:
         case Number() | Moment() if (bits := _bits(domain)) < FOLD.bit_length():
-            return Part(_or_else(value, domain, span(domain)[1] + 1), bits)
+            return HashPart(_or_else(value, domain, span(domain)[1] + 1), bits)
         case Boolean():
-            return Part(case([(value, whole(2)), (negated(value), whole(1))], whole(0)), 2)
+            return HashPart(case([(value, integer(2)), (not_(value), integer(1))], integer(0)), 2)
         case Category(values=values) if len(values) <= FEW_VALUES:
-            place = spelling.place(value) if packed else spelling.position(value, values)
-            return Part(_or_else(place, domain, 0), len(values).bit_length())
-        case _ if physical(domain) == "varchar":
-            return Part(_or_else(spelling.fingerprint(value), domain, -1), 32)
+            place = dialect.place(value) if packed else dialect.position(value, values)
+            return HashPart(_or_else(place, domain, 0), len(values).bit_length())
+        case _ if storage_type(domain) == "varchar":
+            return HashPart(_or_else(dialect.fingerprint(value), domain, -1), 32)
         case _:
-            return Part(_or_else(spelling.remainder(value, plain(FOLD)), domain, FOLD), FOLD.bit_length())
+            return HashPart(_or_else(dialect.remainder(value, literal(FOLD)), domain, FOLD), FOLD.bit_length())
 
 
 def _bits(domain: Domain) -> int:
@@ -90,22 +90,22 @@ def _bits(domain: Domain) -> int:
 
 
 def _or_else(value: Sql, domain: Domain, spare: int) -> Sql:
-    return exp.Coalesce(this=own(value), expressions=[whole(spare)]) if domain.nullable else value
+    return exp.Coalesce(this=detached(value), expressions=[integer(spare)]) if domain.nullable else value
 
 
-def halves(order: Sql, spelling: Spelling) -> list[Part]:
+def halves(order: Sql, dialect: Dialect) -> list[HashPart]:
     """A row's order as two parts to mix further."""
-    return [Part(low_bits(order), 31), Part(spelling.remainder(order.copy(), plain(MODULUS)), 31)]
+    return [HashPart(low_bits(order), 31), HashPart(dialect.remainder(order.copy(), literal(MODULUS)), 31)]
 
 
-class Statement:
+class SqlStatement:
     """Builds the SQL of a plan; engines give it the origins of the tables."""
 
     def __init__(
         self,
         ctx: Context,
-        origins: Mapping[str, Origin],
-        spelling: Spelling | None = None,
+        origins: Mapping[str, TableSource],
+        dialect: Dialect | None = None,
         secret: int = 0,
         counted: frozenset[str] = frozenset(),
         trial: str | None = None,
@@ -113,7 +113,7 @@ class Statement:
     ) -> None:
         self.ctx = ctx
         self.origins = origins
-        self.spelling = spelling or Spelling()
+        self.dialect = dialect or Dialect()
         self.secret = secret
         self.counted = counted
         self.trial = trial
@@ -137,13 +137,13 @@ class Statement:
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """The visible columns of a relation, for its parent's expressions."""
         columns = node.domain(self.ctx)
-        return Scope(columns, dict(zip(columns, self.visible(node, table), strict=True)), self.spelling)
+        return Scope(columns, dict(zip(columns, self.visible(node, table), strict=True)), self.dialect)
 
     def visible(self, node: Relation, table: str | None = None) -> list[Sql]:
         """The visible columns of a relation, for expressions and keys: no text is packed."""
         names, packed = [f"c{index}" for index in range(len(node.domain(self.ctx)))], node.packed(self)
-        columns = [(named(name, table), name in packed) for name in names]
-        return [self.spelling.unpacked(column) if small else column for column, small in columns]
+        columns = [(column_ref(name, table), name in packed) for name in names]
+        return [self.dialect.unpacked(column) if small else column for column, small in columns]
 
     def unit_columns(self, unit: str) -> list[str]:
         """The hidden columns that hold a unit."""
@@ -157,7 +157,7 @@ class Statement:
     def known(self, node: Relation) -> list[str]:
         """The keyed units that a relation's rows know."""
         units = [name for name, unit in self.ctx.dataset.units.items() if unit.kind != "row"]
-        return [name for name in units if node.influence(self.ctx, name).unit]
+        return [name for name in units if node.stability(self.ctx, name).tracks_unit]
 
     def hidden(self, units: Sequence[str]) -> list[str]:
         """All hidden columns but the stored ranks, for rows that know these units."""
@@ -177,35 +177,37 @@ class Statement:
 
     def mix(self, columns: Sequence[tuple[Sql, Domain]], seed: int, packed: frozenset[str] = frozenset()) -> Sql:
         """A pseudo-random order that depends on these values alone, some of them packed."""
-        return mixed([part(value, domain, self.spelling, value.name in packed) for value, domain in columns], seed)
+        return mix_hash(
+            [hash_part(value, domain, self.dialect, value.name in packed) for value, domain in columns], seed
+        )
 
     def mix_orders(self, orders: Sequence[Sql], seed: int) -> Sql:
         """A pseudo-random order from other orders; 0 where the plan needs none."""
         if not self.ordered:
-            return whole(0)
-        return mixed([half for order in orders for half in halves(order, self.spelling)], seed)
+            return integer(0)
+        return mix_hash([half for order in orders for half in halves(order, self.dialect)], seed)
 
     def sorted_by(self, column: str) -> Sql:
         """What rows are sorted by, for a column that holds an order."""
-        return spread(self.spelling, named(column))
+        return hash_order(self.dialect, column_ref(column))
 
     def numbered(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
         window = exp.Window(
             this=exp.RowNumber(),
-            partition_by=[*(key.copy() for key in by), *map(named, self.trials())],
-            order=exp.Order(expressions=[named("s")]),
+            partition_by=[*(key.copy() for key in by), *map(column_ref, self.trials())],
+            order=exp.Order(expressions=[column_ref("s")]),
         )
-        ranked = select(*(named(c) for c in columns), aliased(window, "n")).from_(
+        ranked = select(*(column_ref(c) for c in columns), with_alias(window, "n")).from_(
             self.add(self.placed(table, columns)), copy=False
         )
-        kept = binary(exp.LTE, named("n"), plain(limit))
-        return select(*(named(c) for c in columns)).from_(inner(ranked), copy=False).where(kept, copy=False)
+        kept = binary(exp.LTE, column_ref("n"), literal(limit))
+        return select(*(column_ref(c) for c in columns)).from_(subquery(ranked), copy=False).where(kept, copy=False)
 
     def placed(self, table: exp.Table, columns: Sequence[str]) -> exp.Select:
         """Rows as they go into a sort, with s, what they are sorted by."""
         # In a column of its own the order's common parts are worked out once; inside the window they would not be.
-        return select(*(named(c) for c in columns), aliased(self.sorted_by("o"), "s")).from_(table, copy=False)
+        return select(*(column_ref(c) for c in columns), with_alias(self.sorted_by("o"), "s")).from_(table, copy=False)
 
     def finish(self, body: exp.Select) -> exp.Select:
         """The whole statement; its extent is known from then on."""
@@ -226,12 +228,12 @@ def _alias(name: str) -> exp.TableAlias:
     return exp.TableAlias(this=exp.to_identifier(name))
 
 
-def inner(body: exp.Select) -> exp.Subquery:
+def subquery(body: exp.Select) -> exp.Subquery:
     """A subquery in its place."""
     return exp.Subquery(this=body, alias=_alias("ranked"))
 
 
-def met(
+def join_select(
     columns: Sequence[Sql],
     first: tuple[exp.Table, str],
     second: tuple[exp.Table, str],
@@ -246,18 +248,18 @@ def met(
     return select(*columns).from_(first[0], copy=False).join(join, copy=False)
 
 
-def aliased(value: Sql, name: str) -> Sql:
+def with_alias(value: Sql, name: str) -> Sql:
     """value AS name."""
-    return exp.Alias(this=own(value), alias=exp.to_identifier(name))
+    return exp.Alias(this=detached(value), alias=exp.to_identifier(name))
 
 
-def equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
+def equals(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
     """All pairs equal: a join condition."""
-    return both([binary(exp.EQ, left, right) for left, right in pairs])
+    return and_([binary(exp.EQ, left, right) for left, right in pairs])
 
 
-def saturated(value: Sql, most: int, least: int | None = None) -> Sql:
+def saturate(value: Sql, most: int, least: int | None = None) -> Sql:
     """A wide integer held from `least` (-most) to `most`, in 64 bits; NULL is 0."""
-    present = exp.Coalesce(this=own(value), expressions=[plain(0)])
-    held = call("LEAST", call("GREATEST", present, plain(-most if least is None else least)), plain(most))
+    present = exp.Coalesce(this=detached(value), expressions=[literal(0)])
+    held = call("LEAST", call("GREATEST", present, literal(-most if least is None else least)), literal(most))
     return cast(held, "bigint")

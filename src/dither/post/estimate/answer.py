@@ -21,12 +21,12 @@ from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.loss import to_json as loss_to_json
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
-from dither.post.estimate.combine import Drawn
-from dither.post.estimate.contribution import Found
-from dither.post.estimate.intervals import Estimate, Source, estimate
-from dither.post.estimate.typecheck import Kind, kind, of_domain
-from dither.post.formulas import Key, Values, cells_of, evaluate, missing
-from dither.post.query.planner import Plan, axes
+from dither.post.estimate.combine import QuestionDraws
+from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
+from dither.post.estimate.typecheck import ValueType, domain_type, value_type
+from dither.post.formulas import KeyValue, Values, cells_of, evaluate, missing
+from dither.post.query.planner import QueryPlan, axes
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar
@@ -36,7 +36,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Column:
+class AnswerColumn:
     """A column of an answer; keys have no error."""
 
     name: str
@@ -49,14 +49,14 @@ class Answer:
     """The answer to one question; `table` holds each column with `_std_error`, `_low` and `_high` beside it."""
 
     query: str
-    columns: tuple[Column, ...]
+    columns: tuple[AnswerColumn, ...]
     keys: pa.Table
     confidence: float
     loss: tuple[Loss, ...]
     releases: tuple[Release, ...]
-    bounds: dict[str, Found]
+    bounds: dict[str, EstimatedBound]
     notes: tuple[str, ...]
-    drawn: Drawn | None = field(default=None, repr=False, compare=False)
+    draws: QuestionDraws | None = field(default=None, repr=False, compare=False)
 
     @property
     def table(self) -> pa.Table:
@@ -76,7 +76,7 @@ class Answer:
     def __len__(self) -> int:
         return int(self.keys.num_rows)
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> AnswerColumn:
         for column in self.columns:
             if column.name == name:
                 return column
@@ -109,9 +109,11 @@ class Answer:
         return tuple(part for release in self.releases for part in release.losses)
 
     @property
-    def noisy(self) -> list[dict[str, Any]]:
+    def measurements(self) -> list[dict[str, Any]]:
         """The raw measurements, those that found bounds first: mechanism, scale, sensitivity, clamps, loss of each."""
-        return [_described(part) for release in self.releases for part in (*(release.find or ()), *release.parts)]
+        return [
+            _described(part) for release in self.releases for part in (*(release.search_results or ()), *release.parts)
+        ]
 
     def plot(self, column: str | None = None) -> Any:
         """A chart of one column with its intervals (needs matplotlib)."""
@@ -138,7 +140,7 @@ class Answer:
         foot = html.escape(f"{self.confidence:.0%} intervals; cost: {costs}")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}<p>{foot}</p>"
 
-    def _cell(self, column: Column, place: int, row: int) -> str:
+    def _cell(self, column: AnswerColumn, place: int, row: int) -> str:
         if column.key:
             return f"<td>{html.escape(str(self.keys.column(place)[row].as_py()))}</td>"
         found = column.estimate
@@ -152,7 +154,7 @@ class Answer:
             lines.append(" | ".join(self._text(column, place, row) for place, column in enumerate(self.columns)))
         return "\n".join(lines)
 
-    def _text(self, column: Column, place: int, row: int) -> str:
+    def _text(self, column: AnswerColumn, place: int, row: int) -> str:
         if column.key:
             return str(self.keys.column(place)[row].as_py())
         found = column.estimate
@@ -205,31 +207,32 @@ def _described(part: Any) -> dict[str, Any]:
     }
 
 
-def assemble(
-    plan: Plan,
+def build_answer(
+    plan: QueryPlan,
     context: Context,
-    columns: Sequence[Source],
+    columns: Sequence[NoisyColumn],
     confidence: float,
     releases: Sequence[Release],
-    bounds: dict[str, Found],
+    bounds: dict[str, EstimatedBound],
 ) -> Answer:
     """The columns asked for, filtered, ordered and cut as the query says."""
     found = axes(context, plan)
     rows = list(product(*(values for _, values in found)))
     domains = _key_domains(plan, context)
     raw = [_key_values([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
-    kinds = [of_domain(domain) for domain in domains]
+    kinds = [domain_type(domain) for domain in domains]
     estimates = [
-        _as_kind(estimate(output.node, columns, raw, confidence), kind(output.node, kinds)) for output in plan.outputs
+        _as_kind(estimate(output.node, columns, raw, confidence), value_type(output.node, kinds))
+        for output in plan.outputs
     ]
     size = len(rows)
     chosen = _chosen(plan, columns, raw, size)
     shown = [_key_text([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
     made, keys = [], {}
     for place, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
-        is_key = isinstance(output.node, Key)
-        made.append(Column(output.name, _taken(result, chosen, size), is_key))
-        values = shown[output.node.index] if isinstance(output.node, Key) else [None] * size
+        is_key = isinstance(output.node, KeyValue)
+        made.append(AnswerColumn(output.name, _taken(result, chosen, size), is_key))
+        values = shown[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
         keys[str(place)] = pa.array([values[row] for row in chosen])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
     table = pa.table(keys)
@@ -238,7 +241,7 @@ def assemble(
     )
 
 
-def _as_kind(found: Estimate, wanted: Kind) -> Estimate:
+def _as_kind(found: Estimate, wanted: ValueType) -> Estimate:
     """Truth values as such; they are computed as 1, 0 and unknown."""
     if wanted != "truth value":
         return found
@@ -246,7 +249,7 @@ def _as_kind(found: Estimate, wanted: Kind) -> Estimate:
     return replace(found, value=np.array(values, dtype=object).reshape(np.shape(found.value)))
 
 
-def _notes(plan: Plan, bounds: dict[str, Found]) -> tuple[str, ...]:
+def _notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
     notes = list(plan.notes)
     for tag, found in bounds.items():
         share = f"{found.inflation:.1%}" if found.kept else "unknown"
@@ -264,7 +267,7 @@ def _taken(result: Estimate, chosen: Sequence[int], size: int) -> Estimate:
     return Estimate(cut(result.value), cut(result.std_error), cut(result.low), cut(result.high))
 
 
-def _chosen(plan: Plan, columns: Sequence[Source], keys: list[Values], size: int) -> list[int]:
+def _chosen(plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], size: int) -> list[int]:
     """Which rows HAVING keeps, in the order of ORDER BY, cut by LIMIT: all on noisy values."""
     cells = [column.estimate for column in columns]
     kept = np.ones(size, bool)
@@ -284,14 +287,14 @@ def _ordered(rows: list[int], values: Values, term: Ordering) -> list[int]:
     return unknown + known if term.nulls_first else known + unknown
 
 
-def _key_domains(plan: Plan, context: Context) -> list[Domain]:
+def _key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
     scope = Scope(plan.question.relation.domain(context))
     return [key.value.domain(scope) for key in plan.keys]
 
 
 def _key_values(values: list[Scalar], domain: Domain) -> Values:
     """Keys for computing: numbers, moments and truth values as floats, texts as objects."""
-    if of_domain(domain) != "text":
+    if domain_type(domain) != "text":
         return np.array([math.nan if value is None else float(value) for value in values])
     return np.array(values, dtype=object)
 
@@ -308,7 +311,7 @@ def _shown(value: Scalar, domain: Domain) -> Any:
     return float(value) if isinstance(value, Fraction) else value
 
 
-def measured_cells(plan: Plan) -> frozenset[int]:
+def measured_cells(plan: QueryPlan) -> frozenset[int]:
     """The sources that some output reads."""
     return frozenset().union(*(cells_of(output.node) for output in plan.outputs))
 
@@ -324,7 +327,7 @@ def needed(package: str) -> Any:
 ROUNDING = 1e-9
 
 
-def elsewhere(losses: Iterable[UnitLoss], unit: str, asked: Loss) -> tuple[str, ...]:
+def other_budget_notes(losses: Iterable[UnitLoss], unit: str, asked: Loss) -> tuple[str, ...]:
     """A note for each other budget that pays more than was asked for."""
     most = size(asked) * (1 + ROUNDING)
     others = [part for part in losses if part.unit != unit and size(part.loss) > most]

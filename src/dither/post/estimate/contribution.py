@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dither.post.noise import Floats
-from dither.privacy.contribution_bound import SURE, tail
+from dither.privacy.contribution_bound import SURE, fit_tail
 
 UNEVEN = 2.0
 
 
 @dataclass(frozen=True)
-class Found:
+class EstimatedBound:
     """A bound, the mass that it keeps and removes, about and at most, and the sum of squares of what units lose.
 
     So many units (`unseen`) could be far heavier than all others without showing through the noise.
@@ -40,9 +40,9 @@ class Found:
         return np.minimum(self.removed_high, UNEVEN * (self.removed_high * share + np.sqrt(self.squares * share)))
 
 
-def found(bound: int, points: tuple[int, ...], noisy: Floats, std: float, row: int = 1) -> Found:
+def estimate_bound(bound: int, points: tuple[int, ...], noisy: Floats, std: float, row: int = 1) -> EstimatedBound:
     """A bound with what it keeps and removes, from the noisy counts by which it was found."""
-    shape = tail(points, noisy, std, row)
+    shape = fit_tail(points, noisy, std, row)
     removed = shape.removed(bound)
     most = max(shape.removed_high(bound), removed)
-    return Found(bound, shape.kept(bound), removed, most, shape.squares(bound), SURE * std)
+    return EstimatedBound(bound, shape.kept(bound), removed, most, shape.squares(bound), SURE * std)

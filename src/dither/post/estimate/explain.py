@@ -11,14 +11,25 @@ import numpy as np
 from dither.errors import Unbounded
 from dither.plan.context import Context
 from dither.plan.relations.scan import Scan
-from dither.plan.traversal import fill, walk
+from dither.plan.traversal import fill_limits, walk
 from dither.post.contribution_bound import FIND_SHARE
-from dither.post.estimate.intervals import Banded, Measured, Source, estimate
-from dither.post.formulas import Apply, Cell, Constant, Key, Mean, Node, Within, affine, cells_of, peel
-from dither.post.noise import law
-from dither.post.query.planner import MOST, Plan, Ranking, Reading
+from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
+from dither.post.formulas import (
+    Average,
+    ClampedTo,
+    FixedValue,
+    Formula,
+    FunctionCall,
+    KeyValue,
+    NoisyCell,
+    as_affine,
+    cells_of,
+    strip_monotone,
+)
+from dither.post.noise import noise_of
+from dither.post.query.planner import MOST, CellRef, QuantileRef, QueryPlan
 from dither.post.query.request import finding_share, mechanism_of
-from dither.privacy.protocol import Part
+from dither.privacy.protocol import Measurement
 
 TYPICAL_ROWS = 1000.0
 STRAIGHT = frozenset({"round", "floor", "ceil"})
@@ -39,14 +50,14 @@ class Expected:
 
 
 def expected(
-    context: Context, plan: Plan, parts: Sequence[Part], confidence: float, rows: float | None
+    context: Context, plan: QueryPlan, parts: Sequence[Measurement], confidence: float, rows: float | None
 ) -> tuple[Expected, ...]:
     """The expected error of each computed column."""
     size = group_size(context, plan, parts) if rows is None else float(rows)
     columns = [_imagined(context, plan, parts, source, size) for source in plan.sources]
     made = []
     for output in plan.outputs:
-        if isinstance(output.node, Key) or not cells_of(output.node):
+        if isinstance(output.node, KeyValue) or not cells_of(output.node):
             continue
         keys = [np.zeros(1)] * len(plan.keys)
         found = estimate(output.node, columns, keys, confidence)
@@ -58,7 +69,7 @@ def expected(
     return tuple(made)
 
 
-def group_size(context: Context, plan: Plan, parts: Sequence[Part]) -> float:
+def group_size(context: Context, plan: QueryPlan, parts: Sequence[Measurement]) -> float:
     """How many rows a group may have: the noisy size of the largest table, in equal parts, or a thousand."""
     tables = {node.table for node in walk(plan.question.relation) if isinstance(node, Scan)}
     sizes = [size for table in sorted(tables) if (size := context.rows(table)) is not None]
@@ -66,26 +77,28 @@ def group_size(context: Context, plan: Plan, parts: Sequence[Part]) -> float:
     return max(1.0, max(sizes) / groups) if sizes else TYPICAL_ROWS
 
 
-def _imagined(context: Context, plan: Plan, parts: Sequence[Part], source: Reading | Ranking, rows: float) -> Source:
+def _imagined(
+    context: Context, plan: QueryPlan, parts: Sequence[Measurement], source: CellRef | QuantileRef, rows: float
+) -> NoisyColumn:
     """A column as it might come back from a group of that many rows, spread evenly over the declared range."""
     part = parts[source.piece]
     mechanism = mechanism_of(part, part.measure.sensitivity(context, plan.unit))
     steps = part.measure.steps(context)
-    if isinstance(source, Ranking):
+    if isinstance(source, QuantileRef):
         low, high = source.bins.low, source.bins.high
-        noise = law(mechanism, steps[0]).std * np.sqrt(len(low)) / max(rows, 1.0)
+        noise = noise_of(mechanism, steps[0]).std * np.sqrt(len(low)) / max(rows, 1.0)
         width = (high[-1] - low[0]) * min(1.0, noise)
         middle = np.array([(low[0] + high[-1]) / 2])
         return Banded(middle, middle - width / 2, middle + width / 2)
     step = steps[source.value] / source.factor
-    return Measured(np.array([rows * float(source.typical)]), law(mechanism, step))
+    return Measured(np.array([rows * float(source.typical)]), noise_of(mechanism, step))
 
 
-def _depends(node: Node, plan: Plan) -> bool:
+def _depends(node: Formula, plan: QueryPlan) -> bool:
     """Whether the error of a column depends on the data: it does not for sums of measured columns, rounded or not."""
-    outer, core = peel(node)
-    ranked = any(isinstance(plan.sources[index], Ranking) for index in cells_of(node))
-    return ranked or affine(core) is None or any(function.name not in STRAIGHT for function in outer)
+    outer, core = strip_monotone(node)
+    ranked = any(isinstance(plan.sources[index], QuantileRef) for index in cells_of(node))
+    return ranked or as_affine(core) is None or any(function.name not in STRAIGHT for function in outer)
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ class Explanation:
         return "\n".join(self.lines)
 
 
-def explanation(context: Context, plan: Plan) -> Explanation:
+def explanation(context: Context, plan: QueryPlan) -> Explanation:
     """Measures with their shape, sensitivity and share of the loss; then what is computed from them."""
     lines = [f"unit of privacy: {plan.unit}"]
     when = " (at the largest bound)" if plan.searches else ""
@@ -108,7 +121,7 @@ def explanation(context: Context, plan: Plan) -> Explanation:
             f"from {search.grid[0]} to {search.grid[-1]} ({FIND_SHARE / len(plan.searches)} of the loss)"
         )
     for place, piece in enumerate(plan.pieces):
-        measure, share = fill(piece.measure, MOST), piece.share * (1 - finding_share(plan))
+        measure, share = fill_limits(piece.measure, MOST), piece.share * (1 - finding_share(plan))
         lines.append(f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {share} of the loss")
         lines.append(f"  sensitivity in steps{when}: {_norms(context, plan, measure)}")
     lines += [f"column {output.name} = {describe(output.node)}" for output in plan.outputs]
@@ -117,7 +130,7 @@ def explanation(context: Context, plan: Plan) -> Explanation:
     return Explanation(tuple(lines))
 
 
-def _norms(context: Context, plan: Plan, measure: object) -> str:
+def _norms(context: Context, plan: QueryPlan, measure: object) -> str:
     try:
         found = measure.sensitivity(context, plan.unit)  # type: ignore[attr-defined]
     except Unbounded as problem:
@@ -125,18 +138,18 @@ def _norms(context: Context, plan: Plan, measure: object) -> str:
     return f"L0 {found.l0}, Linf {found.linf}, L1 {found.l1}, L2^2 {found.l2_squared}"
 
 
-def describe(node: Node) -> str:
+def describe(node: Formula) -> str:
     """A recipe as text; c0, c1... are measured columns, k0, k1... keys."""
     match node:
-        case Cell(index):
+        case NoisyCell(index):
             return f"c{index}"
-        case Key(index):
+        case KeyValue(index):
             return f"k{index}"
-        case Mean(total, size, centre, low, high):
+        case Average(total, size, centre, low, high):
             return f"{centre:g} + {describe(total)} / {describe(size)} within [{low:g}, {high:g}]"
-        case Within(inner, low, high):
+        case ClampedTo(inner, low, high):
             return f"{describe(inner)} within [{low:g}, {high:g}]"
-        case Apply(name, arguments):
+        case FunctionCall(name, arguments):
             return f"{name}({', '.join(map(describe, arguments))})"
-        case Constant(value):
+        case FixedValue(value):
             return str(value)

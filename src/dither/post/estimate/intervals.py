@@ -16,18 +16,18 @@ from scipy import special
 from dither.post.formulas import (
     FUNCTIONS,
     Affine,
-    Apply,
-    Node,
+    Formula,
+    FunctionCall,
     Ratio,
     Values,
-    affine,
+    as_affine,
     cells_of,
     evaluate,
-    folds,
-    peel,
+    folds_at,
     ratio,
+    strip_monotone,
 )
-from dither.post.noise import SETTLED, Floats, Law, half_width, pair_half_width
+from dither.post.noise import SETTLED, Floats, ScaledNoise, interval_half_width, pair_half_width
 
 POINTS = 1 << 12
 SLAB = 1 << 22
@@ -43,7 +43,7 @@ class Measured:
     """A noisy column: `values` carry noise of `law`; the truth lies `missing` beyond, somewhere in [least, most]."""
 
     values: Floats
-    law: Law
+    law: ScaledNoise
     missing: Floats | float = 0.0
     least: Floats | float = 0.0
     most: Floats | float = 0.0
@@ -79,12 +79,12 @@ class Banded:
         return np.asarray((self.high - self.low) / (2 * special.ndtri((1 + self.confidence) / 2)))
 
     @property
-    def law(self) -> Law:
+    def law(self) -> ScaledNoise:
         """Normal noise of about the band's width, for what is computed further."""
-        return Law("gaussian", 1000.0, float(np.mean(self.std)) / 1000.0)
+        return ScaledNoise("gaussian", 1000.0, float(np.mean(self.std)) / 1000.0)
 
 
-Source = Measured | Banded
+NoisyColumn = Measured | Banded
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,18 @@ class Estimate:
     high: Floats
 
 
-def estimate(node: Node, sources: Sequence[Source], keys: Sequence[Values], confidence: float) -> Estimate:
+def estimate(node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float) -> Estimate:
     """The node's value for each group, with its standard error and an interval."""
-    outer, core = peel(node)
+    outer, core = strip_monotone(node)
     inner = _core(core, sources, keys, confidence)
     return _through(outer, inner) if outer else inner
 
 
-def _core(node: Node, sources: Sequence[Source], keys: Sequence[Values], confidence: float) -> Estimate:
+def _core(node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float) -> Estimate:
     used = cells_of(node)
     if not used:
         return _exact(evaluate(node, [], keys))
-    form = affine(node)
+    form = as_affine(node)
     if form is not None and all(isinstance(sources[i], Measured) for i in used):
         return _affine(form, sources, confidence)
     if form is not None and len(used) == 1:
@@ -124,10 +124,10 @@ def _exact(value: Values) -> Estimate:
     return Estimate(value, np.zeros(value.shape), np.asarray(number, float), np.asarray(number, float))
 
 
-def _affine(form: Affine, sources: Sequence[Source], confidence: float) -> Estimate:
+def _affine(form: Affine, sources: Sequence[NoisyColumn], confidence: float) -> Estimate:
     parts = [(sources[i], weight) for i, weight in sorted(form.weights.items()) if weight]
     laws = [source.law.scaled(weight) for source, weight in parts]
-    width = half_width(laws, confidence)
+    width = interval_half_width(laws, confidence)
     noisy = np.asarray(form.constant + sum(weight * source.values for source, weight in parts))
     value = np.asarray(form.constant + sum(weight * source.estimate for source, weight in parts))
     low, high = _missing(parts)
@@ -139,7 +139,7 @@ def _like(value: Values, other: Values | float) -> Floats:
     return np.asarray(np.broadcast_to(other, np.shape(value)), float)
 
 
-def _missing(parts: Sequence[tuple[Source, float]]) -> tuple[Floats, Floats]:
+def _missing(parts: Sequence[tuple[NoisyColumn, float]]) -> tuple[Floats, Floats]:
     """The range of what clipping removed from a weighted sum."""
     low, high = np.asarray(0.0), np.asarray(0.0)
     for source, weight in parts:
@@ -149,7 +149,7 @@ def _missing(parts: Sequence[tuple[Source, float]]) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _band(form: Affine, sources: Sequence[Source]) -> Estimate:
+def _band(form: Affine, sources: Sequence[NoisyColumn]) -> Estimate:
     ((index, weight),) = form.weights.items()
     source = sources[index]
     if not isinstance(source, Banded):
@@ -166,13 +166,13 @@ def _separate(form: Ratio) -> bool:
     )
 
 
-def _side(form: Affine, sources: Sequence[Source]) -> tuple[Floats, Law, Floats, Floats]:
+def _side(form: Affine, sources: Sequence[NoisyColumn]) -> tuple[Floats, ScaledNoise, Floats, Floats]:
     ((index, weight),) = form.weights.items()
     low, high = _missing([(sources[index], weight)])
     return form.constant + weight * sources[index].values, sources[index].law.scaled(weight), low, high
 
 
-def _ratio(form: Ratio, sources: Sequence[Source], confidence: float, value: Values) -> Estimate:
+def _ratio(form: Ratio, sources: Sequence[NoisyColumn], confidence: float, value: Values) -> Estimate:
     """Fieller's interval: every r for which over - r * under is as small as its noise; cut to the known range."""
     over, law, over_low, over_high = _side(form.over, sources)
     under, under_law, under_low, under_high = _side(form.under, sources)
@@ -207,10 +207,12 @@ def max_of(factor: float, ends: tuple[Floats, Floats]) -> Floats:
     return np.asarray(factor * (ends[1] if factor >= 0 else ends[0]))
 
 
-def fieller(over: Floats, under: Floats, law: Law, under_law: Law, confidence: float) -> tuple[Floats, Floats]:
+def fieller(
+    over: Floats, under: Floats, law: ScaledNoise, under_law: ScaledNoise, confidence: float
+) -> tuple[Floats, Floats]:
     """Both ends of {r : |over - r under| <= t(r)}, infinite where the size could be zero."""
     over, under = np.broadcast_arrays(np.asarray(over, float), np.asarray(under, float))
-    sure = np.abs(under) > half_width([under_law], confidence)
+    sure = np.abs(under) > interval_half_width([under_law], confidence)
     size = np.where(sure, under, 1.0)
     guess = over / size
     low = _edge(guess, size, law, under_law, confidence, -1.0)
@@ -218,7 +220,9 @@ def fieller(over: Floats, under: Floats, law: Law, under_law: Law, confidence: f
     return np.where(sure, low, -math.inf), np.where(sure, high, math.inf)
 
 
-def _edge(guess: Floats, size: Floats, law: Law, under_law: Law, confidence: float, side: float) -> Floats:
+def _edge(
+    guess: Floats, size: Floats, law: ScaledNoise, under_law: ScaledNoise, confidence: float, side: float
+) -> Floats:
     """The distance d from the guess with |size| d = t(guess + side d), by doubling and then bisection."""
     near = np.zeros_like(guess)
     far = pair_half_width(law, under_law, guess, confidence) / np.abs(size) + 1e-12
@@ -234,7 +238,7 @@ def _edge(guess: Floats, size: Floats, law: Law, under_law: Law, confidence: flo
     return np.asarray(guess + side * far)
 
 
-def _simulated(node: Node, sources: Sequence[Source], keys: Sequence[Values], confidence: float) -> Estimate:
+def _simulated(node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float) -> Estimate:
     value = evaluate(node, [source.estimate for source in sources], keys)
     used = sorted(cells_of(node))
     count = _enough(confidence)
@@ -252,9 +256,9 @@ def _enough(confidence: float) -> int:
     return max(POINTS, 1 << math.ceil(math.log2(64 / (1 - confidence))))
 
 
-def _points(laws: Sequence[Law], count: int) -> list[Floats]:
+def _points(laws: Sequence[ScaledNoise], count: int) -> list[Floats]:
     """Noise at low-discrepancy points: an interval then needs thousands of them, not a million."""
-    return [law.at(levels) for law, levels in zip(laws, _levels(len(laws), count), strict=True)]
+    return [law.quantile(levels) for law, levels in zip(laws, _levels(len(laws), count), strict=True)]
 
 
 @lru_cache(maxsize=16)
@@ -268,8 +272,8 @@ def _levels(dimension: int, count: int) -> tuple[Floats, ...]:
 
 
 def _slab(
-    node: Node,
-    sources: Sequence[Source],
+    node: Formula,
+    sources: Sequence[NoisyColumn],
     keys: Sequence[Values],
     noise: dict[int, Floats],
     slab: slice,
@@ -283,14 +287,14 @@ def _slab(
             cells[index] = _cut(_base(sources[index], corner.get(index, "least")), slab)[:, None] - drawn[None, :]
         drawn = np.asarray(evaluate(node, cells, [_cut(key, slab)[:, None] for key in keys]), float)
         low, high, spread = _spread(drawn, confidence)
-        if folds(node):
+        if folds_at(node):
             low, high = _image(drawn[:, inside])
         found.append((spread, low, high))
     spreads, lows, highs = zip(*found, strict=True)
     return np.maximum.reduce(spreads), np.minimum.reduce(lows), np.maximum.reduce(highs)
 
 
-def _corners(sources: Sequence[Source], used: Sequence[int]) -> list[dict[int, Missing]]:
+def _corners(sources: Sequence[NoisyColumn], used: Sequence[int]) -> list[dict[int, Missing]]:
     """How much may be missing from each cell, in every way, or, of many cells, one apart from the others."""
     levels = {index: _levels_of(sources[index]) for index in used}
     biased = [index for index in used if len(levels[index]) > 1]
@@ -301,7 +305,7 @@ def _corners(sources: Sequence[Source], used: Sequence[int]) -> list[dict[int, M
     return alike + [base | {index: each} for base in alike for index in biased for each in MISSING]
 
 
-def _levels_of(source: Source) -> tuple[Missing, ...]:
+def _levels_of(source: NoisyColumn) -> tuple[Missing, ...]:
     """What may be missing: nothing is between the ends where both signs may be."""
     if isinstance(source, Banded) or not source.biased:
         return ("least",)
@@ -320,7 +324,7 @@ def _image(drawn: Floats) -> tuple[Floats, Floats]:
     return np.where(known, drawn, -math.inf).min(axis=1), np.where(known, drawn, math.inf).max(axis=1)
 
 
-def _base(source: Source, missing: Missing) -> Floats:
+def _base(source: NoisyColumn, missing: Missing) -> Floats:
     if isinstance(source, Banded):
         return source.values
     return np.asarray(source.values + getattr(source, missing))
@@ -346,7 +350,7 @@ def _trimmed_std(drawn: Floats) -> Floats:
     return np.asarray(np.clip(drawn, edges[0][:, None], edges[1][:, None]).std(axis=1))
 
 
-def _through(outer: Sequence[Apply], inner: Estimate) -> Estimate:
+def _through(outer: Sequence[FunctionCall], inner: Estimate) -> Estimate:
     value, low, high = inner.value, inner.low, inner.high
     slope = np.asarray(1.0)
     for function in reversed(outer):
@@ -355,7 +359,7 @@ def _through(outer: Sequence[Apply], inner: Estimate) -> Estimate:
     return Estimate(value, np.asarray(inner.std_error * slope), np.asarray(low, float), np.asarray(high, float))
 
 
-def _apply(function: Apply, value: Values) -> Values:
+def _apply(function: FunctionCall, value: Values) -> Values:
     """The function; below the domain of a root or logarithm its limit stands, so an interval keeps its lower end."""
     if function.name == "sqrt":
         value = np.maximum(value, 0.0)
@@ -365,7 +369,7 @@ def _apply(function: Apply, value: Values) -> Values:
     return np.where(np.asarray(value) <= 0, -math.inf, result) if function.name in {"ln", "log10"} else result
 
 
-def _slope(function: Apply, value: Values) -> Floats:
+def _slope(function: FunctionCall, value: Values) -> Floats:
     """How a small error grows through the function."""
     with np.errstate(all="ignore"):
         match function.name:

@@ -8,11 +8,11 @@ import numpy as np
 from scipy import special
 
 from dither.post.estimate.intervals import Banded
-from dither.post.noise import Floats, Law
+from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.bins import FEW, Bins, Wanted
 
 
-def quantile(counts: Floats, law: Law, grid: Bins, wanted: Wanted, confidence: float) -> Banded:
+def quantile(counts: Floats, law: ScaledNoise, grid: Bins, wanted: Wanted, confidence: float) -> Banded:
     """For each row of noisy counts, the value at a level, and the bins that the noise leaves possible."""
     if wanted == "min":
         return _lowest(counts, law, grid, confidence)
@@ -23,7 +23,7 @@ def quantile(counts: Floats, law: Law, grid: Bins, wanted: Wanted, confidence: f
     return _level(counts, law, grid, float(wanted), confidence)
 
 
-def reach(terms: np.ndarray, law: Law, confidence: float) -> Floats:
+def reach(terms: np.ndarray, law: ScaledNoise, confidence: float) -> Floats:
     """How many standard deviations a sum of so many noises stays within, `confidence` often.
 
     Normal for Gaussian noise. Laplace noise has heavier tails: its own for few terms, and for many the normal's with
@@ -36,7 +36,7 @@ def reach(terms: np.ndarray, law: Law, confidence: float) -> Floats:
     return np.where(terms < FEW, max(normal, -math.log1p(-confidence) / math.sqrt(2)), np.maximum(many, 1.01 * normal))
 
 
-def _level(counts: Floats, law: Law, grid: Bins, level: float, confidence: float) -> Banded:
+def _level(counts: Floats, law: ScaledNoise, grid: Bins, level: float, confidence: float) -> Banded:
     size = counts.shape[1]
     through = np.cumsum(counts, axis=1)
     excess = through - level * through[:, -1:]
@@ -73,7 +73,7 @@ def _hull(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, last
 
 
-def _lowest(counts: Floats, law: Law, grid: Bins, confidence: float) -> Banded:
+def _lowest(counts: Floats, law: ScaledNoise, grid: Bins, confidence: float) -> Banded:
     """The smallest value: one person can be it, so below the first bin that is surely reached nothing is excluded."""
     size = counts.shape[1]
     through = np.cumsum(counts, axis=1)

@@ -8,32 +8,32 @@ from typing import Literal
 from dither.errors import Unsupported
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
-from dither.post.formulas import Apply, Cell, Constant, Key, Mean, Node, Within, cells_of
+from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, KeyValue, NoisyCell, cells_of
 from dither.post.query.question import Question
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number
 
-Kind = Literal["number", "text", "truth value", "moment", "NULL"]
+ValueType = Literal["number", "text", "truth value", "moment", "NULL"]
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin"})
 LOGIC = frozenset({"and", "or", "not"})
 SAME = frozenset({"coalesce", "nullif"})
 
 
-def check(question: Question, context: Context) -> None:
+def check_types(question: Question, context: Context) -> None:
     """Refuses a question whose answer could not be put together."""
     scope = Scope(question.relation.domain(context))
-    keys = [of_domain(key.domain(scope)) for _, key in question.keys]
+    keys = [domain_type(key.domain(scope)) for _, key in question.keys]
     for output in question.outputs:
-        if kind(output.node, keys) in {"text", "moment"} and cells_of(output.node):
+        if value_type(output.node, keys) in {"text", "moment"} and cells_of(output.node):
             raise Unsupported(
                 f"{output.name!r} would be chosen by noisy numbers; ask for the numbers and choose outside"
             )
     if question.having is not None:
-        _all_of("truth value", "HAVING", [kind(question.having, keys)])
+        _all_of("truth value", "HAVING", [value_type(question.having, keys)])
     for term in question.order:
-        kind(term.node, keys)
+        value_type(term.node, keys)
 
 
-def of_domain(domain: Domain) -> Kind:
+def domain_type(domain: Domain) -> ValueType:
     """The kind of a grouping key."""
     match domain:
         case Boolean():
@@ -48,24 +48,24 @@ def of_domain(domain: Domain) -> Kind:
             return "text"
 
 
-def kind(node: Node, keys: Sequence[Kind]) -> Kind:
+def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
     """The kind of what a recipe computes; kinds that do not go together are refused."""
     match node:
-        case Key(index):
+        case KeyValue(index):
             return keys[index]
-        case Constant(None):
+        case FixedValue(None):
             return "NULL"
-        case Constant(bool()):
+        case FixedValue(bool()):
             return "truth value"
-        case Constant(str()):
+        case FixedValue(str()):
             return "text"
-        case Apply(name, arguments):
-            return _applied(name, [kind(argument, keys) for argument in arguments])
-        case Cell() | Constant() | Mean() | Within():
+        case FunctionCall(name, arguments):
+            return _applied(name, [value_type(argument, keys) for argument in arguments])
+        case NoisyCell() | FixedValue() | Average() | ClampedTo():
             return "number"
 
 
-def _applied(name: str, found: list[Kind]) -> Kind:
+def _applied(name: str, found: list[ValueType]) -> ValueType:
     if name == "case":
         whole = len(found) // 2 * 2
         _all_of("truth value", "WHEN", found[:whole:2])
@@ -75,18 +75,18 @@ def _applied(name: str, found: list[Kind]) -> Kind:
         return "truth value"
     if name in SAME:
         return _same(name.upper(), found)
-    wanted: Kind = "truth value" if name in LOGIC else "number"
+    wanted: ValueType = "truth value" if name in LOGIC else "number"
     _all_of(wanted, name.upper(), found)
     return wanted
 
 
-def _all_of(wanted: Kind, where: str, found: Sequence[Kind]) -> None:
+def _all_of(wanted: ValueType, where: str, found: Sequence[ValueType]) -> None:
     wrong = [one for one in found if one not in (wanted, "NULL")]
     if wrong:
         raise Unsupported(f"{where} takes a {wanted} here, not a {wrong[0]}")
 
 
-def _same(where: str, found: Sequence[Kind]) -> Kind:
+def _same(where: str, found: Sequence[ValueType]) -> ValueType:
     known = sorted({one for one in found if one != "NULL"})
     if len(known) > 1:
         hint = "; filter moments in WHERE, by a date" if "moment" in known else ""

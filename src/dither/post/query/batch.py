@@ -16,18 +16,18 @@ from typing import Any
 from dither.errors import DitherError, InvalidParameter
 from dither.plan import expressions as expr
 from dither.plan.context import Context
-from dither.plan.domains import cardinality, listed
+from dither.plan.domains import cardinality, domain_values
 from dither.plan.expressions.core import Expr
-from dither.plan.measures.core import Key
-from dither.plan.measures.linear import Linear
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.sums import Count, Sum
 from dither.plan.relations.core import Relation
-from dither.plan.relations.filter import Where
-from dither.plan.traversal import autos
+from dither.plan.relations.filter import Filter
+from dither.plan.traversal import unfilled_limits
 from dither.post.query import request as asking
-from dither.post.query.planner import Piece, Plan, Reading, retagged
+from dither.post.query.planner import CellRef, PlannedMeasure, QueryPlan, with_tags
 from dither.post.query.spend import Spend
-from dither.privacy.protocol import AutoBound, Part, ReleasedPart
+from dither.privacy.protocol import BoundSearch, Measurement, ReleasedMeasurement
 from dither.schema import Boolean, Category, Domain, Number, Scalar
 
 MOST_CELLS = 4096
@@ -37,46 +37,46 @@ MOST_RUNGS = 1_000
 
 
 @dataclass(frozen=True)
-class Group:
+class MergedQuery:
     """Questions answered by one plan; alone, or merged as rows of a linear map."""
 
     places: tuple[int, ...]
-    plan: Plan
+    plan: QueryPlan
     weight: Fraction
 
 
 @dataclass(frozen=True)
-class Whole:
+class BatchPlan:
     """A batch: its groups share the loss by weight."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[MergedQuery, ...]
 
-    def spend(self, group: Group, budget: Spend) -> Spend:
+    def spend(self, group: MergedQuery, budget: Spend) -> Spend:
         """What a group may cost."""
         return Spend(budget.share(group.weight / sum(other.weight for other in self.groups)))
 
-    def searches(self, budget: Spend, context: Context) -> tuple[AutoBound, ...]:
+    def searches(self, budget: Spend, context: Context) -> tuple[BoundSearch, ...]:
         """How the bounds of all groups are found."""
-        own = (asking.searches(group.plan, self.spend(group, budget), context) for group in self.groups)
+        own = (asking.bound_searches(group.plan, self.spend(group, budget), context) for group in self.groups)
         found = [search for searches in own for search in searches]
         stride = -(-sum(map(_rungs, self.groups)) // MOST_RUNGS)
-        return tuple(replace(search, grid=thinned(search.grid, stride)) for search in found)
+        return tuple(replace(search, grid=thin_grid(search.grid, stride)) for search in found)
 
-    def answer_parts(self, budget: Spend, context: Context) -> tuple[Part, ...]:
+    def answer_measurements(self, budget: Spend, context: Context) -> tuple[Measurement, ...]:
         """The pieces of all groups, in order."""
-        own = (asking.answer_parts(group.plan, self.spend(group, budget), context) for group in self.groups)
+        own = (asking.answer_measurements(group.plan, self.spend(group, budget), context) for group in self.groups)
         return tuple(part for parts in own for part in parts)
 
-    def guesses(self) -> dict[str, int]:
+    def default_bounds(self) -> dict[str, int]:
         """A bound for each that is still to be found."""
-        return {search.tag: asking.guess(search) for group in self.groups for search in group.plan.searches}
+        return {search.tag: asking.default_bound(search) for group in self.groups for search in group.plan.searches}
 
-    def plan_of(self, place: int, plan: Plan) -> Plan:
+    def plan_of(self, place: int, plan: QueryPlan) -> QueryPlan:
         """The plan of one question, with the tags that its bounds have in the batch."""
         group, _ = self.slice_of(place)
         return plan if len(group.places) > 1 else group.plan
 
-    def slice_of(self, place: int) -> tuple[Group, slice]:
+    def slice_of(self, place: int) -> tuple[MergedQuery, slice]:
         """The group that answers a question, and where its pieces stand among all."""
         start = 0
         for group in self.groups:
@@ -85,24 +85,24 @@ class Whole:
             start += len(group.plan.pieces)
         raise InvalidParameter(f"the batch has no question {place}")
 
-    def parts_of(self, place: int, parts: Sequence[Part]) -> Sequence[Part]:
+    def parts_of(self, place: int, parts: Sequence[Measurement]) -> Sequence[Measurement]:
         """The parts that answer one question."""
         return parts[self.slice_of(place)[1]]
 
 
-def _rungs(group: Group) -> int:
+def _rungs(group: MergedQuery) -> int:
     """At how many bounds the kernel works out what the pieces of a group cost."""
     grids = {search.tag: len(search.grid) for search in group.plan.searches}
-    tags = ({auto.tag for auto in autos(piece.measure)} for piece in group.plan.pieces)
+    tags = ({auto.tag for auto in unfilled_limits(piece.measure)} for piece in group.plan.pieces)
     return sum(prod(grids[tag] for tag in each) for each in tags if each)
 
 
-def thinned(grid: tuple[int, ...], stride: int) -> tuple[int, ...]:
+def thin_grid(grid: tuple[int, ...], stride: int) -> tuple[int, ...]:
     """Every so many of the bounds, the largest among them."""
     return grid[::-1][:: max(1, stride)][::-1]
 
 
-def split_answers(whole: Whole, place: int, released: Sequence[ReleasedPart]) -> list[ReleasedPart]:
+def parts_of_query(whole: BatchPlan, place: int, released: Sequence[ReleasedMeasurement]) -> list[ReleasedMeasurement]:
     """The released parts of one question; of a merged one, its own row."""
     group, where = whole.slice_of(place)
     parts = list(released[where])
@@ -112,13 +112,13 @@ def split_answers(whole: Whole, place: int, released: Sequence[ReleasedPart]) ->
     return [replace(parts[0], values=(parts[0].values[row],), shape=(1,))]
 
 
-def joined(context: Context, plans: Sequence[Plan], budget: Spend) -> Whole:
+def plan_batch(context: Context, plans: Sequence[QueryPlan], budget: Spend) -> BatchPlan:
     """The questions in as few groups as possible."""
     kinds: dict[Relation, list[int]] = {}
     for place, plan in enumerate(plans):
         if _mergeable(plan):
             kinds.setdefault(_base(plan.question.relation), []).append(place)
-    groups: list[Group] = []
+    groups: list[MergedQuery] = []
     merged: set[int] = set()
     for places in kinds.values():
         group = _merged(context, plans, tuple(places)) if len(places) > 1 else None
@@ -126,14 +126,14 @@ def joined(context: Context, plans: Sequence[Plan], budget: Spend) -> Whole:
             groups.append(group)
             merged |= set(places)
     groups += [
-        Group((place,), retagged(plan, f" {place}") if place else plan, Fraction(1))
+        MergedQuery((place,), with_tags(plan, f" {place}") if place else plan, Fraction(1))
         for place, plan in enumerate(plans)
         if place not in merged
     ]
-    return Whole(tuple(sorted(groups, key=lambda group: group.places)))
+    return BatchPlan(tuple(sorted(groups, key=lambda group: group.places)))
 
 
-def _mergeable(plan: Plan) -> bool:
+def _mergeable(plan: QueryPlan) -> bool:
     """A single count without keys, of rows that no automatic bound limits."""
     question = plan.question
     simple = len(plan.pieces) == len(plan.sources) == len(question.aggregates) == 1 and not plan.keys
@@ -146,14 +146,14 @@ def _mergeable(plan: Plan) -> bool:
 
 
 def _base(relation: Relation) -> Relation:
-    while isinstance(relation, Where):
+    while isinstance(relation, Filter):
         relation = relation.child
     return relation
 
 
-def _conditions(plan: Plan) -> list[Expr]:
+def _conditions(plan: QueryPlan) -> list[Expr]:
     found, relation = [], plan.question.relation
-    while isinstance(relation, Where):
+    while isinstance(relation, Filter):
         found.append(relation.condition)
         relation = relation.child
     aggregate = plan.question.aggregates[0]
@@ -161,7 +161,7 @@ def _conditions(plan: Plan) -> list[Expr]:
     return found + ([aggregate.condition] if aggregate.condition is not None else [])
 
 
-def _merged(context: Context, plans: Sequence[Plan], places: tuple[int, ...]) -> Group | None:
+def _merged(context: Context, plans: Sequence[QueryPlan], places: tuple[int, ...]) -> MergedQuery | None:
     """One linear map for several counts, where its partition is small enough to be written down."""
     base = _base(plans[places[0]].question.relation)
     conditions = [expr.And(tuple(_conditions(plans[place]))) if _conditions(plans[place]) else None for place in places]
@@ -178,14 +178,14 @@ def _merged(context: Context, plans: Sequence[Plan], places: tuple[int, ...]) ->
     weights = _weights(axes, conditions)
     if weights is None:
         return None
-    measure = Linear(Count(base, tuple(key for key, _ in axes.values())), weights)
+    measure = LinearQuery(Count(base, tuple(key for key, _ in axes.values())), weights)
     norm = max(sum(column) for column in zip(*weights, strict=True))
     first = plans[places[0]]
-    plan = replace(first, pieces=(Piece(measure, Fraction(1)),), sources=(Reading(0, 0, 1, False, None),))
-    return Group(places, plan, Fraction(max(1, norm)))
+    plan = replace(first, pieces=(PlannedMeasure(measure, Fraction(1)),), sources=(CellRef(0, 0, 1, False, None),))
+    return MergedQuery(places, plan, Fraction(max(1, norm)))
 
 
-Axes = dict[str, tuple[Key, Sequence[Scalar]]]
+Axes = dict[str, tuple[GroupKey, Sequence[Scalar]]]
 
 
 def _partition(columns: Mapping[str, Domain], conditions: Sequence[Expr]) -> Axes:
@@ -196,13 +196,13 @@ def _partition(columns: Mapping[str, Domain], conditions: Sequence[Expr]) -> Axe
         if isinstance(domain, Number) and cardinality(domain) > MOST_LISTED:
             axes[name] = _cut(name, domain, conditions)
         elif isinstance(domain, Number | Category | Boolean):
-            axes[name] = Key(name, expr.Column(name)), listed(domain, MOST_CELLS)
+            axes[name] = GroupKey(name, expr.ColumnRef(name)), domain_values(domain, MOST_CELLS)
         else:
             raise _Unreadable
     return axes
 
 
-def _cut(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[Key, tuple[Scalar, ...]]:
+def _cut(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[GroupKey, tuple[Scalar, ...]]:
     """A wide range cut at every constant that the column is compared with; one value stands for each class."""
     if domain.nullable:
         raise _Unreadable
@@ -212,15 +212,15 @@ def _cut(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[Key, tu
     kept = tuple(sorted(edge for edge in edges if domain.lo < edge <= domain.hi))
     if not kept:
         raise _Unreadable
-    return Key(name, expr.Bucket(expr.Column(name), kept)), (domain.lo, *kept)
+    return GroupKey(name, expr.Bucket(expr.ColumnRef(name), kept)), (domain.lo, *kept)
 
 
 def _collect(node: Expr, name: str, edges: set[Fraction], step: Fraction) -> None:
-    column = expr.Column(name)
+    column = expr.ColumnRef(name)
     match node:
-        case expr.Compare(_, left, expr.Constant(value)) if left == column:
+        case expr.Compare(_, left, expr.LiteralValue(value)) if left == column:
             edges |= {Fraction(value), Fraction(value) + step}  # type: ignore[arg-type]
-        case expr.Compare(_, expr.Constant(value), right) if right == column:
+        case expr.Compare(_, expr.LiteralValue(value), right) if right == column:
             edges |= {Fraction(value), Fraction(value) + step}  # type: ignore[arg-type]
         case expr.In(child, values) if child == column:
             edges |= {Fraction(v) for v in values} | {Fraction(v) + step for v in values}  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ class _Unreadable(Exception):
 
 
 def _reads(node: Any) -> set[str]:
-    if isinstance(node, expr.Column):
+    if isinstance(node, expr.ColumnRef):
         return {node.name}
     if isinstance(node, tuple):
         return set().union(*map(_reads, node))
@@ -262,9 +262,9 @@ def _reads(node: Any) -> set[str]:
 def value_of(node: Expr, row: Mapping[str, Scalar]) -> Any:
     """The value of a condition on one public cell, three-valued as in SQL."""
     match node:
-        case expr.Column(name):
+        case expr.ColumnRef(name):
             return row[name]
-        case expr.Constant(value):
+        case expr.LiteralValue(value):
             return value
         case expr.IsNull(child):
             return value_of(child, row) is None

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from dither.errors import Unsupported
-from dither.plan.domains import ends
+from dither.plan.domains import bounds_of
 from dither.post.noise import Floats
 from dither.schema import Number
 
@@ -38,7 +38,7 @@ def bins(domain: object, growing: bool = False) -> Bins:
     """Every value of a small range, else equal bins over it; `growing` ones where a bound to be found cuts it."""
     if not isinstance(domain, Number):
         raise Unsupported("MIN, MAX, MEDIAN and quantiles need a number with a declared range; COUNT groups instead")
-    first, last = ends(domain)
+    first, last = bounds_of(domain)
     width = max(1, -(-(last - first + 1) // COARSE)) if last - first >= WHOLE else 1
     starts = _growing(first, last) if growing else list(range(first, last + 1, width))
     stops = [start - 1 for start in starts[1:]] + [last]

@@ -19,7 +19,7 @@ from dither.schema import Moment
 Domains = Callable[[], Scope]
 
 
-def dated(question: Question, context: Context) -> Question:
+def resolve_date_literals(question: Question, context: Context) -> Question:
     """The question with dates where its text had only their spelling."""
     relation = _below(question.relation, context)
     return _read(replace(question, relation=relation), _over(relation, context))  # type: ignore[no-any-return]
@@ -53,9 +53,9 @@ def _read(node: Any, domains: Domains) -> Any:
 
 def _compared(node: Expr, domains: Domains) -> Expr:
     match node:
-        case expr.Compare(left=left, right=expr.Constant(str() as text)) if _moment(left, domains):
+        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _moment(left, domains):
             return replace(node, right=instant(text))
-        case expr.Compare(left=expr.Constant(str() as text), right=right) if _moment(right, domains):
+        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _moment(right, domains):
             return replace(node, left=instant(text))
         case expr.In(child=child, values=values) if _texts(values) and _moment(child, domains):
             return expr.In(child, tuple(instant(str(value)).microseconds for value in values))

@@ -14,27 +14,38 @@ from sqlglot.errors import SqlglotError
 
 from dither.errors import InvalidQuery, NotFound, Unsupported
 from dither.plan import expressions as expr
-from dither.plan.relations.bounding import BoundRows
+from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
-from dither.plan.relations.group_by import Aggregate as Grouped
+from dither.plan.relations.group_by import GroupAggregate as Grouped
 from dither.plan.relations.group_by import GroupBy
 from dither.post import formulas as recipe
+from dither.post.options import options_of
 from dither.post.query import supported_syntax as grammar
-from dither.post.query.question import Aggregate, Kind, Ordering, Output, Question
-from dither.post.query.scalars import Translator, conjuncts, is_literal, literal, shown
-from dither.post.query.tables import Field, Joiner, Source, equality, filtered, member, projected, table, union
+from dither.post.query.question import AggregateCall, Kind, Ordering, OutputColumn, Question
+from dither.post.query.scalars import ExpressionTranslator, conjuncts, is_literal, literal_value, sql_excerpt
+from dither.post.query.tables import (
+    JoinBuilder,
+    NamedColumn,
+    NamedTable,
+    equality,
+    filtered,
+    member,
+    projected,
+    table,
+    union,
+)
 from dither.schema import Dataset, Unit
 
 LONGEST = 50_000
 DEEPEST = 60
 PRIVACY_OPTIONS = re.compile(r"\bSELECT\s+WITH\s+DIFFERENTIAL_PRIVACY\s*(?:OPTIONS\s*\(([^()]*)\))?", re.IGNORECASE)
 FIRST_WORD = re.compile(r"[\s(]*([A-Za-z]+)")
-OPTIONS = {
-    "epsilon": "epsilon", "rho": "rho", "delta": "delta", "within": "within", "confidence": "confidence",
-    "bound": "bound", "max_rows": "bound", "max_groups_contributed": "groups", "groups": "groups",
-    "max_rows_per_group": "rows_per_group", "rows_per_group": "rows_per_group", "join_rows": "join_rows",
-    "unit": "unit", "privacy_unit": "unit", "privacy_unit_column": "privacy_unit_column",
-}  # fmt: skip
+# What may be written in OPTIONS(...): our options under their names, those of a bound, and BigQuery's words for them.
+SQL_OPTIONS = {name: name for name in (*options_of("text"), "max_groups", "max_rows_per_group")} | {
+    "max_groups_contributed": "max_groups",
+    "privacy_unit": "unit",
+    "privacy_unit_column": "privacy_unit_column",
+}
 
 AGGREGATES: dict[type[exp.Expr], Kind] = {
     exp.Sum: "sum",
@@ -93,17 +104,17 @@ REFUSED_CLAUSES = {
 
 
 @dataclass(frozen=True)
-class Reader:
+class QueryReader:
     """Reads one query against a dataset, for one unit."""
 
     dataset: Dataset
     unit: Unit
-    joiner: Joiner
-    named: Mapping[str, Source] = field(default_factory=dict)
+    joiner: JoinBuilder
+    named: Mapping[str, NamedTable] = field(default_factory=dict)
 
     # --- relations -----------------------------------------------------------------------------------------------
 
-    def with_ctes(self, query: exp.Expr) -> Reader:
+    def with_ctes(self, query: exp.Expr) -> QueryReader:
         """This reader with the query's WITH names known."""
         clause = query.args.get("with_") or query.args.get("with")
         if clause is None:
@@ -116,7 +127,7 @@ class Reader:
             reader = replace(reader, named={**reader.named, cte.alias.lower(): source})
         return reader
 
-    def rows(self, query: exp.Expr) -> Source:
+    def rows(self, query: exp.Expr) -> NamedTable:
         """A subquery: rows that are computed further, not an answer."""
         reader = self.with_ctes(query)
         if isinstance(query, exp.Subquery):
@@ -124,7 +135,9 @@ class Reader:
         if isinstance(query, exp.SetOperation):
             return reader.set_operation(query)
         if not isinstance(query, exp.Select):
-            raise Unsupported(f"{shown(query)} cannot be read as a table; write a subquery that begins with SELECT")
+            raise Unsupported(
+                f"{sql_excerpt(query)} cannot be read as a table; write a subquery that begins with SELECT"
+            )
         refuse_clauses(query)
         refuse_row_order(query)
         source = reader.source(query)
@@ -133,7 +146,7 @@ class Reader:
         columns = _columns(query, source)
         return projected(source, columns, query.args.get("distinct") is not None, reader.unit)
 
-    def set_operation(self, query: exp.SetOperation) -> Source:
+    def set_operation(self, query: exp.SetOperation) -> NamedTable:
         """UNION ALL and UNION; INTERSECT and EXCEPT compare people's rows and are refused."""
         if not isinstance(query, exp.Union):
             word = type(query).__name__.upper()
@@ -142,9 +155,9 @@ class Reader:
         both = union(self.rows(query.this), self.rows(query.expression))
         if not query.args.get("distinct"):
             return both
-        return projected(both, {f.name: expr.Column(f.column) for f in both.fields}, True, self.unit)
+        return projected(both, {f.name: expr.ColumnRef(f.column) for f in both.fields}, True, self.unit)
 
-    def source(self, query: exp.Select) -> Source:
+    def source(self, query: exp.Select) -> NamedTable:
         """FROM, joins and WHERE."""
         origin = query.args.get("from_") or query.args.get("from")
         if origin is None:
@@ -155,7 +168,7 @@ class Reader:
             source, conditions = self.joined(source, join, conditions)
         return self.where(source, conditions)
 
-    def item(self, node: exp.Expr) -> Source:
+    def item(self, node: exp.Expr) -> NamedTable:
         """One item of FROM."""
         for argument, reason in (("sample", REFUSED_CLAUSES["sample"]), ("pivots", REFUSED_CLAUSES["pivots"])):
             if node.args.get(argument):
@@ -163,14 +176,14 @@ class Reader:
         if isinstance(node, exp.Subquery):
             return self.rows(node.this).aliased(node.alias)
         if not isinstance(node, exp.Table) or isinstance(node.this, exp.Func):
-            raise Unsupported(f"{shown(node)} is not a table; FROM takes tables of the dataset and subqueries")
+            raise Unsupported(f"{sql_excerpt(node)} is not a table; FROM takes tables of the dataset and subqueries")
         if node.args.get("db") or node.args.get("catalog"):
-            raise Unsupported(f"{shown(node)}: tables are named as in the dataset, without a schema or catalog")
+            raise Unsupported(f"{sql_excerpt(node)}: tables are named as in the dataset, without a schema or catalog")
         known = self.named.get(node.name.lower())
         found = known if known is not None else table(self.dataset, self.unit, node.name)
         return found.aliased(node.alias or node.name)
 
-    def joined(self, source: Source, join: exp.Join, conditions: list[Any]) -> tuple[Source, list[Any]]:
+    def joined(self, source: NamedTable, join: exp.Join, conditions: list[Any]) -> tuple[NamedTable, list[Any]]:
         """One JOIN; a comma takes its equalities from WHERE."""
         other = self.item(join.this)
         for alias in {f.alias for f in source.fields} & {f.alias for f in other.fields}:
@@ -190,7 +203,7 @@ class Reader:
         condition = exp.and_(*(part.copy() for part in linking))
         return self.joiner.join(source, other, condition, "inner"), [part for part in conditions if part not in linking]
 
-    def where(self, source: Source, conditions: list[exp.Expr]) -> Source:
+    def where(self, source: NamedTable, conditions: list[exp.Expr]) -> NamedTable:
         """WHERE, with IN (SELECT ...) as a join with the public table."""
         plain = []
         for part in conditions:
@@ -202,26 +215,28 @@ class Reader:
         to = source.translator()
         return filtered(source, [_condition(to, part) for part in plain])
 
-    def grouped(self, query: exp.Select, source: Source) -> Source:
+    def grouped(self, query: exp.Select, source: NamedTable) -> NamedTable:
         """A grouping subquery: per unit if the unit's key is among its keys."""
         if not query.args.get("group"):
             raise Unsupported(
                 "an aggregate in a subquery would release it without noise; GROUP BY the unit's key there"
             )
         keys, _ = _keys(query, source)
-        by_unit = source.knows_unit and any(isinstance(key, expr.Column) and _is_key(source, key) for _, key in keys)
-        inner = _Inner(source, keys)
+        by_unit = source.knows_unit and any(isinstance(key, expr.ColumnRef) and _is_key(source, key) for _, key in keys)
+        inner = _Subquery(source, keys)
         outputs = [(_alias(item, position), inner.node(_bare(item))) for position, item in enumerate(query.expressions)]
         having = query.args.get("having")
         condition = inner.node(having.this) if having else None
         relation: Relation = GroupBy(
             source.relation, tuple(keys), tuple(inner.aggregates), self.unit.name if by_unit else None
         )
-        key_names = {name for name, key in keys if isinstance(key, expr.Column) and _is_key(source, key)}
+        key_names = {name for name, key in keys if isinstance(key, expr.ColumnRef) and _is_key(source, key)}
         if by_unit and len(key_names) == len(keys):
-            relation = BoundRows(relation, self.unit.name, 1)  # there is one, and now the plan says so
-        fields = tuple(Field("", name, name, key=name in key_names) for name, _ in (*keys, *_named(inner.aggregates)))
-        whole = filtered(Source(relation, fields, source.private, by_unit), [condition] if condition else [])
+            relation = LimitRowsPerUnit(relation, self.unit.name, 1)  # there is one, and now the plan says so
+        fields = tuple(
+            NamedColumn("", name, name, key=name in key_names) for name, _ in (*keys, *_named(inner.aggregates))
+        )
+        whole = filtered(NamedTable(relation, fields, source.private, by_unit), [condition] if condition else [])
         return projected(whole, _distinct_names(outputs), query.args.get("distinct") is not None, self.unit)
 
     # --- the question --------------------------------------------------------------------------------------------
@@ -249,10 +264,10 @@ class Reader:
             raise Unsupported(f"this question reads only what is {reason}; ask of a private table")
         if not _aggregating(query):
             for node in query.find_all(exp.Anonymous):
-                Translator(lambda column: expr.Column(column.name))(node)
+                ExpressionTranslator(lambda column: expr.ColumnRef(column.name))(node)
             raise Unsupported("rows of people cannot be returned; ask for COUNT, SUM, AVG... with GROUP BY")
-        top = _Top(source, *_keys(query, source))
-        outputs = tuple(Output(_title(item), top.node(_bare(item))) for item in query.expressions)
+        top = _OuterSelect(source, *_keys(query, source))
+        outputs = tuple(OutputColumn(_title(item), top.node(_bare(item))) for item in query.expressions)
         top = replace(top, outputs={output.name.lower(): output.node for output in outputs})
         having = query.args.get("having")
         condition = top.node(having.this) if having else None
@@ -268,16 +283,16 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class _Top:
+class _OuterSelect:
     """Collects the aggregates of an answer, and turns what surrounds them into a recipe."""
 
-    source: Source
+    source: NamedTable
     keys: list[tuple[str, expr.Expr]]
     aliases: Mapping[str, exp.Expr]
-    aggregates: list[Aggregate] = field(default_factory=list)
-    outputs: Mapping[str, recipe.Node] = field(default_factory=dict)
+    aggregates: list[AggregateCall] = field(default_factory=list)
+    outputs: Mapping[str, recipe.Formula] = field(default_factory=dict)
 
-    def node(self, node: exp.Expr) -> recipe.Node:
+    def node(self, node: exp.Expr) -> recipe.Formula:
         """An expression over aggregates and keys."""
         if isinstance(node, exp.Paren):
             return self.node(node.this)
@@ -289,11 +304,11 @@ class _Top:
         if key is not None:
             return key
         if is_literal(node):
-            value = literal(node)
-            return recipe.Constant(float(value) if isinstance(value, Fraction) else value)
+            value = literal_value(node)
+            return recipe.FixedValue(float(value) if isinstance(value, Fraction) else value)
         return self.function(node)
 
-    def key(self, node: exp.Expr) -> recipe.Key | None:
+    def key(self, node: exp.Expr) -> recipe.KeyValue | None:
         """The grouping key that the expression is, if it is one."""
         if any(_is_aggregate(part) for part in node.walk()):
             return None
@@ -303,118 +318,120 @@ class _Top:
             return None
         found = [index for index, (_, key) in enumerate(self.keys) if key == value]
         if found:
-            return recipe.Key(found[0])
+            return recipe.KeyValue(found[0])
         if isinstance(node, exp.Column):
-            raise InvalidQuery(f"{shown(node)} is neither aggregated nor in GROUP BY; do one of the two")
+            raise InvalidQuery(f"{sql_excerpt(node)} is neither aggregated nor in GROUP BY; do one of the two")
         return None
 
-    def function(self, node: exp.Expr) -> recipe.Node:
+    def function(self, node: exp.Expr) -> recipe.Formula:
         """A function of answers, computed after the noise."""
         match node:
             case exp.Case():
                 return self._case(node)
             case exp.If():
                 parts = (node.this, node.args["true"], node.args.get("false") or exp.Null())
-                return recipe.Apply("case", tuple(map(self.node, parts)))
+                return recipe.FunctionCall("case", tuple(map(self.node, parts)))
             case exp.Is() if isinstance(node.expression, exp.Null):
-                return recipe.Apply("isnull", (self.node(node.this),))
+                return recipe.FunctionCall("isnull", (self.node(node.this),))
             case exp.In() if node.expressions:
-                return recipe.Apply("isin", tuple(map(self.node, (node.this, *node.expressions))))
+                return recipe.FunctionCall("isin", tuple(map(self.node, (node.this, *node.expressions))))
             case exp.Between():
-                low = recipe.Apply("ge", (self.node(node.this), self.node(node.args["low"])))
-                return recipe.Apply(
-                    "and", (low, recipe.Apply("le", (self.node(node.this), self.node(node.args["high"]))))
+                low = recipe.FunctionCall("ge", (self.node(node.this), self.node(node.args["low"])))
+                return recipe.FunctionCall(
+                    "and", (low, recipe.FunctionCall("le", (self.node(node.this), self.node(node.args["high"]))))
                 )
             case exp.Cast() if node.to.this in exp.DataType.NUMERIC_TYPES:
                 inner = self.node(node.this)
-                return recipe.Apply("round", (inner,)) if node.to.this in exp.DataType.INTEGER_TYPES else inner
+                return recipe.FunctionCall("round", (inner,)) if node.to.this in exp.DataType.INTEGER_TYPES else inner
             case exp.Column():
                 self.source.find(node)
         name = ON_ANSWERS.get(type(node))
         if name is None:
             raise _refusal(node)
-        return recipe.Apply(name, tuple(map(self.node, _arguments(node))))
+        return recipe.FunctionCall(name, tuple(map(self.node, _arguments(node))))
 
-    def _case(self, node: exp.Case) -> recipe.Node:
-        parts: list[recipe.Node] = []
+    def _case(self, node: exp.Case) -> recipe.Formula:
+        parts: list[recipe.Formula] = []
         for branch in node.args["ifs"]:
             condition = self.node(branch.this)
             if node.this is not None:
-                condition = recipe.Apply("eq", (self.node(node.this), condition))
+                condition = recipe.FunctionCall("eq", (self.node(node.this), condition))
             parts += [condition, self.node(branch.args["true"])]
         if node.args.get("default") is not None:
             parts.append(self.node(node.args["default"]))
-        return recipe.Apply("case", tuple(parts))
+        return recipe.FunctionCall("case", tuple(parts))
 
-    def aggregate(self, node: exp.Expr) -> recipe.Node:
+    def aggregate(self, node: exp.Expr) -> recipe.Formula:
         """An aggregate, as the cell that will hold it; equal ones share a cell."""
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = _condition(self.source.translator(), node.expression.this), node.this
         if type(node) in ROOTS:
             values = (self.value(node.this),)
-            return recipe.Apply("sqrt", (self.cell(Aggregate(ROOTS[type(node)], values, condition)),))
+            return recipe.FunctionCall("sqrt", (self.cell(AggregateCall(ROOTS[type(node)], values, condition)),))
         return self.cell(self.described(node, condition))
 
-    def described(self, node: exp.Expr, condition: expr.Expr | None) -> Aggregate:
+    def described(self, node: exp.Expr, condition: expr.Expr | None) -> AggregateCall:
         """What an aggregate measures."""
         if isinstance(node, exp.CountIf):
-            return Aggregate("count", (), _both(condition, _condition(self.source.translator(), node.this)))
+            return AggregateCall("count", (), _both(condition, _condition(self.source.translator(), node.this)))
         if isinstance(node, exp.Count):
             return self.counted(node, condition)
         if isinstance(node, QUANTILES):
             value, level = _quantile(node)
-            return Aggregate("quantile", (self.value(value),), condition, level)
+            return AggregateCall("quantile", (self.value(value),), condition, level)
         kind = AGGREGATES.get(type(node))
         if kind is None:
             raise _refusal(node)
         if isinstance(node.this, exp.Distinct):
             raise Unsupported(
-                f"{shown(node)}: DISTINCT inside is offered for COUNT only; use a subquery with SELECT DISTINCT"
+                f"{sql_excerpt(node)}: DISTINCT inside is offered for COUNT only; use a subquery with SELECT DISTINCT"
             )
         values = (node.this,) if node.args.get("expression") is None else (node.this, node.expression)
-        return Aggregate(kind, tuple(map(self.value, values)), condition)
+        return AggregateCall(kind, tuple(map(self.value, values)), condition)
 
-    def counted(self, node: exp.Count, condition: expr.Expr | None) -> Aggregate:
+    def counted(self, node: exp.Count, condition: expr.Expr | None) -> AggregateCall:
         """COUNT(*), COUNT(x), COUNT(DISTINCT unit's key) and COUNT(DISTINCT x)."""
         inner = node.this
         if isinstance(inner, exp.Distinct):
             columns = inner.expressions
             if len(columns) == 1 and isinstance(columns[0], exp.Column) and self.source.find(columns[0]).key:
-                return Aggregate("units", (), condition)
-            return Aggregate("distinct", tuple(map(self.source.translator(), columns)), condition)
+                return AggregateCall("units", (), condition)
+            return AggregateCall("distinct", tuple(map(self.source.translator(), columns)), condition)
         if inner is None or isinstance(inner, exp.Star) or (is_literal(inner) and not isinstance(inner, exp.Null)):
-            return Aggregate("count", (), condition)
-        return Aggregate("count", (self.source.translator()(inner),), condition)
+            return AggregateCall("count", (), condition)
+        return AggregateCall("count", (self.source.translator()(inner),), condition)
 
     def value(self, node: exp.Expr) -> expr.Expr:
         """The argument of an aggregate."""
         if any(_is_aggregate(part) for part in node.walk()):
-            raise Unsupported(f"{shown(node)}: an aggregate of an aggregate; aggregate per user in a subquery first")
+            raise Unsupported(
+                f"{sql_excerpt(node)}: an aggregate of an aggregate; aggregate per user in a subquery first"
+            )
         return self.source.translator()(node)
 
-    def cell(self, aggregate: Aggregate) -> recipe.Cell:
+    def cell(self, aggregate: AggregateCall) -> recipe.NoisyCell:
         """The cell of an aggregate, made if it is new."""
         if aggregate not in self.aggregates:
             self.aggregates.append(aggregate)
-        return recipe.Cell(self.aggregates.index(aggregate))
+        return recipe.NoisyCell(self.aggregates.index(aggregate))
 
-    def ordering(self, term: exp.Expr, outputs: tuple[Output, ...]) -> Ordering:
+    def ordering(self, term: exp.Expr, outputs: tuple[OutputColumn, ...]) -> Ordering:
         """One ORDER BY term, by position, alias or expression."""
         inner, descending, first = term.this, bool(term.args.get("desc")), bool(term.args.get("nulls_first"))
         if is_literal(inner):
-            position = literal(inner)
+            position = literal_value(inner)
             if not isinstance(position, Fraction) or not 1 <= position <= len(outputs) or position.denominator != 1:
-                raise InvalidQuery(f"ORDER BY {shown(inner)}: positions go from 1 to {len(outputs)}")
+                raise InvalidQuery(f"ORDER BY {sql_excerpt(inner)}: positions go from 1 to {len(outputs)}")
             return Ordering(outputs[int(position) - 1].node, descending, first)
         return Ordering(self.node(inner), descending, first)
 
 
 @dataclass(frozen=True)
-class _Inner:
+class _Subquery:
     """Collects the aggregates of a grouping subquery, whose columns are exact and stay inside the plan."""
 
-    source: Source
+    source: NamedTable
     keys: list[tuple[str, expr.Expr]]
     aggregates: list[Grouped] = field(default_factory=list)
 
@@ -428,7 +445,7 @@ class _Inner:
             value = self.source.translator()(node)
             for name, key in self.keys:
                 if key == value:
-                    return expr.Column(name)
+                    return expr.ColumnRef(name)
         return _Replaced(self)(node)
 
     def aggregate(self, node: exp.Expr) -> expr.Expr:
@@ -457,28 +474,28 @@ class _Inner:
                 return self.column("count", None if is_literal(node.this) else to(node.this), condition)
             case exp.Sum() | exp.Min() | exp.Max() if not isinstance(node.this, exp.Distinct):
                 return self.column(type(node).__name__.lower(), to(node.this), condition)
-        raise Unsupported(f"{shown(node)}: a grouping subquery offers COUNT, SUM, AVG, MIN and MAX")
+        raise Unsupported(f"{sql_excerpt(node)}: a grouping subquery offers COUNT, SUM, AVG, MIN and MAX")
 
     def column(self, kind: Any, value: expr.Expr | None, condition: expr.Expr | None) -> expr.Expr:
         """The grouped column that holds an aggregate."""
         if condition is not None:
             value = expr.Case(
-                ((condition, expr.Constant(Fraction(1)) if value is None else value),), expr.Constant(None)
+                ((condition, expr.LiteralValue(Fraction(1)) if value is None else value),), expr.LiteralValue(None)
             )
         for known in self.aggregates:
             if (known.kind, known.value) == (kind, value):
-                return expr.Column(known.name)
+                return expr.ColumnRef(known.name)
         self.aggregates.append(Grouped(f"{kind}_{len(self.aggregates)}", kind, value))
-        return expr.Column(self.aggregates[-1].name)
+        return expr.ColumnRef(self.aggregates[-1].name)
 
 
-class _Replaced(Translator):
+class _Replaced(ExpressionTranslator):
     """A translator that hands every sub-expression back to the grouping subquery, which knows keys and aggregates."""
 
-    def __init__(self, inner: _Inner) -> None:
+    def __init__(self, inner: _Subquery) -> None:
         def resolve(column: exp.Column) -> expr.Expr:
             inner.source.find(column)
-            raise InvalidQuery(f"{shown(column)} is neither aggregated nor in GROUP BY; do one of the two")
+            raise InvalidQuery(f"{sql_excerpt(column)} is neither aggregated nor in GROUP BY; do one of the two")
 
         super().__init__(resolve)
         object.__setattr__(self, "_inner", inner)
@@ -488,18 +505,18 @@ class _Replaced(Translator):
         if self.__dict__["_top"]:
             object.__setattr__(self, "_top", False)
             return super().__call__(node)
-        inner: _Inner = self.__dict__["_inner"]
+        inner: _Subquery = self.__dict__["_inner"]
         return super().__call__(node) if isinstance(node, exp.Column) and not _keyed(inner, node) else inner.node(node)
 
 
-def _keyed(inner: _Inner, node: exp.Column) -> bool:
+def _keyed(inner: _Subquery, node: exp.Column) -> bool:
     return inner.source.translator()(node) in [key for _, key in inner.keys]
 
 
-def _condition(to: Translator, node: exp.Expr) -> expr.Expr:
+def _condition(to: ExpressionTranslator, node: exp.Expr) -> expr.Expr:
     if any(_is_aggregate(part) for part in node.walk()):
         raise Unsupported(
-            f"{shown(node)}: an aggregate cannot stand in WHERE or FILTER; use HAVING, which filters the answer"
+            f"{sql_excerpt(node)}: an aggregate cannot stand in WHERE or FILTER; use HAVING, which filters the answer"
         )
     return to(node)
 
@@ -522,7 +539,7 @@ def _own(node: exp.Expr) -> list[exp.Expr]:
     return list(node.walk(prune=lambda inner: isinstance(inner, exp.Subquery | exp.Select)))
 
 
-def _is_key(source: Source, key: expr.Column) -> bool:
+def _is_key(source: NamedTable, key: expr.ColumnRef) -> bool:
     return any(field.key and field.column == key.name for field in source.fields)
 
 
@@ -531,13 +548,13 @@ def _quantile(node: exp.Expr) -> tuple[exp.Expr, Fraction]:
     value = node.this
     if isinstance(node, exp.WithinGroup):
         ordered = node.expression.expressions[0]
-        value, level = ordered.this, literal(node.this.this)
+        value, level = ordered.this, literal_value(node.this.this)
         level = 1 - level if ordered.args.get("desc") and isinstance(level, Fraction) else level
     elif not isinstance(node, exp.Median):
         given = node.args.get("quantile") or node.args.get("expression")
-        level = literal(given) if given is not None else None
+        level = literal_value(given) if given is not None else None
     if not isinstance(level, Fraction) or not 0 <= level <= 1:
-        raise Unsupported(f"{shown(node)}: the level of a quantile is a literal number from 0 to 1")
+        raise Unsupported(f"{sql_excerpt(node)}: the level of a quantile is a literal number from 0 to 1")
     return value, level
 
 
@@ -545,13 +562,13 @@ def _refusal(node: exp.Expr) -> Unsupported:
     node = node.this if isinstance(node, exp.IgnoreNulls | exp.RespectNulls) else node
     for kind, advice in REFUSED_AGGREGATES.items():
         if isinstance(node, kind):
-            return Unsupported(f"{shown(node)}: {advice}")
+            return Unsupported(f"{sql_excerpt(node)}: {advice}")
     try:
-        Translator(lambda column: expr.Column(column.name))(node)
+        ExpressionTranslator(lambda column: expr.ColumnRef(column.name))(node)
     except Unsupported as refusal:
         return refusal
     return Unsupported(
-        f"{shown(node)} cannot be computed from noisy answers; compute it inside the aggregate or afterwards"
+        f"{sql_excerpt(node)} cannot be computed from noisy answers; compute it inside the aggregate or afterwards"
     )
 
 
@@ -559,7 +576,7 @@ def _arguments(node: exp.Expr) -> list[exp.Expr]:
     if isinstance(node, exp.Log) and node.args.get("expression") is not None:
         raise Unsupported("LOG with a base is not offered; write LN(x) / LN(base)")
     if isinstance(node, exp.Floor | exp.Ceil) and node.args.get("decimals") is not None:
-        raise Unsupported(f"{shown(node)}: only ROUND takes digits")
+        raise Unsupported(f"{sql_excerpt(node)}: only ROUND takes digits")
     extra = [node.args.get(name) for name in ("expression", "decimals")]
     return [part for part in (node.this, *extra, *node.expressions) if isinstance(part, exp.Expr)]
 
@@ -590,7 +607,7 @@ def _distinct_names(columns: list[tuple[str, expr.Expr]]) -> dict[str, expr.Expr
     return dict(columns)
 
 
-def _columns(query: exp.Select, source: Source) -> dict[str, expr.Expr]:
+def _columns(query: exp.Select, source: NamedTable) -> dict[str, expr.Expr]:
     to = source.translator()
     columns: list[tuple[str, expr.Expr]] = []
     for position, item in enumerate(query.expressions):
@@ -600,13 +617,13 @@ def _columns(query: exp.Select, source: Source) -> dict[str, expr.Expr]:
                 raise Unsupported("* with EXCEPT, EXCLUDE or REPLACE is not offered; name the columns")
             alias = inner.table.lower() if isinstance(inner, exp.Column) else ""
             fields = [f for f in source.fields if alias in ("", f.alias.lower())]
-            columns += [(field.name, expr.Column(field.column)) for field in fields]
+            columns += [(field.name, expr.ColumnRef(field.column)) for field in fields]
         else:
             columns.append((item.alias_or_name or f"column_{position + 1}", to(inner)))
     return _distinct_names(columns)
 
 
-def _keys(query: exp.Select, source: Source) -> tuple[list[tuple[str, expr.Expr]], dict[str, exp.Expr]]:
+def _keys(query: exp.Select, source: NamedTable) -> tuple[list[tuple[str, expr.Expr]], dict[str, exp.Expr]]:
     aliases = {item.alias.lower(): item.this for item in query.expressions if isinstance(item, exp.Alias)}
     group = query.args.get("group")
     if group is None:
@@ -626,14 +643,14 @@ def _fresh(name: str, keys: list[tuple[str, expr.Expr]]) -> str:
 
 
 def _group_term(
-    query: exp.Select, source: Source, aliases: Mapping[str, exp.Expr], term: exp.Expr
+    query: exp.Select, source: NamedTable, aliases: Mapping[str, exp.Expr], term: exp.Expr
 ) -> tuple[str, exp.Expr]:
     if isinstance(term, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
         raise Unsupported("ROLLUP, CUBE, GROUPING SETS and tuples are not offered; ask the groupings as a batch")
     if is_literal(term):
-        position = literal(term)
+        position = literal_value(term)
         if not isinstance(position, Fraction) or not 1 <= position <= len(query.expressions):
-            raise InvalidQuery(f"GROUP BY {shown(term)}: positions go from 1 to {len(query.expressions)}")
+            raise InvalidQuery(f"GROUP BY {sql_excerpt(term)}: positions go from 1 to {len(query.expressions)}")
         item = query.expressions[int(position) - 1]
         return _title(item), _bare(item)
     if isinstance(term, exp.Column) and not term.table and not source.has(term) and term.name.lower() in aliases:
@@ -653,7 +670,7 @@ def _count(query: exp.Select, clause: str) -> int | None:
         return None
     if isinstance(node, exp.Fetch):
         raise Unsupported("FETCH is not offered; write LIMIT")
-    value = literal(node.expression) if is_literal(node.expression) else None
+    value = literal_value(node.expression) if is_literal(node.expression) else None
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
         raise Unsupported(f"{clause.upper()} takes a literal whole number")
     return int(value)
@@ -668,7 +685,7 @@ def refuse_clauses(query: exp.Select) -> None:
     if distinct is not None and distinct.args.get("on") is not None:
         raise Unsupported("DISTINCT ON keeps one row by an order; aggregate per user with MIN or MAX instead")
     for node in query.find_all(exp.Window):
-        raise Unsupported(f"{shown(node)}: {REFUSED_CLAUSES['windows']}")
+        raise Unsupported(f"{sql_excerpt(node)}: {REFUSED_CLAUSES['windows']}")
 
 
 def refuse_row_order(query: exp.Expr) -> None:
@@ -679,7 +696,7 @@ def refuse_row_order(query: exp.Expr) -> None:
             raise Unsupported(f"{word} in a subquery chooses among people's rows; it is offered at the top, on answers")
 
 
-def options_of(text: str) -> tuple[str, dict[str, str]]:
+def sql_options(text: str) -> tuple[str, dict[str, str]]:
     """The query without SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...), and those options under our names."""
     found = PRIVACY_OPTIONS.search(text)
     if found is None:
@@ -687,9 +704,9 @@ def options_of(text: str) -> tuple[str, dict[str, str]]:
     options: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in (found.group(1) or "").split(","))):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if name.lower() not in OPTIONS or not value:
-            raise InvalidQuery(f"no privacy option {name!r}; there are: {', '.join(sorted(OPTIONS))}")
-        options[OPTIONS[name.lower()]] = value.strip("'\"")
+        if name.lower() not in SQL_OPTIONS or not value:
+            raise InvalidQuery(f"no privacy option {name!r}; there are: {', '.join(sorted(SQL_OPTIONS))}")
+        options[SQL_OPTIONS[name.lower()]] = value.strip("'\"")
     return text[: found.start()] + "SELECT" + text[found.end() :], options
 
 
@@ -725,7 +742,7 @@ def _check_depth(query: exp.Expr) -> None:
             raise InvalidQuery(f"the query is nested deeper than {DEEPEST} levels; split it into subqueries")
 
 
-def read(
+def parse_query(
     text: str,
     dataset: Dataset,
     unit: str,
@@ -734,16 +751,18 @@ def read(
     join_limit: int | None = None,
 ) -> Question:
     """The question that a SQL text asks of a dataset, under a unit of privacy."""
-    plain, options = options_of(text)
+    plain, options = sql_options(text)
     name = options.get("unit", unit)
     if name not in dataset.units:
         raise NotFound(f"no unit {name!r}; there are: {', '.join(sorted(dataset.units))}")
     declared = dataset.units[name]
     _check_unit_column(options, declared)
-    joiner = Joiner(declared, _whole(options, "bound", row_limit), _whole(options, "join_rows", join_limit))
+    joiner = JoinBuilder(
+        declared, _whole(options, "max_contributions", row_limit), _whole(options, "max_rows_per_key", join_limit)
+    )
     parsed = parse(plain)
     grammar.check_size(parsed)
-    question = Reader(dataset, declared, joiner).question(parsed, text, options)
+    question = QueryReader(dataset, declared, joiner).question(parsed, text, options)
     grammar.check(parsed)
     grammar.check_plan((question.relation, question.keys, question.aggregates))
     return question

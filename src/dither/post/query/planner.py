@@ -10,27 +10,27 @@ from typing import Any
 from dither.errors import Unbounded, Unsupported
 from dither.plan import expressions as expr
 from dither.plan.context import Context
-from dither.plan.domains import cardinality, ends
+from dither.plan.domains import bounds_of, cardinality
 from dither.plan.expressions.core import Expr
-from dither.plan.measures.clipped import Clipped
-from dither.plan.measures.core import Key, Measure
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.measures.sums import Count, Sum, Sums
-from dither.plan.relations.bounding import BoundGroups, BoundRows
+from dither.plan.measures.sums import Count, Sum, SumVector
+from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
 from dither.plan.relations.core import Relation
-from dither.plan.relations.filter import Where
-from dither.plan.relations.group_by import Aggregate as Grouped
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import Distinct, GroupBy
+from dither.plan.relations.group_by import GroupAggregate as Grouped
 from dither.plan.relations.joins import PublicJoin
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.stability import Auto
-from dither.plan.traversal import autos, fill, walk
+from dither.plan.stability import EstimatedLimit
+from dither.plan.traversal import fill_limits, unfilled_limits, walk
 from dither.post import formulas as recipe
-from dither.post.contribution_bound import OCTAVES, Bound, edges, ladder
+from dither.post.contribution_bound import OCTAVES, ContributionBound, candidate_bounds, histogram_edges
 from dither.post.query.bins import Bins, Wanted, bins
-from dither.post.query.question import Aggregate, Ordering, Output, Question
+from dither.post.query.question import AggregateCall, Ordering, OutputColumn, Question
 from dither.post.query.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
@@ -51,7 +51,7 @@ SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "c
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlannedMeasure:
     """A vector to measure, and its share of the loss."""
 
     measure: Measure
@@ -59,7 +59,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CellRef:
     """A source of the recipe: one value of a piece, whose quantity is divided by `factor`.
 
     `clipped` is the bound that limits it, and `worth` the quantity that a unit of that bound's mass stands for, where
@@ -78,7 +78,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class QuantileRef:
     """A source of the recipe: a quantile read off a piece that is a histogram."""
 
     piece: int
@@ -87,7 +87,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Search:
+class ContributionSearch:
     """A bound to be found first: the histogram of contributions, which limit it fills, and the mass of one row.
 
     `points` are the edges of the histogram, `grid` the bounds that may be found.
@@ -102,18 +102,18 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryPlan:
     """Everything but the loss: pieces, how to read them, what to compute, and the bounds still to be found."""
 
     question: Question
     unit: str
-    keys: tuple[Key, ...]
-    pieces: tuple[Piece, ...]
-    sources: tuple[Reading | Ranking, ...]
-    outputs: tuple[Output, ...]
-    having: recipe.Node | None
+    keys: tuple[GroupKey, ...]
+    pieces: tuple[PlannedMeasure, ...]
+    sources: tuple[CellRef | QuantileRef, ...]
+    outputs: tuple[OutputColumn, ...]
+    having: recipe.Formula | None
     order: tuple[Ordering, ...]
-    searches: tuple[Search, ...]
+    searches: tuple[ContributionSearch, ...]
     notes: tuple[str, ...]
 
 
@@ -122,7 +122,7 @@ class Planner:
     """Plans questions over one dataset; `gaussian`: the noise will be Gaussian, so contributions are clipped in L2."""
 
     context: Context
-    bound: Bound
+    bound: ContributionBound
     gaussian: bool = False
 
     def undeclared(self, question: Question) -> PartitionCounts:
@@ -132,12 +132,12 @@ class Planner:
                 "rows no longer know their unit, so keys cannot be selected privately; group before the join"
             )
         once = GroupBy(question.relation, question.keys, (), question.unit)
-        limit = self.bound.groups or self.bound.rows or SELECTED_KEYS
-        own = tuple(Key(name, expr.Column(name)) for name, _ in question.keys)
+        limit = self.bound.max_groups or self.bound.max_rows or SELECTED_KEYS
+        own = tuple(GroupKey(name, expr.ColumnRef(name)) for name, _ in question.keys)
         # One row of each key it has: where keys are many or unknown, a bound on rows alone would not say so.
-        return PartitionCounts(BoundGroups(once, question.unit, tuple(key.value for key in own), limit, 1), own)
+        return PartitionCounts(LimitGroupsPerUnit(once, question.unit, tuple(key.value for key in own), limit, 1), own)
 
-    def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> Plan:
+    def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> QueryPlan:
         """The fewest measures that answer a question; `listed` names the keys that partition selection let through."""
         scope = Scope(question.relation.domain(self.context))
         inner: Relation | None = None
@@ -145,12 +145,12 @@ class Planner:
             relation, inner = self.inside(question.relation, question.unit)
             question = replace(question, relation=relation)
             scope = Scope(_provisional(relation).domain(self.context))
-        if not question.knows_unit and question.relation.influence(self.context, question.unit).rows is None:
+        if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
             relation, inner = self.below(question.relation, question.unit)
             question = replace(question, relation=relation)
             scope = Scope(_provisional(relation).domain(self.context))
         self.check(question, scope, listed is not None)
-        keys = tuple(Key(name, value, None if listed is None else listed[name]) for name, value in question.keys)
+        keys = tuple(GroupKey(name, value, None if listed is None else listed[name]) for name, value in question.keys)
         made = _Made([], [], {}, [], [])
         self.sums(question, scope, keys, made)
         for index, aggregate in enumerate(question.aggregates):
@@ -161,16 +161,18 @@ class Planner:
         self.quantiles(question, scope, keys, made)
         return self._finished(question, keys, made, inner)
 
-    def _finished(self, question: Question, keys: tuple[Key, ...], made: _Made, inner: Relation | None) -> Plan:
+    def _finished(
+        self, question: Question, keys: tuple[GroupKey, ...], made: _Made, inner: Relation | None
+    ) -> QueryPlan:
         total = sum(weight for _, weight in made.pieces)
-        pieces = tuple(Piece(measure, weight / total) for measure, weight in made.pieces)
-        change = substitution(made.nodes)
+        pieces = tuple(PlannedMeasure(measure, weight / total) for measure, weight in made.pieces)
+        change = key_substitution(made.nodes)
         searches = list(made.searches)
         if inner is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.search(inner, question.unit, ROWS, None, 1, 1))
-        return Plan(
+        return QueryPlan(
             question, question.unit, keys, pieces, tuple(made.sources),
-            tuple(Output(output.name, change(output.node)) for output in question.outputs),
+            tuple(OutputColumn(output.name, change(output.node)) for output in question.outputs),
             change(question.having) if question.having is not None else None,
             tuple(replace(term, node=change(term.node)) for term in question.order),
             tuple(searches), (*self.notes(question), *made.notes, *_unallowed(pieces, made.sources)),
@@ -179,10 +181,13 @@ class Planner:
     def notes(self, question: Question) -> tuple[str, ...]:
         """What a reader should know about how the question was understood."""
         unit = f"unit of privacy: {question.unit}"
-        if self.bound.auto or _provisional(question.relation).influence(self.context, question.unit).rows is not None:
+        if (
+            self.bound.auto
+            or _provisional(question.relation).stability(self.context, question.unit).max_rows is not None
+        ):
             return (unit,)
-        where = "" if self.bound.groups is None else f" in each of at most {self.bound.groups} groups"
-        kept = f"of each {question.unit}, {self.bound.rows} rows' worth{where} counts"
+        where = "" if self.bound.max_groups is None else f" in each of at most {self.bound.max_groups} groups"
+        kept = f"of each {question.unit}, {self.bound.max_rows} rows' worth{where} counts"
         return (unit, f"{kept}; what is beyond is missing from the estimates, and their intervals do not allow for it")
 
     def check(self, question: Question, scope: Scope, listed: bool) -> None:
@@ -201,7 +206,7 @@ class Planner:
 
     def check_size(self, question: Question) -> None:
         """Refuses answers with more declared keys than anyone reads."""
-        keys = tuple(Key(name, value) for name, value in question.keys)
+        keys = tuple(GroupKey(name, value) for name, value in question.keys)
         scope = Scope(_provisional(question.relation).domain(self.context))
         many = 1
         for key in keys:
@@ -225,7 +230,7 @@ class Planner:
             node = replace(node, **fields) if fields else node  # type: ignore[type-var]
             if isinstance(node, GroupBy) and node.unit and self.open(node, unit):
                 found.append(node.child)
-                return replace(node, child=BoundRows(node.child, node.unit, self.row_limit()))
+                return replace(node, child=LimitRowsPerUnit(node.child, node.unit, self.row_limit()))
             return node
 
         changed = visit(relation)
@@ -234,32 +239,32 @@ class Planner:
     def open(self, node: GroupBy, unit: str) -> bool:
         """Whether per-unit counts or sums could be of any size."""
         counting = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
-        return counting and node.child.influence(self.context, unit).rows is None
+        return counting and node.child.stability(self.context, unit).max_rows is None
 
     def below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
         """Bounds rows just under the steps at which they stop knowing their unit."""
         found: list[Relation] = []
 
         def visit(node: Relation) -> Relation:
-            influence = node.influence(self.context, unit)
-            if influence.rows is not None:
+            stability = node.stability(self.context, unit)
+            if stability.max_rows is not None:
                 return node
-            if influence.unit:
+            if stability.tracks_unit:
                 found.append(node)
-                return BoundRows(node, unit, self.row_limit())
+                return LimitRowsPerUnit(node, unit, self.row_limit())
             fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
             return replace(node, **fields) if fields else node  # type: ignore[type-var]
 
         changed = visit(relation)
         return changed, found[0] if found and self.bound.auto else None
 
-    def row_limit(self) -> int | Auto:
+    def row_limit(self) -> int | EstimatedLimit:
         """The limit on rows of one unit: given, or to be found."""
-        return Auto(ROWS, LARGEST_ROWS) if self.bound.rows is None else self.bound.rows
+        return EstimatedLimit(ROWS, LARGEST_ROWS) if self.bound.max_rows is None else self.bound.max_rows
 
     def unbounded(self, question: Question, relation: Relation) -> bool:
         """Whether one unit may move any number of rows; refused once rows no longer know their unit."""
-        if _provisional(relation).influence(self.context, question.unit).rows is not None:
+        if _provisional(relation).stability(self.context, question.unit).max_rows is not None:
             return False
         if not question.knows_unit:
             raise Unbounded(
@@ -268,29 +273,31 @@ class Planner:
             )
         return True
 
-    def bounded(self, question: Question, relation: Relation, keys: tuple[Key, ...], made: _Made) -> Relation:
+    def bounded(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...], made: _Made) -> Relation:
         """The relation with at most so many rows of each unit."""
         if not self.unbounded(question, relation):
             return relation
-        if self.bound.groups is not None:
+        if self.bound.max_groups is not None:
             return self.by_groups(question, relation, keys)
         if self.bound.auto and not any(search.tag == ROWS for search in made.searches):
             made.searches.append(self.search(relation, question.unit, ROWS, None, 1, self.cells(relation, keys)))
-        return BoundRows(relation, question.unit, self.row_limit())
+        return LimitRowsPerUnit(relation, question.unit, self.row_limit())
 
-    def by_groups(self, question: Question, relation: Relation, keys: tuple[Key, ...]) -> Relation:
+    def by_groups(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...]) -> Relation:
         """At most so many rows in each of at most so many groups."""
         if not keys:
             raise Unsupported("a bound by groups needs GROUP BY; give a number of rows instead")
-        groups, rows = self.bound.groups or 1, self.bound.rows or 1
-        return BoundGroups(relation, question.unit, tuple(key.value for key in keys), groups, rows)
+        groups, rows = self.bound.max_groups or 1, self.bound.max_rows or 1
+        return LimitGroupsPerUnit(relation, question.unit, tuple(key.value for key in keys), groups, rows)
 
-    def search(self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int) -> Search:
+    def search(
+        self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int
+    ) -> ContributionSearch:
         """A histogram of what each unit contributes, over powers of two."""
         kind: Callable[..., Grouped] = Grouped
         aggregate = kind("mass", "count") if mass is None else kind("mass", "sum", mass)
         per_unit = GroupBy(relation, (), (aggregate,), unit)
-        points = edges(largest)
+        points = histogram_edges(largest)
         if mass is None:
             # Rows are counted, and a row has the mass `largest`.
             points = tuple(largest << octave for octave in range(OCTAVES) if largest << octave <= LARGEST_CLIP)
@@ -298,22 +305,22 @@ class Planner:
         else:
             # A mass is a whole number of steps, whatever lattice its expression has.
             cuts = tuple(map(Fraction, points))
-        histogram = Count(per_unit, (Key("mass", expr.Bucket(expr.Column("mass"), cuts)),))
-        return Search(tag, histogram, points, ladder(points, MOST[tag]), cells, largest)
+        histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(expr.ColumnRef("mass"), cuts)),))
+        return ContributionSearch(tag, histogram, points, candidate_bounds(points, MOST[tag]), cells, largest)
 
-    def cells(self, relation: Relation, keys: tuple[Key, ...]) -> int:
+    def cells(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
         """The number of groups."""
         return Count(relation, keys).size(self.context)
 
     # --- measures ------------------------------------------------------------------------------------------------
 
-    def sums(self, question: Question, scope: Scope, keys: tuple[Key, ...], made: _Made) -> None:
+    def sums(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], made: _Made) -> None:
         """COUNT, SUM, AVG, VARIANCE, CORR...: one vector of sums for all of them."""
         wanted = [aggregate for aggregate in question.aggregates if aggregate.kind in SUMS]
         if not wanted:
             return
         averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
-        open_ended = self.bound.groups is None and self.unbounded(question, question.relation)
+        open_ended = self.bound.max_groups is None and self.unbounded(question, question.relation)
         clipped = open_ended and not self.keeps_rows(question, wanted)
         terms = Terms(scope, self.usual(question), [], averaged, CLIPPED_FINEST if clipped else FINEST)
         first = len(made.sources)
@@ -328,19 +335,19 @@ class Planner:
             worth = term.most * term.step if tag == ROWS else None
             slack = float(term.rounding) * self.rows(question)
             typical = _typical(term, signed)
-            made.sources.append(Reading(len(made.pieces), place, factor, signed, tag, worth, slack, typical))
+            made.sources.append(CellRef(len(made.pieces), place, factor, signed, tag, worth, slack, typical))
         made.pieces.append((measure, Fraction(len(wanted))))
 
     def usual(self, question: Question) -> Scope:
         """The columns as they are at likely bounds, where bounds are still to be found."""
-        return Scope(fill(question.relation, LIKELY).domain(self.context))
+        return Scope(fill_limits(question.relation, LIKELY).domain(self.context))
 
     def rows(self, question: Question) -> float:
         """The noisy size of the largest table that is read; 0 where none is known."""
         tables = {node.table for node in walk(question.relation) if isinstance(node, Scan)}
         return float(max((self.context.rows(table) or 0 for table in tables), default=0))
 
-    def keeps_rows(self, question: Question, wanted: list[Aggregate]) -> bool:
+    def keeps_rows(self, question: Question, wanted: list[AggregateCall]) -> bool:
         """Whether so many rows of each unit are kept, and not all of them scaled down.
 
         Both keep min(rows, bound) of a unit's rows in a count, so the cheaper is taken: rows, where their ranks are
@@ -348,12 +355,12 @@ class Planner:
         """
         if self.bound.how != "auto":
             return self.bound.how == "rows"
-        return wanted == [Aggregate("count")] and _ranked(question.relation, self.context)
+        return wanted == [AggregateCall("count")] and _ranked(question.relation, self.context)
 
     def vector(
         self,
         question: Question,
-        keys: tuple[Key, ...],
+        keys: tuple[GroupKey, ...],
         terms: list[Term],
         factors: list[int],
         made: _Made,
@@ -363,23 +370,27 @@ class Planner:
         relation = question.relation
         if not self.unbounded(question, relation):
             return _plain(relation, terms, factors, keys), factors, None
-        if self.bound.groups is not None:
+        if self.bound.max_groups is not None:
             return _plain(self.by_groups(question, relation, keys), terms, factors, keys), factors, None
         if not clipped:
             return _plain(self.bounded(question, relation, keys, made), terms, factors, keys), factors, ROWS
         fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
         factors = [factor * fine for factor in factors]
         largest = largest_row(terms, factors)
-        limit: int | Auto = (
-            Auto(MASS, LARGEST_CLIP) if self.bound.rows is None else min(self.bound.rows * largest, LARGEST_CLIP)
+        limit: int | EstimatedLimit = (
+            EstimatedLimit(MASS, LARGEST_CLIP)
+            if self.bound.max_rows is None
+            else min(self.bound.max_rows * largest, LARGEST_CLIP)
         )
         if self.bound.auto:
             mass = None if all(term.value == ONE for term in terms) else _mass(terms, factors)
             made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))
         values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
-        return Clipped(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
+        return ClippedSums(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
 
-    def units(self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made) -> None:
+    def units(
+        self, question: Question, aggregate: AggregateCall, index: int, keys: tuple[GroupKey, ...], made: _Made
+    ) -> None:
         """COUNT(DISTINCT unit's key): each unit once per group."""
         if not question.knows_unit:
             raise Unbounded(
@@ -387,17 +398,17 @@ class Planner:
             )
         relation = _filtered(question.relation, aggregate.condition)
         once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
-        own = tuple(Key(key.name, expr.Column(key.name), key.values) for key in keys)
-        if once.influence(self.context, question.unit).rows is None:
+        own = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
+        if once.stability(self.context, question.unit).max_rows is None:
             cells = self.cells(once, own)
-            limit: int | Auto = cells if cells <= FEW_CELLS else self.row_limit()
-            if isinstance(limit, Auto) and not any(search.tag == ROWS for search in made.searches):
+            limit: int | EstimatedLimit = cells if cells <= FEW_CELLS else self.row_limit()
+            if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in made.searches):
                 made.searches.append(self.search(once, question.unit, ROWS, None, 1, cells))
-            once = BoundRows(once, question.unit, limit)
+            once = LimitRowsPerUnit(once, question.unit, limit)
         made.add(index, Count(once, own))
 
     def distinct(
-        self, question: Question, aggregate: Aggregate, index: int, keys: tuple[Key, ...], made: _Made
+        self, question: Question, aggregate: AggregateCall, index: int, keys: tuple[GroupKey, ...], made: _Made
     ) -> None:
         """COUNT(DISTINCT x): rows that differ, after bounding."""
         present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
@@ -405,10 +416,10 @@ class Planner:
         relation = self.bounded(question, _filtered(question.relation, expr.And(tuple(wanted))), keys, made)
         columns = [(key.name, key.value) for key in keys]
         columns += [(f"value_{place}", value) for place, value in enumerate(aggregate.values)]
-        own = tuple(Key(key.name, expr.Column(key.name), key.values) for key in keys)
+        own = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
         made.add(index, Count(Distinct(Project(relation, tuple(columns))), own))
 
-    def quantiles(self, question: Question, scope: Scope, keys: tuple[Key, ...], made: _Made) -> None:
+    def quantiles(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], made: _Made) -> None:
         """MEDIAN, QUANTILE, MIN and MAX: one histogram for each value and condition."""
         pieces: dict[tuple[Expr, Expr | None], int] = {}
         for index, aggregate in enumerate(question.aggregates):
@@ -424,18 +435,18 @@ class Planner:
             wanted: Wanted = (
                 "min" if aggregate.kind == "min" else "max" if aggregate.kind == "max" else _level(aggregate)
             )
-            made.nodes[index] = recipe.Cell(len(made.sources))
-            made.sources.append(Ranking(pieces[chosen], grid, wanted))
+            made.nodes[index] = recipe.NoisyCell(len(made.sources))
+            made.sources.append(QuantileRef(pieces[chosen], grid, wanted))
 
     def histogram(
-        self, question: Question, aggregate: Aggregate, grid: Bins, keys: tuple[Key, ...], made: _Made
+        self, question: Question, aggregate: AggregateCall, grid: Bins, keys: tuple[GroupKey, ...], made: _Made
     ) -> Measure:
         """Rows per group and bin."""
         (value,) = aggregate.values
         present = expr.Not(expr.IsNull(value))
         condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
         relation = self.bounded(question, _filtered(question.relation, condition), keys, made)
-        return Count(relation, (*keys, Key("bin", expr.Bucket(value, grid.edges))))
+        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(value, grid.edges))))
 
 
 @dataclass
@@ -443,21 +454,21 @@ class _Made:
     """What a plan is made of, while it is being made."""
 
     pieces: list[tuple[Measure, Fraction]]
-    sources: list[Reading | Ranking]
-    nodes: dict[int, recipe.Node]
-    searches: list[Search]
+    sources: list[CellRef | QuantileRef]
+    nodes: dict[int, recipe.Formula]
+    searches: list[ContributionSearch]
     notes: list[str]
 
     def add(self, index: int, measure: Measure) -> None:
         """A piece of its own with one value."""
-        self.nodes[index] = recipe.Cell(len(self.sources))
-        self.sources.append(Reading(len(self.pieces), 0, 1, False, None))
+        self.nodes[index] = recipe.NoisyCell(len(self.sources))
+        self.sources.append(CellRef(len(self.pieces), 0, 1, False, None))
         self.pieces.append((measure, Fraction(1)))
 
 
-def _unallowed(pieces: Sequence[Piece], sources: Sequence[Reading | Ranking]) -> list[str]:
+def _unallowed(pieces: Sequence[PlannedMeasure], sources: Sequence[CellRef | QuantileRef]) -> list[str]:
     """A note where a bound that is found drops rows and intervals do not say what that does."""
-    bounded = {place for place, piece in enumerate(pieces) if autos(piece.measure)}
+    bounded = {place for place, piece in enumerate(pieces) if unfilled_limits(piece.measure)}
     silent = any(source.piece in bounded and getattr(source, "clipped", None) is None for source in sources)
     return [WITHIN_BOUND] if silent else []
 
@@ -465,7 +476,7 @@ def _unallowed(pieces: Sequence[Piece], sources: Sequence[Reading | Ranking]) ->
 def _huge(question: Question, scope: Scope) -> bool:
     """Whether a value that is added up or ranked has no useful limit: a per-unit count or sum that nothing bounds."""
     domains = [value.domain(scope) for aggregate in question.aggregates for value in aggregate.values]
-    return any(max(map(abs, ends(domain))) >= HUGE for domain in domains if isinstance(domain, Number))
+    return any(max(map(abs, bounds_of(domain))) >= HUGE for domain in domains if isinstance(domain, Number))
 
 
 def _ranked(relation: Relation, context: Context) -> bool:
@@ -483,20 +494,20 @@ def _ranked(relation: Relation, context: Context) -> bool:
 
 def _provisional(relation: Relation) -> Relation:
     """The relation as if every bound that is still to be found were the largest."""
-    return fill(relation, MOST)
+    return fill_limits(relation, MOST)
 
 
-def _level(aggregate: Aggregate) -> Fraction:
+def _level(aggregate: AggregateCall) -> Fraction:
     if aggregate.level is None:
         raise TypeError("a quantile has a level")
     return aggregate.level
 
 
-def _plain(relation: Relation, terms: list[Term], factors: list[int], keys: tuple[Key, ...]) -> Measure:
+def _plain(relation: Relation, terms: list[Term], factors: list[int], keys: tuple[GroupKey, ...]) -> Measure:
     values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
     if values == (ONE,):
         return Count(relation, keys)
-    return Sum(relation, values[0], keys) if len(values) == 1 else Sums(relation, values, keys)
+    return Sum(relation, values[0], keys) if len(values) == 1 else SumVector(relation, values, keys)
 
 
 def _mass(terms: list[Term], factors: list[int]) -> Expr:
@@ -505,7 +516,7 @@ def _mass(terms: list[Term], factors: list[int]) -> Expr:
     for term, factor in zip(terms, factors, strict=True):
         steps = Fraction(factor) / term.step
         size = expr.Absolute(term.value) if term.value != ONE else ONE
-        part = expr.Coalesce((expr.Arithmetic("*", expr.Constant(steps), size), expr.Constant(Fraction(0))))
+        part = expr.Coalesce((expr.Arithmetic("*", expr.LiteralValue(steps), size), expr.LiteralValue(Fraction(0))))
         total = part if total is None else expr.Arithmetic("+", total, part)
     if total is None:
         raise TypeError("a vector has at least one term")
@@ -514,7 +525,7 @@ def _mass(terms: list[Term], factors: list[int]) -> Expr:
 
 def _negative(term: Term, scope: Scope) -> bool:
     domain = term.value.domain(scope)
-    return isinstance(domain, Number) and ends(domain)[0] < 0
+    return isinstance(domain, Number) and bounds_of(domain)[0] < 0
 
 
 def _typical(term: Term, signed: bool) -> Fraction:
@@ -537,25 +548,25 @@ def _square(value: Expr) -> bool:
 
 
 def _filtered(relation: Relation, condition: Expr | None) -> Relation:
-    return relation if condition is None else Where(relation, condition)
+    return relation if condition is None else Filter(relation, condition)
 
 
-def _moved(node: recipe.Node, first: int) -> recipe.Node:
-    return substitution({index: recipe.Cell(index + first) for index in recipe.cells_of(node)})(node)
+def _moved(node: recipe.Formula, first: int) -> recipe.Formula:
+    return key_substitution({index: recipe.NoisyCell(index + first) for index in recipe.cells_of(node)})(node)
 
 
-def substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], recipe.Node]:
+def key_substitution(cells: dict[int, recipe.Formula]) -> Callable[[recipe.Formula], recipe.Formula]:
     """Replaces cells by nodes, everywhere."""
 
-    def change(node: recipe.Node) -> recipe.Node:
+    def change(node: recipe.Formula) -> recipe.Formula:
         match node:
-            case recipe.Cell(index):
+            case recipe.NoisyCell(index):
                 return cells[index]
-            case recipe.Apply(name, arguments):
-                return recipe.Apply(name, tuple(map(change, arguments)))
-            case recipe.Mean():
+            case recipe.FunctionCall(name, arguments):
+                return recipe.FunctionCall(name, tuple(map(change, arguments)))
+            case recipe.Average():
                 return replace(node, total=change(node.total), size=change(node.size))
-            case recipe.Within():
+            case recipe.ClampedTo():
                 return replace(node, inner=change(node.inner))
             case _:
                 return node
@@ -563,7 +574,7 @@ def substitution(cells: dict[int, recipe.Node]) -> Callable[[recipe.Node], recip
     return change
 
 
-def first_value(domain: Domain, context: Context) -> Scalar:
+def sample_value(domain: Domain, context: Context) -> Scalar:
     """Some value of a domain, to stand for a key that is not known yet."""
     match domain:
         case Number(lo=lo) | Moment(lo=lo):
@@ -582,23 +593,23 @@ def first_value(domain: Domain, context: Context) -> Scalar:
             raise Unsupported("an identifier cannot be a key of an answer")
 
 
-def fitted(plan: Plan, context: Context, limits: Mapping[str, int]) -> Plan:
+def with_bounds(plan: QueryPlan, context: Context, limits: Mapping[str, int]) -> QueryPlan:
     """The plan at the bounds that were found: histograms then have only the bins that their values can reach."""
-    filled = fill(plan, limits) if limits else plan
+    filled = fill_limits(plan, limits) if limits else plan
     sources = tuple(_reached(source, filled, context) for source in filled.sources)
     return replace(filled, sources=sources)
 
 
-def _reached(source: Reading | Ranking, plan: Plan, context: Context) -> Reading | Ranking:
-    if isinstance(source, Reading):
+def _reached(source: CellRef | QuantileRef, plan: QueryPlan, context: Context) -> CellRef | QuantileRef:
+    if isinstance(source, CellRef):
         return source
     held = plan.pieces[source.piece].measure.axes(context)[-1].values
     return replace(source, bins=source.bins.between(int(held[0]), int(held[-1])))  # type: ignore[arg-type]
 
 
-def retagged(plan: Plan, suffix: str) -> Plan:
+def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:
     """The plan with bounds of its own, for a request that other plans share."""
-    changed: Plan = _retagged(plan, suffix)
+    changed: QueryPlan = _retagged(plan, suffix)
     return changed
 
 
@@ -609,15 +620,15 @@ def _retagged(node: Any, suffix: str) -> Any:
         return node
     made = type(node)(**{part.name: _retagged(getattr(node, part.name), suffix) for part in fields(node)})
     match made:
-        case Auto(tag=tag) | Search(tag=tag):
+        case EstimatedLimit(tag=tag) | ContributionSearch(tag=tag):
             return replace(made, tag=tag + suffix)
-        case Reading(clipped=str(tag)):
+        case CellRef(clipped=str(tag)):
             return replace(made, clipped=tag + suffix)
         case _:
             return made
 
 
-def axes(context: Context, plan: Plan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
+def axes(context: Context, plan: QueryPlan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
     """The declared keys of the answer."""
     measure = plan.pieces[0].measure
     found = measure.axes(context)[: len(plan.keys)]

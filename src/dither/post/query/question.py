@@ -9,7 +9,7 @@ from typing import Literal
 
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
-from dither.post.formulas import Node
+from dither.post.formulas import Formula
 
 Kind = Literal[
     "count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", "units", "distinct", "quantile",
@@ -18,7 +18,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class AggregateCall:
     """An aggregate of a query; `values` is empty for COUNT(*), `condition` is its FILTER, `level` a quantile's."""
 
     kind: Kind
@@ -28,18 +28,18 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputColumn:
     """A column of the answer: a key (cells of none) or something computed from aggregates (cells index them)."""
 
     name: str
-    node: Node
+    node: Formula
 
 
 @dataclass(frozen=True)
 class Ordering:
     """One ORDER BY term, applied to the noisy answer; NULLs come last unless they are asked for first."""
 
-    node: Node
+    node: Formula
     descending: bool
     nulls_first: bool = False
 
@@ -53,9 +53,9 @@ class Question:
     relation: Relation
     knows_unit: bool
     keys: tuple[tuple[str, Expr], ...]
-    aggregates: tuple[Aggregate, ...]
-    outputs: tuple[Output, ...]
-    having: Node | None = None
+    aggregates: tuple[AggregateCall, ...]
+    outputs: tuple[OutputColumn, ...]
+    having: Formula | None = None
     order: tuple[Ordering, ...] = ()
     limit: int | None = None
     offset: int = 0

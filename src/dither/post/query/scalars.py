@@ -71,13 +71,13 @@ ADVICE: dict[type[exp.Expr], str] = {
 }
 
 
-def literal(node: exp.Expr) -> Fraction | str | bool | None:
+def literal_value(node: exp.Expr) -> Fraction | str | bool | None:
     """The value of a literal, with a sign in front of it where there is one."""
     match node:
         case exp.Paren():
-            return literal(node.this)
+            return literal_value(node.this)
         case exp.Neg():
-            value = literal(node.this)
+            value = literal_value(node.this)
             if isinstance(value, Fraction):
                 return -value
         case exp.Literal():
@@ -88,7 +88,7 @@ def literal(node: exp.Expr) -> Fraction | str | bool | None:
             return None
         case _:
             pass
-    raise Unsupported(f"{shown(node)} must be a literal: a number, a text, TRUE, FALSE or NULL")
+    raise Unsupported(f"{sql_excerpt(node)} must be a literal: a number, a text, TRUE, FALSE or NULL")
 
 
 def number(text: str) -> Fraction:
@@ -106,7 +106,7 @@ def is_literal(node: exp.Expr) -> bool:
     return isinstance(node, exp.Literal | exp.Boolean | exp.Null)
 
 
-def shown(node: exp.Expr) -> str:
+def sql_excerpt(node: exp.Expr) -> str:
     """The node as SQL, short enough for a message."""
     text = node.sql(dialect="duckdb")
     return text if len(text) <= 60 else text[:57] + "..."
@@ -123,7 +123,7 @@ def instant(text: str) -> expr.Instant:
 
 
 @dataclass(frozen=True)
-class Translator:
+class ExpressionTranslator:
     """Turns parsed scalars into plan nodes; `resolve` finds columns, `member` answers IN (SELECT ...)."""
 
     resolve: Resolve
@@ -134,10 +134,10 @@ class Translator:
             return handler(self, node)
         for kind, advice in ADVICE.items():
             if isinstance(node, kind):
-                raise Unsupported(f"{shown(node)}: {advice}")
+                raise Unsupported(f"{sql_excerpt(node)}: {advice}")
         if isinstance(node, exp.Func):
             raise Unsupported(f"{_name(node)} is not offered; the functions are: {', '.join(FUNCTION_NAMES)}")
-        raise Unsupported(f"{shown(node)} is not offered here; see docs/sql.md for what a query may contain")
+        raise Unsupported(f"{sql_excerpt(node)} is not offered here; see docs/sql.md for what a query may contain")
 
     def column(self, node: exp.Column) -> expr.Expr:
         """A column, wherever the name is found."""
@@ -145,13 +145,13 @@ class Translator:
 
     def constant(self, node: exp.Expr) -> expr.Expr:
         """A literal."""
-        return expr.Constant(literal(node))
+        return expr.LiteralValue(literal_value(node))
 
     def negative(self, node: exp.Expr) -> expr.Expr:
         """-x as 0 - x; a signed literal stays one."""
         if is_literal(node):
             return self.constant(node)
-        return expr.Arithmetic("-", expr.Constant(Fraction(0)), self(node.this))
+        return expr.Arithmetic("-", expr.LiteralValue(Fraction(0)), self(node.this))
 
     def compare(self, node: exp.Binary, op: Any) -> expr.Expr:
         """A comparison; texts that are compared with moments are read by `post.dates`."""
@@ -165,21 +165,21 @@ class Translator:
         """a // b towards zero, which is the floor of the size with the sign of the quotient."""
         quotient = expr.Arithmetic("/", self(node.this), self(node.expression))
         down, up = expr.Rounded("floor", quotient), expr.Rounded("ceil", quotient)
-        return expr.Case(((expr.Compare(">=", quotient, expr.Constant(Fraction(0))), down),), up)
+        return expr.Case(((expr.Compare(">=", quotient, expr.LiteralValue(Fraction(0))), down),), up)
 
     def rounded(self, node: exp.Func, how: Any) -> expr.Expr:
         """FLOOR, CEIL and ROUND, the last two with a number of digits."""
         digits = node.args.get("decimals")
-        places = literal(digits) if digits is not None else Fraction(0)
+        places = literal_value(digits) if digits is not None else Fraction(0)
         if not isinstance(places, Fraction) or places.denominator != 1 or not -9 <= places <= 9:
             raise Unsupported("ROUND takes a literal number of digits from -9 to 9")
         return expr.Rounded(how, self(node.this), Fraction(10) ** -int(places))
 
     def power(self, node: exp.Pow) -> expr.Expr:
         """POWER with a public exponent."""
-        exponent = literal(node.expression) if is_literal(node.expression) else None
+        exponent = literal_value(node.expression) if is_literal(node.expression) else None
         if not isinstance(exponent, Fraction):
-            raise Unsupported(f"{shown(node)}: the exponent must be a literal number, such as POWER(x, 2)")
+            raise Unsupported(f"{sql_excerpt(node)}: the exponent must be a literal number, such as POWER(x, 2)")
         if exponent == 2:
             value = self(node.this)
             return expr.Arithmetic("*", value, value)
@@ -190,7 +190,7 @@ class Translator:
         if node.expression is not None and node.args.get("expression") is not None:
             raise Unsupported("LOG with a base is not offered; write LN(x) / LN(base) with the second a number")
         natural = expr.Function("ln", self(node.this))
-        return expr.Arithmetic("*", natural, expr.Constant(Fraction("0.434294481903251828")))
+        return expr.Arithmetic("*", natural, expr.LiteralValue(Fraction("0.434294481903251828")))
 
     def member(self, node: exp.In) -> expr.Expr:
         """x IN (literals)."""
@@ -198,7 +198,7 @@ class Translator:
             raise Unsupported("IN (SELECT ...) stands alone in WHERE, joined to the rest by AND, over a public table")
         options = node.expressions
         if not options or not all(is_literal(option) or isinstance(option, exp.Cast) for option in options):
-            raise Unsupported(f"{shown(node)}: IN takes a list of literals or a subquery over a public table")
+            raise Unsupported(f"{sql_excerpt(node)}: IN takes a list of literals or a subquery over a public table")
         if len(options) > MOST_LITERALS:
             raise Unsupported(f"IN takes at most {MOST_LITERALS} literals; put the list in a public table")
         return expr.In(self(node.this), tuple(self._listed(option) for option in options))
@@ -207,7 +207,7 @@ class Translator:
         value = self(node)
         if isinstance(value, expr.Instant):
             return value.microseconds
-        if isinstance(value, expr.Constant) and value.value is not None:
+        if isinstance(value, expr.LiteralValue) and value.value is not None:
             number = value.value
             return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
         raise Unsupported("NULL in an IN list never matches; use IS NULL")
@@ -225,12 +225,12 @@ class Translator:
                 condition = expr.Compare("=", self(node.this), condition)
             branches.append((condition, self(branch.args["true"])))
         default = node.args.get("default")
-        return expr.Case(tuple(branches), expr.Constant(None) if default is None else self(default))
+        return expr.Case(tuple(branches), expr.LiteralValue(None) if default is None else self(default))
 
     def choice(self, node: exp.If) -> expr.Expr:
         """IF(condition, a, b)."""
         other = node.args.get("false")
-        default = expr.Constant(None) if other is None else self(other)
+        default = expr.LiteralValue(None) if other is None else self(other)
         return expr.Case(((self(node.this), self(node.args["true"])),), default)
 
     def is_test(self, node: exp.Is) -> expr.Expr:
@@ -240,12 +240,12 @@ class Translator:
             return expr.IsNull(child)
         if isinstance(node.expression, exp.Boolean):
             wanted = child if node.expression.this else expr.Not(child)
-            return expr.Coalesce((wanted, expr.Constant(False)))
-        raise Unsupported(f"{shown(node)}: IS takes NULL, TRUE or FALSE")
+            return expr.Coalesce((wanted, expr.LiteralValue(False)))
+        raise Unsupported(f"{sql_excerpt(node)}: IS takes NULL, TRUE or FALSE")
 
     def like(self, node: exp.Like) -> expr.Expr:
         """LIKE and NOT LIKE with 'x', 'x%', '%x' and '%x%'."""
-        pattern = literal(node.expression) if is_literal(node.expression) else None
+        pattern = literal_value(node.expression) if is_literal(node.expression) else None
         if not isinstance(pattern, str):
             raise Unsupported("LIKE takes a literal pattern such as 'prefix%'")
         text = pattern.strip("%")
@@ -256,7 +256,7 @@ class Translator:
 
     def starts_with(self, node: exp.Expr, how: Any) -> expr.Expr:
         """STARTS_WITH, ENDS_WITH and CONTAINS."""
-        text = literal(node.expression)
+        text = literal_value(node.expression)
         if not isinstance(text, str):
             raise Unsupported(f"{_name(node)} takes a literal text")
         return expr.TextMatch(how, self(node.this), text)
@@ -290,7 +290,7 @@ class Translator:
 
     def bucket(self, node: exp.WidthBucket) -> expr.Expr:
         """WIDTH_BUCKET(x, low, high, count)."""
-        ends = [literal(node.args[name]) for name in ("min_value", "max_value", "num_buckets")]
+        ends = [literal_value(node.args[name]) for name in ("min_value", "max_value", "num_buckets")]
         low, high, count = (end if isinstance(end, Fraction) else Fraction(0) for end in ends)
         if not low < high or count.denominator != 1 or not 1 <= count <= 1000:
             raise Unsupported("WIDTH_BUCKET takes literals: a lower end, a higher end and a count from 1 to 1000")
@@ -299,22 +299,22 @@ class Translator:
 
     def extreme(self, node: exp.Func, which: Any) -> expr.Expr:
         """LEAST and GREATEST."""
-        return expr.Extreme(which, tuple(self(part) for part in (node.this, *node.expressions)))
+        return expr.LeastGreatest(which, tuple(self(part) for part in (node.this, *node.expressions)))
 
     def anonymous(self, node: exp.Anonymous) -> expr.Expr:
         """CLAMP, LOGISTIC, DATE_PART and BUCKET, which the parser does not know."""
         name, arguments = str(node.this).lower(), node.expressions
         if name == "clamp" and len(arguments) == 3:
-            low, high = literal(arguments[1]), literal(arguments[2])
+            low, high = literal_value(arguments[1]), literal_value(arguments[2])
             if isinstance(low, Fraction) and isinstance(high, Fraction) and low <= high:
                 return expr.Clamp(self(arguments[0]), low, high)
             raise Unsupported("CLAMP(x, low, high) takes two literal numbers, the lower first")
         if name == "date_part" and len(arguments) == 2:
-            return expr.DatePart(_part(str(literal(arguments[0]))), self(arguments[1]))
+            return expr.DatePart(_part(str(literal_value(arguments[0]))), self(arguments[1]))
         if name == "logistic" and len(arguments) == 1:
             return expr.Function("logistic", self(arguments[0]))
         if name == "bucket" and len(arguments) > 1:
-            edges = [literal(edge) for edge in arguments[1:]]
+            edges = [literal_value(edge) for edge in arguments[1:]]
             return expr.Bucket(self(arguments[0]), tuple(edge for edge in edges if isinstance(edge, Fraction)))
         raise Unsupported(f"{name.upper()} is not offered; the functions are: {', '.join(FUNCTION_NAMES)}")
 
@@ -325,7 +325,7 @@ def _name(node: exp.Expr) -> str:
 
 def _matched(child: expr.Expr, text: str, open_start: bool, open_end: bool) -> expr.Expr:
     if not open_start and not open_end:
-        return expr.Compare("=", child, expr.Constant(text))
+        return expr.Compare("=", child, expr.LiteralValue(text))
     how: Literal["prefix", "suffix", "contains"] = "contains" if open_start and open_end else "prefix"
     return expr.TextMatch("suffix" if open_start and not open_end else how, child, text)
 
@@ -362,20 +362,20 @@ def conjuncts(node: exp.Expr) -> list[exp.Expr]:
     return _flat(exp.And, node)
 
 
-Handler = Callable[[Translator, Any], expr.Expr]
+Handler = Callable[[ExpressionTranslator, Any], expr.Expr]
 HANDLERS: dict[type[exp.Expr], Handler] = {
-    exp.Column: Translator.column,
+    exp.Column: ExpressionTranslator.column,
     exp.Paren: lambda to, node: to(node.this),
-    exp.Literal: Translator.constant,
-    exp.Boolean: Translator.constant,
-    exp.Null: Translator.constant,
-    exp.Neg: Translator.negative,
+    exp.Literal: ExpressionTranslator.constant,
+    exp.Boolean: ExpressionTranslator.constant,
+    exp.Null: ExpressionTranslator.constant,
+    exp.Neg: ExpressionTranslator.negative,
     exp.Add: lambda to, node: to.arithmetic(node, "+"),
     exp.Sub: lambda to, node: to.arithmetic(node, "-"),
     exp.Mul: lambda to, node: to.arithmetic(node, "*"),
     exp.Div: lambda to, node: to.arithmetic(node, "/"),
     exp.Mod: lambda to, node: to.arithmetic(node, "%"),
-    exp.IntDiv: Translator.whole_division,
+    exp.IntDiv: ExpressionTranslator.whole_division,
     exp.EQ: lambda to, node: to.compare(node, "="),
     exp.NEQ: lambda to, node: to.compare(node, "<>"),
     exp.LT: lambda to, node: to.compare(node, "<"),
@@ -385,12 +385,12 @@ HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.And: lambda to, node: expr.And(tuple(map(to, _flat(exp.And, node)))),
     exp.Or: lambda to, node: expr.Or(tuple(map(to, _flat(exp.Or, node)))),
     exp.Not: lambda to, node: expr.Not(to(node.this)),
-    exp.In: Translator.member,
-    exp.Between: Translator.between,
-    exp.Is: Translator.is_test,
-    exp.Case: Translator.case,
-    exp.If: Translator.choice,
-    exp.Like: Translator.like,
+    exp.In: ExpressionTranslator.member,
+    exp.Between: ExpressionTranslator.between,
+    exp.Is: ExpressionTranslator.is_test,
+    exp.Case: ExpressionTranslator.case,
+    exp.If: ExpressionTranslator.choice,
+    exp.Like: ExpressionTranslator.like,
     exp.StartsWith: lambda to, node: to.starts_with(node, "prefix"),
     exp.EndsWith: lambda to, node: to.starts_with(node, "suffix"),
     exp.Contains: lambda to, node: to.starts_with(node, "contains"),
@@ -400,16 +400,16 @@ HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.Round: lambda to, node: to.rounded(node, "round"),
     exp.Sqrt: lambda to, node: expr.Function("sqrt", to(node.this)),
     exp.Ln: lambda to, node: expr.Function("ln", to(node.this)),
-    exp.Log: Translator.logarithm,
+    exp.Log: ExpressionTranslator.logarithm,
     exp.Exp: lambda to, node: expr.Function("exp", to(node.this)),
-    exp.Pow: Translator.power,
+    exp.Pow: ExpressionTranslator.power,
     exp.Least: lambda to, node: to.extreme(node, "least"),
     exp.Greatest: lambda to, node: to.extreme(node, "greatest"),
     exp.Coalesce: lambda to, node: expr.Coalesce(tuple(map(to, (node.this, *node.expressions)))),
     exp.Nullif: lambda to, node: expr.NullIf(to(node.this), to(node.expression)),
     exp.Lower: lambda to, node: expr.TextCase("lower", to(node.this)),
     exp.Upper: lambda to, node: expr.TextCase("upper", to(node.this)),
-    exp.Extract: Translator.extract,
+    exp.Extract: ExpressionTranslator.extract,
     exp.Year: lambda to, node: expr.DatePart("year", to(node.this)),
     exp.Quarter: lambda to, node: expr.DatePart("quarter", to(node.this)),
     exp.Month: lambda to, node: expr.DatePart("month", to(node.this)),
@@ -420,12 +420,12 @@ HANDLERS: dict[type[exp.Expr], Handler] = {
     exp.Hour: lambda to, node: expr.DatePart("hour", to(node.this)),
     exp.Minute: lambda to, node: expr.DatePart("minute", to(node.this)),
     exp.Second: lambda to, node: expr.DatePart("second", to(node.this)),
-    exp.TimestampTrunc: Translator.truncated,
-    exp.DateTrunc: Translator.truncated,
-    exp.DateDiff: Translator.difference,
-    exp.Cast: Translator.cast,
-    exp.WidthBucket: Translator.bucket,
-    exp.Anonymous: Translator.anonymous,
+    exp.TimestampTrunc: ExpressionTranslator.truncated,
+    exp.DateTrunc: ExpressionTranslator.truncated,
+    exp.DateDiff: ExpressionTranslator.difference,
+    exp.Cast: ExpressionTranslator.cast,
+    exp.WidthBucket: ExpressionTranslator.bucket,
+    exp.Anonymous: ExpressionTranslator.anonymous,
 }
 FUNCTION_NAMES = (
     "ABS, BUCKET, CEIL, CLAMP, COALESCE, CONTAINS, DATE_DIFF, DATE_PART, DATE_TRUNC, ENDS_WITH, EXP, EXTRACT, FLOOR, "

@@ -36,7 +36,7 @@ class Spend:
         return isinstance(self.loss, ZCDP)
 
 
-def spend(epsilon: Rational | None, rho: Rational | None) -> Spend:
+def parse_spend(epsilon: Rational | None, rho: Rational | None) -> Spend:
     """What `epsilon=` or `rho=` mean; one of them."""
     if (epsilon is None) == (rho is None):
         raise InvalidParameter("give epsilon= or rho= (or within=), and only one of them")

@@ -7,22 +7,22 @@ from fractions import Fraction
 from typing import Literal
 
 from dither.errors import InvalidParameter, Unsupported
-from dither.plan.expressions.core import Column, Constant
+from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare
-from dither.plan.relations.filter import Where
-from dither.plan.relations.group_by import Aggregate, GroupBy
+from dither.plan.relations.filter import Filter
+from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.relations.joins import UnitJoin
 from dither.post.query.question import Question
 
 COUNTED = "rows_of_unit"
 
 
-def light(question: Question, threshold: int) -> Question:
+def at_most(question: Question, threshold: int) -> Question:
     """The question asked of units with at most `threshold` rows."""
     return _of(question, threshold, "<=")
 
 
-def heavy(question: Question, threshold: int) -> Question:
+def more_than(question: Question, threshold: int) -> Question:
     """The question asked of units with more than `threshold` rows."""
     return _of(question, threshold, ">")
 
@@ -34,6 +34,6 @@ def _of(question: Question, threshold: int, op: Literal["<=", ">"]) -> Question:
         raise Unsupported(
             "rows no longer know their unit here, so units cannot be told apart; ask below the join or group"
         )
-    counts = GroupBy(question.relation, (), (Aggregate(COUNTED, "count"),), question.unit)
-    chosen = Where(counts, Compare(op, Column(COUNTED), Constant(Fraction(threshold))))
+    counts = GroupBy(question.relation, (), (GroupAggregate(COUNTED, "count"),), question.unit)
+    chosen = Filter(counts, Compare(op, ColumnRef(COUNTED), LiteralValue(Fraction(threshold))))
     return replace(question, relation=UnitJoin(question.relation, chosen, question.unit))

@@ -8,7 +8,7 @@ from typing import Any
 from sqlglot import exp
 
 from dither.errors import Unsupported
-from dither.post.query.scalars import shown
+from dither.post.query.scalars import sql_excerpt
 
 # Beside each kind of node the parts that some reader looks at; kinds that are not listed read `this` and `expression`.
 READ: dict[type[exp.Expr], str] = {
@@ -86,7 +86,7 @@ def check(query: exp.Expr) -> None:
                 advice = ADVICE.get(
                     (type(node), name), f"its {name.strip('_').replace('_', ' ')} is not read; leave it out"
                 )
-                raise Unsupported(f"{shown(node)}: {advice}")
+                raise Unsupported(f"{sql_excerpt(node)}: {advice}")
 
 
 def check_size(query: exp.Expr) -> None:

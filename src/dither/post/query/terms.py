@@ -9,18 +9,18 @@ from typing import Literal
 
 from dither.errors import Unsupported
 from dither.plan import expressions as expr
-from dither.plan.domains import ends
+from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
 from dither.plan.sql.scope import Scope
-from dither.post.formulas import Apply, Cell, Constant, Mean, Node, Within
-from dither.post.query.question import Aggregate
+from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
+from dither.post.query.question import AggregateCall
 from dither.schema import Number
 
 Role = Literal["count", "sum", "centred", "product"]
 FINEST = 1 << 24
 CLIPPED_FINEST = 1 << 18
 WIDEST = 1 << 30
-ONE, ZERO = expr.Constant(Fraction(1)), expr.Constant(Fraction(0))
+ONE, ZERO = expr.LiteralValue(Fraction(1)), expr.LiteralValue(Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ class Terms:
     finest: int = FINEST
     notes: list[str] = field(default_factory=list)
 
-    def cell(self, value: Expr, role: Role) -> Cell:
+    def cell(self, value: Expr, role: Role) -> NoisyCell:
         """The cell of the sum of a value."""
         term = self._term(value, role)
         if term not in self.found:
             self.found.append(term)
-        return Cell(self.found.index(term))
+        return NoisyCell(self.found.index(term))
 
     def _term(self, value: Expr, role: Role) -> Term:
         domain = value.domain(self.scope)
         if not isinstance(domain, Number):
             raise Unsupported(f"only numbers can be added up, and this is {_called(domain)}; COUNT it, or use a CASE")
-        low, high = ends(domain)
+        low, high = bounds_of(domain)
         most = max(abs(low), abs(high))
         if most > self.finest:
             return self._rounded(value, domain, most, role)
@@ -73,7 +73,7 @@ class Terms:
 
     def _usual(self, value: Expr) -> int:
         domain = value.domain(self.usual)
-        return max(1, *map(abs, ends(domain))) if isinstance(domain, Number) else 1
+        return max(1, *map(abs, bounds_of(domain))) if isinstance(domain, Number) else 1
 
     def _rounded(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
         """The term on a coarser lattice; squares and products lose nothing that noise would leave."""
@@ -102,7 +102,7 @@ class Terms:
 
     # --- recipes -------------------------------------------------------------------------------------------------
 
-    def node(self, aggregate: Aggregate) -> Node:
+    def node(self, aggregate: AggregateCall) -> Formula:
         """The recipe of an aggregate."""
         match aggregate.kind:
             case "count":
@@ -120,7 +120,7 @@ class Terms:
             case _:
                 raise TypeError(f"{aggregate.kind} is not a sum")
 
-    def size(self, aggregate: Aggregate) -> Cell:
+    def size(self, aggregate: AggregateCall) -> NoisyCell:
         """How many rows count: those under the condition whose values are not NULL."""
         nullable = [value for value in aggregate.values if value.domain(self.scope).nullable]
         present = [expr.Not(expr.IsNull(value)) for value in nullable]
@@ -129,53 +129,53 @@ class Terms:
             return self.cell(ONE, "count")
         return self.cell(expr.Case(((_all(wanted), ONE),), ZERO), "count")
 
-    def total(self, aggregate: Aggregate) -> Node:
+    def total(self, aggregate: AggregateCall) -> Formula:
         """A sum: centre * size + centred sum where the average is asked too, else the plain sum."""
         (value,) = aggregate.values
         if (value, aggregate.condition) not in self.averaged:
             return self.cell(_given(aggregate, value), "sum")
         centre = self.centre(value)
-        shifted = Apply("mul", (Constant(float(centre)), self.size(aggregate)))
-        return Apply("add", (shifted, self.centred(aggregate, value)))
+        shifted = FunctionCall("mul", (FixedValue(float(centre)), self.size(aggregate)))
+        return FunctionCall("add", (shifted, self.centred(aggregate, value)))
 
-    def mean(self, aggregate: Aggregate) -> Node:
+    def mean(self, aggregate: AggregateCall) -> Formula:
         """The average, from a sum around the middle of the declared range."""
         (value,) = aggregate.values
         domain = self.number(value)
         centre = float(self.centre(value))
-        return Mean(self.centred(aggregate, value), self.size(aggregate), centre, float(domain.lo), float(domain.hi))
+        return Average(self.centred(aggregate, value), self.size(aggregate), centre, float(domain.lo), float(domain.hi))
 
-    def centred(self, aggregate: Aggregate, value: Expr) -> Cell:
+    def centred(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
         """The sum of the distances from the middle, over the rows that count."""
         return self.cell(_given(aggregate, self.shifted(value)), "centred")
 
     def shifted(self, value: Expr) -> Expr:
         """The distance of a value from the middle of its range."""
         centre = self.centre(value)
-        return expr.Arithmetic("-", value, expr.Constant(centre)) if centre else value
+        return expr.Arithmetic("-", value, expr.LiteralValue(centre)) if centre else value
 
-    def squares(self, aggregate: Aggregate, value: Expr) -> Cell:
+    def squares(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
         """The sum of squared distances from the middle."""
         shifted = self.shifted(value)
         return self.cell(_given(aggregate, expr.Arithmetic("*", shifted, shifted)), "product")
 
-    def variance(self, aggregate: Aggregate, lost: int) -> Node:
+    def variance(self, aggregate: AggregateCall, lost: int) -> Formula:
         """From sums of distances and of their squares, at most a quarter of the squared range (and a little)."""
         (value,) = aggregate.values
         domain = self.number(value)
         parts = (self.squares(aggregate, value), self.centred(aggregate, value), self.size(aggregate))
         most = float(domain.hi - domain.lo) ** 2 / (4 if lost == 0 else 2)
-        return Within(Apply("variance", (*parts, Constant(float(lost)))), 0.0, most)
+        return ClampedTo(FunctionCall("variance", (*parts, FixedValue(float(lost)))), 0.0, most)
 
-    def covariance(self, aggregate: Aggregate, lost: int) -> Node:
+    def covariance(self, aggregate: AggregateCall, lost: int) -> Formula:
         """From the sum of products around both middles."""
         first, second = aggregate.values
         both = expr.Arithmetic("*", self.shifted(first), self.shifted(second))
         product = self.cell(_given(aggregate, both), "product")
         sums = [self.cell(_present(aggregate, self.shifted(v), self.scope), "centred") for v in (first, second)]
-        return Apply("covariance", (product, *sums, self.size(aggregate), Constant(float(lost))))
+        return FunctionCall("covariance", (product, *sums, self.size(aggregate), FixedValue(float(lost))))
 
-    def correlation(self, aggregate: Aggregate) -> Node:
+    def correlation(self, aggregate: AggregateCall) -> Formula:
         """Covariance over the root of both variances, in [-1, 1]."""
         pair = self.covariance(aggregate, 0)
         roots = []
@@ -183,13 +183,15 @@ class Terms:
             shifted = self.shifted(value)
             squares = self.cell(_present(aggregate, expr.Arithmetic("*", shifted, shifted), self.scope), "product")
             total = self.cell(_present(aggregate, shifted, self.scope), "centred")
-            roots.append(Apply("variance", (squares, total, self.size(aggregate), Constant(0.0))))
-        return Within(Apply("div", (pair, Apply("sqrt", (Apply("mul", (roots[0], roots[1])),)))), -1.0, 1.0)
+            roots.append(FunctionCall("variance", (squares, total, self.size(aggregate), FixedValue(0.0))))
+        return ClampedTo(
+            FunctionCall("div", (pair, FunctionCall("sqrt", (FunctionCall("mul", (roots[0], roots[1])),)))), -1.0, 1.0
+        )
 
 
 def middle(domain: Number) -> Fraction:
     """The lattice point nearest to the middle of a range."""
-    low, high = ends(domain)
+    low, high = bounds_of(domain)
     return domain.step * ((low + high) // 2)
 
 
@@ -197,13 +199,13 @@ def _all(conditions: list[Expr]) -> Expr:
     return conditions[0] if len(conditions) == 1 else expr.And(tuple(conditions))
 
 
-def _given(aggregate: Aggregate, value: Expr) -> Expr:
+def _given(aggregate: AggregateCall, value: Expr) -> Expr:
     if aggregate.condition is None:
         return value
     return expr.Case(((aggregate.condition, value),), ZERO)
 
 
-def _present(aggregate: Aggregate, value: Expr, scope: Scope) -> Expr:
+def _present(aggregate: AggregateCall, value: Expr, scope: Scope) -> Expr:
     """The value in rows where none of the aggregate's values is NULL, and where its condition holds."""
     missing = [expr.Not(expr.IsNull(other)) for other in aggregate.values if other.domain(scope).nullable]
     wanted = ([aggregate.condition] if aggregate.condition is not None else []) + missing
@@ -236,8 +238,8 @@ def weighted(term: Term, factor: int) -> Expr:
     if factor == 1:
         return term.value
     if term.value == ONE:
-        return expr.Constant(Fraction(factor))
-    return expr.Arithmetic("*", expr.Constant(Fraction(factor)), term.value)
+        return expr.LiteralValue(Fraction(factor))
+    return expr.Arithmetic("*", expr.LiteralValue(Fraction(factor)), term.value)
 
 
 def largest_row(terms: list[Term], factors: list[int]) -> int:

@@ -2,5 +2,24 @@
 
 from __future__ import annotations
 
-from dither.privacy.accounting.conversion import as_renyi, delta_at
-from dither.privacy.accounting.filters import filter_of
+from dither.privacy.accounting.composition import (
+    compose,
+    group,
+    group_in_distinct_cells,
+    joint_gaussian,
+    joint_laplace,
+    parallel,
+    repeated,
+    subsampled,
+    subsampled_gaussian,
+)
+from dither.privacy.accounting.conversion import (
+    as_renyi,
+    as_zcdp,
+    delta_at,
+    epsilon_at,
+    largest_rho,
+    pure_as_renyi,
+    pure_as_rho,
+)
+from dither.privacy.accounting.filters import PureFilter, RenyiFilter, ZCDPFilter, filter_of

@@ -10,15 +10,15 @@ from typing import ClassVar, assert_never
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.privacy.accounting.conversion import _delta_of, as_renyi, as_zcdp, largest_rho
-from dither.privacy.accounting.units import LARGEST_COST, UNIT, units15
+from dither.privacy.accounting.units import FEMTO, LARGEST_COST, to_femto
 from dither.schema import BudgetCap
 
 RESERVED = Fraction(1, 10)  # the part of an (epsilon, delta) budget's delta kept for mechanisms that have one
 
 
-def _cap15(x: Fraction) -> int:
+def _cap_femto(x: Fraction) -> int:
     """A cap in integers of 1e-15, rounded down."""
-    units = x.numerator * UNIT // x.denominator
+    units = x.numerator * FEMTO // x.denominator
     if not 0 <= units < LARGEST_COST:
         raise InvalidParameter("a budget must be at least 0 and below 4611")
     return units
@@ -40,7 +40,7 @@ class PureFilter:
     @property
     def cap(self) -> tuple[int, ...]:
         """The caps in 1e-15, rounded down."""
-        return _cap15(self.epsilon), _cap15(self.delta)
+        return _cap_femto(self.epsilon), _cap_femto(self.delta)
 
     @property
     def guarantee(self) -> Pure | Approximate:
@@ -54,7 +54,7 @@ class PureFilter:
                 delta = _delta_of(loss)
                 if delta and not self.delta:
                     raise _refused(loss, self.kind, "zcdp")
-                return units15(loss.epsilon), units15(delta)
+                return to_femto(loss.epsilon), to_femto(delta)
             case ZCDP():
                 raise _refused(loss, self.kind, "zcdp")
             case Renyi():
@@ -76,7 +76,7 @@ class ZCDPFilter:
     @property
     def cap(self) -> tuple[int, ...]:
         """The caps in 1e-15, rounded down."""
-        return _cap15(self.rho), _cap15(self.delta)
+        return _cap_femto(self.rho), _cap_femto(self.delta)
 
     @property
     def guarantee(self) -> ZCDP:
@@ -88,7 +88,7 @@ class ZCDPFilter:
         if isinstance(loss, Renyi):
             raise _refused(loss, self.kind, "renyi")
         cost = as_zcdp(loss)
-        return units15(cost.rho), units15(cost.delta)
+        return to_femto(cost.rho), to_femto(cost.delta)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RenyiFilter:
     @property
     def cap(self) -> tuple[int, ...]:
         """The caps in 1e-15, rounded down."""
-        return (*(_cap15(epsilon) for _, epsilon in self.curve), _cap15(self.delta))
+        return (*(_cap_femto(epsilon) for _, epsilon in self.curve), _cap_femto(self.delta))
 
     @property
     def guarantee(self) -> Renyi:
@@ -121,7 +121,7 @@ class RenyiFilter:
     def spend(self, loss: Loss) -> tuple[int, ...]:
         """The cost of a loss in 1e-15, rounded up."""
         cost = as_renyi(loss, [order for order, _ in self.curve])
-        return (*(units15(epsilon) for _, epsilon in cost.curve), units15(cost.delta))
+        return (*(to_femto(epsilon) for _, epsilon in cost.curve), to_femto(cost.delta))
 
 
 Filter = PureFilter | ZCDPFilter | RenyiFilter

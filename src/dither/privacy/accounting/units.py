@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-UNIT = 10**15
+FEMTO = 10**15
 LARGEST_COST = 2**62  # what does not fit is charged as this, which no cap reaches
 
 
-def units15(x: Fraction) -> int:
+def to_femto(x: Fraction) -> int:
     """A loss in integers of 1e-15, rounded up: what the ledger counts in.
 
     Proof: filters.md.
@@ -16,4 +16,4 @@ def units15(x: Fraction) -> int:
     >>> units15(Fraction(1, 10)), units15(Fraction(1, 3))
     (100000000000000, 333333333333334)
     """
-    return min(LARGEST_COST, -(-x.numerator * UNIT // x.denominator))
+    return min(LARGEST_COST, -(-x.numerator * FEMTO // x.denominator))

@@ -13,13 +13,23 @@ from typing import Any
 
 from dither.errors import BudgetExceeded, InvalidParameter, LedgerError, NotAllowed, NotFound
 from dither.loss import Loss, from_json, to_json
-from dither.plan.context import PublicFacts
+from dither.plan.context import PublicTableFacts
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.codec import encode
-from dither.privacy.ledger.log import Chain, Draft, instant
-from dither.privacy.ledger.state import KERNEL, Book, Described, Pool, Population, canonical, fingerprints, key, public
-from dither.privacy.ledger.store import GENESIS, Note, Row
-from dither.privacy.protocol import Balance, Entry, Head, UnitLoss
+from dither.privacy.ledger.log import AppendLog, WriteBatch, utc_text
+from dither.privacy.ledger.state import (
+    KERNEL,
+    BudgetBalance,
+    DatasetVersion,
+    LedgerState,
+    Population,
+    canonical,
+    key,
+    source_fingerprints,
+    without_sources,
+)
+from dither.privacy.ledger.store import GENESIS, Row, SideNote
+from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, UnitLoss
 from dither.schema import Dataset
 
 HISTORY_ROWS = 2000  # an account that reads its history holds up charges, and takes 3 KB for each of them
@@ -27,7 +37,7 @@ _MINT = object()
 
 
 @dataclass(frozen=True)
-class Claim:
+class Charge:
     """What a kernel asks to be charged for: a question, and what it costs each unit, from public facts alone.
 
     `version` is that of the description by which it was worked out; a ledger that has moved on refuses it.
@@ -70,7 +80,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAnswer:
     """The answer that a question got before; `paid` says whether this account had paid for it already.
 
     `own` is, under separate budgets, the charge by which this account's groups paid, and its time: they are not to know
@@ -83,15 +93,15 @@ class Recorded:
     own: tuple[int, str] = field(default=(0, ""), compare=False)
 
 
-class Ledger(Chain):
+class Ledger(AppendLog):
     """The durable record of what was promised, spent and answered; one object may serve many threads."""
 
     # --- Charges and answers ---
 
-    def charge(self, claim: Claim) -> Receipt | Recorded:
+    def charge(self, claim: Charge) -> Receipt | RecordedAnswer:
         """Durably charges every budget for a question, or finds its answer; raises where a budget would be passed."""
 
-        def wants(book: Book) -> list[str]:
+        def wants(book: LedgerState) -> list[str]:
             if book.get(key("dataset", claim.dataset)) is None:
                 return []
             question = key("question", claim.dataset, book.described(claim.dataset).version, claim.digest)
@@ -99,7 +109,7 @@ class Ledger(Chain):
 
         return self._submit(lambda draft: self._charge(draft, claim), wants)
 
-    def _charge(self, draft: Draft, claim: Claim) -> Receipt | Recorded:
+    def _charge(self, draft: WriteBatch, claim: Charge) -> Receipt | RecordedAnswer:
         dataset, population, question = draft.book.question(claim.dataset, claim.digest)
         if claim.version != question[1]:
             raise LedgerError("the dataset was registered anew by another kernel; this one must be restarted")
@@ -114,7 +124,7 @@ class Ledger(Chain):
         own = (row.sequence, row.time)
         return Receipt(_MINT, *own) if first is None else self._outcome(draft, first, False, own)
 
-    def _check_unanswered(self, book: Book, root: int | None) -> None:
+    def _check_unanswered(self, book: LedgerState, root: int | None) -> None:
         """Refuses to draw for a charge whose answer may have left in a stretch of the ledger that was lost."""
         lost = book.get(key("closed")) is not None  # now, or at some time
         if root is None or not lost or book.get(key("answer", root)) is not None:
@@ -123,7 +133,7 @@ class Ledger(Chain):
             raise BudgetExceeded("paid for before the ledger was restored, and maybe answered: ask for another draw")
 
     def _own(
-        self, draft: Draft, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
+        self, draft: WriteBatch, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
         root: int,
     ) -> tuple[int, str]:  # fmt: skip
         """The charge by which an account's groups paid for a question, and its time: not that of others before them."""
@@ -136,7 +146,7 @@ class Ledger(Chain):
         return sequence, "" if row is None else row.time
 
     def _charge_body(
-        self, claim: Claim, population: Population, version: str, first: int | None, unpaid: list[str]
+        self, claim: Charge, population: Population, version: str, first: int | None, unpaid: list[str]
     ) -> dict[str, Any]:
         losses = [[each.unit, each.kind, to_json(each.loss)] for each in claim.losses]
         return {
@@ -155,7 +165,7 @@ class Ledger(Chain):
             "windows": {unit: list(windows) for unit, windows in claim.windows.items()},
         }
 
-    def _repeated(self, book: Book, claim: Claim, version: str) -> int | None:
+    def _repeated(self, book: LedgerState, claim: Charge, version: str) -> int | None:
         """The charge that this account's request id already stands for."""
         held = book.get(key("request", claim.account, claim.request_id)) if claim.request_id else None
         if held is None:
@@ -169,17 +179,17 @@ class Ledger(Chain):
             )
         return int(root)
 
-    def _outcome(self, draft: Draft, root: int, paid: bool, own: tuple[int, str]) -> Receipt | Recorded:
+    def _outcome(self, draft: WriteBatch, root: int, paid: bool, own: tuple[int, str]) -> Receipt | RecordedAnswer:
         """The recorded answer, or the right to draw one; handed out only once the charge is durable."""
         answer = draft.book.get(key("answer", root))
         if answer is not None:
-            return Recorded(root, draft.book.body(int(answer))["release"], paid, own)
+            return RecordedAnswer(root, draft.book.body(int(answer))["release"], paid, own)
         return Receipt(_MINT, root, draft.time, own)
 
     def record(self, receipt: Receipt, release: str) -> str:
         """Durably records the answer to a charge; where another process was faster, its answer is the one."""
 
-        def decide(draft: Draft) -> str:
+        def decide(draft: WriteBatch) -> str:
             answer = draft.book.get(key("answer", receipt.sequence))
             if answer is not None:
                 return str(draft.book.body(int(answer))["release"])
@@ -190,16 +200,16 @@ class Ledger(Chain):
 
     # --- What the curator does ---
 
-    def register(self, dataset: Dataset, facts: PublicFacts | None = None, by: str = KERNEL) -> None:
+    def register(self, dataset: Dataset, facts: PublicTableFacts | None = None, by: str = KERNEL) -> None:
         """Writes down a dataset's public description, if it is new or has changed."""
         body = {
             "by": by,
-            "facts": encode(facts or PublicFacts()).decode(),
-            "schema": encode(public(dataset)).decode(),
-            "sources": fingerprints(dataset),
+            "facts": encode(facts or PublicTableFacts()).decode(),
+            "schema": encode(without_sources(dataset)).decode(),
+            "sources": source_fingerprints(dataset),
         }
 
-        def decide(draft: Draft) -> None:
+        def decide(draft: WriteBatch) -> None:
             at = draft.book.get(key("dataset", dataset.name))
             if at is None or draft.book.body(int(at.split()[0])) != body:
                 draft.add("dataset", body)
@@ -209,8 +219,8 @@ class Ledger(Chain):
     def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
         """Makes an account, or a new token for it; returns the token, which is kept nowhere."""
         token = f"dither_{secrets.token_urlsafe(32)}"
-        until = None if days is None else instant(self._clock.utc() + timedelta(days=days))
-        self._set_account(name, role, by, hashed(token), until)
+        until = None if days is None else utc_text(self._clock.utc() + timedelta(days=days))
+        self._set_account(name, role, by, hash_token(token), until)
         return token
 
     def revoke_account(self, name: str, by: str = KERNEL) -> None:
@@ -232,7 +242,7 @@ class Ledger(Chain):
 
     def authenticate(self, token: str) -> Account:
         """Whose token this is; unknown, expired and revoked ones are refused alike."""
-        mine = hashed(token)
+        mine = hash_token(token)
         with self._reading() as book:
             name = book.get(key("token", mine))
         account, kept = self._standing(name)
@@ -257,13 +267,13 @@ class Ledger(Chain):
             return None, ""
         return Account(str(body["name"]), str(body["role"])), str(body["token"])
 
-    def mark_gap(self, head: Head, spent: Loss | None, by: str = KERNEL) -> None:
+    def mark_gap(self, head: LedgerHead, spent: Loss | None, by: str = KERNEL) -> None:
         """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
 
         body = {"by": by, "head": asdict(head), "spent": None if spent is None else to_json(spent)}
         self._submit(lambda draft: draft.add("gap", body))
 
-    def check_head(self, head: Head) -> bool:
+    def check_head(self, head: LedgerHead) -> bool:
         """Refuses if this ledger does not continue the one that ended at `head`; false if a gap gave that end up."""
         with self._reading() as book:
             row = self._store.row(head.sequence)
@@ -275,17 +285,17 @@ class Ledger(Chain):
 
     # --- What may be read ---
 
-    def preview(self, claim: Claim) -> tuple[bool, bool]:
+    def preview(self, claim: Charge) -> tuple[bool, bool]:
         """Whether a claim would be free, and whether its budgets allow it; nothing is written."""
         with self._reading() as book:
-            draft = Draft(book, self.head, self._time, self._now())
+            draft = WriteBatch(book, self.head, self._time, self._now())
             try:
                 self._charge(draft, claim)
             except BudgetExceeded:
                 return False, False
             return not draft.rows, True
 
-    def describe(self, dataset: str) -> Described:
+    def describe(self, dataset: str) -> DatasetVersion:
         """A dataset as last registered."""
         with self._reading() as book:
             return book.described(dataset)
@@ -306,7 +316,7 @@ class Ledger(Chain):
             described, population, _ = book.question(dataset, "")
             everyone = tuple(group.name for group in described.groups)
             groups = everyone if account is None else population.groups_of(described, account)
-            pools = population.pools(groups, KERNEL if account is None else account, windows, fresh=True)
+            pools = population.balances_for(groups, KERNEL if account is None else account, windows, fresh=True)
             return tuple(_balance(pool, book.spent(population, pool)) for pool in pools if pool.limit is not None)
 
     def charges(self, dataset: str) -> int:
@@ -314,7 +324,7 @@ class Ledger(Chain):
         with self._reading() as book:
             return book.charges(dataset)
 
-    def history(self, dataset: str, account: str | None) -> tuple[Entry, ...]:
+    def history(self, dataset: str, account: str | None) -> tuple[HistoryEntry, ...]:
         """The charges among the latest rows that an account may see: all, or its groups' under separate budgets."""
         with self._reading() as book:
             described, population, _ = book.question(dataset, "")
@@ -350,23 +360,23 @@ class Ledger(Chain):
         with self._turn:
             self._store.note("refusal", dataset, self._now(), canonical({"account": account, "reason": reason}))
 
-    def refusals(self, dataset: str) -> list[Note]:
+    def refusals(self, dataset: str) -> list[SideNote]:
         """The refusals of a dataset, oldest first."""
         with self._turn:
             return self._store.notes("refusal", dataset)
 
-    def miss(self, dataset: str, time_class: str) -> None:
+    def record_miss(self, dataset: str, time_class: str) -> None:
         """Notes an answer that was late, cut off or failed."""
         with self._turn:
             self._store.note("miss", dataset, self._now(), time_class)
 
-    def misses(self, dataset: str) -> tuple[list[Note], int]:
+    def misses(self, dataset: str) -> tuple[list[SideNote], int]:
         """Every miss of a dataset, and how many came after the curator last unlocked it."""
         with self._turn:
             all_of_them, last = self._store.notes("miss", dataset), self._last("unlock", dataset)
         return all_of_them, sum(miss.number > last for miss in all_of_them)
 
-    def slowed(self, dataset: str, time_class: str) -> int:
+    def latency_step(self, dataset: str, time_class: str) -> int:
         """How many misses of a class count for its prediction: those after the curator last quickened the dataset."""
         with self._turn:
             misses, last = self._store.notes("miss", dataset), self._last("quicken", dataset)
@@ -386,22 +396,22 @@ class Ledger(Chain):
         with self._turn:
             self._store.note("unlock", dataset, self._now(), "")
 
-    def quicken(self, dataset: str) -> None:
+    def reset_latency(self, dataset: str) -> None:
         """Lets predictions forget the misses so far; the cap on them and the bits that they may tell do not."""
         with self._turn:
             self._store.note("quicken", dataset, self._now(), "")
 
 
-def hashed(token: str) -> str:
+def hash_token(token: str) -> str:
     """What is kept of a token: it has 256 random bits, so a plain hash does."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _balance(pool: Pool, spent: tuple[int, ...]) -> Balance:
+def _balance(pool: BudgetBalance, spent: tuple[int, ...]) -> Balance:
     names = filter_of(pool.budget).names
     return Balance(pool.level, pool.name, pool.budget, pool.window, names, pool.limit or (), spent)
 
 
-def _entry(row: Row, body: Mapping[str, Any], answered: bool) -> Entry:
+def _entry(row: Row, body: Mapping[str, Any], answered: bool) -> HistoryEntry:
     losses = tuple(UnitLoss(unit, kind, from_json(loss)) for unit, kind, loss in body["losses"])
-    return Entry(row.sequence, row.time, body["account"], body["digest"], losses, answered)
+    return HistoryEntry(row.sequence, row.time, body["account"], body["digest"], losses, answered)

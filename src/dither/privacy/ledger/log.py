@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dither.errors import LedgerError
-from dither.privacy.ledger.state import Book, Memory, canonical
-from dither.privacy.ledger.store import GENESIS, Row, Store, link, open_store
+from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical
+from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
 from dither.privacy.pacing import Clock, SystemClock
-from dither.privacy.protocol import Head
+from dither.privacy.protocol import LedgerHead
 
 BATCH = 128
 GATHER_SECONDS = 0.001
@@ -29,10 +29,10 @@ class _Overtaken(Exception):
     """Another process has moved the snapshot past the last row that was seen here."""
 
 
-class Ticket(Generic[T]):
+class PendingWrite(Generic[T]):
     """One decision that waits for its turn, and then its outcome."""
 
-    def __init__(self, decide: Callable[[Draft], T], wants: Callable[[Book], list[str]]) -> None:
+    def __init__(self, decide: Callable[[WriteBatch], T], wants: Callable[[LedgerState], list[str]]) -> None:
         self._decide, self.wants = decide, wants
         self.done = False
         self._gate = threading.Lock()
@@ -48,7 +48,7 @@ class Ticket(Generic[T]):
         """Ends the wait."""
         self._gate.release()
 
-    def run(self, draft: Draft) -> None:
+    def run(self, draft: WriteBatch) -> None:
         """Decides, on the state as the tickets before it leave it."""
         self._problem = None
         try:
@@ -70,23 +70,23 @@ class Ticket(Generic[T]):
         return self._outcome  # type: ignore[return-value]
 
 
-class Draft:
+class WriteBatch:
     """Rows that are about to be written together."""
 
-    def __init__(self, book: Book, head: Head, last_time: str, now: str) -> None:
+    def __init__(self, book: LedgerState, head: LedgerHead, last_time: str, now: str) -> None:
         self.book, self.head, self.time = book, head, max(now, last_time)
         self.rows: list[Row] = []
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
         """The next row, if the rules allow it."""
         self.book.apply(kind, body, self.head.sequence + 1)
-        row = link(self.head, kind, self.time, canonical(body))
+        row = chain_row(self.head, kind, self.time, canonical(body))
         self.rows.append(row)
         self.head = row.head
         return row
 
 
-class Chain:
+class AppendLog:
     """An append-only chain of rows that many threads and processes write, and the state that follows from it."""
 
     def __init__(self, place: str | Path, clock: Clock | None = None, *, create: bool = True) -> None:
@@ -98,8 +98,8 @@ class Chain:
         """What belongs to one process: a forked child starts with its own."""
         self._process = os.getpid()
         self._turn, self._queue, self._led, self._expected = threading.RLock(), threading.Lock(), False, 0
-        self._waiting: list[Ticket[Any]] = []
-        self._memory = Memory()
+        self._waiting: list[PendingWrite[Any]] = []
+        self._memory = DescriptionCache()
         self._forget()
 
     def _forget(self) -> None:
@@ -118,7 +118,7 @@ class Chain:
         except _Overtaken:
             self._forget()
 
-    def _base_head(self) -> Head:
+    def _base_head(self) -> LedgerHead:
         row = self._store.row(self._base)
         if row is None and self._base:
             raise LedgerError("the ledger's rows end before its snapshot")
@@ -126,7 +126,7 @@ class Chain:
 
     def _take(self, row: Row) -> None:
         """Takes in a row that was written after the snapshot, by the rules."""
-        if link(self.head, row.kind, row.time, row.body) != row:
+        if chain_row(self.head, row.kind, row.time, row.body) != row:
             raise LedgerError(f"row {row.sequence} of the ledger does not follow from those before it")
         book = self._book()
         book.apply(row.kind, json.loads(row.body), row.sequence)
@@ -138,11 +138,13 @@ class Chain:
         self._changes.update(updates)
         self._hot.update({name: value for name, value in updates.items() if name.startswith(_HOT)})
 
-    def _submit(self, decide: Callable[[Draft], T], wants: Callable[[Book], list[str]] = lambda book: []) -> T:
+    def _submit(
+        self, decide: Callable[[WriteBatch], T], wants: Callable[[LedgerState], list[str]] = lambda book: []
+    ) -> T:
         """What was decided, once it is durable: one of those who wait leads, and writes for all of them."""
         if self._process != os.getpid():
             self._renew()
-        ticket = Ticket(decide, wants)
+        ticket = PendingWrite(decide, wants)
         with self._queue:
             self._waiting.append(ticket)
             leads, self._led = not self._led, True
@@ -176,7 +178,7 @@ class Chain:
         while len(self._waiting) < self._expected and time.monotonic() < until:
             time.sleep(GATHER_SECONDS / 20)
 
-    def _serve(self, tickets: list[Ticket[Any]]) -> None:
+    def _serve(self, tickets: list[PendingWrite[Any]]) -> None:
         try:
             written = self._write(tickets, presuming=True)
             while not written:
@@ -188,12 +190,12 @@ class Chain:
             if not isinstance(problem, LedgerError):
                 raise
 
-    def _write(self, tickets: list[Ticket[Any]], presuming: bool) -> bool:
+    def _write(self, tickets: list[PendingWrite[Any]], presuming: bool) -> bool:
         """Decides for every ticket and writes what they decided; false if another writer was faster.
 
         When presuming, questions are taken for new without looking, and the same step that writes makes sure of it.
         """
-        draft = Draft(self._book(), self.head, self._time, self._now())
+        draft = WriteBatch(self._book(), self.head, self._time, self._now())
         try:
             asked = dict.fromkeys(name for ticket in tickets for name in ticket.wants(draft.book))
             new = [name for name in asked if name not in self._changes] if presuming else []
@@ -219,8 +221,8 @@ class Chain:
             self._store.snapshot(self.head.sequence, self._changes)
             self._base, self._changes = self.head.sequence, {}
 
-    def _book(self) -> Book:
-        return Book(self._state, self._store.row, self._memory, self._hot)
+    def _book(self) -> LedgerState:
+        return LedgerState(self._state, self._store.row, self._memory, self._hot)
 
     def _state(self, names: list[str]) -> dict[str, str]:
         """State after the last row that was seen."""
@@ -241,16 +243,16 @@ class Chain:
             return self._state_or_newer(names)
 
     def _now(self) -> str:
-        return instant(self._clock.utc())
+        return utc_text(self._clock.utc())
 
     @contextmanager
-    def _reading(self) -> Iterator[Book]:
+    def _reading(self) -> Iterator[LedgerState]:
         """The state as it stands."""
         if self._process != os.getpid():
             self._renew()
         with self._turn:
             self._catch_up()
-            yield Book(self._state_or_newer, self._store.row, self._memory)
+            yield LedgerState(self._state_or_newer, self._store.row, self._memory)
 
     def close(self) -> None:
         """Lets go of the database."""
@@ -259,6 +261,6 @@ class Chain:
         self._store.close()
 
 
-def instant(moment: datetime) -> str:
+def utc_text(moment: datetime) -> str:
     """A moment to the second."""
     return f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"

@@ -1,4 +1,4 @@
-"""What is done to a ledger from outside: verify it offline, copy it, put a copy back, bring it to a newer format."""
+"""Maintain a ledger from outside: verify it offline, copy it, put a copy back."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
 from dither.plan.context import Context
-from dither.privacy.ledger.log import instant
-from dither.privacy.ledger.state import Book, Memory, canonical
-from dither.privacy.ledger.store import FORMAT, GENESIS, Row, Store, check_format, link, open_any, open_store
+from dither.privacy.ledger.log import utc_text
+from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical
+from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
 from dither.privacy.pacing import SystemClock
-from dither.privacy.protocol import Head, UnitLoss
+from dither.privacy.protocol import LedgerHead, UnitLoss
 
 Appraise = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerificationResult:
     """How far a ledger holds: its rows and end, and the first row that does not fit (None if all do) and why."""
 
     rows: int
-    head: Head
+    head: LedgerHead
     first_bad: int | None = None
     problem: str = ""
 
@@ -36,7 +36,7 @@ class Verdict:
         return not self.problem
 
 
-def verify(place: str | Path, appraise: Appraise | None = None, seen: Head | None = None) -> Verdict:
+def verify(place: str | Path, appraise: Appraise | None = None, seen: LedgerHead | None = None) -> VerificationResult:
     """Recomputes hashes, rules, sums and (given `appraise`) losses from the ledger alone, and names the first misfit.
 
     `seen` is an end that was seen before: a chain does not show by itself that its last rows were cut off.
@@ -48,8 +48,8 @@ def verify(place: str | Path, appraise: Appraise | None = None, seen: Head | Non
         store.close()
 
 
-def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdict:
-    replay, at, snapshot = Replay(store), 0, {}
+def _verify(store: Store, appraise: Appraise | None, seen: LedgerHead | None) -> VerificationResult:
+    replay, at, snapshot = LedgerReplay(store), 0, {}
     try:
         for row in store.rows():
             if replay.head.sequence == store.state_at():
@@ -61,31 +61,33 @@ def _verify(store: Store, appraise: Appraise | None, seen: Head | None) -> Verdi
             if seen is not None and row.sequence == seen.sequence and row.hash != seen.hash:
                 raise LedgerError("the hash differs from the one that was seen")
     except DitherError as problem:
-        return Verdict(replay.head.sequence, replay.head, at, str(problem))
+        return VerificationResult(replay.head.sequence, replay.head, at, str(problem))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        return Verdict(replay.head.sequence, replay.head, at, "the row is malformed")
+        return VerificationResult(replay.head.sequence, replay.head, at, "the row is malformed")
     if seen is not None and replay.head.sequence < seen.sequence:
-        return Verdict(
+        return VerificationResult(
             replay.head.sequence, replay.head, replay.head.sequence + 1, "the ledger ends before a seen head"
         )
     snapshot = replay.state if replay.head.sequence == store.state_at() else snapshot
     if store.all_state() != snapshot or store.state_at() > replay.head.sequence:
-        return Verdict(replay.head.sequence, replay.head, None, "the running totals do not follow from the rows")
-    return Verdict(replay.head.sequence, replay.head)
+        return VerificationResult(
+            replay.head.sequence, replay.head, None, "the running totals do not follow from the rows"
+        )
+    return VerificationResult(replay.head.sequence, replay.head)
 
 
-class Replay:
+class LedgerReplay:
     """The state after each row, worked out anew by the rules."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._memory = store, Memory()
+        self._store, self._memory = store, DescriptionCache()
         self._checked = ""
         self.state: dict[str, str] = {}
         self.head = GENESIS
 
     def take(self, row: Row) -> None:
         """Takes in the next row; raises if it does not follow from those before it."""
-        if link(self.head, row.kind, row.time, row.body) != row:
+        if chain_row(self.head, row.kind, row.time, row.body) != row:
             raise LedgerError("the row's hash does not follow from the row and those before it")
         if row.time < self._checked:
             raise LedgerError("the row's time lies before the previous row's")
@@ -98,16 +100,16 @@ class Replay:
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
         """A further row, made now."""
-        now = instant(SystemClock().utc())
-        row = link(self.head, kind, max(now, self._checked), canonical(body))
+        now = utc_text(SystemClock().utc())
+        row = chain_row(self.head, kind, max(now, self._checked), canonical(body))
         self.take(row)
         return row
 
-    def _book(self) -> Book:
+    def _book(self) -> LedgerState:
         def read(names: list[str]) -> dict[str, str]:
             return {name: self.state[name] for name in names if name in self.state}
 
-        self._last = Book(read, self._store.row, self._memory)
+        self._last = LedgerState(read, self._store.row, self._memory)
         return self._last
 
     def check_losses(self, body: Mapping[str, Any], appraise: Appraise) -> None:
@@ -119,7 +121,7 @@ class Replay:
             raise LedgerError("the windows do not follow from the plan")
 
 
-def backup(place: str | Path, copy: Path) -> Head:
+def backup(place: str | Path, copy: Path) -> LedgerHead:
     """Copies a ledger into a new SQLite file; returns the copy's end."""
     if copy.exists():
         raise LedgerError(f"{copy.name} exists already; a backup never overwrites")
@@ -131,7 +133,7 @@ def backup(place: str | Path, copy: Path) -> Head:
         target.close()
 
 
-def restore(copy: Path, place: str | Path) -> Head:
+def restore(copy: Path, place: str | Path) -> LedgerHead:
     """Puts a copy in an empty place, closed until the curator marks what was spent since; returns the copy's end."""
     source, target = open_store(copy, create=False), open_store(place)
     try:
@@ -141,13 +143,13 @@ def restore(copy: Path, place: str | Path) -> Head:
         target.close()
 
 
-def _copy(source: Store, target: Store, *, closed: bool = False) -> Head:
+def _copy(source: Store, target: Store, *, closed: bool = False) -> LedgerHead:
     """Copies every row, once each has passed the rules, the state that they lead to, and what is noted beside them.
 
     All of it, and the mark that closes a restored ledger, is there at once or not at all: nobody finds a copy that lets
     spend what was spent since.
     """
-    replay = Replay(source)
+    replay = LedgerReplay(source)
     for row in source.rows():
         replay.take(row)
     head = replay.head
@@ -161,21 +163,3 @@ def _copy(source: Store, target: Store, *, closed: bool = False) -> Head:
             raise LedgerError("there is a ledger at that place already; a copy never overwrites") from None
         raise
     return head
-
-
-def migrate(place: str | Path) -> tuple[int, int]:
-    """Brings a ledger forward to this version's format; returns the format before and after. There is no way back."""
-    store = open_any(place)
-    try:
-        found = store.format()
-        if found == FORMAT:
-            return found, found
-        if found != 1:
-            check_format(found)
-        replay = Replay(store)
-        for row in store.rows():
-            replay.take(row)
-        store.rebuild(replay.head.sequence, replay.state)
-        return found, store.format()
-    finally:
-        store.close()

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
 from dither.loss import Loss, from_json
-from dither.plan.context import Context, PublicFacts
+from dither.plan.context import Context, PublicTableFacts
 from dither.privacy.accounting.filters import filter_of
-from dither.privacy.accounting.units import UNIT
+from dither.privacy.accounting.units import FEMTO
 from dither.privacy.codec import RESPONSE, decode, encode
 from dither.privacy.ledger.store import Row
 from dither.schema import BudgetCap, Dataset, Group, Source
@@ -48,7 +48,7 @@ def canonical(body: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Pool:
+class BudgetBalance:
     """A running total against one budget; `limit` is None where it is counted but not capped."""
 
     level: Level
@@ -59,19 +59,19 @@ class Pool:
     key: str
 
 
-def same_budget(cap: BudgetCap) -> tuple[object, ...]:
+def budget_identity(cap: BudgetCap) -> tuple[object, ...]:
     """What makes two caps limits on the same total."""
     return cap.unit, cap.kind, cap.order
 
 
 @cache
-def limit_of(cap: BudgetCap) -> tuple[int, ...]:
+def budget_limit(cap: BudgetCap) -> tuple[int, ...]:
     """A cap in integers of 1e-15."""
     return filter_of(cap).cap
 
 
 @lru_cache(maxsize=1 << 10)
-def cost_of(cap: BudgetCap, loss: Loss) -> tuple[int, ...]:
+def budget_cost(cap: BudgetCap, loss: Loss) -> tuple[int, ...]:
     """What a loss costs a budget, in integers of 1e-15 rounded up."""
     return filter_of(cap).spend(loss)
 
@@ -82,7 +82,7 @@ class Population:
 
     name: str
     datasets: tuple[Dataset, ...]
-    _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _pools: dict[tuple[object, ...], tuple[BudgetBalance, ...]] = field(default_factory=dict, compare=False, repr=False)
     _costs: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -108,7 +108,7 @@ class Population:
         missing = [f"{cap.unit} ({cap.kind})" for cap in self.budgets if (cap.unit, cap.kind) not in given]
         if missing:
             raise LedgerError(f"the charge states no loss for: {', '.join(missing)}")
-        return tuple(cost_of(cap, given[cap.unit, cap.kind]) for cap in self.budgets)
+        return tuple(budget_cost(cap, given[cap.unit, cap.kind]) for cap in self.budgets)
 
     def groups_of(self, dataset: Dataset, account: str) -> tuple[str, ...]:
         """The groups that pay for an account's questions: its own, or all of them for the kernel's."""
@@ -119,9 +119,9 @@ class Population:
             raise NotAllowed("this account belongs to no group of the dataset")
         return mine
 
-    def pools(
+    def balances_for(
         self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
-    ) -> tuple[Pool, ...]:
+    ) -> tuple[BudgetBalance, ...]:
         """Every total that a charge counts against: the population's own only where something fresh is drawn."""
         which = (*groups, "", account, fresh, *((unit, *names) for unit, names in windows.items()))
         if which not in self._pools:
@@ -132,7 +132,7 @@ class Population:
 
     def _made(
         self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
-    ) -> Iterator[Pool]:
+    ) -> Iterator[BudgetBalance]:
         names: list[tuple[Level, str]] = [("dataset", "")] if fresh else []
         names += [("group", group) for group in groups]
         names += [("analyst", account)] if account != KERNEL else []
@@ -140,9 +140,11 @@ class Population:
             for level, name in names:
                 limit = self._tightest(budget, level, name, account)
                 for window in windows.get(budget.unit, ("",)):
-                    yield Pool(level, name, budget, window, limit, self.place(budget, level, name, window))
+                    yield BudgetBalance(
+                        level, name, budget, window, limit, self.balance_key(budget, level, name, window)
+                    )
 
-    def place(self, budget: BudgetCap, level: Level, name: str, window: str) -> str:
+    def balance_key(self, budget: BudgetCap, level: Level, name: str, window: str) -> str:
         """Where the total of a budget at a level is kept."""
         order = None if budget.order is None else str(budget.order)
         return key("spent", self.name, level, name, budget.unit, budget.kind, order, window)
@@ -150,7 +152,7 @@ class Population:
     def _tightest(self, budget: BudgetCap, level: str, name: str, account: str) -> tuple[int, ...] | None:
         """The tightest cap on a total among the population's datasets, or None."""
         caps = [cap for dataset in self.datasets for cap in self._caps(dataset, level, name, account)]
-        found = [limit_of(cap) for cap in caps if same_budget(cap) == same_budget(budget)]
+        found = [budget_limit(cap) for cap in caps if budget_identity(cap) == budget_identity(budget)]
         return tuple(min(limits) for limits in zip(*found, strict=True)) if found else None
 
     def _caps(self, dataset: Dataset, level: str, name: str, account: str) -> tuple[BudgetCap, ...]:
@@ -165,17 +167,17 @@ class Population:
         own = tuple(cap for group in groups for cap in group.caps)
         if not self.separate:
             return own
-        named = {same_budget(cap) for cap in own}
-        return own + tuple(cap for cap in dataset.budgets if same_budget(cap) not in named)
+        named = {budget_identity(cap) for cap in own}
+        return own + tuple(cap for cap in dataset.budgets if budget_identity(cap) not in named)
 
 
-def public(dataset: Dataset) -> Dataset:
+def without_sources(dataset: Dataset) -> Dataset:
     """The description without where the records are."""
     tables = {name: replace(table, source=Source(table.source.kind)) for name, table in dataset.tables.items()}
     return replace(dataset, tables=tables)
 
 
-def fingerprints(dataset: Dataset) -> list[str]:
+def source_fingerprints(dataset: Dataset) -> list[str]:
     """One for each private table's source, so that another population cannot claim the same records."""
     sources = [table.source for table in dataset.tables.values() if table.private]
     named = [[source.kind, sorted(source.options.items())] for source in sources if source.options]
@@ -183,18 +185,18 @@ def fingerprints(dataset: Dataset) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Described:
+class DatasetVersion:
     """A registered description with the facts about its public tables, and the version that answers to it carry."""
 
     dataset: Dataset
-    facts: PublicFacts
+    facts: PublicTableFacts
     version: str
 
     @classmethod
-    def of(cls, body: Mapping[str, str]) -> Described:
+    def of(cls, body: Mapping[str, str]) -> DatasetVersion:
         """What a dataset's row says."""
         dataset = decode(body["schema"].encode(), Dataset, RESPONSE)
-        facts = decode(body["facts"].encode(), PublicFacts, RESPONSE)
+        facts = decode(body["facts"].encode(), PublicTableFacts, RESPONSE)
         described = encode(replace(dataset, budgets=(), groups=(), policy="shared")) + encode(facts)
         return cls(dataset, facts, f"{dataset.data_version}@{hashlib.sha256(described).hexdigest()[:16]}")
 
@@ -205,24 +207,24 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DescriptionCache:
     """What was worked out from rows that never change: descriptions by their hash, and populations of them."""
 
-    schemas: dict[str, Described] = field(default_factory=dict)
+    schemas: dict[str, DatasetVersion] = field(default_factory=dict)
     populations: dict[tuple[str | None, ...], Population] = field(default_factory=dict)
 
 
-class Book:
+class LedgerState:
     """The rules: what each kind of row needs of the state, and what it makes of it."""
 
     def __init__(
         self,
         read: Callable[[list[str]], dict[str, str]],
         row: Callable[[int], Row | None],
-        memory: Memory | None = None,
+        memory: DescriptionCache | None = None,
         known: Mapping[str, str | None] | None = None,
     ) -> None:
-        self._read, self._row, self._memory, self._known = read, row, memory or Memory(), known or {}
+        self._read, self._row, self._memory, self._known = read, row, memory or DescriptionCache(), known or {}
         self._seen: dict[str, str | None] = {}
         self._bodies: dict[int, Any] = {}
         self.updates: dict[str, str] = {}
@@ -251,7 +253,7 @@ class Book:
             self._bodies[sequence] = json.loads(row.body)
         return self._bodies[sequence]
 
-    def described(self, name: str) -> Described:
+    def described(self, name: str) -> DatasetVersion:
         """A dataset as last registered."""
         at = self.get(key("dataset", name))
         if at is None:
@@ -259,7 +261,7 @@ class Book:
         sequence, digest = at.split()
         known = self._memory.schemas
         if digest not in known:
-            known[digest] = Described.of(self.body(int(sequence)))
+            known[digest] = DatasetVersion.of(self.body(int(sequence)))
         return known[digest]
 
     def dataset(self, name: str) -> Dataset:
@@ -327,7 +329,9 @@ class Book:
 
     def _has_spent(self, population: Population) -> bool:
         """Whether anything was charged to a population, or marked as spent by a gap."""
-        places = [population.place(cap, "dataset", "", window) for cap in population.budgets for window in ("", EVERY)]
+        places = [
+            population.balance_key(cap, "dataset", "", window) for cap in population.budgets for window in ("", EVERY)
+        ]
         return any(self.charges(each.name) for each in population.datasets) or any(map(self.get, places))
 
     def _account(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
@@ -353,7 +357,7 @@ class Book:
         if any(dataset.units[cap.unit].kind == "window" and cap.unit not in body["windows"] for cap in dataset.budgets):
             raise LedgerError("the charge must name the windows that it touches")
         updates = self._spend(
-            population, body, population.pools(unpaid, body["account"], body["windows"], root is None)
+            population, body, population.balances_for(unpaid, body["account"], body["windows"], root is None)
         )
         updates |= {key("paid", group, *question): str(sequence) for group in unpaid}
         updates |= {key("question", *question): str(sequence)} if root is None else {}
@@ -395,31 +399,31 @@ class Book:
         if root is not None and any(body[name] != self.body(root)[name] for name in ("losses", "windows")):
             raise LedgerError("a recorded answer costs the same whoever pays for it")
 
-    def _spend(self, population: Population, body: Mapping[str, Any], pools: Sequence[Pool]) -> dict[str, str]:
+    def _spend(self, population: Population, body: Mapping[str, Any], pools: Sequence[BudgetBalance]) -> dict[str, str]:
         """The new totals; raises if one of them would pass its limit."""
         costs = population.costs(json.dumps(body["losses"]))
         if body["costs"] != [list(cost) for cost in costs]:
             raise LedgerError("the charge's costs do not follow from its losses")
-        by_budget = dict(zip(map(same_budget, population.budgets), costs, strict=True))
+        by_budget = dict(zip(map(budget_identity, population.budgets), costs, strict=True))
         self.fetch(pool.key for pool in pools)
         updates = {}
         for pool in pools:
-            spent, more = self.spent(population, pool), by_budget[same_budget(pool.budget)]
+            spent, more = self.spent(population, pool), by_budget[budget_identity(pool.budget)]
             if pool.limit is not None and any(map(gt, plus(spent, more), pool.limit)):
-                raise exceeded(pool, spent, more)
+                raise budget_exceeded(pool, spent, more)
             updates[pool.key] = " ".join(map(str, plus(self._held(pool.key, pool), more)))
         return updates
 
-    def spent(self, population: Population, pool: Pool) -> tuple[int, ...]:
+    def spent(self, population: Population, pool: BudgetBalance) -> tuple[int, ...]:
         """What was spent of a pool so far; what a gap spent of every window counts for each."""
         held = self._held(pool.key, pool)
         if not pool.window:
             return held
-        return plus(held, self._held(population.place(pool.budget, pool.level, pool.name, EVERY), pool))
+        return plus(held, self._held(population.balance_key(pool.budget, pool.level, pool.name, EVERY), pool))
 
-    def _held(self, name: str, pool: Pool) -> tuple[int, ...]:
+    def _held(self, name: str, pool: BudgetBalance) -> tuple[int, ...]:
         held = self.get(name)
-        return tuple(map(int, held.split())) if held else (0,) * len(limit_of(pool.budget))
+        return tuple(map(int, held.split())) if held else (0,) * len(budget_limit(pool.budget))
 
     def _answer(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         charge = self.body(body["charge"])
@@ -457,20 +461,20 @@ class Book:
         for pool in self._gap_pools(population) if gaps else ():
             total, counted = self._held(pool.key, pool), key("gaps", pool.key)
             for loss in gaps[int(self.get(counted) or 0) :]:
-                most = tuple(limit + 1 for limit in pool.limit or limit_of(pool.budget))
-                total = plus(total, most if loss is None else cost_of(pool.budget, from_json(loss)))
+                most = tuple(limit + 1 for limit in pool.limit or budget_limit(pool.budget))
+                total = plus(total, most if loss is None else budget_cost(pool.budget, from_json(loss)))
                 updates |= {pool.key: " ".join(map(str, total)), counted: str(len(gaps))}
         return updates
 
-    def _gap_pools(self, population: Population) -> Iterator[Pool]:
+    def _gap_pools(self, population: Population) -> Iterator[BudgetBalance]:
         """The totals of everyone who could have spent."""
         units = population.datasets[0].units
         windows = {cap.unit: (EVERY,) for cap in population.budgets if units[cap.unit].kind == "window"}
         groups = sorted({group.name for dataset in population.datasets for group in dataset.groups})
         analysts = sorted({name for each in population.datasets for group in each.groups for name in group.analysts})
-        yield from population.pools(groups, KERNEL, windows, fresh=True)
+        yield from population.balances_for(groups, KERNEL, windows, fresh=True)
         for analyst in analysts:
-            yield from population.pools((), analyst, windows, fresh=False)
+            yield from population.balances_for((), analyst, windows, fresh=False)
 
 
 def plus(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
@@ -478,7 +482,7 @@ def plus(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(one + other for one, other in zip(left, right, strict=True))
 
 
-def exceeded(pool: Pool, spent: tuple[int, ...], cost: tuple[int, ...]) -> BudgetExceeded:
+def budget_exceeded(pool: BudgetBalance, spent: tuple[int, ...], cost: tuple[int, ...]) -> BudgetExceeded:
     """The refusal, with what is left and what was asked for."""
     most = pool.limit or ()
     names = filter_of(pool.budget).names
@@ -487,22 +491,22 @@ def exceeded(pool: Pool, spent: tuple[int, ...], cost: tuple[int, ...]) -> Budge
     window = f" in window {pool.window}" if pool.window else ""
     left = max(0, most[worst] - spent[worst])
     return BudgetExceeded(
-        f"{whose} has {names[worst]} {left / UNIT:.15g} left for unit {pool.budget.unit}{window};"
-        f" this costs {cost[worst] / UNIT:.15g}; nothing was read"
+        f"{whose} has {names[worst]} {left / FEMTO:.15g} left for unit {pool.budget.unit}{window};"
+        f" this costs {cost[worst] / FEMTO:.15g}; nothing was read"
     )
 
 
 def check_dataset(dataset: Dataset, others: Iterable[Dataset]) -> None:
     """Refuses a description whose budgets could be passed by, or that does not fit its population's."""
-    keys = [same_budget(cap) for cap in dataset.budgets]
+    keys = [budget_identity(cap) for cap in dataset.budgets]
     if not keys or len(set(keys)) != len(keys):
         raise InvalidSchema("a dataset needs at least one budget, and one of each kind for a unit")
     for cap in dataset.budgets:
-        limit_of(cap)
+        budget_limit(cap)
         if cap.unit not in dataset.units:
             raise InvalidSchema(f"there is a budget for unit {cap.unit!r}, which is not declared")
     for group in dataset.groups:
-        if any(same_budget(cap) not in keys for cap in (*group.caps, *group.analyst_caps)):
+        if any(budget_identity(cap) not in keys for cap in (*group.caps, *group.analyst_caps)):
             raise InvalidSchema(f"group {group.name!r} caps a kind of loss that the dataset has no budget for")
     names = [name for group in dataset.groups for name in group.analysts]
     if len(set(names)) != len(names) or KERNEL in names:
@@ -513,7 +517,7 @@ def check_dataset(dataset: Dataset, others: Iterable[Dataset]) -> None:
 
 def _kept(cap: BudgetCap, before: Dataset, after: Dataset) -> bool:
     """Whether what was spent of a budget still counts against the same total under a new description."""
-    if same_budget(cap) not in map(same_budget, after.budgets):
+    if budget_identity(cap) not in map(budget_identity, after.budgets):
         return False
     old, new = before.units[cap.unit], after.units[cap.unit]
     same_clock = old.kind != "window" or before.timezone == after.timezone
@@ -522,7 +526,9 @@ def _kept(cap: BudgetCap, before: Dataset, after: Dataset) -> bool:
 
 def _check_pair(dataset: Dataset, other: Dataset) -> None:
     """Two datasets of one population need the same policy, the same budgets (caps may differ) and the same units."""
-    if other.policy != dataset.policy or {*map(same_budget, other.budgets)} != {*map(same_budget, dataset.budgets)}:
+    if other.policy != dataset.policy or {*map(budget_identity, other.budgets)} != {
+        *map(budget_identity, dataset.budgets)
+    }:
         raise InvalidSchema(f"population {dataset.population!r} has other budgets or another policy; declare the same")
     for cap in dataset.budgets:
         mine, theirs = dataset.units[cap.unit], other.units[cap.unit]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither.errors import LedgerError
-from dither.privacy.protocol import Head
+from dither.privacy.protocol import LedgerHead
 
-FORMAT = 2
-GENESIS = Head(0, "0" * 64)
+FORMAT = 3
+GENESIS = LedgerHead(0, "0" * 64)
 BUSY_SECONDS = 60.0
 MOST_REFUSALS = 10_000
 TABLES = (
@@ -62,12 +62,12 @@ class Row(NamedTuple):
     hash: str
 
     @property
-    def head(self) -> Head:
+    def head(self) -> LedgerHead:
         """The ledger's end, if this is its last row."""
-        return Head(self.sequence, self.hash)
+        return LedgerHead(self.sequence, self.hash)
 
 
-class Note(NamedTuple):
+class SideNote(NamedTuple):
     """Something kept beside the chain: a refusal, a late answer, a lock."""
 
     number: int
@@ -77,7 +77,7 @@ class Note(NamedTuple):
     body: str
 
 
-def link(head: Head, kind: str, time: str, body: str) -> Row:
+def chain_row(head: LedgerHead, kind: str, time: str, body: str) -> Row:
     """The row that follows `head`; only the body, which comes last, may hold a line's end."""
     if "\n" in kind or "\n" in time:
         raise LedgerError("a row's kind and time are single lines")
@@ -86,16 +86,11 @@ def link(head: Head, kind: str, time: str, body: str) -> Row:
     return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
 
 
-def open_any(place: str | Path, *, create: bool = False) -> Store:
-    """The store at a file's path or a postgresql:// address, whatever its format."""
+def open_store(place: str | Path, *, create: bool = True) -> Store:
+    """Open the store at a file's path or a postgresql:// address; refuse an older or newer format."""
     text = str(place)
     postgres = text.startswith(("postgresql://", "postgres://"))
-    return PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
-
-
-def open_store(place: str | Path, *, create: bool = True) -> Store:
-    """The store at a file's path or a postgresql:// address; an older or newer format is refused."""
-    store = open_any(place, create=create)
+    store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
     check_format(store.format())
     return store
 
@@ -113,7 +108,7 @@ class Store(ABC):
     _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
 
     @abstractmethod
-    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
+    def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, all or none; false if the ledger ends elsewhere or its snapshot has a key of `absent`."""
 
     @abstractmethod
@@ -142,10 +137,10 @@ class Store(ABC):
         if self._process == os.getpid():
             self._connection.close()
 
-    def head(self) -> Head:
+    def head(self) -> LedgerHead:
         """The ledger's end."""
         found = self._all("SELECT sequence, hash FROM rows ORDER BY sequence DESC LIMIT 1")
-        return Head(*found[0]) if found else GENESIS
+        return LedgerHead(*found[0]) if found else GENESIS
 
     def row(self, sequence: int) -> Row | None:
         """One row."""
@@ -195,14 +190,14 @@ class Store(ABC):
             self._run(f"INSERT INTO notes VALUES ({last} + 1, ?, ?, ?, ?)", kind, about, time, body)  # noqa: S608
             self._run(f"DELETE FROM notes WHERE kind = 'refusal' AND number <= {last} - ?", MOST_REFUSALS)  # noqa: S608
 
-    def notes(self, kind: str, about: str) -> list[Note]:
+    def notes(self, kind: str, about: str) -> list[SideNote]:
         """What was noted, oldest first."""
         found = self._all("SELECT * FROM notes WHERE kind = ? AND about = ? ORDER BY number", kind, about)
-        return [Note(*each) for each in found]
+        return [SideNote(*each) for each in found]
 
-    def all_notes(self) -> list[Note]:
+    def all_notes(self) -> list[SideNote]:
         """Everything that was noted, oldest first."""
-        return [Note(*each) for each in self._all("SELECT * FROM notes ORDER BY number")]
+        return [SideNote(*each) for each in self._all("SELECT * FROM notes ORDER BY number")]
 
     def format(self) -> int:
         """The version of the layout."""
@@ -217,9 +212,9 @@ class Store(ABC):
             self._set("format", FORMAT)
 
     def rebuild(
-        self, sequence: int, state: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[Note] = ()
+        self, sequence: int, state: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[SideNote] = ()
     ) -> None:
-        """Brings an older layout to this version's, or fills an empty place with a copy, in one transaction."""
+        """Fill an empty place with a copy, in one transaction."""
         with self._alone():
             for statement in (*TABLES, *self._guards):
                 self._run(statement.format_map(self._types))
@@ -288,7 +283,7 @@ class SqliteStore(Store):
                     connection.execute("ROLLBACK")
                 raise
 
-    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
+    def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, if the ledger still ends at `head`; one transaction that excludes other writers."""
         with self._alone():
             if self.head() != head or (absent and self.state(absent)[1]):
@@ -348,7 +343,7 @@ class PostgresStore(Store):
             self._run("SELECT pg_advisory_xact_lock(1681)")
             yield
 
-    def append(self, head: Head, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
+    def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Durably adds rows, if the ledger still ends at `head`; one statement, so all or nothing."""
         query, values = (APPEND_ONE, rows[0]) if len(rows) == 1 else (APPEND_ALL, map(list, zip(*rows, strict=True)))
         ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
@@ -365,4 +360,7 @@ def check_format(found: int) -> None:
     if found > FORMAT:
         raise LedgerError(f"the ledger has format {found}; this version reads up to {FORMAT}: install a newer Dither")
     if found < FORMAT:
-        raise LedgerError(f"the ledger has format {found}: run `dither ledger migrate` to bring it to {FORMAT}")
+        raise LedgerError(
+            f"the ledger has format {found}, from before the first release; this version reads format {FORMAT}: "
+            "start a new ledger, and lower its budgets by what the old one spent"
+        )

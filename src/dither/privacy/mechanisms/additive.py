@@ -15,14 +15,18 @@ from dither.privacy.mechanisms.base import (
     HALF,
     Mechanism,
     Vector,
-    cells,
-    check,
+    as_cells,
     check_integer,
+    check_parameter,
     check_scale,
-    largest,
+    max_value,
     saturating_add,
 )
-from dither.privacy.mechanisms.distributions import GaussianLaw, LaplaceLaw, StaircaseLaw
+from dither.privacy.mechanisms.distributions import (
+    DiscreteGaussianDistribution,
+    DiscreteLaplaceDistribution,
+    StaircaseDistribution,
+)
 from dither.privacy.noise import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -35,7 +39,7 @@ from dither.privacy.noise import (
 
 def laplace_rho(scale: Fraction, sensitivity: Sensitivity) -> ZCDP:
     """What Laplace noise costs a budget in rho: the sum of e tanh(e / 2) over the cells' own losses e."""
-    most = largest(sensitivity)
+    most = max_value(sensitivity)
     if not most:
         return ZCDP(Fraction(0))
     squares = sensitivity.l2_squared / (2 * scale**2)
@@ -57,15 +61,15 @@ class DiscreteLaplace(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(sensitivity.l1 / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         return saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
 
     @property
-    def law(self) -> LaplaceLaw:
-        return LaplaceLaw(self.scale)
+    def noise_distribution(self) -> DiscreteLaplaceDistribution:
+        return DiscreteLaplaceDistribution(self.scale)
 
 
 @final
@@ -78,7 +82,7 @@ class DiscreteGaussian(Mechanism):
     variance: Fraction
 
     def __post_init__(self) -> None:
-        check(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
+        check_parameter(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
         return ZCDP(rounded_up(sensitivity.l2_squared / (2 * self.variance)))
@@ -87,8 +91,8 @@ class DiscreteGaussian(Mechanism):
         return saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
 
     @property
-    def law(self) -> GaussianLaw:
-        return GaussianLaw(self.variance)
+    def noise_distribution(self) -> DiscreteGaussianDistribution:
+        return DiscreteGaussianDistribution(self.variance)
 
 
 @final
@@ -110,7 +114,7 @@ class Geometric(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(sensitivity.l1 / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
@@ -118,8 +122,8 @@ class Geometric(Mechanism):
         return np.clip(saturating_add(exact, noise), self.lower, self.upper)
 
     @property
-    def law(self) -> LaplaceLaw:
-        return LaplaceLaw(self.scale)
+    def noise_distribution(self) -> DiscreteLaplaceDistribution:
+        return DiscreteLaplaceDistribution(self.scale)
 
 
 @final
@@ -134,13 +138,13 @@ class Staircase(Mechanism):
     rise: int
 
     def __post_init__(self) -> None:
-        check(self, "epsilon", 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
+        check_parameter(self, "epsilon", 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
         check_integer(self, "width", 1, int(LARGEST_SCALE * min(Fraction(1), self.epsilon)))
         check_integer(self, "rise", 1, self.width)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         # A cell that moves by d, an integer, climbs or descends at most ceil(d / width) steps (proof, step 2).
-        changed, step = cells(sensitivity), self.width
+        changed, step = as_cells(sensitivity), self.width
         each = changed * -(-sensitivity.linf // step)
         together = (sensitivity.l1 + changed * (step - 1)) // step
         return Pure(rounded_up(min(each, together) * self.epsilon))
@@ -149,8 +153,8 @@ class Staircase(Mechanism):
         return saturating_add(exact, staircase(self.epsilon, self.width, self.rise, len(exact), bits))
 
     @property
-    def law(self) -> StaircaseLaw:
-        return StaircaseLaw(self.epsilon, self.width, self.rise)
+    def noise_distribution(self) -> StaircaseDistribution:
+        return StaircaseDistribution(self.epsilon, self.width, self.rise)
 
 
 @final
@@ -175,7 +179,7 @@ class Snapping(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(sensitivity.l1 / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:

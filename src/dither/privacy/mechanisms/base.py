@@ -14,7 +14,7 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Loss, Sensitivity, rational
 from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
-from dither.privacy.mechanisms.distributions import Law
+from dither.privacy.mechanisms.distributions import NoiseDistribution
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE
 
 Vector = NDArray[np.int64]
@@ -50,18 +50,18 @@ class Mechanism(ABC):
     def admit(self, size: int) -> None:
         """Refuses, before any charge, a vector of a length that `release` cannot take."""
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         """The loss for budgets that count in rho: what `loss` implies, or a smaller bound that the proof gives."""
         return as_zcdp(self.loss(sensitivity))
 
     @property
-    def law(self) -> Law:
+    def noise_distribution(self) -> NoiseDistribution:
         """The law of the noise in each cell; floats, for estimates and intervals only."""
         raise Unsupported(f"{self.name} does not add the same noise to every cell")
 
     def std(self) -> float:
         """The standard deviation of the noise in each cell, in lattice steps."""
-        return self.law.std
+        return self.noise_distribution.std
 
     def describe(self) -> dict[str, object]:
         """What was done, for the release's own account of itself; rationals as text."""
@@ -75,7 +75,7 @@ def _shown(value: object) -> object:
     return str(value) if isinstance(value, Fraction) else value
 
 
-def check(self: Mechanism, name: str, least: Fraction | int, most: Fraction | int) -> None:
+def check_parameter(self: Mechanism, name: str, least: Fraction | int, most: Fraction | int) -> None:
     """Makes a field of a mechanism that is being made an exact rational between two public limits."""
     value = rational(getattr(self, name), name)
     if not least <= value <= most:
@@ -85,7 +85,7 @@ def check(self: Mechanism, name: str, least: Fraction | int, most: Fraction | in
 
 def check_scale(self: Mechanism, name: str = "scale") -> None:
     """A noise scale between the smallest and the largest that the samplers take."""
-    check(self, name, SMALLEST_SCALE, LARGEST_SCALE)
+    check_parameter(self, name, SMALLEST_SCALE, LARGEST_SCALE)
 
 
 def check_integer(self: Mechanism, name: str, least: int, most: int) -> None:
@@ -95,12 +95,12 @@ def check_integer(self: Mechanism, name: str, least: int, most: int) -> None:
         raise InvalidParameter(f"{name} must be an integer from {least} to {most}, got {value!r}")
 
 
-def cells(sensitivity: Sensitivity) -> int:
+def as_cells(sensitivity: Sensitivity) -> int:
     """How many cells one unit can really change: none where it can change none by anything."""
     return int(sensitivity.l0) if sensitivity.linf else 0
 
 
-def largest(sensitivity: Sensitivity) -> Fraction:
+def max_value(sensitivity: Sensitivity) -> Fraction:
     """The most that one cell can move."""
     return min(sensitivity.linf, sensitivity.l1)
 

@@ -13,7 +13,7 @@ from dither.loss import LARGEST_TERM, ZCDP, Approximate, Loss, Pure, Renyi, Sens
 from dither.privacy.accounting.conversion import largest_rho
 from dither.privacy.accounting.rounding import digits_down, digits_up, exp_down, exp_up, log_up
 from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Geometric, Snapping, Staircase
-from dither.privacy.mechanisms.base import HALF, Mechanism, cells
+from dither.privacy.mechanisms.base import HALF, Mechanism, as_cells
 from dither.privacy.mechanisms.partitions import (
     GaussianThreshold,
     LaplaceThreshold,
@@ -45,7 +45,7 @@ def calibrate(kind: str, loss: Loss, sensitivity: Sensitivity, **options: Any) -
         raise InvalidParameter(f"{kind} is made from other options: {error}") from None
 
 
-def scaled(make: Callable[..., Mechanism]) -> Maker:
+def rescale(make: Callable[..., Mechanism]) -> Maker:
     """For a kind whose pure loss is proportional to 1 / scale: the least scale that the loss allows."""
 
     def maker(loss: Loss, sensitivity: Sensitivity, **options: Any) -> Mechanism:
@@ -57,7 +57,7 @@ def scaled(make: Callable[..., Mechanism]) -> Maker:
                 return at(_ratio(_epsilon(at(Fraction(1)), sensitivity), loss.epsilon))
             case ZCDP() | Renyi():
                 rho = _rho(loss)
-                return at(_least(lambda scale: at(scale).concentrated(sensitivity).rho <= rho))
+                return at(_least(lambda scale: at(scale).zcdp_loss(sensitivity).rho <= rho))
             case _:
                 assert_never(loss)
 
@@ -127,7 +127,7 @@ def _staircase(loss: Loss, sensitivity: Sensitivity, width: int = 0) -> Mechanis
         rise = round(step / (1 + exp(min(500.0, float(epsilon / 2)))))  # where the expected size of the noise is least
         return Staircase(epsilon, step, min(step, max(1, rise)))
 
-    return scaled(make)(loss, sensitivity)
+    return rescale(make)(loss, sensitivity)
 
 
 def _above(scale: Fraction, threshold: int, count: int = 1) -> AboveThreshold:
@@ -152,15 +152,15 @@ def _quantiles(scale: Fraction, quantiles: tuple[Fraction, ...] = (Fraction(1, 2
 
 
 def _partitions(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
-    delta, groups = _delta(loss), max(1, cells(sensitivity))
+    delta, groups = _delta(loss), max(1, as_cells(sensitivity))
     each = digits_down(1 - exp_up(log_up(1 - delta) / groups)) if delta < 1 else delta
     if any_of(each, groups) > delta:
         each = digits_down(delta / groups)
-    return scaled(lambda scale: PartitionSelection(1 / scale, each))(loss, sensitivity)
+    return rescale(lambda scale: PartitionSelection(1 / scale, each))(loss, sensitivity)
 
 
 def _laplace_threshold(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
-    found = scaled(lambda scale: LaplaceThreshold(scale, HALF))(loss, sensitivity)
+    found = rescale(lambda scale: LaplaceThreshold(scale, HALF))(loss, sensitivity)
     return _lowest_threshold(found, _delta(loss), sensitivity)
 
 
@@ -181,7 +181,7 @@ def _lowest_threshold(found: Mechanism, delta: Fraction, sensitivity: Sensitivit
     low, high = 0, HALF
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if at(middle).concentrated(sensitivity).delta <= delta else (middle, high)
+        low, high = (low, middle) if at(middle).zcdp_loss(sensitivity).delta <= delta else (middle, high)
     return at(high)
 
 
@@ -190,28 +190,28 @@ def _response(loss: Loss, sensitivity: Sensitivity, categories: int = 2) -> Mech
 
     def make(scale: Fraction) -> RandomizedResponse:
         odds = exp_down(min(Fraction(40), 1 / scale)) * (1 - Fraction(1, 10**18))  # room for rounding the loss up
-        return replace(always, lie=digits_up(categories / (categories + odds - 1)))
+        return replace(always, flip_probability=digits_up(categories / (categories + odds - 1)))
 
     if isinstance(loss, Pure | Approximate):
-        return make(_ratio(Fraction(cells(sensitivity)), loss.epsilon))
-    return scaled(make)(loss, sensitivity)
+        return make(_ratio(Fraction(as_cells(sensitivity)), loss.epsilon))
+    return rescale(make)(loss, sensitivity)
 
 
 MAKERS: dict[str, Maker] = {
-    "discrete_laplace": scaled(DiscreteLaplace),
+    "discrete_laplace": rescale(DiscreteLaplace),
     "discrete_gaussian": _gaussian,
-    "geometric": scaled(Geometric),
+    "geometric": rescale(Geometric),
     "staircase": _staircase,
-    "snapping": scaled(Snapping),
-    "noisy_max": scaled(NoisyMax),
-    "exponential": scaled(ExponentialMechanism),
-    "top_k": scaled(TopK),
-    "above_threshold": scaled(_above),
-    "sparse_vector": scaled(_sparse),
-    "quantiles": scaled(_quantiles),
+    "snapping": rescale(Snapping),
+    "noisy_max": rescale(NoisyMax),
+    "exponential": rescale(ExponentialMechanism),
+    "top_k": rescale(TopK),
+    "above_threshold": rescale(_above),
+    "sparse_vector": rescale(_sparse),
+    "quantiles": rescale(_quantiles),
     "partition_selection": _partitions,
     "laplace_threshold": _laplace_threshold,
     "gaussian_threshold": _gaussian_threshold,
-    "public_threshold": scaled(PublicThreshold),
+    "public_threshold": rescale(PublicThreshold),
     "randomized_response": _response,
 }

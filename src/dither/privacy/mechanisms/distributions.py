@@ -17,7 +17,7 @@ Integers = NDArray[np.integer[Any]]
 WIDE = 8.0  # above this standard deviation a Gaussian sum over the integers is its integral, to double precision
 
 
-class Law(ABC):
+class NoiseDistribution(ABC):
     """A symmetric law on the integers."""
 
     @property
@@ -35,7 +35,7 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class LaplaceLaw(Law):
+class DiscreteLaplaceDistribution(NoiseDistribution):
     """Probability proportional to exp(-|k| / scale)."""
 
     scale: Fraction
@@ -51,7 +51,7 @@ class LaplaceLaw(Law):
 
 
 @dataclass(frozen=True)
-class GaussianLaw(Law):
+class DiscreteGaussianDistribution(NoiseDistribution):
     """Probability proportional to exp(-k^2 / (2 variance))."""
 
     variance: Fraction
@@ -76,7 +76,7 @@ class GaussianLaw(Law):
 
 
 @dataclass(frozen=True)
-class StaircaseLaw(Law):
+class StaircaseDistribution(NoiseDistribution):
     """Probability proportional to exp(-epsilon * ceil((|k| + 1 - rise) / width))."""
 
     epsilon: Fraction

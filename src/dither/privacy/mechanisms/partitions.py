@@ -21,9 +21,9 @@ from dither.privacy.mechanisms.base import (
     HALF,
     Mechanism,
     Vector,
-    cells,
-    check,
+    as_cells,
     check_integer,
+    check_parameter,
     check_scale,
     saturating_add,
 )
@@ -73,21 +73,21 @@ class PartitionSelection(Mechanism):
     delta: Fraction
 
     def __post_init__(self) -> None:
-        check(self, "epsilon", SMALLEST_EPSILON, LARGEST_EPSILON)
-        check(self, "delta", SMALLEST_DELTA, 1)
+        check_parameter(self, "epsilon", SMALLEST_EPSILON, LARGEST_EPSILON)
+        check_parameter(self, "delta", SMALLEST_DELTA, 1)
 
     def loss(self, sensitivity: Sensitivity) -> Approximate:
         groups = self._groups(sensitivity)
         return Approximate(rounded_up(groups * self.epsilon), any_of(self.delta, groups))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         groups = self._groups(sensitivity)
         return ZCDP(rounded_up(groups * pure_as_rho(self.epsilon)), any_of(self.delta, groups))
 
     def _groups(self, sensitivity: Sensitivity) -> int:
         if sensitivity.linf > 1:
             raise InvalidParameter("partition selection counts distinct units: one unit may add only 1 to a group")
-        return cells(sensitivity)
+        return as_cells(sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         table = keep_table(self.epsilon, self.delta)
@@ -131,13 +131,13 @@ class LaplaceThreshold(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Approximate:
         return Approximate(rounded_up(sensitivity.l1 / self.scale), self._delta(sensitivity))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return ZCDP(laplace_rho(self.scale, sensitivity).rho, self._delta(sensitivity))
 
     def _delta(self, sensitivity: Sensitivity) -> Fraction:
         """The chance that a group in which one unit stands alone is named."""
         alone = laplace_tail(self.scale, self.threshold - int(sensitivity.linf))
-        return any_of(alone, cells(sensitivity))
+        return any_of(alone, as_cells(sensitivity))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         noisy = saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
@@ -155,13 +155,13 @@ class GaussianThreshold(Mechanism):
     threshold: int
 
     def __post_init__(self) -> None:
-        check(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
+        check_parameter(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
         check_integer(self, "threshold", 1, HALF)
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
         alone = gaussian_tail(self.variance, self.threshold - int(sensitivity.linf))
         rho = rounded_up(sensitivity.l2_squared / (2 * self.variance))
-        return ZCDP(rho, any_of(alone, cells(sensitivity)))
+        return ZCDP(rho, any_of(alone, as_cells(sensitivity)))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         noisy = saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
@@ -185,7 +185,7 @@ class PublicThreshold(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(sensitivity.l1 / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:

@@ -55,7 +55,7 @@ class Quantiles(Mechanism):
         shares = deepest(self.ranks, 0, self.whole, power=1)
         return Pure(rounded_up(2 * sensitivity.l1 / self.scale * shares))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         shares = deepest(self.ranks, 0, self.whole, power=2)
         return ZCDP(rounded_up((2 * sensitivity.l1 / self.scale) ** 2 / 8 * shares))
 

@@ -12,7 +12,7 @@ from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
 from dither.privacy.accounting.conversion import pure_as_rho
 from dither.privacy.accounting.rounding import digits_up, log_up
 from dither.privacy.bits import Bits
-from dither.privacy.mechanisms.base import Mechanism, Vector, cells, check, check_integer
+from dither.privacy.mechanisms.base import Mechanism, Vector, as_cells, check_integer, check_parameter
 from dither.privacy.noise import bernoulli, uniform_below
 
 
@@ -24,24 +24,26 @@ class RandomizedResponse(Mechanism):
     name = "randomized_response"
     proof = "randomized_response.md"
     categories: int
-    lie: Fraction
+    flip_probability: Fraction
 
     def __post_init__(self) -> None:
         check_integer(self, "categories", 2, 1 << 32)
-        check(self, "lie", Fraction(1, 1 << 60), 1)
+        check_parameter(self, "flip_probability", Fraction(1, 1 << 60), 1)
 
     @property
     def epsilon(self) -> Fraction:
         """At least log(P(true answer) / P(a given other answer)): the loss of one cell."""
-        return digits_up(max(Fraction(0), log_up(1 + self.categories * (1 - self.lie) / self.lie)))
+        return digits_up(
+            max(Fraction(0), log_up(1 + self.categories * (1 - self.flip_probability) / self.flip_probability))
+        )
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(cells(sensitivity) * self.epsilon))
+        return Pure(rounded_up(as_cells(sensitivity) * self.epsilon))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
-        return ZCDP(rounded_up(cells(sensitivity) * pure_as_rho(self.epsilon)))
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
+        return ZCDP(rounded_up(as_cells(sensitivity) * pure_as_rho(self.epsilon)))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        lies = bernoulli(self.lie, len(exact), bits)
+        lies = bernoulli(self.flip_probability, len(exact), bits)
         anything = uniform_below(self.categories, len(exact), bits)
         return np.where(lies == 1, anything, np.clip(exact, 0, self.categories - 1))

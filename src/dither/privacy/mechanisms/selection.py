@@ -13,7 +13,15 @@ from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
 from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
-from dither.privacy.mechanisms.base import HALF, Mechanism, Vector, check_integer, check_scale, largest, saturating_add
+from dither.privacy.mechanisms.base import (
+    HALF,
+    Mechanism,
+    Vector,
+    check_integer,
+    check_scale,
+    max_value,
+    saturating_add,
+)
 from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max, uniform_below
 
 PROPOSALS = 16  # for each candidate: then all are refused with a probability below e^-16
@@ -88,7 +96,7 @@ class ExponentialMechanism(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(span(sensitivity) / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         # The log ratio of two laws stays within an interval of this length (proof, step 2).
         return ZCDP(rounded_up((span(sensitivity) / self.scale) ** 2 / 8))
 
@@ -117,7 +125,7 @@ class TopK(Mechanism):
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(rounded_up(self.count * span(sensitivity) / self.scale))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return ZCDP(rounded_up(self.count * (span(sensitivity) / self.scale) ** 2 / 8))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
@@ -148,7 +156,7 @@ def first(above: NDArray[np.bool_], count: int) -> Vector:
 
 def crossing_loss(mechanism: AboveThreshold | SparseVector, sensitivity: Sensitivity) -> Pure:
     """The cost of comparing: the bar moves and the chosen scores' noise follows, or else every score's noise moves."""
-    most = largest(sensitivity)
+    most = max_value(sensitivity)
     few = most / mechanism.threshold_scale + 2 * mechanism.count * most / mechanism.score_scale
     return Pure(rounded_up(min(few, sensitivity.l1 / mechanism.score_scale)))
 
@@ -209,7 +217,7 @@ class SparseVector(Mechanism):
         answers = min(self.count * sensitivity.linf, sensitivity.l1) / self.answer_scale
         return Pure(rounded_up(crossing_loss(self, sensitivity).epsilon + answers))
 
-    def concentrated(self, sensitivity: Sensitivity) -> ZCDP:
+    def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         squares = min(self.count * sensitivity.linf**2, sensitivity.l2_squared)
         crossing = as_zcdp(crossing_loss(self, sensitivity)).rho
         return ZCDP(rounded_up(crossing + squares / (2 * self.answer_scale**2)))

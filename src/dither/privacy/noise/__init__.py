@@ -27,7 +27,7 @@ from dither.privacy.noise.exact import (
     rational_enclosure,
 )
 from dither.privacy.noise.pools import draw
-from dither.privacy.noise.race import bernoulli_exp_each, exponential, fold, noisy_max
+from dither.privacy.noise.race import bernoulli_exp_each, combine, exponential, noisy_max
 
 __all__ = [
     "FULL",
@@ -60,7 +60,7 @@ def discrete_gaussian(variance: Fraction, size: int, bits: Bits, widths: Widths 
 
 def geometric(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
     """Integers x >= 0 with probability proportional to exp(-x / scale). Proof: exact_draws.md."""
-    return fold(discrete_laplace(scale, size, bits, widths))
+    return combine(discrete_laplace(scale, size, bits, widths))
 
 
 def staircase(epsilon: Fraction, width: int, rise: int, size: int, bits: Bits, widths: Widths = FULL) -> Vector:

@@ -26,7 +26,7 @@ LARGEST_DROP = 0.5
 
 
 @dataclass(frozen=True)
-class Law:
+class LatticeWeights:
     """Weights exp(-g(|x|)), g(x) = x^power / (power parameter): power 1 is Laplace, power 2 is Gaussian."""
 
     power: int
@@ -47,7 +47,7 @@ class Law:
 
 
 @lru_cache(maxsize=32)
-def thresholds(law: Law, k: int, precision: int) -> tuple[list[int], int]:
+def thresholds(law: LatticeWeights, k: int, precision: int) -> tuple[list[int], int]:
     """Lower bounds, in units of 2^-precision, of the cumulative law of the cells, and how far the truth may be above.
 
     Weights follow w' = w r, r' = r q, each rounded down; `error` bounds what their sums lose. Proof: exact_noise.md.
@@ -66,7 +66,7 @@ def thresholds(law: Law, k: int, precision: int) -> tuple[list[int], int]:
     return [(part << precision) // total for part in sums], 2 + ((2 * error + tail) >> GUARD)
 
 
-def _first_weights(law: Law, step: int, precision: int) -> tuple[list[int], int]:
+def _first_weights(law: LatticeWeights, step: int, precision: int) -> tuple[list[int], int]:
     """For x >= 0, then x < 0: the first cell's weight and its ratio to the next; then the ratio of ratios."""
     g = law.exponent
     exponents = (g(0), g(step), g(1), g(step + 1) - g(1), g(2 * step) - 2 * g(step))
@@ -77,7 +77,7 @@ def _first_weights(law: Law, step: int, precision: int) -> tuple[list[int], int]
 class Sampler:
     """Draws from a law, by tables that are made once. Proof: exact_noise.md."""
 
-    def __init__(self, law: Law, widths: Widths = FULL) -> None:
+    def __init__(self, law: LatticeWeights, widths: Widths = FULL) -> None:
         self.law, self.widths = law, widths
         self.k = max(0, law.whole_scale().bit_length() - widths.cells.bit_length())
         self._step = float(1 / (law.power * law.parameter))
@@ -213,4 +213,4 @@ def exp_polynomial(x: NDArray[np.float64]) -> NDArray[np.float64]:
 @lru_cache(maxsize=64)
 def sampler(power: int, parameter: Fraction, widths: Widths = FULL) -> Sampler:
     """The sampler of a law, made once."""
-    return Sampler(Law(power, parameter), widths)
+    return Sampler(LatticeWeights(power, parameter), widths)

@@ -17,7 +17,7 @@ LARGEST_REQUEST = 1 << 12
 MOST_POOLS = 64
 
 
-class Pool:
+class SampleBuffer:
     """Independent draws of one law; each is handed out once and overwritten."""
 
     def __init__(self, draw: Callable[[int, SystemBits], Vector]) -> None:
@@ -50,7 +50,7 @@ class Pool:
         values.fill(0)
 
 
-class Pools:
+class SampleBuffers:
     """A bounded number of pools, the oldest dropped first; a forked child starts with none."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Pools:
     def _forget(self) -> None:
         for pool in getattr(self, "_pools", {}).values():
             pool.wipe()
-        self._pools: dict[tuple[int, int, int], Pool] = {}
+        self._pools: dict[tuple[int, int, int], SampleBuffer] = {}
         self._lock = Lock()
 
     def take(self, power: int, parameter: Fraction, size: int) -> Vector:
@@ -68,15 +68,15 @@ class Pools:
         pool = self._pools.get((power, parameter.numerator, parameter.denominator))
         return (pool or self._add(power, parameter)).take(size)
 
-    def _add(self, power: int, parameter: Fraction) -> Pool:
+    def _add(self, power: int, parameter: Fraction) -> SampleBuffer:
         with self._lock:
             key = (power, parameter.numerator, parameter.denominator)
             while len(self._pools) >= MOST_POOLS:
                 self._pools.pop(next(iter(self._pools))).retire()
-            return self._pools.setdefault(key, Pool(sampler(power, parameter).draw))
+            return self._pools.setdefault(key, SampleBuffer(sampler(power, parameter).draw))
 
 
-POOLS = Pools()
+POOLS = SampleBuffers()
 
 
 def draw(power: int, parameter: Fraction, size: int, bits: Bits, widths: Widths) -> Vector:

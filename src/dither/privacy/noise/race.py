@@ -21,14 +21,14 @@ LARGEST_RATE = 1 << 40
 ROUNDING = 2.0**-50  # more than three roundings to nearest lose
 
 
-def fold(laplace: Vector) -> Vector:
+def combine(laplace: Vector) -> Vector:
     """x or -x - 1, whichever is not negative: geometric with the same scale if x is discrete Laplace."""
     return laplace ^ (laplace >> 63)
 
 
-def ticks(size: int, bits: Bits, widths: Widths) -> Vector:
+def as_words(size: int, bits: Bits, widths: Widths) -> Vector:
     """The integer parts of 2^widths.ticks E, E ~ Exp(1)."""
-    return fold(draw(1, Fraction(1 << widths.ticks), size, bits, widths))
+    return combine(draw(1, Fraction(1 << widths.ticks), size, bits, widths))
 
 
 def extend(known: int, precision: int, bits: Bits, more: int) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def extend(known: int, precision: int, bits: Bits, more: int) -> tuple[int, int]
 def exponential(precision: int, bits: Bits, widths: Widths = FULL) -> int:
     """The integer part of 2^precision E, E ~ Exp(1), at any precision."""
     check("precision", precision, 0, 1 << 20)
-    known, have = int(ticks(1, bits, widths)[0]), widths.ticks
+    known, have = int(as_words(1, bits, widths)[0]), widths.ticks
     while have < precision:
         known, have = extend(known, have, bits, widths.more)
     return known >> (have - precision)
@@ -56,7 +56,7 @@ def bernoulli_exp_each(rate: Fraction, counts: Vector, bits: Bits, widths: Width
     check("rate", rate, 0, LARGEST_RATE)
     if np.any(counts < 0):
         raise InvalidParameter("counts must not be negative")
-    known = ticks(len(counts), bits, widths)
+    known = as_words(len(counts), bits, widths)
     wanted = counts * float(rate * (1 << widths.ticks))
     doubt = wanted * ROUNDING
     result: NDArray[np.bool_] = known >= wanted + doubt
@@ -81,16 +81,16 @@ def noisy_max(scores: Vector, rate: Fraction, bits: Bits, widths: Widths = FULL)
     check("rate", rate, 0, LARGEST_RATE)
     if len(scores) == 0:
         raise InvalidParameter("scores must not be empty")
-    known = ticks(len(scores), bits, widths)
+    known = as_words(len(scores), bits, widths)
     gaps = scores.max().astype(np.uint64) - scores.astype(np.uint64)  # exact also where 64 signed bits overflow
     behind = gaps * float(rate * (1 << widths.ticks))
     doubt = (known + behind) * ROUNDING
     rivals = np.flatnonzero(known + 1 - behind + doubt >= (known - behind - doubt).max())
     contenders = {int(i): (-rate * int(gaps[i]), int(known[i])) for i in rivals}
-    return _duel(contenders, widths.ticks, bits, widths.more)
+    return compare_exponentials(contenders, widths.ticks, bits, widths.more)
 
 
-def _duel(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Bits, more: int) -> int:
+def compare_exponentials(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Bits, more: int) -> int:
     """The place of the largest sum of a rational and an exponential variable, of which `precision` digits are known."""
     unit = 1 << precision
     best = max(shift * unit + known for shift, known in rivals.values())
@@ -98,4 +98,4 @@ def _duel(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Bits, m
     if len(left) == 1:
         return next(iter(left))
     longer = {i: (shift, extend(known, precision, bits, more)[0]) for i, (shift, known) in left.items()}
-    return _duel(longer, precision + more, bits, more)
+    return compare_exponentials(longer, precision + more, bits, more)

@@ -22,24 +22,24 @@ from dither.schema.model import (
     key_kind,
 )
 from dither.schema.parser import scalars
-from dither.schema.parser.fields import Entries, distinct, listed, mapping, named, sequence
+from dither.schema.parser.fields import CheckedFields, distinct, listed, mapping, named, sequence
 from dither.schema.parser.tables import tables_of
 from dither.schema.spec import FORMAT_VERSION
-from dither.schema.yaml_nodes import Node, Text, parse, read, shown
+from dither.schema.yaml_nodes import Node, YamlText, excerpt, parse, read
 
 
 def load(path: str | Path) -> Dataset:
     """The dataset that a YAML file describes; paths in it are relative to the file."""
     file = Path(path)
-    return _dataset(Entries.of(read(file), "dataset", "the description"), file.absolute().parent)
+    return _dataset(CheckedFields.of(read(file), "dataset", "the description"), file.absolute().parent)
 
 
 def loads(text: str, directory: Path, file: str = "dataset.yml") -> Dataset:
     """The dataset that a YAML text describes; paths in it are relative to `directory`."""
-    return _dataset(Entries.of(parse(text, file), "dataset", "the description"), directory)
+    return _dataset(CheckedFields.of(parse(text, file), "dataset", "the description"), directory)
 
 
-def _dataset(entries: Entries, directory: Path) -> Dataset:
+def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
     _version(entries.need("version"))
     name = scalars.name(entries.need("name"), "name")
     zone = entries.read("timezone", _zone, "UTC")
@@ -65,7 +65,7 @@ def _dataset(entries: Entries, directory: Path) -> Dataset:
 
 
 def _version(node: Node) -> None:
-    if not isinstance(node, Text) or node.value != str(FORMAT_VERSION):
+    if not isinstance(node, YamlText) or node.value != str(FORMAT_VERSION):
         node.place.refuse(f"version must be {FORMAT_VERSION}, the format that this Dither reads")
 
 
@@ -74,7 +74,7 @@ def _zone(node: Node, what: str) -> str:
     try:
         ZoneInfo(value)
     except (ValueError, OSError, LookupError):
-        node.place.refuse(f"{what} must be a zone such as UTC or Europe/Paris; got {shown(value)}")
+        node.place.refuse(f"{what} must be a zone such as UTC or Europe/Paris; got {excerpt(value)}")
     return value
 
 
@@ -83,7 +83,7 @@ def _units(node: Node, tables: dict[str, Table]) -> dict[str, Unit]:
 
 
 def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
-    entries = Entries.of(node, "unit", f"unit {name}")
+    entries = CheckedFields.of(node, "unit", f"unit {name}")
     if entries.variant == "row":
         nodes = sequence(entries.need("tables"), entries.label("tables"))
         covered = [_private_table(item, item, tables, entries.label("tables")) for item in nodes]
@@ -104,22 +104,24 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
 def _private_table(node: Node, place: Node, tables: dict[str, Table], what: str) -> str:
     table = scalars.text(node, what)
     if table not in tables:
-        place.place.refuse(f"{what}: there is no table {shown(table)}; there are: {listed(tables)}")
+        place.place.refuse(f"{what}: there is no table {excerpt(table)}; there are: {listed(tables)}")
     if not tables[table].private:
         place.place.refuse(f"{what}: table {table} is public, and needs no protection; remove it here")
     return table
 
 
-def _columns_by_table(entries: Entries, key: str, tables: dict[str, Table], kinds: Any) -> dict[str, str]:
+def _columns_by_table(entries: CheckedFields, key: str, tables: dict[str, Table], kinds: Any) -> dict[str, str]:
     what = entries.label(key)
     given = mapping(entries.need(key), what)
     found: dict[str, str] = {}
     for name, place in given.keys.items():
-        table = _private_table(Text(place, name), Text(place, name), tables, what)
+        table = _private_table(YamlText(place, name), YamlText(place, name), tables, what)
         node = given.items[name]
         column = scalars.text(node, what)
         if column not in tables[table].columns:
-            node.place.refuse(f"{what}: no column {shown(column)} in {table}; it has: {listed(tables[table].columns)}")
+            node.place.refuse(
+                f"{what}: no column {excerpt(column)} in {table}; it has: {listed(tables[table].columns)}"
+            )
         if not isinstance(tables[table].columns[column].domain, kinds):
             wanted = "a date or timestamp" if kinds is Moment else "an identifier, integer or category"
             node.place.refuse(f"{what}: {table}.{column} must be {wanted}")
@@ -141,10 +143,10 @@ def _budgets(node: Node, what: str, units: dict[str, Unit]) -> tuple[BudgetCap, 
 
 
 def _budget(node: Node, what: str, units: dict[str, Unit]) -> BudgetCap:
-    entries = Entries.of(node, "budget", what)
+    entries = CheckedFields.of(node, "budget", what)
     unit = scalars.text(entries.need("unit"), entries.label("unit"))
     if unit not in units:
-        entries.need("unit").place.refuse(f"{what}: there is no unit {shown(unit)}; there are: {listed(units)}")
+        entries.need("unit").place.refuse(f"{what}: there is no unit {excerpt(unit)}; there are: {listed(units)}")
     order = entries.read("order", scalars.positive, None)
     if order is not None and order <= 1:
         entries.need("order").place.refuse(f"{entries.label('order')} must be above 1; got {order}")
@@ -175,14 +177,14 @@ def _delta(node: Node, what: str) -> Fraction:
 def _groups(node: Node, what: str, units: dict[str, Unit]) -> tuple[Group, ...]:
     groups: dict[str, Group] = {}
     for item in sequence(node, what):
-        group = _group(Entries.of(item, "group", "a group"), units)
+        group = _group(CheckedFields.of(item, "group", "a group"), units)
         if group.name in groups:
             item.place.refuse(f"group {group.name!r} is given twice")
         groups[group.name] = group
     return tuple(groups.values())
 
 
-def _group(entries: Entries, units: dict[str, Unit]) -> Group:
+def _group(entries: CheckedFields, units: dict[str, Unit]) -> Group:
     def budgets(node: Node, what: str) -> tuple[BudgetCap, ...]:
         return _budgets(node, what, units)
 

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from dither.schema.parser import scalars
-from dither.schema.spec import SHAPES, Field
-from dither.schema.yaml_nodes import Mapping, Node, Place, Sequence, Text, shown
+from dither.schema.spec import SHAPES, FieldSpec
+from dither.schema.yaml_nodes import Node, SourceLine, YamlList, YamlMapping, YamlText, excerpt
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entries:
+class CheckedFields:
     """A mapping that has been checked against its shape: known names only, nothing required missing."""
 
-    node: Mapping
-    fields: dict[str, Field]
+    node: YamlMapping
+    fields: dict[str, FieldSpec]
     what: str
     variant: str = ""
 
     @classmethod
-    def of(cls, node: Node, shape_name: str, what: str) -> Entries:
+    def of(cls, node: Node, shape_name: str, what: str) -> CheckedFields:
         """Check a node against a shape."""
         shape = SHAPES[shape_name]
-        if not isinstance(node, Mapping):
+        if not isinstance(node, YamlMapping):
             node.place.refuse(f"{what} must be a mapping with {listed(shape.allowed())}")
         variant = ""
         if shape.by:
@@ -42,7 +42,7 @@ class Entries:
             if key not in self.fields:
                 near = difflib.get_close_matches(key, self.fields, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"it may have {listed(self.fields)}"
-                place.refuse(f"{self.what} has no entry {shown(key)}; {hint}")
+                place.refuse(f"{self.what} has no entry {excerpt(key)}; {hint}")
         for key, entry in self.fields.items():
             if entry.required and self.get(key) is None:
                 missing(self.node.place, key, entry, self.what)
@@ -75,7 +75,7 @@ def listed(names: object) -> str:
     return ", ".join(cast(dict[str, Any], names))
 
 
-def missing(place: Place, key: str, entry: Field, what: str) -> Any:
+def missing(place: SourceLine, key: str, entry: FieldSpec, what: str) -> Any:
     """Refuse a mapping that lacks a required entry."""
     sample = f"; it is one of {', '.join(entry.choices)}" if entry.choices else ""
     place.refuse(f"{what} needs '{key}:' ({entry.help}){sample}")
@@ -83,24 +83,24 @@ def missing(place: Place, key: str, entry: Field, what: str) -> Any:
 
 def sequence(node: Node, what: str) -> tuple[Node, ...]:
     """The items of a list."""
-    if not isinstance(node, Sequence):
+    if not isinstance(node, YamlList):
         node.place.refuse(f"{what} must be a list: [a, b] or lines that start with '- '")
     return node.items
 
 
-def mapping(node: Node, what: str) -> Mapping:
+def mapping(node: Node, what: str) -> YamlMapping:
     """A mapping that is not empty."""
-    if not isinstance(node, Mapping) or not node.items:
+    if not isinstance(node, YamlMapping) or not node.items:
         node.place.refuse(f"{what} must be a mapping with at least one 'name: ...'")
     return node
 
 
-def named(node: Node, what: str, singular: str) -> Iterator[tuple[str, Place, Node]]:
+def named(node: Node, what: str, singular: str) -> Iterator[tuple[str, SourceLine, Node]]:
     """The entries of a mapping whose keys are names, equal in no spelling."""
     found = mapping(node, what)
     seen: dict[str, str] = {}
     for key, place in found.keys.items():
-        scalars.name(Text(place, key), f"the name of {singular}")
+        scalars.name(YamlText(place, key), f"the name of {singular}")
         if key.lower() in seen:
             place.refuse(
                 f"{singular} {key!r} overlaps {seen[key.lower()]!r}: names that differ in case only are one name in SQL"
@@ -114,5 +114,5 @@ def distinct(nodes: tuple[Node, ...], values: tuple[str, ...], what: str) -> Non
     seen: set[str] = set()
     for node, value in zip(nodes, values, strict=True):
         if value in seen:
-            node.place.refuse(f"{what}: {shown(value)} is given twice")
+            node.place.refuse(f"{what}: {excerpt(value)} is given twice")
         seen.add(value)

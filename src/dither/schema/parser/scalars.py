@@ -7,8 +7,8 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from fractions import Fraction
 
 from dither.schema.model import Precision, fits_lattice
-from dither.schema.spec import NAME_PATTERN, Field
-from dither.schema.yaml_nodes import Node, Text, shown
+from dither.schema.spec import NAME_PATTERN, FieldSpec
+from dither.schema.yaml_nodes import Node, YamlText, excerpt
 
 LARGEST_NUMBER = 2**53
 FINEST = Fraction(1, 10**15)
@@ -29,7 +29,7 @@ _LONGEST_TEXT = 10_000
 
 def text(node: Node, what: str) -> str:
     """A text, as written."""
-    if not isinstance(node, Text) or is_null(node):
+    if not isinstance(node, YamlText) or is_null(node):
         node.place.refuse(f"{what} must be a text")
     if len(node.value) > _LONGEST_TEXT or not node.value.isprintable():
         node.place.refuse(f"{what} must be at most {_LONGEST_TEXT:,} printable characters")
@@ -40,29 +40,29 @@ def name(node: Node, what: str) -> str:
     """A name that is safe in every engine."""
     value = text(node, what)
     if not NAME.fullmatch(value):
-        node.place.refuse(f"{what} must be letters, digits and _, a letter first, at most 63; got {shown(value)}")
+        node.place.refuse(f"{what} must be letters, digits and _, a letter first, at most 63; got {excerpt(value)}")
     return value
 
 
-def choice(node: Node, entry: Field, what: str) -> str:
+def choice(node: Node, entry: FieldSpec, what: str) -> str:
     """One of the texts that a field allows."""
     value = text(node, what)
     if entry.choices and value not in entry.choices:
-        node.place.refuse(f"{what} must be one of {', '.join(entry.choices)}; got {shown(value)}")
+        node.place.refuse(f"{what} must be one of {', '.join(entry.choices)}; got {excerpt(value)}")
     return value
 
 
 def boolean(node: Node, what: str) -> bool:
     """true or false."""
-    if not isinstance(node, Text) or node.value not in ("true", "false"):
+    if not isinstance(node, YamlText) or node.value not in ("true", "false"):
         node.place.refuse(f"{what} must be true or false")
     return node.value == "true"
 
 
 def number(node: Node, what: str) -> Fraction:
     """An exact rational: 3, 0.01, 1e-6 or 1/3."""
-    if not isinstance(node, Text) or not _NUMBER.fullmatch(node.value):
-        came = f"; got {shown(node.value)}" if isinstance(node, Text) else ""
+    if not isinstance(node, YamlText) or not _NUMBER.fullmatch(node.value):
+        came = f"; got {excerpt(node.value)}" if isinstance(node, YamlText) else ""
         node.place.refuse(f"{what} must be a number such as 3, 0.01, 1e-6 or 1/3{came}")
     try:
         return Fraction(node.value)
@@ -98,7 +98,7 @@ def instant(node: Node, zone: tzinfo, precision: Precision, what: str, *, last: 
         micros = (moment - EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         node.place.refuse(
-            f"{what} must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00Z; got {shown(value)}"
+            f"{what} must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00Z; got {excerpt(value)}"
         )
     return micros - micros % MICROSECONDS[precision]
 
@@ -113,4 +113,4 @@ def _moment(value: str, zone: tzinfo, *, last: bool) -> datetime:
 
 def is_null(node: Node) -> bool:
     """Whether nothing was written."""
-    return isinstance(node, Text) and not node.quoted and node.value in ("", "null", "~", "Null", "NULL")
+    return isinstance(node, YamlText) and not node.quoted and node.value in ("", "null", "~", "Null", "NULL")

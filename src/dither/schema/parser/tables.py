@@ -25,23 +25,25 @@ from dither.schema.model import (
     Table,
 )
 from dither.schema.parser import scalars
-from dither.schema.parser.fields import Entries, distinct, listed, named, sequence
-from dither.schema.yaml_nodes import Node, shown
+from dither.schema.parser.fields import CheckedFields, distinct, listed, named, sequence
+from dither.schema.yaml_nodes import Node, excerpt
 
 MOST_VALUES = 100_000
 
 
 def tables_of(node: Node, directory: Path, zone: str) -> dict[str, Table]:
     """Every table of the file, by name."""
-    plain = [(name, Entries.of(body, "table", f"table {name}")) for name, _, body in named(node, "tables", "table")]
+    plain = [
+        (name, CheckedFields.of(body, "table", f"table {name}")) for name, _, body in named(node, "tables", "table")
+    ]
     kinds = {(name, column): kind for name, entries in plain for column, kind in _key_kinds(entries)}
     public = {name for name, entries in plain if not scalars.boolean(entries.need("private"), entries.label("private"))}
-    context = Context(directory, zone, kinds, public, {name for name, _ in plain})
+    context = TableNames(directory, zone, kinds, public, {name for name, _ in plain})
     return {name: _table(name, entries, context) for name, entries in plain}
 
 
 @dataclass(frozen=True)
-class Context:
+class TableNames:
     """What a column may need to know of the rest of the file."""
 
     directory: Path
@@ -55,21 +57,23 @@ class Context:
         value = scalars.text(node, what)
         table, _, column = value.partition(".")
         if not column:
-            node.place.refuse(f"{what} must be table.column of a public table; got {shown(value)}")
+            node.place.refuse(f"{what} must be table.column of a public table; got {excerpt(value)}")
         if table not in self.tables:
-            node.place.refuse(f"{what}: there is no table {shown(table)}; there are: {', '.join(sorted(self.tables))}")
+            node.place.refuse(
+                f"{what}: there is no table {excerpt(table)}; there are: {', '.join(sorted(self.tables))}"
+            )
         if table not in self.public:
             node.place.refuse(f"{what}: table {table} is private, and its values are not public; use a public table")
         if (table, column) not in self.kinds:
             known = ", ".join(name for owner, name in self.kinds if owner == table)
-            node.place.refuse(f"{what}: no column {shown(column)} in {table}; it has: {known}")
+            node.place.refuse(f"{what}: no column {excerpt(column)} in {table}; it has: {known}")
         return table, column
 
 
-def _key_kinds(entries: Entries) -> Iterator[tuple[str, str]]:
+def _key_kinds(entries: CheckedFields) -> Iterator[tuple[str, str]]:
     """Each column of a table with the kind that a reference to it would have, '' where its type does not say."""
     for name, _, body in named(entries.need("columns"), entries.label("columns"), "column"):
-        column = Entries.of(body, "column", f"column {entries.what.removeprefix('table ')}.{name}")
+        column = CheckedFields.of(body, "column", f"column {entries.what.removeprefix('table ')}.{name}")
         match column.variant:
             case "identifier":
                 yield name, column.pick("kind", "text")
@@ -81,9 +85,9 @@ def _key_kinds(entries: Entries) -> Iterator[tuple[str, str]]:
                 yield name, "text"
 
 
-def _table(name: str, entries: Entries, context: Context) -> Table:
+def _table(name: str, entries: CheckedFields, context: TableNames) -> Table:
     columns = {
-        column: _column(column, Entries.of(body, "column", f"column {name}.{column}"), context)
+        column: _column(column, CheckedFields.of(body, "column", f"column {name}.{column}"), context)
         for column, _, body in named(entries.need("columns"), entries.label("columns"), "column")
     }
     unique = entries.read("unique", scalars.name, "")
@@ -100,7 +104,7 @@ def _table(name: str, entries: Entries, context: Context) -> Table:
 
 
 def _source(node: Node, what: str, directory: Path) -> Source:
-    entries = Entries.of(node, "source", what)
+    entries = CheckedFields.of(node, "source", what)
     options = {
         key: scalars.text(entries.need(key), entries.label(key))
         for key in entries.fields
@@ -113,13 +117,13 @@ def _source(node: Node, what: str, directory: Path) -> Source:
     return Source(kind=cast(Any, entries.variant), options=options)
 
 
-def _column(name: str, entries: Entries, context: Context) -> Column:
+def _column(name: str, entries: CheckedFields, context: TableNames) -> Column:
     domain = _domain(entries, context)
     default = entries.read("default", lambda node, what: _default(node, what, domain, context), _stand_in(domain))
     return Column(name, domain, default, description=entries.read("description", scalars.text, ""))
 
 
-def _domain(entries: Entries, context: Context) -> Domain:
+def _domain(entries: CheckedFields, context: TableNames) -> Domain:
     nullable = entries.read("nullable", scalars.boolean, False)
     match entries.variant:
         case "integer" | "decimal":
@@ -139,7 +143,7 @@ def _domain(entries: Entries, context: Context) -> Domain:
             return Identifier(cast(Literal["integer", "text"], entries.pick("kind", "text")), nullable)
 
 
-def _number(entries: Entries, nullable: bool) -> Number:
+def _number(entries: CheckedFields, nullable: bool) -> Number:
     step = entries.read("step", scalars.positive, Fraction(1))
     if entries.variant == "integer" and step.denominator != 1:
         entries.need("step").place.refuse(f"{entries.label('step')} must be a whole number; use type: decimal")
@@ -152,7 +156,7 @@ def _number(entries: Entries, nullable: bool) -> Number:
     return Number(lo, hi, step, nullable)
 
 
-def _moment(entries: Entries, precision: Precision, zone: tzinfo, nullable: bool) -> Moment:
+def _moment(entries: CheckedFields, precision: Precision, zone: tzinfo, nullable: bool) -> Moment:
     lo = scalars.instant(entries.need("min"), zone, precision, entries.label("min"))
     hi = scalars.instant(entries.need("max"), zone, precision, entries.label("max"), last=True)
     if lo > hi:
@@ -160,7 +164,7 @@ def _moment(entries: Entries, precision: Precision, zone: tzinfo, nullable: bool
     return Moment(lo, hi, precision, nullable)
 
 
-def _values(entries: Entries) -> tuple[str, ...]:
+def _values(entries: CheckedFields) -> tuple[str, ...]:
     node = entries.get("values")
     if node is None:
         entries.node.place.refuse(
@@ -174,7 +178,7 @@ def _values(entries: Entries) -> tuple[str, ...]:
     return values
 
 
-def _reference(entries: Entries, nullable: bool, context: Context) -> Reference:
+def _reference(entries: CheckedFields, nullable: bool, context: TableNames) -> Reference:
     node = entries.need("values_from")
     if entries.get("values") is not None:
         node.place.refuse(f"{entries.what} has both 'values:' and 'values_from:'; keep one")
@@ -200,7 +204,7 @@ def _stand_in(domain: Domain) -> Scalar:
             return None
 
 
-def _default(node: Node, what: str, domain: Domain, context: Context) -> Scalar:
+def _default(node: Node, what: str, domain: Domain, context: TableNames) -> Scalar:
     match domain:
         case Number(lo=lo, hi=hi, step=step):
             value = scalars.multiple(node, step, what)
@@ -211,7 +215,9 @@ def _default(node: Node, what: str, domain: Domain, context: Context) -> Scalar:
             return instant if lo <= instant <= hi else node.place.refuse(f"{what} must lie between min and max")
         case Category(values=values):
             text = scalars.text(node, what)
-            return text if text in values else node.place.refuse(f"{what} must be one of its values; got {shown(text)}")
+            return (
+                text if text in values else node.place.refuse(f"{what} must be one of its values; got {excerpt(text)}")
+            )
         case Boolean():
             return scalars.boolean(node, what)
         case Reference(kind="integer"):

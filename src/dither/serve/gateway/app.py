@@ -30,14 +30,14 @@ from dither.plan.context import Context
 from dither.post.options import LOSSES
 from dither.post.session import Session
 from dither.serve.gateway import requests as questions
-from dither.serve.gateway.files import PROOFS, Shelf, paper
+from dither.serve.gateway.files import PROOFS, DocumentFolder, read_document
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.gateway.metrics import Metrics
 from dither.serve.gateway.openapi import document
-from dither.serve.gateway.rate_limits import Buckets, Known, Rate, UnderWay
-from dither.serve.gateway.requests import Asked
+from dither.serve.gateway.rate_limits import InFlight, Rate, RecentTokens, TokenBuckets
+from dither.serve.gateway.requests import QueryRequest
 from dither.serve.transport.http_client import PACKED, WIRE
-from dither.serve.transport.rpc import CALLS, result
+from dither.serve.transport.rpc import CALLS, decode_result
 from dither.serve.transport.socket_client import RemoteKernel
 from dither.serve.transport.vectors import FORM
 from dither.views import answers as documents
@@ -118,13 +118,13 @@ Read = Callable[[RemoteKernel, str, str], Any]
 READS: dict[str, Read] = {
     "budget": lambda kernel, name, token: budget_data(kernel.budget(name, token)),
     "history": lambda kernel, name, token: history_data(kernel.history(name, token)),
-    "ledger": lambda kernel, name, token: ledger_data(kernel.ledger(name, token)),
+    "ledger": lambda kernel, name, token: ledger_data(kernel.ledger_rows(name, token)),
     "statement": lambda kernel, name, token: statement_data(kernel.statement(name, token)),
 }
 
 
 @dataclass(frozen=True)
-class Seen:
+class CachedContext:
     """What is public about a dataset, as it was at a moment, and the descriptions that the kernel had then."""
 
     at: float
@@ -138,9 +138,9 @@ class Gateway:
     def __init__(self, kernel: RemoteKernel, settings: Settings | None = None) -> None:
         self.kernel, self.settings = kernel, settings or Settings()
         self.metrics, self.jobs = Metrics(), Jobs()
-        self._accounts, self._strangers = Buckets(self.settings.account), Buckets(self.settings.stranger)
-        self._known, self._under_way = Known(), UnderWay(self.settings.each)
-        self._contexts: dict[str, Seen] = {}
+        self._accounts, self._strangers = TokenBuckets(self.settings.account), TokenBuckets(self.settings.stranger)
+        self._known, self._under_way = RecentTokens(), InFlight(self.settings.each)
+        self._contexts: dict[str, CachedContext] = {}
         self._lock = threading.Lock()
 
     def routes(self) -> list[Route]:
@@ -247,13 +247,13 @@ class Gateway:
     def _session(self, dataset: str, token: str) -> Session:
         """A session; what is public about a dataset is asked for again after a few seconds, and when it changed."""
         reply = self.kernel.exchange("datasets", token)
-        if dataset not in result("datasets", reply.body).items:
+        if dataset not in decode_result("datasets", reply.body).items:
             raise NotFound("this account has no such dataset")
         described = reply.about.get("described", "")
         known = self._contexts.get(dataset)
         if known is None or known.described != described or time.monotonic() - known.at > CONTEXT_SECONDS:
             context = Context(self.kernel.schema(dataset, token), self.kernel.facts(dataset, token))
-            known = Seen(time.monotonic(), described, context)
+            known = CachedContext(time.monotonic(), described, context)
             with self._lock:
                 self._contexts[dataset] = known
         return Session(self.kernel, dataset, token, known.context)
@@ -285,21 +285,21 @@ class Gateway:
 
     async def _quote(self, request: Request, token: str) -> Response:
         asked = questions.read_any(await self._body(request))
-        return JSONResponse(await run_in_threadpool(self._price, asked, token))
+        return JSONResponse(await run_in_threadpool(self._quote_data, asked, token))
 
-    def _price(self, asked: Asked, token: str) -> dict[str, Any]:
+    def _quote_data(self, asked: QueryRequest, token: str) -> dict[str, Any]:
         session = self._session(asked.dataset, token)
-        if asked.many:
-            price = session.quote_batch(asked.queries, draw=asked.draw, **asked.options)
+        if asked.is_batch:
+            quote = session.quote_batch(asked.queries, **asked.options)
         else:
-            price = session.quote(asked.queries[0], draw=asked.draw, **asked.options)
-        if asked.more is not None:
-            kind = "epsilon" if asked.options["rho"] is None else "rho"
-            price = replace(price, notes=(*price.notes, f"measuring again costs {kind} {asked.more} on top of this"))
-        return {**documents.price_data(price), "waiting": self.kernel.waits.get(asked.dataset, 0)}
+            quote = session.quote(asked.queries[0], **asked.options)
+        if asked.refine is not None:
+            kind = "epsilon" if asked.options.get("rho") is None else "rho"
+            quote = replace(quote, notes=(*quote.notes, f"refining costs {kind} {asked.refine} on top of this"))
+        return {**documents.quote_data(quote), "waiting": self.kernel.waits.get(asked.dataset, 0)}
 
     async def _explain(self, request: Request, token: str) -> Response:
-        asked = questions.read_one(await self._body(request))
+        asked = questions.read_query(await self._body(request))
         chosen = {name: value for name, value in asked.options.items() if name not in LOSSES}
 
         def explained() -> list[str]:
@@ -308,7 +308,7 @@ class Gateway:
         return JSONResponse({"lines": await run_in_threadpool(explained)})
 
     async def _answer(self, request: Request, token: str) -> Response:
-        asked = questions.read_one(await self._body(request))
+        asked = questions.read_query(await self._body(request))
         if "respond-async" in request.headers.get("prefer", ""):
             job = await run_in_threadpool(self._submitted, asked, token)
             return JSONResponse(job.data(), 202, {"location": f"/v1/jobs/{job.name}"})
@@ -317,45 +317,47 @@ class Gateway:
             return Response(documents.answer_arrow(answer), media_type=ARROW)
         return JSONResponse(documents.answer_data(answer))
 
-    def _asked(self, asked: Asked, token: str) -> Any:
+    def _asked(self, asked: QueryRequest, token: str) -> Any:
         session, name = self._session(asked.dataset, token), asked.request_id
-        answer = session.sql(asked.queries[0], request_id=name, draw=asked.draw, **asked.options)
-        if asked.more is None:
+        answer = session.sql(asked.queries[0], request_id=name, **asked.options)
+        if asked.refine is None:
             return answer
-        kind = "epsilon" if asked.options["rho"] is None else "rho"
+        kind = "epsilon" if asked.options.get("rho") is None else "rho"
         try:
-            return session.remeasure(answer, request_id=f"{name}:more" if name else "", **{kind: asked.more})
+            return session.refine(answer, request_id=f"{name}:refine" if name else "", **{kind: asked.refine})
         except DitherError as problem:
             if isinstance(problem, EngineFailure) or all(release.cached for release in answer.releases):
                 raise
-            return replace(answer, notes=(*answer.notes, f"not measured again: {problem}"))  # the first is paid for
+            return replace(answer, notes=(*answer.notes, f"not refined: {problem}"))  # the first is paid for
 
-    def _submitted(self, asked: Asked, token: str) -> Any:
+    def _submitted(self, asked: QueryRequest, token: str) -> Any:
         if not asked.request_id:
             raise InvalidParameter("a job needs a request_id of your choice; it is the job's name")
-        price = self._price(asked, token)
+        quote = self._quote_data(asked, token)
         return self.jobs.submit(
-            self._who(token), asked.request_id, _digest(repr(asked)), price["milliseconds"],
+            self._who(token), asked.request_id, _digest(repr(asked)), quote["milliseconds"],
             lambda: documents.answer_data(self._asked(asked, token)),
         )  # fmt: skip
 
     async def _batch(self, request: Request, token: str) -> Response:
-        asked = questions.read_many(await self._body(request))
+        asked = questions.read_batch(await self._body(request))
 
         def answered() -> list[dict[str, Any]]:
             session = self._session(asked.dataset, token)
-            answers = session.batch(asked.queries, request_id=asked.request_id, draw=asked.draw, **asked.options)
+            answers = session.batch(asked.queries, request_id=asked.request_id, **asked.options)
             return [documents.answer_data(answer) for answer in answers]
 
         return JSONResponse({"answers": await run_in_threadpool(answered)})
 
     async def _split(self, request: Request, token: str) -> Response:
         asked = questions.read_split(await self._body(request))
-        chosen = {name: value for name, value in asked.options.items() if name != "within"}
 
         def answered() -> list[dict[str, Any]]:
             session = self._session(asked.dataset, token)
-            return [documents.answer_data(each) for each in session.split(asked.queries[0], asked.threshold, **chosen)]
+            return [
+                documents.answer_data(each)
+                for each in session.split(asked.queries[0], asked.threshold, **asked.options)
+            ]
 
         return JSONResponse({"answers": await run_in_threadpool(answered)})
 
@@ -369,7 +371,7 @@ class Gateway:
         return JSONResponse({"status": "forgotten"})
 
     def _papers(self, folder: Path | None) -> Handler:
-        shelf = Shelf(folder)
+        shelf = DocumentFolder(folder)
 
         async def handler(request: Request, token: str) -> Response:
             await run_in_threadpool(self.kernel.datasets, token)
@@ -380,7 +382,7 @@ class Gateway:
     def _paper(self, folder: Path | None) -> Handler:
         async def handler(request: Request, token: str) -> Response:
             await run_in_threadpool(self.kernel.datasets, token)
-            text, kind = await run_in_threadpool(paper, folder, request.path_params["name"])
+            text, kind = await run_in_threadpool(read_document, folder, request.path_params["name"])
             return Response(text, media_type=kind, headers={"content-disposition": "attachment"})
 
         return handler

@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 24
 SETTLED = 2_000_000_000  # nanoseconds: no file system's clock is coarser
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What tells one state of a file from another; nobody can set the time of a change."""
 
     device: int
@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
     changed: int
 
 
-def papers(folder: Path | None) -> list[Path]:
+def list_documents(folder: Path | None) -> list[Path]:
     """The papers in a folder: small files of known kinds, and no links."""
     if folder is None or not folder.is_dir():
         return []
@@ -46,17 +46,17 @@ def _readable(path: Path) -> bool:
     return os.access(path, os.R_OK) and path.stat().st_size <= MOST_BYTES
 
 
-class Shelf:
+class DocumentFolder:
     """The papers of one folder, with their hashes; a file that stays as it was is read once."""
 
     def __init__(self, folder: Path | None, now: Callable[[], int] = time.time_ns) -> None:
         self.folder, self._now = folder, now
-        self._known: dict[Path, tuple[Stamp, str]] = {}
+        self._known: dict[Path, tuple[FileStamp, str]] = {}
 
     def listed(self) -> list[dict[str, Any]]:
         """Their names, sizes and hashes, so that two readers know that they read the same."""
         found, known = [], {}
-        for path in papers(self.folder):
+        for path in list_documents(self.folder):
             with suppress(OSError):  # it may be gone by now
                 stamp, digest = self._hashed(path)
                 found.append({"name": path.name, "bytes": stamp.bytes, "sha256": digest})
@@ -66,18 +66,18 @@ class Shelf:
         self._known = {path: (stamp, digest) for path, (stamp, digest) in known.items() if stamp.changed < oldest}
         return found
 
-    def _hashed(self, path: Path) -> tuple[Stamp, str]:
+    def _hashed(self, path: Path) -> tuple[FileStamp, str]:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
-            stamp = Stamp(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            stamp = FileStamp(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
             if path in self._known and self._known[path][0] == stamp:
                 return self._known[path]
             return stamp, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def paper(folder: Path | None, name: str) -> tuple[bytes, str]:
+def read_document(folder: Path | None, name: str) -> tuple[bytes, str]:
     """One of them, and its kind; a name is looked up among those that are there, and never made into a path."""
-    for path in papers(folder):
+    for path in list_documents(folder):
         if path.name == name:
             return path.read_bytes(), KINDS[path.suffix]
     raise NotFound("there is no such paper")

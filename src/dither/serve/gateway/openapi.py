@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dither import __version__
+from dither.post.options import Form, Place, options_of
 
 TEXT: dict[str, Any] = {"type": "string"}
 AMOUNT = {
@@ -20,42 +21,37 @@ WHOLE = {"type": "integer", "minimum": 1, "maximum": 2147483647}
 GROUPS = {
     "type": "object",
     "additionalProperties": False,
-    "required": ["rows"],
-    "properties": {"groups": WHOLE, "rows": WHOLE, "how": {"enum": ["clip", "rows"]}},
+    "required": ["max_rows_per_group"],
+    "properties": {"max_groups": WHOLE, "max_rows_per_group": WHOLE, "how": {"enum": ["clip", "rows"]}},
 }
-OPTIONS: dict[str, Any] = {
-    "dataset": {"type": "string", "minLength": 1, "maxLength": 200},
-    "epsilon": AMOUNT,
-    "rho": AMOUNT,
-    "within": AMOUNT,
-    "bound": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
-    "confidence": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "unit": {"type": "string", "minLength": 1, "maxLength": 200},
-    "join_rows": WHOLE,
-    "rows": AMOUNT,
+FORMS: dict[Form, dict[str, Any]] = {
+    "amount": AMOUNT,
+    "number": AMOUNT,
+    "probability": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "positive": WHOLE,
+    "count": {"type": "integer", "minimum": 0, "maximum": 2147483647},
+    "text": {"type": "string", "minLength": 1, "maxLength": 200},
+    "contributions": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
 }
-SHARED = {**OPTIONS, "request_id": REQUEST_ID, "draw": {"type": "integer", "minimum": 0, "maximum": 2147483647}}
+DATASET = FORMS["text"]
 QUERY = {"type": "string", "minLength": 1, "maxLength": 50000}
-QUESTION = {
-    "type": "object",
-    "required": ["dataset", "query"],
-    "additionalProperties": False,
-    "properties": {**SHARED, "query": QUERY, "delta": AMOUNT, "remeasure": AMOUNT},
-}
-BATCH = {
-    "type": "object",
-    "required": ["dataset", "queries"],
-    "additionalProperties": False,
-    "properties": {**SHARED, "queries": {"type": "array", "minItems": 1, "maxItems": 64, "items": QUERY}},
-}
-SPLIT = {
-    "type": "object",
-    "required": ["dataset", "query", "threshold"],
-    "additionalProperties": False,
-    "properties": {
-        **{name: form for name, form in OPTIONS.items() if name != "within"}, "query": QUERY, "threshold": WHOLE,
-    },
-}  # fmt: skip
+
+
+def _body(place: Place, **more: dict[str, Any]) -> dict[str, Any]:
+    """The body of a kind of query: its options by the table, and what it takes besides."""
+    options = {name: {**FORMS[each.form], "description": each.help} for name, each in options_of(place).items()}
+    required = [name for name in ("dataset", "query", "queries", "threshold") if name in {"dataset", *more}]
+    return {
+        "type": "object",
+        "required": required,
+        "additionalProperties": False,
+        "properties": {"dataset": DATASET, **options, **more},
+    }
+
+
+QUESTION = _body("question", query=QUERY, request_id=REQUEST_ID, refine=AMOUNT)
+BATCH = _body("batch", request_id=REQUEST_ID, queries={"type": "array", "minItems": 1, "maxItems": 64, "items": QUERY})
+SPLIT = _body("split", query=QUERY, threshold=WHOLE)
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -122,7 +118,7 @@ class Operation:
     def _parameters(self) -> list[dict[str, Any]]:
         made = [{"name": key, "in": "path", "required": True, "schema": value} for key, value in self.path.items()]
         if self.dataset is not None:
-            made.append({"name": "dataset", "in": "query", "required": self.dataset, "schema": SHARED["dataset"]})
+            made.append({"name": "dataset", "in": "query", "required": self.dataset, "schema": DATASET})
         return made
 
 

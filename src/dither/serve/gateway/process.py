@@ -15,14 +15,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dither.errors import InvalidParameter
 from dither.serve.gateway.app import Settings, application
-from dither.serve.operations.supervisor import be_prompt, end_with_parent
-from dither.serve.transport.socket_client import Heads, Mutual, RemoteKernel
+from dither.serve.operations.supervisor import exit_with_parent, tune_interpreter
+from dither.serve.transport.socket_client import MutualTls, RemoteKernel, SeenHeads
 
 HEAD_SECONDS = 10.0
 MOST_HEADERS = 1 << 15
 
 
-class Patient(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """Hangs up on whoever takes too long over the first line and the headers of a request."""
 
     _alarm: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class Patient(H11Protocol):
 class GatewaySettings:
     """What a gateway process needs to know; none of it leads to data."""
 
-    kernel: str | Mutual
+    kernel: str | MutualTls
     state: Path
     host: str = "127.0.0.1"
     port: int = 8765
@@ -71,23 +71,33 @@ class GatewaySettings:
 def run_gateway(settings: GatewaySettings) -> None:
     """Runs a gateway in this process until it is told to stop."""
     settings.state.mkdir(parents=True, exist_ok=True)
-    kernel = RemoteKernel(settings.kernel, Heads(settings.state / "head"))
+    kernel = RemoteKernel(settings.kernel, SeenHeads(settings.state / "head"))
     listener = _listener(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     (settings.state / "address").write_text(f"{'https' if settings.certificate else 'http'}://{host}:{port}")
     server = uvicorn.Server(_config(settings, application(kernel, settings.limits)))
-    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    be_prompt()
+    exit_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    tune_interpreter()
     server.run(sockets=[listener])
 
 
 def _config(settings: GatewaySettings, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", http=Patient,
-        limit_concurrency=1024, timeout_keep_alive=10, timeout_graceful_shutdown=10,
-        h11_max_incomplete_event_size=MOST_HEADERS, ssl_certfile=settings.certificate, ssl_keyfile=settings.key,
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ws="none",
+        http=TimeoutProtocol,
+        limit_concurrency=1024,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=10,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
         proxy_headers=False,
-    )  # fmt: skip
+    )
 
 
 def _listener(host: str, port: int) -> socket.socket:

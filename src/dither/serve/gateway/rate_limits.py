@@ -20,7 +20,7 @@ class Rate:
     burst: int
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket for each name; the ones used longest ago are forgotten, full as they are by then."""
 
     def __init__(self, rate: Rate, most: int = 10_000, now: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class Buckets:
             return wait
 
 
-class UnderWay:
+class InFlight:
     """How many requests of each account are being worked on: one account cannot keep every thread busy."""
 
     def __init__(self, each: int) -> None:
@@ -64,7 +64,7 @@ class UnderWay:
                     del self._counts[name]
 
 
-class Known:
+class RecentTokens:
     """The last so many tokens (as hashes), and the account of each."""
 
     def __init__(self, most: int = 10_000) -> None:

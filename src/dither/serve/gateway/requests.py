@@ -1,104 +1,85 @@
-"""What an analyst sends as JSON, checked field by field before anything else looks at it."""
+"""Read what an analyst sends as JSON, and check it field by field before anything else looks at it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
+from dither.post.options import Form, Place, options_of
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,48}")
 AMOUNT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|-?[0-9]+/[0-9]+")
 MOST_QUERIES = 64
 LONGEST_QUERY = 50_000
-SPLIT = ("dataset", "query", "threshold", "epsilon", "rho", "bound", "confidence", "unit", "join_rows", "rows")
-SHARED = (
-    "dataset",
-    "epsilon",
-    "rho",
-    "within",
-    "bound",
-    "confidence",
-    "unit",
-    "join_rows",
-    "rows",
-    "request_id",
-    "draw",
-)
-ONE = (*SHARED, "query", "delta", "remeasure")
-MANY = (*SHARED, "queries")
+QUESTION = ("dataset", "query", *options_of("question"), "request_id", "refine")
+BATCH = ("dataset", "queries", *options_of("batch"), "request_id")
+SPLIT = ("dataset", "query", *options_of("split"), "threshold")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question, or a batch of them, with its options; `more` is what to spend on the same question once again."""
+class QueryRequest:
+    """A query, or a batch of them, with its options; `refine` is what to spend on the same query once again."""
 
     dataset: str
     queries: tuple[str, ...]
     options: dict[str, Any]
     request_id: str
-    draw: int
-    many: bool = False
-    more: Rational | None = None
+    is_batch: bool = False
+    refine: Rational | None = None
     threshold: int = 0
 
 
-def read_one(body: bytes) -> Asked:
-    """The question that a body holds."""
-    given = _object(body, ONE)
-    asked = _asked(given, (_text(given, "query", LONGEST_QUERY),), {"delta": _amount(given, "delta")})
-    more = _amount(given, "remeasure")
-    if more is not None and (rational(more) <= 0 or asked.options["delta"] is not None):
-        raise InvalidParameter("remeasure must be positive, and does not go with delta")
-    return replace(asked, more=more)
+def read_query(body: bytes) -> QueryRequest:
+    """Read the query that a body holds."""
+    given = _object(body, QUESTION)
+    request = _read(given, (_text(given, "query", LONGEST_QUERY),), "question")
+    refine = _amount(given, "refine")
+    if refine is not None and (rational(refine) <= 0 or request.options.get("delta") is not None):
+        raise InvalidParameter("refine must be positive, and does not go with delta")
+    return replace(request, refine=refine)
 
 
-def read_split(body: bytes) -> Asked:
-    """The question that is asked of light units and of heavy ones."""
+def read_split(body: bytes) -> QueryRequest:
+    """Read a query that is asked of units with few rows and of units with more."""
     given = _object(body, SPLIT)
     threshold = _whole(given, "threshold", 1)
     if threshold is None:
         raise InvalidParameter("threshold must be a whole number from 1 up")
-    asked = _asked(given, (_text(given, "query", LONGEST_QUERY),), {})
-    return replace(asked, threshold=threshold)
+    return replace(_read(given, (_text(given, "query", LONGEST_QUERY),), "split"), threshold=threshold)
 
 
-def read_any(body: bytes) -> Asked:
-    """The question, or the batch, that a body holds."""
-    given = _object(body, tuple(dict.fromkeys((*ONE, *MANY))))
-    return read_many(body) if "queries" in given else read_one(body)
+def read_any(body: bytes) -> QueryRequest:
+    """Read the query, or the batch, that a body holds."""
+    given = _object(body, tuple(dict.fromkeys((*QUESTION, *BATCH))))
+    return read_batch(body) if "queries" in given else read_query(body)
 
 
-def read_many(body: bytes) -> Asked:
-    """The batch that a body holds."""
-    given = _object(body, MANY)
+def read_batch(body: bytes) -> QueryRequest:
+    """Read the batch that a body holds."""
+    given = _object(body, BATCH)
     queries = given.get("queries")
     if not isinstance(queries, list) or not 1 <= len(queries) <= MOST_QUERIES:
         raise InvalidParameter(f"queries must be a list of 1 to {MOST_QUERIES} texts")
     texts = tuple(_text({"query": query}, "query", LONGEST_QUERY) for query in queries)
-    return replace(_asked(given, texts, {}), many=True)
+    return replace(_read(given, texts, "batch"), is_batch=True)
 
 
-def _asked(given: dict[str, Any], queries: tuple[str, ...], more: dict[str, Any]) -> Asked:
-    confidence = _number(given, "confidence")
+def _read(given: dict[str, Any], queries: tuple[str, ...], place: Place) -> QueryRequest:
+    """Read the fields that every body may have; an option that is null counts as not given."""
     options = {
-        "epsilon": _amount(given, "epsilon"),
-        "rho": _amount(given, "rho"),
-        "within": _number(given, "within"),
-        "join_rows": _whole(given, "join_rows", 1),
-        "rows": _number(given, "rows"),
-        "bound": _bound(given.get("bound")),
-        "unit": None if given.get("unit") is None else _text(given, "unit", 200),
-        **({} if confidence is None else {"confidence": confidence}),
-        **more,
+        name: _READERS[option.form](given, name)
+        for name, option in options_of(place).items()
+        if given.get(name) is not None
     }
     request_id = "" if given.get("request_id") is None else _text(given, "request_id", 48)
     if request_id and not REQUEST_ID.fullmatch(request_id):
         raise InvalidParameter("request_id must be 1 to 48 of A-Z a-z 0-9 _ . -")
-    return Asked(_text(given, "dataset", 200), queries, options, request_id, _whole(given, "draw", 0) or 0)
+    return QueryRequest(_text(given, "dataset", 200), queries, options, request_id)
 
 
 def _object(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
@@ -164,14 +145,24 @@ def _whole(given: dict[str, Any], name: str, least: int) -> int | None:
     return value
 
 
-def _bound(value: Any) -> Any:
-    if value is None or value == "auto":
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31:
+def _contributions(given: dict[str, Any], name: str) -> Any:
+    value = given[name]
+    if value == "auto" or (type(value) is int and 1 <= value < 2**31):
         return value
     if isinstance(value, dict) and all(
-        item in ("clip", "rows") if name == "how" else type(item) is int and 1 <= item < 2**31
-        for name, item in value.items()
+        item in ("clip", "rows") if key == "how" else type(item) is int and 1 <= item < 2**31
+        for key, item in value.items()
     ):
         return value
-    raise InvalidParameter("bound must be 'auto', a number of rows, or {'groups': G, 'rows': R}")
+    raise InvalidParameter(f"{name} must be 'auto', a number of rows, or {{'max_groups': G, 'max_rows_per_group': R}}")
+
+
+_READERS: dict[Form, Callable[[dict[str, Any], str], Any]] = {
+    "amount": _amount,
+    "number": _number,
+    "probability": _number,
+    "positive": lambda given, name: _whole(given, name, 1),
+    "count": lambda given, name: _whole(given, name, 0),
+    "text": lambda given, name: _text(given, name, 200),
+    "contributions": _contributions,
+}

@@ -18,8 +18,8 @@ from dither.errors import DitherError, InvalidParameter, InvalidPlan, NotFound
 from dither.loss import ZCDP, Loss, Pure
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
-from dither.serve.kernel.server import FramesServer, failure
-from dither.serve.transport.errors import raised
+from dither.serve.kernel.server import FrameServer, failure
+from dither.serve.transport.errors import raise_remote
 from dither.serve.transport.framing import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
 from dither.views.ledger import budget_data
 
@@ -36,7 +36,7 @@ def caller(connection: socket.socket) -> str:
     return f"uid {uid}"
 
 
-class Desk:
+class AdminService:
     """What a curator may do to a running kernel; each act under the name of whoever calls."""
 
     def __init__(self, kernel: LocalKernel, remembered: Path) -> None:
@@ -44,7 +44,7 @@ class Desk:
         self.calls: dict[str, Callable[[dict[str, str], str], Any]] = {
             "status": self._status, "register": self._register, "accounts": self._accounts, "account": self._account,
             "revoke": self._revoke, "budget": self._budget, "log": self._log, "misses": self._misses,
-            "unlock": self._unlock, "quicken": self._quicken, "corrections": self._corrections, "gap": self._gap,
+            "unlock": self._unlock, "quicken": self._reset_latency, "corrections": self._corrections, "gap": self._gap,
         }  # fmt: skip
 
     def respond(self, message: Message, by: str) -> Message:
@@ -61,18 +61,18 @@ class Desk:
 
     def _status(self, given: dict[str, str], by: str) -> Any:
         names = self._kernel.registered
-        return {"head": head_text(self._kernel.books.head), "datasets": [self._state(name) for name in names]}
+        return {"head": head_text(self._kernel.ledger.head), "datasets": [self._state(name) for name in names]}
 
     def _state(self, name: str) -> dict[str, Any]:
-        misses, since = self._kernel.books.misses(name)
+        misses, since = self._kernel.ledger.misses(name)
         return {"name": name, "misses": len(misses), "misses_since_unlock": since, "locked": self._kernel.locked(name)}
 
     def _register(self, given: dict[str, str], by: str) -> Any:
         path = Path(_given(given, "path")).absolute()
         dataset = load(path)
         self._kernel.register(dataset)
-        self._kernel.books.act(by, "register", dataset.name)
-        known = [str(path), *(each for each in remembered(self._remembered) if each != str(path))]
+        self._kernel.ledger.act(by, "register", dataset.name)
+        known = [str(path), *(each for each in load_seen_heads(self._remembered) if each != str(path))]
         draft = self._remembered.with_suffix(".new")
         draft.write_text(json.dumps(known))
         draft.replace(self._remembered)
@@ -80,7 +80,7 @@ class Desk:
 
     def _accounts(self, given: dict[str, str], by: str) -> Any:
         last: dict[str, dict[str, Any]] = {}
-        for row in self._kernel.books.rows():
+        for row in self._kernel.ledger.rows():
             if row.kind == "account":
                 body = json.loads(row.body)
                 last[body["name"]] = {
@@ -99,40 +99,40 @@ class Desk:
             raise InvalidParameter("an account's name has 1 to 64 of A-Z a-z 0-9 _ . @ -")
         if days and not (days.isascii() and days.isdigit() and 1 <= int(days[:6]) <= MOST_DAYS):
             raise InvalidParameter(f"days must be a whole number from 1 to {MOST_DAYS}")
-        token = self._kernel.books.add_account(name, _given(given, "role"), by, int(days) if days else None)
+        token = self._kernel.ledger.add_account(name, _given(given, "role"), by, int(days) if days else None)
         return {"name": name, "token": token}
 
     def _revoke(self, given: dict[str, str], by: str) -> Any:
-        self._kernel.books.revoke_account(_given(given, "name"), by)
+        self._kernel.ledger.revoke_account(_given(given, "name"), by)
         return {"revoked": given["name"]}
 
     def _budget(self, given: dict[str, str], by: str) -> Any:
         return budget_data(self._kernel.balances(_given(given, "dataset")))
 
     def _log(self, given: dict[str, str], by: str) -> Any:
-        self._kernel.books.act(by, "read the private log")
+        self._kernel.ledger.act(by, "read the private log")
         return {"events": list(self._kernel.log.events), "dropped": self._kernel.log.dropped}
 
     def _misses(self, given: dict[str, str], by: str) -> Any:
         self._known(given)
-        notes, since = self._kernel.books.misses(given["dataset"])
+        notes, since = self._kernel.ledger.misses(given["dataset"])
         return {"misses": [{"time": note.time, "time_class": note.body} for note in notes], "since_unlock": since}
 
     def _unlock(self, given: dict[str, str], by: str) -> Any:
         self._known(given)
         self._kernel.unlock(given["dataset"])
-        self._kernel.books.act(by, "unlock", given["dataset"])
+        self._kernel.ledger.act(by, "unlock", given["dataset"])
         return {"unlocked": given["dataset"]}
 
-    def _quicken(self, given: dict[str, str], by: str) -> Any:
+    def _reset_latency(self, given: dict[str, str], by: str) -> Any:
         self._known(given)
-        self._kernel.quicken(given["dataset"])
-        self._kernel.books.act(by, "quicken", given["dataset"])
+        self._kernel.reset_latency(given["dataset"])
+        self._kernel.ledger.act(by, "quicken", given["dataset"])
         return {"quickened": given["dataset"]}
 
     def _corrections(self, given: dict[str, str], by: str) -> Any:
         self._known(given)
-        self._kernel.books.act(by, "read corrections", given["dataset"])
+        self._kernel.ledger.act(by, "read corrections", given["dataset"])
         return dict(self._kernel.corrections(given["dataset"]))
 
     def _gap(self, given: dict[str, str], by: str) -> Any:
@@ -143,8 +143,8 @@ class Desk:
             spent = ZCDP(given["rho"])  # type: ignore[arg-type]
         elif given.get("everything") != "yes":
             raise InvalidParameter("say what may have been spent: epsilon, rho, or everything")
-        self._kernel.books.mark_gap(head_of(_given(given, "head")), spent, by)
-        return {"head": head_text(self._kernel.books.head)}
+        self._kernel.ledger.mark_gap(head_of(_given(given, "head")), spent, by)
+        return {"head": head_text(self._kernel.ledger.head)}
 
     def _known(self, given: dict[str, str]) -> None:
         if _given(given, "dataset") not in self._kernel.registered:
@@ -157,17 +157,17 @@ def _given(given: dict[str, str], name: str) -> str:
     return given[name]
 
 
-def remembered(place: Path) -> list[str]:
+def load_seen_heads(place: Path) -> list[str]:
     """The descriptions that were registered while the kernel ran."""
     return [str(path) for path in json.loads(place.read_text())] if place.exists() else []
 
 
-def admin_server(desk: Desk, listener: socket.socket) -> FramesServer:
+def admin_server(desk: AdminService, listener: socket.socket) -> FrameServer:
     """A desk behind its socket."""
-    return FramesServer(listener, lambda message, connection: desk.respond(message, caller(connection)), most=8)
+    return FrameServer(listener, lambda message, connection: desk.respond(message, caller(connection)), most=8)
 
 
-def ask_desk(at: Path, call: str, /, **given: str) -> Any:
+def call_admin(at: Path, call: str, /, **given: str) -> Any:
     """One call to a kernel's desk."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -177,5 +177,5 @@ def ask_desk(at: Path, call: str, /, **given: str) -> Any:
         except (OSError, Closed):
             raise NotFound(f"no kernel answers at {at}; is it running, and are you its curator?") from None
     if "error" in answer.header:
-        raise raised(answer.header["error"], answer.header.get("message", ""))
+        raise raise_remote(answer.header["error"], answer.header.get("message", ""))
     return json.loads(answer.body)

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dither.errors import DitherError
-from dither.serve.kernel.admin import ask_desk
+from dither.serve.kernel.admin import call_admin
 
 MOST_BODY = 4096
 HEADERS = {
@@ -46,19 +46,24 @@ class Page:
 
     def show(self) -> str:
         """Datasets, budgets and accounts, and what can be done about them."""
-        status = ask_desk(self.at, "status")
+        status = call_admin(self.at, "status")
         parts = [f"<h1>Curator's desk</h1><p>end of the ledger: {escape(status['head'])}</p>", "<h2>Datasets</h2>"]
         for each in status["datasets"]:
             name = each["name"]
             acts = "".join(self._button(act, dataset=name) for act in ("unlock", "quicken", "corrections"))
-            parts += [f"<h3>{escape(name)}</h3>", table([each]), table(ask_desk(self.at, "budget", dataset=name)), acts]
-        rows = ask_desk(self.at, "accounts")
+            parts += [
+                f"<h3>{escape(name)}</h3>",
+                table([each]),
+                table(call_admin(self.at, "budget", dataset=name)),
+                acts,
+            ]
+        rows = call_admin(self.at, "accounts")
         parts += ["<h2>Accounts</h2>", table(rows), *(self._button("revoke", name=str(row["name"])) for row in rows)]
         return "".join([*parts, "<h2>Private log</h2>", self._button("log")])
 
     def act(self, name: str, given: Mapping[str, str]) -> str:
         """Does something, under the name of whoever runs this; and shows what came of it."""
-        data = ask_desk(self.at, name, **{key: given.get(key, "") for key in ACTS[name]})
+        data = call_admin(self.at, name, **{key: given.get(key, "") for key in ACTS[name]})
         return f"<h1>{escape(name)}</h1>{table([data])}<p><a href='/'>back</a></p>"
 
     def _button(self, act: str, **given: str) -> str:
@@ -81,7 +86,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 class Handler(BaseHTTPRequestHandler):
     """Shows the page to whoever has its secret, and does what its own forms ask."""
 
-    server: DeskServer
+    server: AdminPageServer
     timeout = 30
 
     def do_GET(self) -> None:
@@ -135,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing: addresses hold the secret."""
 
 
-class DeskServer(ThreadingHTTPServer):
+class AdminPageServer(ThreadingHTTPServer):
     """The page on a port of this machine."""
 
     daemon_threads = True

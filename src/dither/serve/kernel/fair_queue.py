@@ -15,7 +15,7 @@ from dither.errors import Busy
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """How many answers of a dataset are worked on at once, how many wait, and how many of either one account has."""
 
     running: int = 4
@@ -24,7 +24,7 @@ class Limits:
 
 
 @dataclass
-class _Line:
+class _AccountQueue:
     """Those who wait for one dataset: a line for each account, and the accounts in rotation."""
 
     running: int = 0
@@ -46,13 +46,13 @@ class _Line:
         return first
 
 
-class Turns:
+class FairQueue:
     """The lines of all datasets."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: QueueLimits | None = None) -> None:
+        self.limits = limits or QueueLimits()
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _AccountQueue] = {}
 
     @contextmanager
     def turn(self, dataset: str, account: str) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Turns:
 
     def _enter(self, dataset: str, account: str) -> threading.Event:
         with self._lock:
-            line = self._lines.setdefault(dataset, _Line())
+            line = self._lines.setdefault(dataset, _AccountQueue())
             if line.held.get(account, 0) >= self.limits.account:
                 raise Busy(f"this account has {self.limits.account} questions under way already; nothing was charged")
             if line.length() >= self.limits.waiting:
@@ -91,7 +91,7 @@ class Turns:
                 del line.held[account]
             self._admit(line)
 
-    def _admit(self, line: _Line) -> None:
+    def _admit(self, line: _AccountQueue) -> None:
         while line.running < self.limits.running and (first := line.next()) is not None:
             line.running += 1
             first.set()

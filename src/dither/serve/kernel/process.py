@@ -19,13 +19,13 @@ from typing import Any
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.kernel.admin import Desk, admin_server, remembered
-from dither.serve.kernel.fair_queue import Limits, Turns
+from dither.serve.kernel.admin import AdminService, admin_server, load_seen_heads
+from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
 from dither.serve.kernel.oidc import read_issuer
-from dither.serve.kernel.server import READERS, FramesServer, KernelServer, Lines, tls_listener, unix_listener
+from dither.serve.kernel.server import READERS, FrameServer, KernelServer, ReaderLines, tls_listener, unix_listener
 from dither.serve.operations.logs import PUBLIC, open_logs
 from dither.serve.operations.permissions import private_folder
-from dither.serve.operations.supervisor import be_prompt, end_with_parent
+from dither.serve.operations.supervisor import exit_with_parent, tune_interpreter
 
 GRACE = 5.0
 
@@ -53,7 +53,7 @@ class KernelSettings:
     tls: Tls | None = None
     group: str | None = None
     schedule: Schedule = field(default_factory=Schedule)
-    limits: Limits = field(default_factory=Limits)
+    limits: QueueLimits = field(default_factory=QueueLimits)
     slots: int = 2
     oidc: Path | None = None
 
@@ -84,25 +84,25 @@ class KernelProcess:
         if said:
             print(f"dither: {said}", file=sys.stderr, flush=True)
         again = private / "datasets.json"
-        paths = dict.fromkeys([*map(str, settings.descriptions), *remembered(again)])
+        paths = dict.fromkeys([*map(str, settings.descriptions), *load_seen_heads(again)])
         self.kernel = LocalKernel(
             [load(Path(path)) for path in paths], settings.ledger_place, trusted=False, schedule=settings.schedule,
             slots=settings.slots, sign_in=_sign_in(settings.oidc),
         )  # fmt: skip
-        limits = Limits(settings.slots, settings.limits.waiting, settings.limits.account)
-        lines = Lines(Turns(limits), Turns(READERS))
-        self._servers: list[FramesServer] = [
+        limits = QueueLimits(settings.slots, settings.limits.waiting, settings.limits.account)
+        lines = ReaderLines(FairQueue(limits), FairQueue(READERS))
+        self._servers: list[FrameServer] = [
             KernelServer(
                 self.kernel,
                 listener,
-                books=self.kernel.books,
+                ledger=self.kernel.ledger,
                 lines=lines,
                 whose=self.kernel.whose,
                 described=partial(descriptions, self.kernel),
             )
             for listener in _doors(settings)
         ]
-        desk = Desk(self.kernel, again)
+        desk = AdminService(self.kernel, again)
         self._servers.append(admin_server(desk, unix_listener(settings.admin_path, mode=0o600)))
 
     def run(self) -> None:
@@ -127,7 +127,7 @@ class KernelProcess:
 def descriptions(kernel: LocalKernel) -> str:
     """What changes when a dataset is registered or described anew."""
     return hashlib.sha256(
-        "".join(kernel.books.describe(name).version for name in kernel.registered).encode()
+        "".join(kernel.ledger.describe(name).version for name in kernel.registered).encode()
     ).hexdigest()
 
 
@@ -149,8 +149,8 @@ def run_kernel(settings: KernelSettings) -> None:
     process = KernelProcess(settings)
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
-    end_with_parent(process.stop)
-    be_prompt()
+    exit_with_parent(process.stop)
+    tune_interpreter()
     process.run()
     sys.stdout.flush()
     os._exit(0)  # threads may be inside a driver, whose teardown is not worth waiting for

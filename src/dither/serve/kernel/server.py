@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, NotAllowed
-from dither.privacy.protocol import Head, Kernel
-from dither.serve.kernel.fair_queue import Limits, Turns
+from dither.privacy.protocol import Kernel, LedgerHead
+from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
 from dither.serve.operations.logs import PRIVATE
 from dither.serve.transport.framing import MOST_REQUEST, Closed, Message, head_of, head_text, receive, send
 from dither.serve.transport.rpc import CALLS, written
@@ -26,22 +26,22 @@ from dither.serve.transport.vectors import FORM
 
 MOST_CONNECTIONS = 256
 LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
-READERS = Limits(running=2, waiting=64, account=8)  # the line of those who do not read data
+READERS = QueueLimits(running=2, waiting=64, account=8)  # the line of those who do not read data
 IDLE = 600.0  # seconds that a connection may be kept without a word
 HANDSHAKE = 5.0
 PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
 
 
-class Books(Protocol):
+class HeadSource(Protocol):
     """The end of the chain, which every response carries and every request may name."""
 
-    head: Head
+    head: LedgerHead
 
-    def check_head(self, head: Head) -> bool:
+    def check_head(self, head: LedgerHead) -> bool:
         """Refuses if the chain does not continue that end; false if a gap gave it up."""
 
 
-class FramesServer:
+class FrameServer:
     """Answers one connection in one thread, up to a fixed number of them; more are told to come back."""
 
     def __init__(self, listener: socket.socket, respond: Callable[[Message, socket.socket], Message],
@@ -113,24 +113,32 @@ class FramesServer:
 
 
 @dataclass(frozen=True)
-class Lines:
+class ReaderLines:
     """Where callers wait, whichever door they came through: to be answered, and to be told something."""
 
-    asking: Turns
-    reading: Turns
+    asking: FairQueue
+    reading: FairQueue
 
 
-class KernelServer(FramesServer):
+class KernelServer(FrameServer):
     """A kernel's calls over a socket. With `books`, every answer carries the end of the ledger's chain."""
 
     def __init__(
-        self, kernel: Kernel, listener: socket.socket, *, books: Books | None = None, limits: Limits | None = None,
-        most: int = MOST_CONNECTIONS, patience: float = PATIENCE, whose: Callable[[str], str] = str,
-        lines: Lines | None = None, described: Callable[[], str] = str,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Kernel,
+        listener: socket.socket,
+        *,
+        ledger: HeadSource | None = None,
+        limits: QueueLimits | None = None,
+        most: int = MOST_CONNECTIONS,
+        patience: float = PATIENCE,
+        whose: Callable[[str], str] = str,
+        lines: ReaderLines | None = None,
+        described: Callable[[], str] = str,
+    ) -> None:
         super().__init__(listener, lambda message, _: self.respond(message), most, patience)
-        self._kernel, self._books, self._whose, self._described = kernel, books, whose, described
-        shared = lines or Lines(Turns(limits), Turns(READERS))
+        self._kernel, self._ledger, self._whose, self._described = kernel, ledger, whose, described
+        shared = lines or ReaderLines(FairQueue(limits), FairQueue(READERS))
         self.turns, self.readers = shared.asking, shared.reading
 
     def respond(self, message: Message) -> Message:
@@ -156,9 +164,9 @@ class KernelServer(FramesServer):
 
     def _checked(self, message: Message) -> dict[str, str]:
         """Whether the chain continues the end that is expected; `gap` says that a gap gave that end up."""
-        if self._books is None or "expect" not in message.header:
+        if self._ledger is None or "expect" not in message.header:
             return {}
-        return {} if self._books.check_head(head_of(message.header["expect"])) else {"gap": "yes"}
+        return {} if self._ledger.check_head(head_of(message.header["expect"])) else {"gap": "yes"}
 
     def _done(self, name: str, message: Message) -> Any:
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
@@ -181,7 +189,7 @@ class KernelServer(FramesServer):
 
     def _end(self) -> dict[str, str]:
         """The end of the chain."""
-        return {} if self._books is None else {"head": head_text(self._books.head)}
+        return {} if self._ledger is None else {"head": head_text(self._ledger.head)}
 
 
 def failure(problem: DitherError, public: dict[str, str] | None = None) -> Message:

@@ -23,7 +23,7 @@ LONGEST_PAUSE = 10.0
 TURN = 0.0005  # seconds for which a busy thread may keep the others of its process waiting
 
 
-def end_with_parent(stop: Callable[[], object]) -> None:
+def exit_with_parent(stop: Callable[[], object]) -> None:
     """Stops once the process that started this one is gone, where that one asked for it."""
     parent = os.environ.get("DITHER_SUPERVISOR", "")
     if not parent:
@@ -51,7 +51,7 @@ def group_of(user: str) -> int:
 
 
 @dataclass
-class Child:
+class ManagedProcess:
     """A process that is to run: its command, its environment, and where it runs."""
 
     name: str
@@ -95,7 +95,7 @@ class Child:
 class Supervisor:
     """Keeps its children running: one that ends is started again, later each time if it does not last."""
 
-    def __init__(self, children: Sequence[Child]) -> None:
+    def __init__(self, children: Sequence[ManagedProcess]) -> None:
         self._children = children
         self._stopping = threading.Event()
 
@@ -117,7 +117,7 @@ class Supervisor:
         """Ends everything soon."""
         self._stopping.set()
 
-    def _look_after(self, child: Child) -> None:
+    def _look_after(self, child: ManagedProcess) -> None:
         lasted = time.monotonic() - child.began
         if not child.ended():
             child.pause = 0.1 if lasted > LONGEST_PAUSE else child.pause
@@ -128,7 +128,7 @@ class Supervisor:
             child.start()
 
 
-def be_prompt() -> None:
+def tune_interpreter() -> None:
     """Once a server has started: nothing that is due soon waits long for what is busy.
 
     What is there by now stays, so it is not looked through for garbage again and again, for 40 ms each time; and a

@@ -10,7 +10,7 @@ BY_CODE = {
 }
 
 
-def raised(code: str, message: str) -> DitherError:
+def raise_remote(code: str, message: str) -> DitherError:
     """The error that a code stands for."""
     problem = BY_CODE.get(code, DitherError)
     return problem() if problem is errors.EngineFailure else problem(message)

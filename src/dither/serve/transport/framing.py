@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from dither.errors import InvalidPlan
-from dither.privacy.protocol import Head
+from dither.privacy.protocol import LedgerHead
 
 LENGTH = struct.Struct(">I")
 MOST_HEADER = 1 << 14
@@ -98,14 +98,14 @@ def _header(data: bytes) -> dict[str, str]:
     return header
 
 
-def head_text(head: Head) -> str:
+def head_text(head: LedgerHead) -> str:
     """An end of the ledger's chain as SEQUENCE:HASH."""
     return f"{head.sequence}:{head.hash}"
 
 
-def head_of(text: str) -> Head:
+def head_of(text: str) -> LedgerHead:
     """The end of the chain that SEQUENCE:HASH stands for."""
     sequence, _, digest = text.partition(":")
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 20 and len(digest) == 64):
         raise InvalidPlan("an end of the ledger is written SEQUENCE:HASH")
-    return Head(int(sequence), digest)
+    return LedgerHead(int(sequence), digest)

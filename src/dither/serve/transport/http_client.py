@@ -12,8 +12,8 @@ from urllib.parse import quote as quoted
 from urllib.parse import urlsplit
 
 from dither.errors import Busy, DitherError, InvalidParameter
-from dither.serve.transport.errors import raised
-from dither.serve.transport.rpc import Calling, result
+from dither.serve.transport.errors import raise_remote
+from dither.serve.transport.rpc import RpcKernel, decode_result
 from dither.serve.transport.vectors import FORM
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -23,7 +23,7 @@ PACKED = "application/vnd.dither+arrow"
 
 
 @dataclass(frozen=True)
-class HttpKernel(Calling):
+class HttpKernel(RpcKernel):
     """The kernel protocol over HTTP; a call that was cut off is tried again, which never charges twice."""
 
     scheme: str
@@ -40,7 +40,7 @@ class HttpKernel(Calling):
         status, data, kind = self._exchange(path, token, body)
         if status != 200:
             raise _problem(data)
-        return result(name, data, FORM if kind == PACKED else "")
+        return decode_result(name, data, FORM if kind == PACKED else "")
 
     def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes, str]:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": WIRE, "Accept": f"{PACKED}, {WIRE}"}
@@ -74,7 +74,7 @@ def _problem(data: bytes) -> DitherError:
     """The error that a body stands for; one that is not ours comes from something in between."""
     try:
         error = json.loads(data)["error"]
-        return raised(str(error["code"]), str(error["message"]))
+        return raise_remote(str(error["code"]), str(error["message"]))
     except (ValueError, LookupError, TypeError):
         return Busy("something between here and the gateway refused; nothing was charged")
 

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from dither.errors import InvalidPlan
-from dither.plan.context import PublicFacts
+from dither.plan.context import PublicTableFacts
 from dither.privacy.codec import RESPONSE, decode, encode
-from dither.privacy.protocol import Balance, Entry, Kernel, LedgerRow, Quote, Release, Request, Statement
+from dither.privacy.protocol import (
+    Balance,
+    CostQuote,
+    HistoryEntry,
+    Kernel,
+    LedgerRow,
+    PrivacyStatement,
+    Release,
+    Request,
+)
 from dither.schema import Dataset
 from dither.serve.transport.vectors import FORM, large, pack, unpack
 
@@ -33,7 +42,7 @@ class Balances:
 class Entries:
     """Charges that an account may see."""
 
-    items: tuple[Entry, ...]
+    items: tuple[HistoryEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,13 @@ CALLS: dict[str, Call] = {
     "answer": lambda kernel, token, dataset, body: kernel.answer(asked(body, dataset), token),
     "budget": lambda kernel, token, dataset, body: Balances(kernel.budget(dataset, token)),
     "history": lambda kernel, token, dataset, body: Entries(kernel.history(dataset, token)),
-    "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger(dataset, token)),
+    "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger_rows(dataset, token)),
     "statement": lambda kernel, token, dataset, body: kernel.statement(dataset, token),
 }
 
 RESULTS: dict[str, type] = {
-    "datasets": Names, "schema": Dataset, "facts": PublicFacts, "quote": Quote, "answer": Release,
-    "budget": Balances, "history": Entries, "ledger": Rows, "statement": Statement,
+    "datasets": Names, "schema": Dataset, "facts": PublicTableFacts, "quote": CostQuote, "answer": Release,
+    "budget": Balances, "history": Entries, "ledger": Rows, "statement": PrivacyStatement,
 }  # fmt: skip
 
 
@@ -78,12 +87,12 @@ def written(value: Any, packed: bool) -> tuple[bytes, str]:
     return encode(value), ""
 
 
-def result(call: str, body: bytes, form: str = "") -> Any:
+def decode_result(call: str, body: bytes, form: str = "") -> Any:
     """What a call's answer stands for."""
     return unpack(body) if form == FORM and call == "answer" else decode(body, RESULTS[call], RESPONSE)
 
 
-class Calling(ABC):
+class RpcKernel(ABC):
     """The kernel protocol for a kernel somewhere else, given a way to make one call."""
 
     @abstractmethod
@@ -100,14 +109,14 @@ class Calling(ABC):
         found: Dataset = self.call("schema", token, dataset)
         return found
 
-    def facts(self, dataset: str, token: str) -> PublicFacts:
+    def facts(self, dataset: str, token: str) -> PublicTableFacts:
         """What was counted in the dataset's public tables."""
-        found: PublicFacts = self.call("facts", token, dataset)
+        found: PublicTableFacts = self.call("facts", token, dataset)
         return found
 
-    def quote(self, request: Request, token: str) -> Quote:
+    def quote(self, request: Request, token: str) -> CostQuote:
         """What a request would cost."""
-        found: Quote = self.call("quote", token, request.dataset, encode(request))
+        found: CostQuote = self.call("quote", token, request.dataset, encode(request))
         return found
 
     def answer(self, request: Request, token: str) -> Release:
@@ -120,17 +129,17 @@ class Calling(ABC):
         found: tuple[Balance, ...] = self.call("budget", token, dataset).items
         return found
 
-    def history(self, dataset: str, token: str) -> tuple[Entry, ...]:
+    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
         """The charges that the account may see."""
-        found: tuple[Entry, ...] = self.call("history", token, dataset).items
+        found: tuple[HistoryEntry, ...] = self.call("history", token, dataset).items
         return found
 
-    def ledger(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
+    def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
         """Every row that concerns the dataset."""
         found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
         return found
 
-    def statement(self, dataset: str, token: str) -> Statement:
+    def statement(self, dataset: str, token: str) -> PrivacyStatement:
         """The facts of the privacy statement."""
-        found: Statement = self.call("statement", token, dataset)
+        found: PrivacyStatement = self.call("statement", token, dataset)
         return found

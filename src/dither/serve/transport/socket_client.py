@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import Busy, InvalidParameter, InvalidPlan, LedgerError
-from dither.privacy.protocol import Head
-from dither.serve.transport.errors import raised
+from dither.privacy.protocol import LedgerHead
+from dither.serve.transport.errors import raise_remote
 from dither.serve.transport.framing import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
-from dither.serve.transport.rpc import Calling, result
+from dither.serve.transport.rpc import RpcKernel, decode_result
 from dither.serve.transport.vectors import FORM
 
 CONNECT_SECONDS = 10.0
@@ -23,7 +23,7 @@ ANSWER_SECONDS = 3600.0  # a kernel that has said nothing by then never will
 
 
 @dataclass(frozen=True)
-class Mutual:
+class MutualTls:
     """What a gateway needs to reach a kernel on another machine: both sides show a certificate."""
 
     host: str
@@ -52,12 +52,12 @@ class Reply:
     """The body of an answer, with what stands beside it: the ledger's end, how many wait, and what else was said."""
 
     body: bytes
-    head: Head | None
+    head: LedgerHead | None
     waiting: int
     about: Mapping[str, str] = field(default_factory=dict)
 
 
-class Heads:
+class SeenHeads:
     """The furthest end of the chain that was seen; a kernel that lies behind it is refused by itself."""
 
     def __init__(self, place: Path | None = None) -> None:
@@ -66,11 +66,11 @@ class Heads:
         self._kept = self._last
 
     @property
-    def last(self) -> Head | None:
+    def last(self) -> LedgerHead | None:
         """That end, or None before the first answer."""
         return self._last
 
-    def saw(self, head: Head, past: Head | None = None) -> None:
+    def saw(self, head: LedgerHead, past: LedgerHead | None = None) -> None:
         """Remembers an end that lies further than the last, also on disk: those who wait for that share one write.
 
         `past` is an end that a gap gave up: where it is the last, `head` takes its place, also if it lies less far.
@@ -94,7 +94,7 @@ class Heads:
         draft.replace(place)
 
 
-def _remembered(place: Path) -> Head:
+def _remembered(place: Path) -> LedgerHead:
     try:
         return head_of(place.read_text().strip())
     except (InvalidPlan, ValueError):
@@ -105,11 +105,11 @@ def _remembered(place: Path) -> Head:
 
 
 @dataclass(frozen=True)
-class RemoteKernel(Calling):
+class RemoteKernel(RpcKernel):
     """Speaks to a kernel over a Unix socket (a path) or mutual TLS; connections are kept and used again."""
 
-    address: str | Mutual
-    heads: Heads = field(default_factory=Heads, repr=False)
+    address: str | MutualTls
+    heads: SeenHeads = field(default_factory=SeenHeads, repr=False)
     waits: dict[str, int] = field(default_factory=dict, repr=False)  # how many wait for a dataset, as last heard
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -117,7 +117,7 @@ class RemoteKernel(Calling):
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
         """One call and its result, or the error that the kernel gave."""
         reply = self.exchange(name, token, dataset, body)
-        return result(name, reply.body, reply.about.get("form", ""))
+        return decode_result(name, reply.body, reply.about.get("form", ""))
 
     def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"", accept: str = FORM) -> Reply:
         """One call and its result as bytes; the kernel must not lie behind the end that was seen last."""
@@ -128,7 +128,7 @@ class RemoteKernel(Calling):
         if head is not None and error != LedgerError.code:
             self.heads.saw(head, expected if "gap" in answer.header else None)
         if error is not None:
-            raise raised(error, answer.header.get("message", ""))
+            raise raise_remote(error, answer.header.get("message", ""))
         about = answer.header
         if "waiting" in about:
             self.waits[dataset] = int(about["waiting"])
@@ -161,7 +161,7 @@ class RemoteKernel(Calling):
             raise Busy("the kernel cannot be reached; nothing was charged") from None
 
     def _connect(self) -> socket.socket:
-        if isinstance(self.address, Mutual):
+        if isinstance(self.address, MutualTls):
             return self.address.connect()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(CONNECT_SECONDS)
