@@ -25,7 +25,7 @@ $(CORE): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(SERVER): $(CORE)
-	@test -f $(DEV) || { echo "installing dither with its servers into $(VENV)"; $(PIP) -e ".[server,web]"; }
+	@test -f $(DEV) || { echo "installing dither with its servers into $(VENV)"; $(PIP) -e ".[server]"; }
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -39,7 +39,7 @@ import numpy as np
 from dither import audit
 from dither.audit import zoo
 from dither.audit.confidence import best_set, optimal_epsilon, predicted_epsilon
-from dither.audit.neighbours import Pair, farther, steps
+from dither.audit.neighbours import Pair, farther_pairs, step_count
 from dither.audit.zoo import Member
 from dither.loss import Pure, rational
 
@@ -107,12 +107,16 @@ def _row(member: Member, samples: int, seed: int, given: bool, times: int) -> di
 def _pairs(member: Member, times: int, most: int | None = None) -> list[Pair]:
     """The neighbours, or the first of them, and the same so many steps apart where that can be."""
     near = member.neighbours[:most]
-    return [*near, *(farther(near, times) if times > 1 and member.name in MOVING else [])]
+    return [*near, *(farther_pairs(near, times) if times > 1 and member.name in MOVING else [])]
 
 
 def _optimum(member: Member, pair: Pair, samples: int) -> float | None:
     """What the best event of a pair gives for each step, with all samples."""
-    return optimal_epsilon([member.law(*pair)], samples // 2, 0.05) / steps(pair) if member.law is not None else None
+    return (
+        optimal_epsilon([member.distribution(*pair)], samples // 2, 0.05) / step_count(pair)
+        if member.distribution is not None
+        else None
+    )
 
 
 def _known(rows: Path, tool: str, name: str) -> list[dict[str, Any]]:
@@ -150,13 +154,13 @@ def _line(member: Member, rows: Path) -> str:
 
 def _luck(member: Member, row: dict[str, Any]) -> float | None:
     """The standard deviation of a result that the counts of the judgement alone bring about, as a share of it."""
-    if member.law is None:
+    if member.distribution is None:
         return None
     runs = row["samples"] // 2
     bests = [
-        (best_set(*law, runs, 0.05), steps(pair))
+        (best_set(*law, runs, 0.05), step_count(pair))
         for pair in _pairs(member, row["times"])
-        for law in _ways(member.law(*pair))
+        for law in _ways(member.distribution(*pair))
     ]
     value, p, q = max(bests, key=lambda each: each[0][0] / each[1])[0]
     return float(np.sqrt((1 / p + 1 / q - 2) / runs) / value) if q > 0 else None
@@ -167,9 +171,9 @@ def told(samples: int, names: list[str], repeats: int) -> list[str]:
     lines = ["| mechanism | all pairs, once | all pairs, the better half, the best two |", "|---|---|---|"]
     for name in names:
         member, rng, cells = zoo.member(name), np.random.default_rng(1), []
-        if member.law is None:
+        if member.distribution is None:
             raise SystemExit(f"the law of {name} is not known")
-        laws = [member.law(a, b) for a, b in member.neighbours]
+        laws = [member.distribution(a, b) for a, b in member.neighbours]
         event = cache(lambda place, runs, laws=laws: max(best_set(*law, runs, 0.05) for law in _ways(laws[place])))
         for widths, shares in (((8,), (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)), ((8, 4, 2), (0.03, 0.05, 0.08, 0.12))):
             shown = []

@@ -96,7 +96,7 @@ def record() -> str:
     """The page of all findings."""
     lines = [
         "# Findings", "",
-        "What the auditor found in released code without being told where to look. Each is one command and can be",
+        "Bugs in released libraries that the auditor found without hints. Each takes one command and can be",
         "checked by hand. Written by `python benchmarks/findings.py record`; samples are fresh in every run, so the",
         "last digits differ. The library named must be installed beside Dither.", "",
     ]  # fmt: skip

@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from dither.loss import ZCDP, Sensitivity
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.ledger import Ledger
-from dither.privacy.ledger.state import canonical, key
+from dither.privacy.ledger.state import canonical_json, key
 from dither.privacy.ledger.store import chain_row
 from dither.privacy.mechanisms import DiscreteGaussian
-from privacy.ledger_cases import claim, dataset
+from privacy.ledger_cases import charge_for, dataset
 from privacy.pld import Fixed, pld_figure
 
 CLIENTS = (1, 8, 64)
@@ -68,7 +68,7 @@ def per_second(work: list[Callable[[], object]], seconds: float) -> float:
 
 def charging(ledger: Ledger) -> Callable[[], object]:
     """A fresh question, charged."""
-    version, like = ledger.describe("shop").version, claim("like", Fraction(1, 10**6))
+    version, like = ledger.describe("shop").version, charge_for("like", Fraction(1, 10**6))
 
     def charge() -> object:
         digest = hashlib.sha256(str(next(numbers)).encode()).hexdigest()
@@ -157,7 +157,7 @@ def grow(place: str, rows: int) -> None:
         batch, before, state = [], head, {}
         for _ in range(min(10_000, rows - head.sequence)):
             digest = hashlib.sha256(f"grown {head.sequence}".encode()).hexdigest()
-            row = chain_row(head, "charge", "2026-01-01T00:00:00Z", canonical({**like, "digest": digest}))
+            row = chain_row(head, "charge", "2026-01-01T00:00:00Z", canonical_json({**like, "digest": digest}))
             state[key("question", "shop", version, digest)] = str(row.sequence)
             batch.append(row)
             head = row.head

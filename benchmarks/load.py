@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.ledger.store import open_store
-from dither.serve.operations.supervisor import TURN
-from dither.views.ledger import decimal
+from dither.serve.operations.supervisor import SWITCH_INTERVAL
+from dither.views.ledger import decimal_text
 from serve.servers import Town, free_port, serving, town, until
 
 REFUSALS = {429: "429 rate", 503: "503 busy", 402: "402 budget"}
@@ -260,7 +260,7 @@ def checked(there: Town, ledger: Path, answers: list[Got]) -> dict[str, Any]:
     return {
         "charges": len(charges),
         "charges without an answer": len(set(charges) - set(released)),
-        "sum of charges": decimal(costs),
+        "sum of charges": decimal_text(costs),
         "sum of recorded losses": str(losses),
         "spent by the budget": spent,
         "charges = losses = spent": losses == Fraction(costs, 10**15) == Fraction(spent),
@@ -281,7 +281,7 @@ def _recorded(got: Got, charges: dict[int, Any], released: dict[int, Any]) -> bo
 
 def run(accounts: int, requests: int, seconds: float, kills: int, folder: Path) -> dict[str, Any]:
     """The whole thing, as a record."""
-    sys.setswitchinterval(TURN)  # the accounts are threads of one process: none should wait for all others
+    sys.setswitchinterval(SWITCH_INTERVAL)  # the accounts are threads of one process: none should wait for all others
     words = ("--misses", "100000", "--floor", str(FLOOR), "--slots", str(SLOTS), "--waiting", "200", "--rate", "50",
              "--tick", str(TICK),
              "--port", str(free_port()))  # fmt: skip

@@ -21,7 +21,7 @@ from dither.loss import (
     Sensitivity,
     from_json,
     rational,
-    rounded_up,
+    round_up,
     to_json,
 )
 
@@ -116,7 +116,7 @@ def test_json_that_is_not_a_loss_is_refused(value: object) -> None:
 @given(st.fractions(min_value=0, max_value=10**6), st.integers(1, 10**80))
 def test_a_long_fraction_is_rounded_up_to_fit(value: Fraction, divisor: int) -> None:
     exact = value / divisor
-    short = rounded_up(exact)
+    short = round_up(exact)
     assert exact <= short <= exact + Fraction(1, 10**30)
     assert rational(short) == short
 

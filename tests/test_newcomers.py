@@ -1,4 +1,4 @@
-"""What somebody does who has installed a part of Dither, or names the wrong file."""
+"""Test the first mistakes of new users: missing extras and wrong files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dither(*words: str) -> tuple[int, str]:
 def test_servers_without_their_libraries_are_not_started(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The named bug: the gateway failed and was started again, for ever."""
+    """Regression test: a gateway without its libraries failed and was restarted forever."""
     monkeypatch.chdir(tmp_path)
     Path("dataset.yml").touch()
     monkeypatch.setattr(serving, "find_spec", lambda name: None)
@@ -36,6 +36,12 @@ def test_servers_without_their_libraries_are_not_started(
     assert not Path("dither-state").exists()
 
 
+def test_servers_start_without_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression test: the servers refused to start without httpx, which only tests import."""
+    monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "httpx" else object())
+    serving._check_installed("gateway")
+
+
 @pytest.mark.parametrize("command", [("verify",), ("backup", "copy.ledger")], ids=str)
 def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> None:
     status, said = dither("ledger", command[0], "examples/dataset.yml", *command[1:])
@@ -43,7 +49,7 @@ def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("asked", [None, 3, b"SELECT COUNT(*) FROM people", ["SELECT COUNT(*) FROM people", None]])
-def test_what_is_no_text_is_no_question(asked: Any) -> None:
+def test_non_string_queries_are_refused(asked: Any) -> None:
     with pytest.raises(InvalidParameter, match="a query is a text"):
         session.options_for(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
     with pytest.raises(InvalidParameter, match="a batch is a list"):
@@ -51,13 +57,13 @@ def test_what_is_no_text_is_no_question(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("target", [None, 3, b"dataset.yml"])
-def test_what_is_no_place_cannot_be_reached(target: Any) -> None:
-    with pytest.raises(InvalidParameter, match="path of a description, or a gateway"):
+def test_invalid_targets_are_refused(target: Any) -> None:
+    with pytest.raises(InvalidParameter, match="a description's path or a gateway's address"):
         connect(target)
 
 
-def test_frames_without_their_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_frames_without_their_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(Unsupported, match=f"pip install {package}"):
-            answers.needed(package)
+            answers.import_optional(package)

@@ -1,4 +1,4 @@
-"""Every option of a session has a way through HTTP and through the command line."""
+"""Test that every option of a session is available over HTTP and on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = "SELECT COUNT(*) AS n FROM people"
 
 
 def described(folder: Path) -> Path:
-    """The town with a budget that has a delta to give, and some ages more common than others."""
+    """Return a town whose budget includes delta, with some ages more common than others."""
     path = town(folder)
     path.write_text(path.read_text().replace("{unit: person, kind: pure, epsilon: 10}", APPROXIMATE))
     return path
@@ -39,11 +39,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def arguments(name: str) -> set[str]:
-    """The arguments of a session's method beside its options."""
+    """Return the arguments of a session's method that are no options."""
     return set(inspect.signature(getattr(Session, name)).parameters) - {"self", "options"}
 
 
-def test_the_table_names_what_a_session_takes() -> None:
+def test_the_option_table_matches_the_session() -> None:
     assert list(OPTIONS) == list(QueryOptions.__annotations__)
 
 
@@ -81,7 +81,7 @@ def _command(name: str) -> Any:
 
 
 def test_keys_are_selected_over_http(there: Place) -> None:
-    """With delta=: quote, answer, the same again for nothing, and as a job."""
+    """With delta: a quote, an answer, the same answer again for free, and a job."""
     body = {"dataset": "town", "query": BY_AGE, "rho": 20, "delta": "1/100000", "request_id": "keys"}
     quoted = there.post("/v1/quote", body).json()
     assert quoted["loss"] == {"kind": "zcdp", "rho": "20", "delta": "1/100000"} and quoted["affordable"]
@@ -97,7 +97,7 @@ def test_keys_are_selected_over_http(there: Place) -> None:
 
 
 @pytest.mark.parametrize("delta", [0, -1, 2, "x", True, "1e400"])
-def test_a_delta_that_is_none_is_refused_before_any_charge(there: Place, delta: Any) -> None:
+def test_an_invalid_delta_is_refused_before_any_charge(there: Place, delta: Any) -> None:
     charges = there.charges()
     body = {"dataset": "town", "query": BY_AGE, "rho": 1, "delta": delta}
     for path in ("/v1/quote", "/v1/answer"):
@@ -161,8 +161,8 @@ def ends(answers: list[Any]) -> list[dict[str, float]]:
     return [{"low": each["rows"][0][f"{name}_low"], "high": each["rows"][0][f"{name}_high"]} for each, name in pairs]
 
 
-def test_groups_and_rows_guessed_reach_the_session(there: Place) -> None:
-    """A bound by groups, and `rows` with `within`: both change what is charged or expected."""
+def test_group_bounds_and_assumed_group_size_reach_the_session(there: Place) -> None:
+    """A bound by groups, and `assumed_group_size` with `max_error`, change the charge or the expected error."""
     by_place = "SELECT place, COUNT(*) AS n FROM visits GROUP BY place"
     body = {
         "dataset": "town",
@@ -197,7 +197,7 @@ def run(*words: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_the_command_line_asks_all_of_it(tmp_path: Path) -> None:
+def test_the_command_line_runs_every_kind_of_query(tmp_path: Path) -> None:
     at = str(described(tmp_path))
     assert run("datasets", at)["datasets"][0]["name"] == "town"
     keys = run("ask", at, BY_AGE, "--rho", "20", "--delta", "1e-5")
@@ -224,16 +224,16 @@ def test_the_command_line_asks_all_of_it(tmp_path: Path) -> None:
     [COUNT, "--max-contributions", "max_groups=x,max_rows_per_group=1"], [COUNT, COUNT, "--delta", "1/10"],
     [COUNT, "--split", "2", "--delta", "1/10"],
 ])  # fmt: skip
-def test_what_does_not_go_together_is_said(tmp_path: Path, words: list[str]) -> None:
+def test_incompatible_options_are_refused(tmp_path: Path, words: list[str]) -> None:
     result = CliRunner().invoke(cli.app, ["ask", str(described(tmp_path)), *words, "--rho", "1"])
     assert result.exit_code == 2 and result.stderr.startswith("error: "), result.output
 
 
-def test_people_read_the_same(tmp_path: Path) -> None:
-    """A batch's cost is said once, and notes say which answer they are on."""
+def test_text_output_has_the_same_content(tmp_path: Path) -> None:
+    """The cost of a batch is printed once, and each note names its answer."""
     at, average = str(described(tmp_path)), "SELECT AVG(age) AS a FROM people"
     result = CliRunner().invoke(cli.app, ["ask", at, COUNT, average, "--rho", "1"])
-    assert result.exit_code == 0 and result.stdout.count("cost: rho 1 for all of them together") == 1
-    assert "note on 2: unit of privacy: person" in result.stdout
+    assert result.exit_code == 0 and result.stdout.count("cost: rho 1 for all queries together") == 1
+    assert "note on answer 2: unit of privacy: person" in result.stdout
     shown = CliRunner().invoke(cli.app, ["datasets", str(described(tmp_path))]).stdout
     assert "city: one of north, south, east" in shown and "people" in shown

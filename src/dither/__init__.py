@@ -1,4 +1,4 @@
-"""Dither: ask questions of sensitive data under differential privacy.
+"""Dither: query sensitive data under differential privacy.
 
 >>> import dither
 >>> dither.rational("1/10")
@@ -16,8 +16,8 @@ if sys.platform == "win32":
 
 __version__ = "0.1.0"
 
-# The public names and their homes; each is imported when it is first used, so that `import dither` stays light.
-_HOMES = {
+# The public names and their modules; each is imported on first use, so that `import dither` stays fast.
+_MODULES = {
     "connect": "dither.connection",
     "Session": "dither.post.session",
     "Answer": "dither.post.estimate.answer",
@@ -38,19 +38,20 @@ _HOMES = {
     "Unbounded": "dither.errors",
     "BudgetExceeded": "dither.errors",
     "NotAllowed": "dither.errors",
+    "InvalidToken": "dither.errors",
     "NotFound": "dither.errors",
     "Busy": "dither.errors",
     "LedgerError": "dither.errors",
     "EngineFailure": "dither.errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'dither' has no attribute {name!r}; it has: {', '.join(sorted(_HOMES))}")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'dither' has no attribute {name!r}; it has: {', '.join(sorted(_MODULES))}")
 
 
 def __dir__() -> list[str]:

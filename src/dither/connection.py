@@ -1,4 +1,4 @@
-"""Open a session: the one place that chooses a kernel, in this process or behind a gateway."""
+"""Open a session; this module alone chooses between a kernel in this process and one behind a gateway."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ def connect(
     dataset: str | None = None,
     **options: Any,
 ) -> Session:
-    """A session: of a description's path with `account=`, or of a gateway's address with `token=`."""
+    """Open a session: with a description's path and `account=`, or with a gateway's address and `token=`."""
     return Session.from_kernel(*open_kernel(target, account=account, token=token, **options), dataset)
 
 
 def open_kernel(
     target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
 ) -> tuple[Kernel, str]:
-    """The kernel of a description or behind a gateway, and the token by which it knows who asks."""
+    """Return the kernel of a description or behind a gateway, and the token or account name to use with it."""
     if not isinstance(target, str | Path):
-        raise InvalidParameter(f"wanted the path of a description, or a gateway's address, got {type(target).__name__}")
+        raise InvalidParameter(
+            f"target must be a description's path or a gateway's address, got {type(target).__name__}"
+        )
     if str(target).startswith(("http://", "https://")):
         if token is None:
-            raise InvalidParameter("a remote session needs token=; the curator hands it out")
+            raise InvalidParameter("a gateway needs token=...; the curator issues tokens")
         from dither.serve.transport import http_client
 
         return http_client.connect(str(target), token, **options), token

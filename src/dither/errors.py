@@ -1,49 +1,50 @@
-"""Every error that Dither raises. Each message is safe to show anyone: it never depends on a record.
+"""All errors that Dither raises. Every message is safe to show to anyone: none depends on a record.
 
 DitherError
-├── InvalidParameter     a number, name or option is outside what is allowed
-├── InvalidSchema        a dataset description does not say what it must
-├── InvalidQuery         the SQL text is not understood
-├── Unsupported          understood, but cannot be answered privately; says what to write instead
+├── InvalidParameter     a number, name or option is not allowed
+├── InvalidSchema        a dataset's schema is invalid; the message names the field
+├── InvalidQuery         the SQL text is not a valid query
+├── Unsupported          the query cannot be answered privately; the message says what to write instead
 ├── InvalidPlan          a plan is malformed, too large, or does not fit the schema
 ├── Unbounded            one unit could change the result without limit
-├── BudgetExceeded       the charge would pass a budget; nothing was read
+├── BudgetExceeded       the charge would exceed a budget; nothing was read
 ├── NotAllowed           the account may not do this
+│   └── InvalidToken     the token is missing, unknown, expired or revoked
 ├── NotFound             there is no such dataset, account or release
-├── Busy                 too many requests at once; nothing was charged
-├── LedgerError          the ledger is missing, damaged, behind or of a newer format
-└── EngineFailure        the constant error for anything that fails after the charge
+├── Busy                 too many requests are running; nothing was charged
+├── LedgerError          the ledger is missing, damaged, older than expected, or of a newer format
+└── EngineFailure        the one error, always the same, for any failure after the charge
 """
 
 from __future__ import annotations
 
 
 class DitherError(Exception):
-    """The root of the tree; `code` is the stable name that crosses the wire."""
+    """The base class of all errors; `code` is the stable name sent to clients."""
 
     code = "error"
 
 
 class InvalidParameter(DitherError, ValueError):
-    """A number, name or option is outside what is allowed."""
+    """A number, name or option is not allowed."""
 
     code = "invalid_parameter"
 
 
 class InvalidSchema(DitherError):
-    """A dataset description does not say what it must."""
+    """A dataset's schema is invalid; the message names the field."""
 
     code = "invalid_schema"
 
 
 class InvalidQuery(DitherError):
-    """The SQL text is not understood."""
+    """The SQL text is not a valid query."""
 
     code = "invalid_query"
 
 
 class Unsupported(DitherError):
-    """Understood, but cannot be answered privately; the message says what to write instead."""
+    """The query cannot be answered privately; the message says what to write instead."""
 
     code = "unsupported"
 
@@ -61,7 +62,7 @@ class Unbounded(DitherError):
 
 
 class BudgetExceeded(DitherError):
-    """The charge would pass a budget; nothing was read."""
+    """The charge would exceed a budget; nothing was read."""
 
     code = "budget_exceeded"
 
@@ -72,6 +73,12 @@ class NotAllowed(DitherError):
     code = "not_allowed"
 
 
+class InvalidToken(NotAllowed):
+    """The token is missing, unknown, expired or revoked."""
+
+    code = "invalid_token"
+
+
 class NotFound(DitherError):
     """There is no such dataset, account or release."""
 
@@ -79,19 +86,19 @@ class NotFound(DitherError):
 
 
 class Busy(DitherError):
-    """Too many requests at once; nothing was charged."""
+    """Too many requests are running; nothing was charged."""
 
     code = "busy"
 
 
 class LedgerError(DitherError):
-    """The ledger is missing, damaged, behind its remembered head, or of a newer format."""
+    """The ledger is missing, damaged, older than its remembered head, or of a newer format."""
 
     code = "ledger"
 
 
 class EngineFailure(DitherError):
-    """The constant error for anything that fails after the charge."""
+    """The one error, always the same, for any failure after the charge."""
 
     code = "engine_failure"
 

@@ -1,4 +1,4 @@
-"""Distances between neighbours and the privacy losses that they cost, as exact rationals."""
+"""Sensitivities and privacy losses (pure, approximate, zCDP, Renyi), as exact rationals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_ORDERS = 64
 
 
 def rational(value: Rational, name: str = "value") -> Fraction:
-    """The exact rational that a person means: 0.1 is 1/10.
+    """Return the exact rational that a person means by a number or a text: 0.1 is 1/10.
 
     >>> rational(0.1), rational("2/3")
     (Fraction(1, 10), Fraction(2, 3))
@@ -26,16 +26,16 @@ def rational(value: Rational, name: str = "value") -> Fraction:
     if isinstance(value, bool):
         raise InvalidParameter(f"{name} must be a number, got {value}")
     try:
-        exact = _exact(value)
+        exact = _parse_exact(value)
     except (ValueError, TypeError, ArithmeticError):
         raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10', got {str(value)[:40]!r}") from None
     if max(abs(exact.numerator), exact.denominator) > LARGEST_TERM:
-        raise InvalidParameter(f"{name} must have at most 60 digits above and below the line")
+        raise InvalidParameter(f"{name} must have at most 60 digits in its numerator and in its denominator")
     return exact
 
 
-def _exact(value: Rational) -> Fraction:
-    """The fraction, without ever building the million digits that a short text such as 1e999999 stands for."""
+def _parse_exact(value: Rational) -> Fraction:
+    """Parse the fraction. Raise ValueError for a short text such as 1e999999, which would have a million digits."""
     if isinstance(value, int | Fraction):
         return Fraction(value)
     text = float.__repr__(value) if isinstance(value, float) else str(value)
@@ -44,8 +44,8 @@ def _exact(value: Rational) -> Fraction:
     return Fraction(text)
 
 
-def rounded_up(value: Fraction) -> Fraction:
-    """The value itself where its terms are short enough for a loss, else the next multiple of 1e-30."""
+def round_up(value: Fraction) -> Fraction:
+    """Return the value itself if its terms are short enough for a loss, else the next multiple of 1e-30."""
     if max(abs(value.numerator), value.denominator) <= LARGEST_TERM:
         return value
     return Fraction(-(-value * 10**30 // 1), 10**30)
@@ -53,7 +53,7 @@ def rounded_up(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How far one unit can move a vector: cells changed, and norms of the change."""
+    """A bound on how far one unit can move a vector: the number of cells changed, and norms of the change."""
 
     l0: Fraction
     linf: Fraction
@@ -63,71 +63,71 @@ class Sensitivity:
     def __post_init__(self) -> None:
         for name in ("l0", "linf", "l1", "l2_squared"):
             if not getattr(self, name) >= 0:
-                raise InvalidParameter(f"a sensitivity must not be negative; {name} is {getattr(self, name)}")
+                raise InvalidParameter(f"a sensitivity must not be negative, got {name} = {getattr(self, name)}")
 
     @classmethod
     def of(cls, *, l0: Rational, linf: Rational) -> Sensitivity:
-        """At most `l0` cells, each by at most `linf`."""
+        """Return the sensitivity of at most `l0` changed cells, each changed by at most `linf`."""
         cells, most = rational(l0), rational(linf)
         return cls(cells, most, cells * most, cells * most * most)
 
 
 @dataclass(frozen=True)
 class Pure:
-    """Every output is at most e^epsilon times as likely on a neighbour."""
+    """Pure differential privacy: every output is at most e^epsilon times as likely on a neighbour."""
 
     kind: ClassVar[str] = "pure"
     epsilon: Fraction
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=_loss(self.epsilon, "epsilon"))
+        _set_fields(self, epsilon=_nonnegative(self.epsilon, "epsilon"))
 
 
 @dataclass(frozen=True)
 class Approximate:
-    """Every event has at most e^epsilon times its probability on a neighbour, plus delta."""
+    """(epsilon, delta)-DP: every event has at most e^epsilon times its probability on a neighbour, plus delta."""
 
     kind: ClassVar[str] = "approximate"
     epsilon: Fraction
     delta: Fraction
 
     def __post_init__(self) -> None:
-        _set(self, epsilon=_loss(self.epsilon, "epsilon"), delta=_delta(self.delta))
+        _set_fields(self, epsilon=_nonnegative(self.epsilon, "epsilon"), delta=_probability(self.delta))
 
 
 @dataclass(frozen=True)
 class ZCDP:
-    """Renyi divergence at most rho * order for every order above 1, outside events of probability delta."""
+    """zCDP: Renyi divergence at most rho * order for every order above 1, outside events of probability delta."""
 
     kind: ClassVar[str] = "zcdp"
     rho: Fraction
     delta: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        _set(self, rho=_loss(self.rho, "rho"), delta=_delta(self.delta))
+        _set_fields(self, rho=_nonnegative(self.rho, "rho"), delta=_probability(self.delta))
 
 
 @dataclass(frozen=True)
 class Renyi:
-    """Renyi divergence at most epsilon at each (order, epsilon) of the curve, outside events of probability delta."""
+    """Renyi DP: divergence at most epsilon at each (order, epsilon) of a curve, outside events of probability delta."""
 
     kind: ClassVar[str] = "renyi"
     curve: tuple[tuple[Fraction, Fraction], ...]
     delta: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        curve = tuple((rational(order, "order"), _loss(epsilon, "epsilon")) for order, epsilon in self.curve)
+        curve = tuple((rational(order, "order"), _nonnegative(epsilon, "epsilon")) for order, epsilon in self.curve)
         orders = [order for order, _ in curve]
         if not 1 <= len(orders) <= MOST_ORDERS or orders[0] <= 1 or sorted(set(orders)) != orders:
             raise InvalidParameter(f"a Renyi curve needs 1 to {MOST_ORDERS} increasing orders, all above 1")
-        _set(self, curve=curve, delta=_delta(self.delta))
+        _set_fields(self, curve=curve, delta=_probability(self.delta))
 
 
 Loss = Pure | Approximate | ZCDP | Renyi
 
 
 def to_json(loss: Loss) -> dict[str, object]:
-    """The loss as JSON: its kind, and its rationals as texts.
+    """Return the loss as JSON: its kind, and its rationals as text.
 
     >>> to_json(Approximate(0.1, "1/3"))
     {'kind': 'approximate', 'epsilon': '1/10', 'delta': '1/3'}
@@ -147,57 +147,57 @@ def to_json(loss: Loss) -> dict[str, object]:
 
 
 def from_json(value: object) -> Loss:
-    """The loss that `to_json` wrote; anything else is refused.
+    """Return the loss that `to_json` wrote; refuse anything else.
 
     >>> from_json({"kind": "pure", "epsilon": "1/10"})
     Pure(epsilon=Fraction(1, 10))
     """
     match value:
         case {"kind": "pure", "epsilon": epsilon, **rest} if not rest:
-            return Pure(_text(epsilon))
+            return Pure(_rational_from_text(epsilon))
         case {"kind": "approximate", "epsilon": epsilon, "delta": delta, **rest} if not rest:
-            return Approximate(_text(epsilon), _text(delta))
+            return Approximate(_rational_from_text(epsilon), _rational_from_text(delta))
         case {"kind": "zcdp", "rho": rho, "delta": delta, **rest} if not rest:
-            return ZCDP(_text(rho), _text(delta))
+            return ZCDP(_rational_from_text(rho), _rational_from_text(delta))
         case {"kind": "renyi", "curve": [*points], "delta": delta, **rest} if not rest:
-            return Renyi(tuple(_point(point) for point in points[: MOST_ORDERS + 1]), _text(delta))
+            return Renyi(tuple(_curve_point(point) for point in points[: MOST_ORDERS + 1]), _rational_from_text(delta))
         case Mapping():
-            raise InvalidParameter("a loss has kind pure, approximate, zcdp or renyi and that kind's fields, no others")
+            raise InvalidParameter("a loss needs kind pure, approximate, zcdp or renyi, and only the fields of it")
         case _:
             raise InvalidParameter("a loss must be an object such as {'kind': 'pure', 'epsilon': '1/10'}")
 
 
-def _point(value: object) -> tuple[Fraction, Fraction]:
-    """One (order, epsilon) of a curve."""
+def _curve_point(value: object) -> tuple[Fraction, Fraction]:
+    """Return one (order, epsilon) point of a Renyi curve."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise InvalidParameter("a point of a Renyi curve must be a pair: order, epsilon")
-    return _text(value[0]), _text(value[1])
+    return _rational_from_text(value[0]), _rational_from_text(value[1])
 
 
-def _text(value: object) -> Fraction:
-    """A rational that came as text, so that no parser has rounded it."""
+def _rational_from_text(value: object) -> Fraction:
+    """Return the rational that a text holds; refuse a JSON number, which a parser may have rounded."""
     if not isinstance(value, str):
-        raise InvalidParameter("a rational crosses as text such as '1/10'")
+        raise InvalidParameter(f"a rational must be text such as '1/10', got {type(value).__name__}")
     return rational(value)
 
 
-def _loss(value: Rational, name: str) -> Fraction:
-    """A rational that is not negative."""
+def _nonnegative(value: Rational, name: str) -> Fraction:
+    """Return the value as a rational; refuse a negative one."""
     exact = rational(value, name)
     if exact < 0:
         raise InvalidParameter(f"{name} must not be negative, got {exact}")
     return exact
 
 
-def _delta(value: Rational) -> Fraction:
-    """A rational probability."""
+def _probability(value: Rational) -> Fraction:
+    """Return delta as a rational; refuse one outside 0 to 1."""
     exact = rational(value, "delta")
     if not 0 <= exact <= 1:
         raise InvalidParameter(f"delta must be between 0 and 1, got {exact}")
     return exact
 
 
-def _set(self: object, **fields: object) -> None:
-    """Writes the checked fields of a frozen dataclass that is being made."""
+def _set_fields(self: object, **fields: object) -> None:
+    """Write the checked fields of a frozen dataclass while it is being constructed."""
     for name, value in fields.items():
         object.__setattr__(self, name, value)

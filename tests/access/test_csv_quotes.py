@@ -12,8 +12,8 @@ import duckdb
 import pytest
 
 from dither.access import csv_quotes as quotes
-from dither.access.csv_quotes import first_unclosed
-from dither.access.engines.duckdb import DuckDBEngine, _csv
+from dither.access.csv_quotes import first_unclosed_quote
+from dither.access.engines.duckdb import DuckDBEngine, _csv_source
 from dither.errors import InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
@@ -28,7 +28,7 @@ END = '7,seven,7\n8,"eight",8\n9,nine,9\n'
 def reads(path: Path, text: str) -> list[Any]:
     """The records as DuckDB reads them, in the engine's dialect."""
     (path / "t.csv").write_text(text, newline="")
-    source = Dialect().render(_csv("t", str(path / "t.csv"), ","))
+    source = Dialect().render(_csv_source("t", str(path / "t.csv"), ","))
     return duckdb.sql(f"SELECT * FROM {source}").fetchall()
 
 
@@ -50,13 +50,13 @@ def reads(path: Path, text: str) -> list[Any]:
     ],
 )
 def test_the_first_open_quote_is_named(text: str, line: int | None) -> None:
-    assert first_unclosed(io.StringIO(text, newline=""), ",") == line
+    assert first_unclosed_quote(io.StringIO(text, newline=""), ",") == line
 
 
 def test_a_record_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotes, "LONGEST_RECORD", 100)
-    assert first_unclosed(['1,"\n', *["x\n"] * 100, '"\n'], ",") == 1
-    assert first_unclosed(['1,"\n', *["x\n"] * 10, '"\n'], ",") is None
+    assert first_unclosed_quote(['1,"\n', *["x\n"] * 100, '"\n'], ",") == 1
+    assert first_unclosed_quote(['1,"\n', *["x\n"] * 10, '"\n'], ",") is None
 
 
 def test_what_is_accepted_swallows_nothing(tmp_path: Path, tier: Any) -> None:
@@ -66,7 +66,7 @@ def test_what_is_accepted_swallows_nothing(tmp_path: Path, tier: Any) -> None:
     for _ in range(count):
         middle = "".join(rng.choice('"""a ,\\\t\n\r\u2028') for _ in range(rng.randint(1, 12)))
         text = f"id,txt,v\n0,z,0\n{middle}\n{END}"
-        if first_unclosed(io.StringIO(text, newline=""), ",") is not None:
+        if first_unclosed_quote(io.StringIO(text, newline=""), ",") is not None:
             refused += 1
             continue
         found = reads(tmp_path, text)

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import require
 from dither.access.engines import open_engine
-from dither.access.engines.duckdb import STATEMENTS, DuckDBEngine, Opening
+from dither.access.engines.duckdb import MOST_STATEMENTS, DatabaseInstance, DuckDBEngine
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
@@ -101,7 +101,7 @@ def test_moments_too_far_for_the_reader_are_refused_when_opening(
     )
     assert DuckDBEngine(data, threads=1).vector(count).tolist() == [2]
     stored("1.parquet", [0, 9 * 10**15, 9 * 10**15 + 999 * 10**12])
-    with pytest.raises(InvalidSchema, match="the column t of table t holds timestamps too far away"):
+    with pytest.raises(InvalidSchema, match="the column t of table t has timestamps outside the range"):
         DuckDBEngine(data, threads=1)
 
 
@@ -150,7 +150,7 @@ def test_a_renewed_connection_is_as_limited_and_finds_the_same_tables(tmp_path: 
     declared = Table("t", True, columns, Source("duckdb", {"path": str(tmp_path / "t.duckdb"), "table": "t"}))
     world = DuckDBEngine(Dataset("d", "d", "1", {"t": declared}, {"user": Unit("user", "user", {"t": "id"})}, ()))
     first, settings, answer = world._connection, apart_from_spills(world), world.vector(HEAVY).tolist()
-    for _ in range(STATEMENTS):
+    for _ in range(MOST_STATEMENTS):
         assert world.vector(HEAVY).tolist() == answer
     assert world._connection is not first
     assert apart_from_spills(world) == settings
@@ -194,7 +194,7 @@ def test_a_database_is_opened_anew_only_while_no_statement_runs_and_after_one_th
     world = engine(tmp_path, **ROWS)
     first, database = world._connection, world._database
     with database.cursor():
-        database._opening.statements = STATEMENTS
+        database._instance.statement_count = MOST_STATEMENTS
         with database.cursor():
             assert world._connection is first
     with database.cursor():
@@ -248,11 +248,11 @@ def test_a_database_that_cannot_be_opened_anew_is_tried_again(tmp_path: Path) ->
     answer, database = world.vector(COUNT_USERS).tolist(), world._database
     with pytest.raises(duckdb.Error), database.cursor():
         raise duckdb.FatalException
-    database._settled.append("ATTACH '/nowhere/at/all.duckdb' AS x (READ_ONLY)")
+    database._setup.append("ATTACH '/nowhere/at/all.duckdb' AS x (READ_ONLY)")
     for _ in range(2):
         with pytest.raises(EngineFailure):
             world.vector(COUNT_USERS)
-    database._settled.pop()
+    database._setup.pop()
     assert world.vector(COUNT_USERS).tolist() == answer
     assert len([*Path(database.scratch.name).iterdir()]) == 1
 
@@ -275,10 +275,10 @@ def kilobytes_in_use() -> int:
 
 def growth(world: DuckDBEngine, rounds: int) -> int:
     """Kilobytes that so many rounds of statements leave behind, each measured just after a renewal."""
-    world._database._opening.statements = STATEMENTS
+    world._database._instance.statement_count = MOST_STATEMENTS
     world.vector(HEAVY)
     before = kilobytes_in_use()
-    for _ in range(rounds * STATEMENTS):
+    for _ in range(rounds * MOST_STATEMENTS):
         world.vector(HEAVY)
     return kilobytes_in_use() - before
 
@@ -289,7 +289,7 @@ def test_statements_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     growth(world, 1)
     assert growth(world, 4) < 400
     # The test sees what it is for: without renewals a statement leaves about 10 KB behind.
-    monkeypatch.setattr(Opening, "spent", False)
+    monkeypatch.setattr(DatabaseInstance, "needs_replacement", False)
     assert growth(world, 4) > 800
 
 

@@ -204,7 +204,7 @@ def test_hostile_types_never_fail(database: psycopg.Connection[Any]) -> None:
     table = stored("hostile", {"u": Identifier("integer")} | {name: domain for name, (_, domain, _) in HOSTILE.items()})
     engine = open_engine(postgres_dataset({"hostile": table}, Unit("user", "user", {"hostile": "u"})))
     assert isinstance(engine, PostgresEngine)
-    statement = SqlStatement(engine.ctx, engine._origins, engine.dialect)
+    statement = SqlStatement(engine.ctx, engine._sources, engine.dialect)
     columns_read = [column_ref(f"c{index}") for index in range(len(HOSTILE) + 1)]
     found = engine._run(statement.finish(exp.select(*columns_read).from_(statement.table(r.Scan("hostile")))))
     rows = {row["c0"]: row for row in found.to_pylist()}

@@ -55,7 +55,7 @@ def test_random_plans_give_the_same_integers(
     tier: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Parts of a few rows, so that units are split over files as in a large table."""
-    monkeypatch.setattr(prepare_module, "ROWS_A_PART", 4)
+    monkeypatch.setattr(prepare_module, "ROWS_PER_PART", 4)
     datasets, checked, ranked = tier.pick(quick=6, test=40, deep=300), 0, 0
     for number in range(datasets):
         rng = Random(f"prepare:{number}")
@@ -102,7 +102,7 @@ def test_a_bound_reads_the_stored_rank(data: Dataset) -> None:
 
 
 def test_parts_are_sorted_for_pruning(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "ROWS_A_PART", 300)
+    monkeypatch.setattr(prepare_module, "ROWS_PER_PART", 300)
     made = prepare(data)
     files = sorted((snapshot_path(data) / made.generation / "actions").iterdir())
     assert len(files) == 3
@@ -281,4 +281,4 @@ def test_other_engines_have_no_snapshots(tmp_path: Path) -> None:
     (tmp_path / "dataset.yml").write_text(text)
     done = CliRunner().invoke(app, ["prepare", str(tmp_path / "dataset.yml")])
     assert done.exit_code == 2
-    assert "only Parquet, CSV and DuckDB files" in done.stderr
+    assert "Parquet, CSV and DuckDB files only" in done.stderr

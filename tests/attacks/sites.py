@@ -1,4 +1,4 @@
-"""Targets for the attack suite: the town with one person and without, behind kernels and gateways in this process."""
+"""Targets for the attacks: the town with and without one person, behind kernels and gateways in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERSON = 7
 
 
 def target(there: Place, epsilon: str = "1/1000") -> ServiceTarget:
-    """A place as a target."""
+    """Return a place as a target."""
 
     def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         try:
@@ -32,7 +32,7 @@ def target(there: Place, epsilon: str = "1/1000") -> ServiceTarget:
 
 @contextmanager
 def neighbours(folder: Path, epsilon: object = 1000, **options: Any) -> Iterator[tuple[Place, Place]]:
-    """The town with everyone, and without person 7."""
+    """Yield the town with everyone, and the town without person 7."""
     with ExitStack() as stack:
         made = [
             stack.enter_context(

@@ -17,21 +17,23 @@ import sqlglot
 from attacks.sites import COLUMNS, neighbours, target
 from conftest import Tier
 from dither.audit.attacks import ATTACKS, Attack, ServiceTarget, run
-from dither.audit.attacks.api import report
+from dither.audit.attacks.api import format_findings
 from dither.audit.attacks.fuzz import Fuzzer
-from dither.audit.attacks.oracles import EXPRESSIONS, SHAPES, filled
+from dither.audit.attacks.oracles import EXPRESSIONS, SHAPES, fill_template
 from dither.errors import DitherError, InvalidPlan
 from dither.plan import expressions as expr
 from dither.plan.domains import as_number
+from dither.plan.expressions import core
 from dither.plan.sql.scope import Scope
 from dither.post.query import parser as sql
 from dither.privacy.kernel import LocalKernel, ReceiptedRead
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.ledger import state as rules
-from dither.serve.gateway import requests as questions
+from dither.serve.gateway import app as gateway_app
+from dither.serve.gateway import requests
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.transport.framing import Message
-from dither.views import answers as documents
+from dither.views.answers import answer_data
 from serve.servers import PEOPLE, SALARY, Place, place, town
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +42,8 @@ HEAVY = {"groups by values of the data", "a long list", "many commas", "a deep s
          "as many columns as allowed"}  # fmt: skip
 
 
-def listed() -> Iterator[Any]:
-    """Every attack; the quick tier takes each fifth oracle and all others."""
+def attack_parameters() -> Iterator[Any]:
+    """Yield every attack; the quick tier runs one in five oracles and all others."""
     for number, attack in enumerate(ATTACKS):
         oracle = attack.family in ("error oracles", "shape and order", "malformed") and number % 5
         later = oracle or attack.name in HEAVY
@@ -59,7 +61,7 @@ def targets(pair: tuple[Place, Place]) -> list[ServiceTarget]:
     return [target(there) for there in pair]
 
 
-@pytest.mark.parametrize("attack", listed())
+@pytest.mark.parametrize("attack", attack_parameters())
 def test_nothing_is_learned(attack: Attack, targets: list[ServiceTarget]) -> None:
     finding = attack.run(targets)
     assert not finding.learned, finding
@@ -71,8 +73,8 @@ def test_the_list_is_long_and_every_attack_says_what_must_not_be_learned() -> No
     assert all(len(attack.secret) > 10 for attack in ATTACKS)
 
 
-def documented(heading: str) -> list[list[str]]:
-    """The rows of a table of docs/security.md."""
+def documented_rows(heading: str) -> list[list[str]]:
+    """Return the rows of a table of docs/security.md."""
     text = (ROOT / "docs" / "security.md").read_text()
     lines = text[text.index(heading) :].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(lambda each: each, lines)]
@@ -80,21 +82,21 @@ def documented(heading: str) -> list[list[str]]:
 
 def test_the_page_on_security_counts_the_attacks() -> None:
     families = Counter(attack.family for attack in ATTACKS)
-    assert {family: int(count) for family, count, _ in documented("| family | attacks |")} == families
+    assert {family: int(count) for family, count, _ in documented_rows("| family | attacks |")} == families
     assert f"That is {len(ATTACKS)} attacks" in (ROOT / "docs" / "security.md").read_text()
 
 
 def test_the_page_on_security_names_weakened_builds_that_are_there() -> None:
     """Every row's test exists, and every family of attacks has at least one."""
-    rows = documented("| weakened build | found by |")
+    rows = documented_rows("| weakened build | found by |")
     tests = "".join(path.read_text() for room in ("attacks", "serve") for path in (ROOT / "tests" / room).rglob("*.py"))
     assert [name for _, _, name in rows if f"def {name.strip('`')}(" not in tests] == []
     assert {attack.family for attack in ATTACKS} <= {by for _, by, _ in rows}
 
 
 def test_the_report_counts_families(targets: list[ServiceTarget]) -> None:
-    findings = run(targets[:1], [BY_NAME["quoted"], BY_NAME["no token"]])
-    assert "spending: 1 attacks" in report(findings) and "LEARNED" not in report(findings)
+    findings = run(targets[:1], [BY_NAME["quotes"], BY_NAME["no token"]])
+    assert "spending: 1 attacks" in format_findings(findings) and "LEARNED" not in format_findings(findings)
 
 
 ALLOWED = {
@@ -108,19 +110,19 @@ ALLOWED = {
 
 
 def test_oracles_are_not_only_refused(pair: tuple[Place, Place]) -> None:
-    """What the language offers is answered, by the engine and on both sides: those attacks are tried in earnest."""
+    """Expressions of the language are answered by the engine on both sides, so these attacks do reach the data."""
     for name in sorted(ALLOWED):
-        query = filled(f"SELECT {EXPRESSIONS[name]} FROM {{t}}", COLUMNS, SALARY)
+        query = fill_template(f"SELECT {EXPRESSIONS[name]} FROM {{t}}", COLUMNS, SALARY)
         assert [there.ask(query, "1/1000").status_code for there in pair] == [200, 200], name
     for name in ("as deep as allowed", "the longest list", "as many columns as allowed"):
-        assert pair[0].ask(filled(SHAPES[name](), COLUMNS, SALARY), "1/1000").status_code == 200, name
+        assert pair[0].ask(fill_template(SHAPES[name](), COLUMNS, SALARY), "1/1000").status_code == 200, name
 
 
 # --- Exact numbers anywhere ---
 
 
 def test_no_exact_number_appears_anywhere(tmp_path: Path, caplog: Any) -> None:
-    """Exact sums, a person's salary and paths stand in no answer, error, header, metric or log line."""
+    """No answer, error, header, metric or log line contains exact sums, a person's salary or paths."""
     caplog.set_level(logging.DEBUG)
     with place(tmp_path) as there:
         seen = [
@@ -136,11 +138,11 @@ def test_no_exact_number_appears_anywhere(tmp_path: Path, caplog: Any) -> None:
         assert secret not in text, secret
 
 
-# --- Weakened builds: each attack must succeed against what it is there for ---
+# --- Weakened builds: each attack must succeed against the weakness that it looks for ---
 
 
 def weak(folder: Path, *names: str) -> dict[str, bool]:
-    """Which of the attacks succeed on a fresh pair."""
+    """Return which of the attacks succeed on a fresh pair."""
     with neighbours(folder) as made:
         # Another value than in the tests above, since statements that were built once are kept.
         sites = [replace(target(there), secret="55500") for there in made]
@@ -148,28 +150,28 @@ def weak(folder: Path, *names: str) -> dict[str, bool]:
 
 
 def test_a_root_without_its_guards_is_an_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build takes the root of whatever a column holds, and casts whatever comes of it to an integer.
+    """The weakened build takes the square root of any value and casts the result to an integer.
 
-    The question then fails where one person's record is, and only there.
+    The query then fails where that person's record is present, and only there.
     """
 
     def unguarded(self: expr.Function, scope: Scope) -> Any:
         child, target = (as_number(each.domain(scope), "SQRT") for each in (self.child, self))
-        return expr.snap(self._call(expr.real(self.child.sql(scope), child.step)), target)
+        return expr.snap_to_lattice(self._call(expr.to_double(self.child.sql(scope), child.step)), target)
 
     query = f"SELECT SUM(CLAMP(SQRT(CASE WHEN salary = {SALARY} THEN -16 ELSE 16 END), 0, 9)) FROM people"
     with neighbours(tmp_path) as made:
         guarded = [there.ask(query, "1/1000").status_code for there in made]
         monkeypatch.setattr(expr.Function, "sql", unguarded)
-        monkeypatch.setattr("dither.plan.expressions.core.clamp_real", lambda value, *_: value)
+        monkeypatch.setattr(core, "clamp_double", lambda value, *_: value)
         weakened = [there.ask(query, "1/1000", repeat=1).status_code for there in made]
         found = BY_NAME["square root in a CASE"].run([target(there) for there in made])
     assert guarded == [200, 200] and weakened == [500, 200] and found.learned
 
 
 def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: GROUP BY as a database does it, with a row for the groups that are there."""
-    read, shown, exact = ReceiptedRead._read, documents.answer_data, list[Any]()
+    """The weakened build: GROUP BY as databases do it, with a row only for groups that exist."""
+    read, shown, exact = ReceiptedRead._read, answer_data, list[Any]()
 
     def seen(self: ReceiptedRead, name: str, measure: Any) -> Any:
         exact.append(read(self, name, measure))
@@ -181,12 +183,12 @@ def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, mon
 
     with neighbours(tmp_path) as made:
         monkeypatch.setattr(ReceiptedRead, "_read", seen)
-        monkeypatch.setattr(documents, "answer_data", present)
+        monkeypatch.setattr(gateway_app, "answer_data", present)
         assert BY_NAME["a group that may be missing"].run([target(there) for there in made]).learned
 
 
 def test_a_parser_without_limits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: as deep as anyone likes, until Python's own stack gives up."""
+    """The weakened build: queries of any depth, until Python's stack overflows."""
     with place(tmp_path) as there:
         monkeypatch.setattr(sql, "parse", lambda text: sqlglot.parse_one(text, dialect="duckdb"))
         assert BY_NAME["deep NOT"].run([target(there)]).learned
@@ -197,11 +199,11 @@ def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytes
     assert weak(tmp_path, "tokens in the ledger") == {"tokens in the ledger": True}
 
 
-@pytest.mark.parametrize(("name", "method"), [("somebody else's job", "find"), ("a job's name", "submit")])
+@pytest.mark.parametrize(("name", "method"), [("another account's job", "find"), ("a reused job name", "submit")])
 def test_jobs_that_are_anyones_are_found(
     name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weakened builds: a job is looked up by its name alone, or is not tied to its question."""
+    """The weakened builds: a job is looked up by its name alone, or is not tied to its query."""
 
     def by_name(self: Jobs, account: str, wanted: str) -> Any:
         owner = next((owner for owner, each in self._jobs if each == wanted), account)
@@ -217,7 +219,7 @@ def test_jobs_that_are_anyones_are_found(
 
 
 def test_request_ids_that_are_anyones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: an id stands for a question whoever sends it."""
+    """The weakened build: a request id is shared by all accounts."""
     original = rules.key
 
     def of_everyone(*parts: Any) -> str:
@@ -226,10 +228,10 @@ def test_request_ids_that_are_anyones_are_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(rules, "key", of_everyone)
     monkeypatch.setattr(chain, "key", of_everyone)
     with place(tmp_path) as there:
-        assert BY_NAME["somebody else's request id"].run([target(there)]).learned
+        assert BY_NAME["another account's request id"].run([target(there)]).learned
 
 
-def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_shows_the_cause_of_an_error_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lomas's free endpoint showed the exception's text."""
 
     def telling(self: LocalKernel, *given: Any) -> Any:
@@ -242,7 +244,7 @@ def test_a_kernel_that_tells_why_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_gateway_that_fails_loudly_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with place(tmp_path) as there:
-        monkeypatch.setattr(questions, "_object", lambda body, known: json.loads(body))
+        monkeypatch.setattr(requests, "_object", lambda body, known: json.loads(body))
         assert BY_NAME["a body: not JSON"].run([target(there)]).learned
 
 
@@ -253,7 +255,7 @@ def test_a_kernel_that_believes_names_is_found(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_ledger_that_forgets_questions_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the recorded answer a replay would draw again."""
+    """Without the recorded answer, a replay would draw fresh noise."""
     drawn = iter(range(10**6))
 
     def fresh(self: LocalKernel, outcome: Any, cached: bool) -> Any:
@@ -262,9 +264,9 @@ def test_a_ledger_that_forgets_questions_is_found(tmp_path: Path, monkeypatch: p
         return release.__class__(**{**vars(release), "parts": parts})
 
     with place(tmp_path) as there:
-        original = LocalKernel._recorded
-        monkeypatch.setattr(LocalKernel, "_recorded", fresh)
-        assert BY_NAME["replayed"].run([target(there)]).learned
+        original = LocalKernel._decode_recorded
+        monkeypatch.setattr(LocalKernel, "_decode_recorded", fresh)
+        assert BY_NAME["a replayed request"].run([target(there)]).learned
 
 
 def test_a_missing_policy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +277,7 @@ def test_a_missing_policy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert BY_NAME["security headers"].run([target(there)]).learned
 
 
-# --- The plan fuzzer, straight at the kernel's socket handler ---
+# --- The plan fuzzer, at the kernel's socket handler ---
 
 SEEDS = (
     ("SELECT city, COUNT(*) FROM people GROUP BY city", {}),
@@ -324,7 +326,7 @@ RICH: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """The town with a budget in zCDP that has a delta: for all kinds of plans."""
+    """Yield the town with a zCDP budget that has a delta, for all kinds of plans."""
     folder = tmp_path_factory.mktemp("rich")
     path = town(folder / "data")
     path.write_text(path.read_text().replace("kind: pure, epsilon: 10", "kind: zcdp, rho: 1000, delta: 1/10"))
@@ -333,7 +335,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def seeds(there: Place, asked: Sequence[tuple[str, dict[str, Any]]] = ()) -> list[bytes]:
-    """Real requests: what the gateway sends for real questions."""
+    """Return the requests that the gateway sends to the kernel for real queries."""
     simple = [("/v1/answer", {"query": query, "epsilon": "0.001", **more}) for query, more in SEEDS]
     heard: list[bytes] = []
     respond = there.server.respond
@@ -371,9 +373,9 @@ def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], rich: P
 
 
 def test_the_fuzzer_finds_a_planted_bug(pair: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that lets one kind of nonsense through fails on some plan."""
+    """A decoder that accepts one kind of invalid value fails on some plan."""
     there = pair[0]
-    plans = list(Fuzzer(seeds(there), number=1).plans(300))
+    plans = list(Fuzzer(seeds(there), seed=1).plans(300))
 
     def careless(self: LocalKernel, house: Any, request: Any) -> Any:
         raise KeyError("a bug")
@@ -385,4 +387,4 @@ def test_the_fuzzer_finds_a_planted_bug(pair: tuple[Place, Place], monkeypatch: 
 
 
 def test_a_wire_body_is_canonical(pair: tuple[Place, Place]) -> None:
-    assert all(json.loads(seed)["version"] == 1 for seed in seeds(pair[0]))
+    assert all(json.loads(seed)["version"] == 2 for seed in seeds(pair[0]))

@@ -1,4 +1,4 @@
-"""The error oracles on PostgreSQL and Spark: with one person and without, questions answer or are refused alike."""
+"""The error oracles on PostgreSQL and Spark: queries are answered or refused alike with and without one person."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from attacks.sites import COLUMNS, PERSON
 from conftest import Tier
-from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, SHAPES, filled
+from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, SHAPES, fill_template
 from dither.errors import DitherError, EngineFailure
-from dither.plan import expressions as expr
+from dither.plan.expressions import numeric
 from dither.post.session import Session
 from dither.privacy.kernel import LocalKernel
 from dither.schema import Dataset, Source, load
@@ -35,7 +35,7 @@ PEERS = {
 
 
 def outcome(session: Session, query: str) -> str:
-    """How a question ends: answered (with so many rows), or the error, word for word."""
+    """Return the outcome of a query: answered, with the number of rows, or the full text of the error."""
     try:
         return f"answered {len(session.sql(query, epsilon='1/1000'))}"
     except DitherError as problem:
@@ -49,8 +49,10 @@ def session(described: Dataset, ledger: Path) -> Iterator[Session]:
     kernel.close()
 
 
-def compared(pair: Callable[[Path], tuple[Dataset, Dataset]], folder: Path, queries: dict[str, str]) -> dict[str, str]:
-    """The queries whose outcome differs between neighbours or is a failure of the engine."""
+def differing_queries(
+    pair: Callable[[Path], tuple[Dataset, Dataset]], folder: Path, queries: dict[str, str]
+) -> dict[str, str]:
+    """Return the queries whose outcome differs between neighbours or is an engine failure."""
     there, less = pair(folder)
     found = {}
     with session(there, folder / "a.sqlite") as one, session(less, folder / "b.sqlite") as two:
@@ -61,17 +63,17 @@ def compared(pair: Callable[[Path], tuple[Dataset, Dataset]], folder: Path, quer
     return found
 
 
-def listed(step: int) -> dict[str, str]:
-    """Those that peers fell for, and each so many-th of the others."""
+def chosen_queries(step: int) -> dict[str, str]:
+    """Return the queries that succeeded against other libraries, and every `step`-th of the others."""
     made = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()}
     made |= {name: text for name, text in QUERIES.items() if name not in HEAVY}
     made |= {name: shape() for name, shape in SHAPES.items()}
     chosen = dict(list(made.items())[::step]) | {name: made[name] for name in PEERS}
-    return {name: filled(text, COLUMNS, SALARY) for name, text in chosen.items()}
+    return {name: fill_template(text, COLUMNS, SALARY) for name, text in chosen.items()}
 
 
-def stored(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
-    """The town in PostgreSQL, in two schemas."""
+def store_in_postgres(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
+    """Return a function that stores the town in PostgreSQL, in two schemas."""
     import psycopg
 
     types = {"id": "bigint", "age": "int", "salary": "int", "city": "text", "ill": "boolean", "place": "text",
@@ -101,7 +103,12 @@ def stored(address: str) -> Callable[[Path], tuple[Dataset, Dataset]]:
 
 def test_oracles_on_postgresql(postgres_database: str, tmp_path: Path, tier: Tier, monkeypatch: Any) -> None:
     monkeypatch.setenv(DSN, postgres_database)
-    assert compared(stored(postgres_database), tmp_path, listed(tier.pick(quick=9, test=1, deep=1))) == {}
+    assert (
+        differing_queries(
+            store_in_postgres(postgres_database), tmp_path, chosen_queries(tier.pick(quick=9, test=1, deep=1))
+        )
+        == {}
+    )
 
 
 def test_an_unguarded_division_is_an_oracle_on_postgresql(
@@ -109,14 +116,14 @@ def test_an_unguarded_division_is_an_oracle_on_postgresql(
 ) -> None:
     """The weakened build: 1 / (salary - 91000) fails for one person's record."""
     monkeypatch.setenv(DSN, postgres_database)
-    monkeypatch.setattr(expr, "nonzero", lambda value: value)
+    monkeypatch.setattr(numeric, "null_if_zero", lambda value: value)
     query = {"division": "SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people"}
-    found = compared(stored(postgres_database), tmp_path, query)
+    found = differing_queries(store_in_postgres(postgres_database), tmp_path, query)
     assert found["division"].startswith("engine_failure") and "answered 1" in found["division"]
 
 
-def kept_in_files(folder: Path) -> tuple[Dataset, Dataset]:
-    """The town in files that Spark reads."""
+def store_in_files(folder: Path) -> tuple[Dataset, Dataset]:
+    """Store the town in files that Spark reads."""
     made = []
     for schema, without in (("everyone", None), ("less", PERSON)):
         described = load(town(folder / schema, 100, without=without))
@@ -130,17 +137,17 @@ def kept_in_files(folder: Path) -> tuple[Dataset, Dataset]:
 
 def test_oracles_on_spark(spark: Any, tmp_path: Path, tier: Tier) -> None:
     assert spark is not None
-    assert compared(kept_in_files, tmp_path, listed(tier.pick(quick=36, test=12, deep=1))) == {}
+    assert differing_queries(store_in_files, tmp_path, chosen_queries(tier.pick(quick=36, test=12, deep=1))) == {}
 
 
 def test_an_unguarded_division_is_an_oracle_on_spark(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weakened build: no guard, and Spark's own settings. 1 / (salary - 91000) fails for one person's record."""
+    """The weakened build: no guard, Spark's default settings. 1 / (salary - 91000) fails for one person's record."""
     assert spark is not None
     settings = import_module("dither.access.engines.spark").SETTINGS  # needs pyspark, which may not be there
     monkeypatch.setitem(settings, "spark.sql.ansi.enabled", "true")
-    monkeypatch.setattr(expr, "nonzero", lambda value: value)
+    monkeypatch.setattr(numeric, "null_if_zero", lambda value: value)
     query = {"division": "SELECT SUM(CLAMP(1 / (salary - 91000), -1, 1)) FROM people"}
-    found = compared(kept_in_files, tmp_path, query)
+    found = differing_queries(store_in_files, tmp_path, query)
     assert found["division"].startswith("engine_failure") and "answered 1" in found["division"]

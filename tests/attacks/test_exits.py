@@ -1,4 +1,4 @@
-"""No exact number anywhere: with a constant in place of every draw, nothing that anyone sees depends on the records.
+"""No output reveals an exact number: with a constant in place of every draw, no output depends on the records.
 
 Two towns that have nothing in common but their description stand behind the same service, whose randomness is held.
 What leaves the kernel through a mechanism is replaced by zeros. If a record, or a number of them, came out by another
@@ -22,13 +22,14 @@ import pytest
 
 from attacks.sites import COLUMNS
 from conftest import Tier
-from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, filled
+from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, fill_template
 from dither.privacy.kernel import LocalKernel, ReceiptedRead
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
-from dither.views import answers as documents
-from privacy.ledger_cases import HeldClock
+from dither.serve.gateway import app as gateway_app
+from dither.views.answers import answer_data
+from privacy.ledger_cases import ManualClock
 from serve.servers import SALARY, Place, place, town
 
 HEAVY = {"groups by values of the data"}
@@ -44,7 +45,7 @@ ANSWERED = {
 
 
 def other_town(folder: Path) -> Path:
-    """Fewer people and other values, some of which are outside of their domains, missing or doubled."""
+    """Write a town of fewer people and other values, some outside of their domains, missing or duplicated."""
     path = town(folder)
     duckdb.sql(
         f"""COPY (SELECT nullif(range, 5)::bigint AS id, (range * 7 % 200 - 30)::int AS age,
@@ -59,8 +60,8 @@ def other_town(folder: Path) -> Path:
 
 
 @contextmanager
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tokens that are numbered, and zeros for every draw."""
+def zero_draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Number the tokens, and draw zeros only."""
     numbers = itertools.count()
 
     def zeros(self: ReceiptedRead, name: str, mechanism: Mechanism, exact: Any) -> Any:
@@ -77,11 +78,11 @@ def queries(tier: Tier) -> dict[str, str]:
     listed = {name: f"SELECT {text} FROM {{t}}" for name, text in EXPRESSIONS.items()} | QUERIES
     all_of_them = tier.pick(quick=False, test=True, deep=True)
     chosen = {name: text for name, text in listed.items() if name not in HEAVY} if all_of_them else {}
-    return ANSWERED | {name: filled(text, COLUMNS, SALARY) for name, text in chosen.items()}
+    return ANSWERED | {name: fill_template(text, COLUMNS, SALARY) for name, text in chosen.items()}
 
 
 def everything(there: Place, asked: dict[str, str], caplog: pytest.LogCaptureFixture) -> dict[str, str]:
-    """All that analysts, auditors and operators see, after each question was quoted, explained and asked."""
+    """Return all that analysts, auditors and operators see after each query was quoted, explained and answered."""
     caplog.clear()
     seen: dict[str, str] = {}
 
@@ -109,7 +110,7 @@ def everything(there: Place, asked: dict[str, str], caplog: pytest.LogCaptureFix
 
 
 def public(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What is logged for operators; the private log is the curator's."""
+    """Return the records logged for operators, without the curator's private log."""
     return [each for each in caplog.records if each.name.startswith("dither") and each.name != "dither.private"]
 
 
@@ -117,15 +118,15 @@ def differing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked: dict[str, str],
     weakened: Callable[[], object] = lambda: None,
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
-    """What differs between the two towns, which take each other's place at the same paths."""
+    """Return the outputs that differ between the two towns, which are served from the same paths in turn."""
     caplog.set_level(logging.INFO)
     found = []
     for number, build in enumerate((town, other_town)):
         path = build(folder / "data")
         path.write_text(path.read_text().replace("epsilon: 10}", "epsilon: 100}"))
-        with held(monkeypatch):
+        with zero_draws(monkeypatch):
             weakened()
-            clock = HeldClock()
+            clock = ManualClock()
             (folder / str(number)).mkdir()
             with place(folder / str(number), described=path, clock=clock, schedule=Schedule(floor=10)) as there:
                 found.append(everything(there, asked, caplog))
@@ -143,8 +144,8 @@ def test_nothing_but_draws_depends_on_the_records(
 def test_a_way_around_the_draws_is_found(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The weakened builds: exact sizes are public (Snowflake), an exact number stands in an answer (Qrlew) or a log."""
-    read, shown, size, exact = ReceiptedRead._read, documents.answer_data, LocalKernel._sized, list[Any]()
+    """The weakened builds: exact sizes are public (Snowflake), or an answer (Qrlew) or a log has an exact number."""
+    read, shown, size, exact = ReceiptedRead._read, answer_data, LocalKernel._measure_size, list[Any]()
 
     def seen(self: ReceiptedRead, name: str, measure: Any) -> Any:
         exact.append(read(self, name, measure))
@@ -167,16 +168,16 @@ def test_a_way_around_the_draws_is_found(
     def weakened() -> None:
         exact.clear()
         monkeypatch.setattr(ReceiptedRead, "_read", seen)
-        monkeypatch.setattr(documents, "answer_data", telling)
+        monkeypatch.setattr(gateway_app, "answer_data", telling)
         if how == "the exact size":
-            monkeypatch.setattr(LocalKernel, "_sized", sized)
+            monkeypatch.setattr(LocalKernel, "_measure_size", sized)
 
     asked = {"counts by group": ANSWERED["counts by group"]}
     assert differing(tmp_path, monkeypatch, caplog, asked, weakened), how
 
 
-def test_the_towns_are_different_and_the_draws_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without zeros in the way, the same questions of the two do give different numbers (each by e^-100 the same)."""
+def test_the_towns_differ_and_the_draws_were_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real noise, the same queries on the two towns differ (each is equal with probability e^-100)."""
     answers = []
     for number, build in enumerate((town, other_town)):
         path = build(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Nothing for free: failures, disconnects, kills and restored ledgers keep their charges; weakened builds do not."""
+"""No refunds: charges survive failures, disconnects, kills and restored ledgers; in weakened builds they do not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.gateway.app import Settings, application
+from dither.serve.gateway.app import AppSettings, application
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.server import KernelServer, unix_listener
 from dither.serve.transport.framing import Message, send
@@ -35,7 +35,7 @@ QUERY = "SELECT COUNT(*) FROM people"
 
 
 class Failing:
-    """An engine whose reads fail once it is told so."""
+    """An engine whose reads fail once `broken` is set."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.broken, self.failure = inner, False, None
@@ -63,7 +63,7 @@ def failing(folder: Path) -> Any:
 
 
 def free_failure(there: Place) -> bool:
-    """Whether a question that fails costs nothing: the attack."""
+    """The attack: return True if a query that fails is not charged."""
     before = there.spent()
     reply = there.ask(QUERY)
     assert reply.status_code == 500 and reply.json()["error"]["code"] == "engine_failure"
@@ -77,11 +77,11 @@ def test_a_failure_costs_what_an_answer_costs(tmp_path: Path) -> None:
 
 
 def test_a_build_that_charges_after_running_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: run first, charge after, as Lomas does."""
+    """The weakened build: run the query first and charge afterwards, as Lomas does."""
     original = LocalKernel.answer
 
     def after(self: LocalKernel, request: Any, token: str) -> Any:
-        _, house = self._authorize(request.dataset, token)
+        _, house = self._authorize_query(request.dataset, token)
         plain, appraisal = self._cost_request(house, request)
         with house.engine() as slot:
             try:
@@ -97,14 +97,14 @@ def test_a_build_that_charges_after_running_is_found(tmp_path: Path, monkeypatch
 
 
 def test_failures_are_counted_as_done_in_public_metrics(tmp_path: Path) -> None:
-    """Nobody can read in /metrics that somebody else's question failed."""
+    """No account can see in /metrics that another account's query failed."""
     with failing(tmp_path) as there:
         there.ask(QUERY)
         assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in there.get("/metrics").text
 
 
 def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path) -> None:
-    """The socket is closed as soon as the request is sent: one charge, one answer, and a retry gets that one."""
+    """The socket closes right after the request is sent: there is one charge, and a retry gets the one answer."""
     with place(tmp_path) as there:
         body = there.remote  # the gateway's own connection is not used here
         assert body is not None
@@ -122,8 +122,8 @@ def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path
 
 @contextmanager
 def listening(there: Place, **more: Any) -> Iterator[tuple[str, int]]:
-    """The gateway on a port of its own."""
-    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0, **more)
+    """Serve the gateway on a port of its own."""
+    settings = AppSettings(account_rate=Rate(1000, 10_000), unknown_token_rate=Rate(1000, 10_000), tick_ms=0, **more)
     server = uvicorn.Server(uvicorn.Config(application(there.remote, settings), port=0, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -133,20 +133,20 @@ def listening(there: Place, **more: Any) -> Iterator[tuple[str, int]]:
     thread.join(10)
 
 
-def _posted(there: Place, body: bytes, length: int | None = None) -> bytes:
-    """A question as it travels, perhaps with a body that is announced to be longer than what is sent."""
+def _raw_post(there: Place, body: bytes, length: int | None = None) -> bytes:
+    """Return a query as raw HTTP; `length` may announce a longer body than the one sent."""
     head = f"POST /v1/answer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {there.tokens['ann']}\r\n"
     return f"{head}content-length: {length or len(body)}\r\n\r\n".encode() + body
 
 
 @pytest.mark.parametrize("when", ["at once", "while it is drawn"])
 def test_hanging_up_on_the_gateway_keeps_the_charge_and_the_answer(tmp_path: Path, when: str) -> None:
-    """The same over HTTP, as an analyst would try it."""
+    """The same over HTTP, as an analyst would attempt it."""
     with place(tmp_path, schedule=Schedule(floor=300)) as there, listening(there) as at:
         body = {"dataset": "town", "query": QUERY, "epsilon": 1, "request_id": "gone"}
         charges = there.charges()
         with socket.create_connection(at) as connection:
-            connection.sendall(_posted(there, json.dumps(body).encode()))
+            connection.sendall(_raw_post(there, json.dumps(body).encode()))
             if when == "while it is drawn":
                 until(lambda: there.charges() == charges + 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
@@ -156,8 +156,8 @@ def test_hanging_up_on_the_gateway_keeps_the_charge_and_the_answer(tmp_path: Pat
 
 
 def test_a_body_that_never_ends_is_given_up_and_charged_nothing(tmp_path: Path) -> None:
-    """Slow-loris with a body: 408 after the gateway's patience, in the one shape of errors."""
-    with place(tmp_path) as there, listening(there, patience=0.3) as at:
+    """Slow-loris with a body: status 408 after the gateway's time limit, in the documented form of errors."""
+    with place(tmp_path) as there, listening(there, body_seconds=0.3) as at:
         charges = there.charges()
         reply = _never_ending(there, at, 20)
         assert reply.startswith(b"HTTP/1.1 408") and b'{"error":{"code":' in reply
@@ -166,23 +166,23 @@ def test_a_body_that_never_ends_is_given_up_and_charged_nothing(tmp_path: Path) 
 
 def test_a_gateway_with_endless_patience_is_found(tmp_path: Path) -> None:
     """The weakened build."""
-    with place(tmp_path) as there, listening(there, patience=1000) as at, pytest.raises(TimeoutError):
+    with place(tmp_path) as there, listening(there, body_seconds=1000) as at, pytest.raises(TimeoutError):
         _never_ending(there, at, 1.5)
 
 
 def _never_ending(there: Place, at: tuple[str, int], seconds: float) -> bytes:
-    """What comes back, within so many seconds, to a body of which only the beginning is sent."""
+    """Return the reply, within some seconds, to a body of which only the beginning is sent."""
     with socket.create_connection(at) as connection:
         connection.settimeout(seconds)
-        connection.sendall(_posted(there, b'{"dataset": "town"', length=1000))
+        connection.sendall(_raw_post(there, b'{"dataset": "town"', length=1000))
         found = b""
         while not found.endswith(b"}}") and (piece := connection.recv(65536)):
             found += piece
         return found
 
 
-def test_an_engine_that_is_cut_off_keeps_the_charge(tmp_path: Path) -> None:
-    """Timeouts: the question ends at the last instant with the one error, is paid for, and a retry is not charged."""
+def test_a_query_that_times_out_keeps_its_charge(tmp_path: Path) -> None:
+    """Timeouts: the query ends at the last release time with the one error, is charged, and a retry is not charged."""
     stuck = threading.Event()
 
     class Stuck(Failing):
@@ -221,23 +221,23 @@ def _request(there: Place) -> bytes:
 
 
 def test_a_restored_ledger_is_refused_until_the_gap_is_marked(tmp_path: Path) -> None:
-    """A backup put back is a refund: the gateway remembers a later end, and the kernel refuses to go on."""
+    """A restored backup would be a refund: the gateway remembers a later head, and the kernel refuses to continue."""
     path = town(tmp_path / "data")
     token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
     backup(tmp_path / "one.sqlite", tmp_path / "copy.sqlite")
     _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
     shutil.copy(tmp_path / "copy.sqlite", tmp_path / "old.sqlite")  # behind the curator's back
-    with pytest.raises(Exception, match="behind a head"):
+    with pytest.raises(Exception, match="lacks a head"):
         _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
     head = SeenHeads(tmp_path / "head").last
     assert head is not None and not verify(tmp_path / "old.sqlite", None, head).sound
     restore(tmp_path / "copy.sqlite", tmp_path / "again.sqlite")
-    with pytest.raises(Exception, match=r"behind a head|closed"):
+    with pytest.raises(Exception, match=r"lacks a head|closed"):
         _run(path, tmp_path, tmp_path / "again.sqlite", asks=1, token=token)
 
 
 def test_a_second_rollback_is_refused_as_the_first_was(tmp_path: Path) -> None:
-    """The named bug: the gateway held on to the end that was given up, and saw nothing until the new one passed it."""
+    """Regression: the gateway kept the abandoned head, and noticed nothing until the new ledger was longer."""
     path, kept, back = town(tmp_path / "data"), tmp_path / "head", tmp_path / "back.sqlite"
     token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
     backup(tmp_path / "one.sqlite", tmp_path / "copy.sqlite")
@@ -251,19 +251,19 @@ def test_a_second_rollback_is_refused_as_the_first_was(tmp_path: Path) -> None:
     _run(path, tmp_path, back, asks=2, token=token)
     new = SeenHeads(kept).last
     assert new is not None and new.sequence < lost.sequence
-    with pytest.raises(Exception, match="behind a head"):
+    with pytest.raises(Exception, match="lacks a head"):
         _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
     assert SeenHeads(kept).last == new
     _run(path, tmp_path, back, asks=3, token=token)
 
 
 def test_a_gateway_that_forgets_the_end_gives_a_refund(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: nobody remembers the later end, and an old copy goes on as if nothing had been spent."""
+    """The weakened build: nothing remembers the later head, and an old copy continues as if nothing had been spent."""
     path = town(tmp_path / "data")
     token = _run(path, tmp_path, tmp_path / "one.sqlite", asks=0)
     shutil.copy(tmp_path / "one.sqlite", tmp_path / "old.sqlite")
     _run(path, tmp_path, tmp_path / "one.sqlite", asks=3, token=token)
-    monkeypatch.setattr(SeenHeads, "saw", lambda self, head, past: None)
+    monkeypatch.setattr(SeenHeads, "record", lambda self, head, replaced: None)
     (tmp_path / "head").unlink()
     _run(path, tmp_path, tmp_path / "old.sqlite", asks=1, token=token)
 
@@ -301,7 +301,7 @@ def test_a_busy_kernel_refuses_before_any_charge(tmp_path: Path) -> None:
     from dither.serve.kernel.fair_queue import QueueLimits
 
     with place(tmp_path, limits=QueueLimits(running=1, waiting=1, account=1)) as there:
-        turns, charges = there.server.turns, there.charges()
+        turns, charges = there.server.answer_queue, there.charges()
         with turns.turn("town", "somebody"):
             turns._enter("town", "another")
             with pytest.raises(Busy, match="nothing was charged"):

@@ -1,4 +1,4 @@
-"""What the numbers themselves tell: membership within its bound, averages that cost, reconstruction at eps = 100."""
+"""Attacks on released numbers: membership within its bound, averages that are charged, reconstruction at eps = 100."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from conftest import Tier
-from dither.audit.attacks.statistics import Guess, guessing, most_right, reconstructed, subsets
+from dither.audit.attacks.statistics import GuessResult, best_accuracy, guess_membership, random_subsets, reconstruct
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, rational
 from dither.plan.expressions.core import ColumnRef, LiteralValue
@@ -46,7 +46,7 @@ def kernel(folder: Path, without: int | None = None, epsilon: Any = 4_600) -> It
 def draws(
     there: LocalKernel, trials: int, *measures: Measure, who: str = "ann", epsilon: Fraction = Fraction(1)
 ) -> list[list[int]]:
-    """Fresh draws of counts, each trial for epsilon (1) in all; many trials in one request."""
+    """Return fresh draws of counts, each trial at `epsilon` in total, with many trials in one request."""
     share = Calibrate("discrete_laplace", Pure(epsilon / len(measures)))
     found: list[int] = []
     each = max(1, 200 // len(measures))
@@ -63,13 +63,13 @@ def test_one_persons_presence_is_guessed_no_better_than_the_loss_allows(how: str
     measures = (SINGLED,) if how == "singled out" else (EVERYONE, OTHERS)
     with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
         one, two = draws(there, trials, *measures), draws(absent, trials, *measures)
-    guess = guessing(lambda i: statistic(one[i]), lambda i: statistic(two[i]), 0.5, 1.0, trials)
+    guess = guess_membership(lambda i: statistic(one[i]), lambda i: statistic(two[i]), 0.5, 1.0, trials)
     assert not guess.learned, guess
     assert guess.rate > 0.5 - guess.margin
 
 
 def statistic(values: list[int]) -> int:
-    """A count of one person, or the difference of everyone's and the others'."""
+    """Return a count of one person, or the difference between everyone's count and the others'."""
     return values[0] - sum(values[1:])
 
 
@@ -83,15 +83,17 @@ def test_a_draw_with_too_little_noise_is_caught(tmp_path: Path, monkeypatch: pyt
     with kernel(tmp_path / "a") as there, kernel(tmp_path / "b", without=7) as absent:
         monkeypatch.setattr(DiscreteLaplace, "release", quiet)
         one, two = draws(there, 200, SINGLED), draws(absent, 200, SINGLED)
-    assert guessing(lambda i: one[i][0], lambda i: two[i][0], 0.5, 1.0, 200).learned
+    assert guess_membership(lambda i: one[i][0], lambda i: two[i][0], 0.5, 1.0, 200).learned
 
 
 def test_the_bound_is_that_of_the_literature() -> None:
-    assert most_right(0) == 0.5 and math.isclose(most_right(1), math.e / (1 + math.e)) and most_right(50, 1) == 1
+    assert (
+        best_accuracy(0) == 0.5 and math.isclose(best_accuracy(1), math.e / (1 + math.e)) and best_accuracy(50, 1) == 1
+    )
 
 
 def among(asked: np.ndarray) -> list[Measure]:
-    """Numbers of the ill among subsets that are told by public salaries."""
+    """Return counts of ill people in subsets that are selected by public salaries."""
     salaries = [20_000 + 100 * person for person in range(asked.shape[1])]
     measures: list[Measure] = []
     for row in asked:
@@ -101,7 +103,7 @@ def among(asked: np.ndarray) -> list[Measure]:
 
 
 def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[float]:
-    """Those numbers, noisy, each for so much."""
+    """Return the noisy counts, each at `epsilon`."""
     loss = Calibrate("discrete_laplace", Pure(str(epsilon)))  # type: ignore[arg-type]
     parts = tuple(Measurement(measure, loss) for measure in among(asked))
     return [float(part.values[0]) for part in there.answer(Request("town", parts), "ann").parts]
@@ -109,22 +111,22 @@ def answers(there: LocalKernel, asked: np.ndarray, epsilon: object) -> list[floa
 
 @pytest.mark.tier("test")
 def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_path: Path) -> None:
-    """Dinur and Nissim: 24 people's illness from 40 subsets. All right at eps = 100 a question.
+    """Dinur and Nissim: 24 people's illness from 40 subsets. All bits are right at eps = 100 per query.
 
     At eps = 1 in all, each bit is right with probability at most e/(1+e) = 0.73: 24 of 24 by chance below 0.06%, and
     the test allows up to 23, repeated three times with fresh noise: false alarm (0.73^24)^3 < 1e-9.
     """
     people, questions = 24, 40
-    asked = subsets(people, questions)
+    asked = random_subsets(people, questions)
     truth = np.array([person % 5 == 0 for person in range(people)])
     with kernel(tmp_path / "loud") as there:
-        exact = reconstructed(asked, answers(there, asked, 100))
+        exact = reconstruct(asked, answers(there, asked, 100))
         # Person 7 earns something else, and is told by nobody's salary.
         assert (exact == truth).sum() >= people - 1
     rounds = []
     for number in range(3):
         with kernel(tmp_path / f"quiet{number}", epsilon="1.01") as there:
-            found = reconstructed(asked, answers(there, asked, f"1/{questions}"))
+            found = reconstruct(asked, answers(there, asked, f"1/{questions}"))
             rounds.append(int((found == truth).sum()))
             with pytest.raises(BudgetExceeded):
                 answers(there, 1 - asked[:1], f"1/{questions}")
@@ -132,32 +134,32 @@ def test_reconstruction_succeeds_at_a_hundred_and_fails_within_the_budget(tmp_pa
 
 
 TARGET = 5  # is ill; a town without them is, to these questions, one in which they are well
-BITS = subsets(8, 10, 4)
+BITS = random_subsets(8, 10, 4)
 
 
-def bit_guessed(folder: Path, rounds: int, epsilon: Fraction) -> Guess:
-    """How often the reconstruction of everybody's bit has that of one person right, at so much a round."""
+def guess_one_bit(folder: Path, rounds: int, epsilon: Fraction) -> GuessResult:
+    """Return how often the reconstruction of all bits is right about one person's, at `epsilon` per round."""
     measures, found = among(BITS), list[list[bool]]()
     for name, without in (("ill", None), ("well", TARGET)):
         with kernel(folder / name, without=without) as there:
             answered = draws(there, rounds, *measures, epsilon=epsilon)
-            found.append([bool(reconstructed(BITS, each)[TARGET]) for each in answered])
-    return guessing(lambda i: found[0][i], lambda i: found[1][i], 0.5, float(epsilon), rounds)
+            found.append([bool(reconstruct(BITS, each)[TARGET]) for each in answered])
+    return guess_membership(lambda i: found[0][i], lambda i: found[1][i], 0.5, float(epsilon), rounds)
 
 
 @pytest.mark.tier("test")
-def test_reconstruction_tells_one_persons_bit_no_better_than_the_loss_allows(tmp_path: Path) -> None:
-    """Ten subsets of eight people for epsilon 1 in all, 150 rounds: at most e/(1+e), and Hoeffding's margin for
-    a false alarm of 1e-9. At a hundred for each question it is right."""
-    quiet = bit_guessed(tmp_path / "quiet", 150, Fraction(1))
-    assert not quiet.learned and quiet.most + quiet.margin < 0.93, quiet
+def test_reconstruction_guesses_one_persons_bit_no_better_than_the_loss_allows(tmp_path: Path) -> None:
+    """Ten subsets of eight people at epsilon 1 in total, 150 rounds: at most e/(1+e), plus Hoeffding's margin for
+    a false alarm of 1e-9. At epsilon 100 per query the reconstruction is right."""
+    quiet = guess_one_bit(tmp_path / "quiet", 150, Fraction(1))
+    assert not quiet.learned and quiet.allowed_rate + quiet.margin < 0.93, quiet
     for name, without in (("ill", None), ("well", TARGET)):
         with kernel(tmp_path / "loud" / name, without=without) as there:
-            assert reconstructed(BITS, answers(there, BITS, 100))[TARGET] == (name == "ill")
+            assert reconstruct(BITS, answers(there, BITS, 100))[TARGET] == (name == "ill")
 
 
 @pytest.mark.tier("test")
-def test_a_reconstruction_that_tells_too_much_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconstruction_that_learns_too_much_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: a hundredth of the noise."""
     release = DiscreteLaplace.release
 
@@ -165,14 +167,14 @@ def test_a_reconstruction_that_tells_too_much_is_caught(tmp_path: Path, monkeypa
         return release(DiscreteLaplace(self.scale / 100), exact, bits)
 
     monkeypatch.setattr(DiscreteLaplace, "release", quiet)
-    assert bit_guessed(tmp_path, 150, Fraction(1)).learned
+    assert guess_one_bit(tmp_path, 150, Fraction(1)).learned
 
 
 # --- Colluding accounts ---
 
 
 def colluding(folder: Path, policy: str, without: int | None, trials: int) -> list[int]:
-    """Differences of what two accounts, of different groups, were each told for a half."""
+    """Return differences between the answers of two accounts of different groups, at half of epsilon each."""
     described = replace(
         load(town(folder, 10, policy, without)), budgets=(BudgetCap("person", "pure", rational(4_600)),)
     )
@@ -195,7 +197,7 @@ def test_two_accounts_that_take_differences_learn_no_more_than_the_sum_of_what_t
     trials = tier.pick(quick=200, test=1_000, deep=4_000)
     there = colluding(tmp_path / "a", policy, None, trials)
     absent = colluding(tmp_path / "b", policy, 7, trials)
-    guess = guessing(lambda i: there[i], lambda i: absent[i], 0.5, 1.0, trials)
+    guess = guess_membership(lambda i: there[i], lambda i: absent[i], 0.5, 1.0, trials)
     assert not guess.learned and guess.rate > 0.5 - guess.margin, guess
 
 
@@ -213,8 +215,8 @@ def test_a_difference_is_paid_for_by_whoever_shares_the_budget(policy: str, paid
         assert warned == (policy == SEPARATE)
 
 
-def averaged(folder: Path, policy: str) -> tuple[list[int], int]:
-    """Draws that two accounts get of one question at eps = 1 while the budget of 5.01 lasts, and distinct ones."""
+def draws_of_two_groups(folder: Path, policy: str) -> tuple[list[int], int]:
+    """Return the draws of a query that two accounts get at eps = 1 of a budget of 5.01, and how many are distinct."""
     values = []
     with place(folder, epsilon="5.01", policy=policy) as there:
         for number in range(12):
@@ -230,26 +232,26 @@ def averaged(folder: Path, policy: str) -> tuple[list[int], int]:
 
 
 def test_colluding_accounts_under_a_shared_budget_get_five_draws(tmp_path: Path) -> None:
-    values, distinct = averaged(tmp_path, SHARED)
+    values, distinct = draws_of_two_groups(tmp_path, SHARED)
     assert distinct == 5 and len(values) == 15
 
 
 def test_colluding_groups_with_separate_budgets_pay_for_the_same_draws(tmp_path: Path) -> None:
-    """A second group pays for the recorded answer and gets that one: nothing to average."""
-    values, distinct = averaged(tmp_path, SEPARATE)
+    """A second group is charged for the recorded answer and gets the same one, so there is nothing to average."""
+    values, distinct = draws_of_two_groups(tmp_path, SEPARATE)
     assert distinct == 5 and len(values) == 15
 
 
 def test_draws_that_are_each_accounts_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: the same question of somebody else is another question. Two groups then average ten draws."""
-    claim = LocalKernel._charge_for
+    """The weakened build: the same query of another account is a new query, so two groups can average ten draws."""
+    claim = LocalKernel._build_charge
 
     def own(self: LocalKernel, house: Any, request: Request, appraisal: Any, account: str) -> Any:
         made = claim(self, house, request, appraisal, account)
         return replace(made, digest=hashlib.sha256(f"{made.digest} {account}".encode()).hexdigest())
 
-    monkeypatch.setattr(LocalKernel, "_charge_for", own)
-    assert averaged(tmp_path, SEPARATE)[1] > 5
+    monkeypatch.setattr(LocalKernel, "_build_charge", own)
+    assert draws_of_two_groups(tmp_path, SEPARATE)[1] > 5
 
 
 def test_accounts_of_no_group_get_nothing(tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ def test_accounts_of_no_group_get_nothing(tmp_path: Path) -> None:
 
 
 def seen_by_bob(folder: Path, first: str | None) -> tuple[Any, ...]:
-    """What a second group sees of a question that it pays for: quotes, the answer but its noise, history, statement."""
+    """Return what a second group sees of a query it is charged for: quotes, noiseless answer, history, statement."""
     with place(folder, policy=SEPARATE) as there:
         query = {"dataset": "town", "query": "SELECT COUNT(*) FROM people WHERE ill", "epsilon": 1}
         if first is not None:
@@ -279,7 +281,7 @@ def seen_by_bob(folder: Path, first: str | None) -> tuple[Any, ...]:
 
 
 def test_another_groups_private_questions_do_not_show(tmp_path: Path) -> None:
-    """Under separate budgets, nothing that a group sees tells whether or when another group asked the same."""
+    """Under separate budgets, nothing that a group sees reveals if or when another group sent the same query."""
     alone, after = seen_by_bob(tmp_path / "a", None), seen_by_bob(tmp_path / "b", "ann")
     assert alone == after and alone[0] is False and alone[1] == [False, True, True]
     assert "ann" not in alone[2] and "red" not in alone[3]

@@ -1,4 +1,4 @@
-"""Release instants under an injected clock: equal whatever the data did, on every path; not so without padding."""
+"""Release times under an injected clock: they do not depend on the data on any path; without padding they do."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from serve.servers import Place, place, town
 QUERY = "SELECT COUNT(*) FROM people WHERE salary = 91000"
 
 
-class Held:
-    """A clock that moves only when somebody waits or works."""
+class StepClock:
+    """A clock that advances only when code waits or works."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -44,7 +44,7 @@ class Held:
         return self.now
 
     def wait_until(self, instant: int) -> None:
-        """Goes to that instant; once, somebody may look at what can be seen just before."""
+        """Advance to that instant; once, call the observer just before."""
         look, self.look = self.look, None
         if look is not None:
             self.seen.append(look())
@@ -53,10 +53,10 @@ class Held:
 
 @dataclass
 class Working:
-    """An engine that takes a while, and perhaps fails, as a record decides."""
+    """An engine whose duration and failure depend on a record."""
 
     inner: Any
-    clock: Held
+    clock: StepClock
     takes: int
     fails: bool = False
     failure: str | None = None
@@ -78,10 +78,10 @@ class Working:
 
 
 @contextmanager
-def held(
+def kernel_on_manual_clock(
     folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500), slots: int = 1
 ) -> Iterator[Any]:
-    clock, made = Held(), list[Working]()
+    clock, made = StepClock(), list[Working]()
 
     def engine(dataset: Any) -> Any:
         made.append(Working(open_engine(dataset), clock, takes, fails))
@@ -97,8 +97,8 @@ def held(
 
 
 def departure(folder: Path, takes: int, fails: bool = False, schedule: Schedule | None = Schedule(floor=500)) -> Any:
-    """When the reply leaves, what it is, and the prediction (which follows from the noisy size)."""
-    with held(folder, takes, fails, schedule) as (kernel, clock):
+    """Return when the reply leaves, the reply, and the prediction (which depends on the noisy size)."""
+    with kernel_on_manual_clock(folder, takes, fails, schedule) as (kernel, clock):
         session = Session.from_kernel(kernel, "ann")
         predicted = session.quote(QUERY, epsilon=1).milliseconds
         start = clock.now
@@ -122,7 +122,7 @@ def test_a_failure_leaves_at_the_same_instant_as_an_answer(tmp_path: Path) -> No
 
 
 def test_work_that_is_late_leaves_at_a_doubling_and_is_counted(tmp_path: Path) -> None:
-    with held(tmp_path, 1100) as (kernel, clock):
+    with kernel_on_manual_clock(tmp_path, 1100) as (kernel, clock):
         session = Session.from_kernel(kernel, "ann")
         predicted = session.quote(QUERY, epsilon=1).milliseconds
         start = clock.now
@@ -131,9 +131,9 @@ def test_work_that_is_late_leaves_at_a_doubling_and_is_counted(tmp_path: Path) -
         assert len(kernel.ledger.misses("town")[0]) == 1
 
 
-def told(folder: Path, takes: int, fails: bool = False) -> tuple[object, object]:
-    """What another account can see right after the charge, and when the reply is ready and held back: the attack."""
-    with held(folder, takes, fails) as (kernel, clock):
+def observe(folder: Path, takes: int, fails: bool = False) -> tuple[object, object]:
+    """The attack: return what another account sees right after the charge, and while the ready reply is held back."""
+    with kernel_on_manual_clock(folder, takes, fails) as (kernel, clock):
         other, charge = Session.from_kernel(kernel, "eve"), kernel.ledger.charge
         views: list[object] = []
 
@@ -155,27 +155,27 @@ def told(folder: Path, takes: int, fails: bool = False) -> tuple[object, object]
 
 @pytest.mark.parametrize(("takes", "fails"), [(3, False), (1100, False), (3, True)])
 def test_nothing_shows_that_an_answer_is_ready_before_it_leaves(takes: int, fails: bool, tmp_path: Path) -> None:
-    """Neither history nor the ledger's end, nor the number of misses or a longer prediction."""
-    charged, ready = told(tmp_path, takes, fails)
+    """Neither the history nor the ledger's head, the number of misses or a longer prediction reveals it."""
+    charged, ready = observe(tmp_path, takes, fails)
     assert charged == ready
 
 
 def test_a_build_that_records_at_once_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: the answer stands in the ledger as soon as it is drawn, and the reply alone is held back."""
-    drawn, kept = LocalKernel._draw_all, LocalKernel._record
+    """The weakened build: the answer is in the ledger as soon as it is drawn, and only the reply is held back."""
+    drawn, kept = LocalKernel._make_release, LocalKernel._record
 
     def at_once(self: LocalKernel, task: Any, deadline: int | None) -> Any:
         return kept(self, task, drawn(self, task, deadline))
 
-    monkeypatch.setattr(LocalKernel, "_draw_all", at_once)
+    monkeypatch.setattr(LocalKernel, "_make_release", at_once)
     monkeypatch.setattr(LocalKernel, "_record", lambda self, task, release: release)
-    charged, ready = told(tmp_path, 3)
+    charged, ready = observe(tmp_path, 3)
     assert charged != ready
 
 
 def test_asking_again_while_an_answer_is_held_back_takes_its_time_and_draws_nothing_new(tmp_path: Path) -> None:
-    """Whoever asks the same question meanwhile waits as long as anybody, and both get the one recorded answer."""
-    with held(tmp_path, 7, slots=2) as (kernel, clock):
+    """An account that sends the same query meanwhile waits equally long, and both get the one recorded answer."""
+    with kernel_on_manual_clock(tmp_path, 7, slots=2) as (kernel, clock):
         asker, other = Session.from_kernel(kernel, "ann"), Session.from_kernel(kernel, "eve")
         predicted = asker.quote(QUERY, epsilon=1).milliseconds
 
@@ -196,8 +196,8 @@ def test_without_padding_the_work_shows(tmp_path: Path) -> None:
 
 
 def test_refusals_before_the_charge_take_no_time_that_data_decide(tmp_path: Path) -> None:
-    """Bad plans, unknown tables, no budget, a used request id: the clock does not move at all."""
-    with held(tmp_path, 250) as (kernel, clock):
+    """Bad plans, unknown tables, no budget, a used request id: the clock does not advance at all."""
+    with kernel_on_manual_clock(tmp_path, 250) as (kernel, clock):
         session = Session.from_kernel(kernel, "ann")
         for query, epsilon in ((QUERY, 10_000), ("SELECT * FROM people", 1), ("SELECT COUNT(*) FROM nowhere", 1)):
             start = clock.now
@@ -207,8 +207,8 @@ def test_refusals_before_the_charge_take_no_time_that_data_decide(tmp_path: Path
 
 
 def test_an_answer_given_before_leaves_at_once_for_everyone(tmp_path: Path) -> None:
-    """Whether a question was asked before is in the shared history; no record decides it."""
-    with held(tmp_path, 250) as (kernel, clock):
+    """The shared history shows if a query was sent before; no record decides it."""
+    with kernel_on_manual_clock(tmp_path, 250) as (kernel, clock):
         session = Session.from_kernel(kernel, "ann")
         session.sql(QUERY, epsilon=1)
         start = clock.now
@@ -217,14 +217,14 @@ def test_an_answer_given_before_leaves_at_once_for_everyone(tmp_path: Path) -> N
 
 
 def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
-    """Through the message handler of the socket, the clock stands where the kernel left it."""
+    """The message handler of the socket leaves the clock where the kernel left it."""
     import socket
 
     from dither.privacy.codec import encode
     from dither.privacy.protocol import Request
 
     heard: list[Request] = []
-    with held(tmp_path, 123) as (kernel, clock):
+    with kernel_on_manual_clock(tmp_path, 123) as (kernel, clock):
         answer = kernel.answer
 
         class Listening:
@@ -255,7 +255,7 @@ PADDED = Schedule(floor=800, row=0, cell=0, most_misses=1000)
 
 
 class Slow:
-    """An engine that one record makes slower, by the wall clock."""
+    """An engine that one record makes slower in wall time."""
 
     def __init__(self, inner: Any, seconds: float) -> None:
         self.inner, self.seconds, self.failure = inner, seconds, None
@@ -268,25 +268,25 @@ class Slow:
         return getattr(self.inner, name)
 
 
-def _slowed(seconds: float, dataset: Any) -> Any:
+def _slow_engine(seconds: float, dataset: Any) -> Any:
     return Slow(open_engine(dataset), seconds)
 
 
 @contextmanager
 def wall(folder: Path, schedule: Schedule | None) -> Iterator[tuple[Place, Place]]:
-    """Two services, kernel, socket and gateway; a record makes the second's plan slower."""
+    """Yield two services, each of kernel, socket and gateway; a record makes the second's plan slower."""
     with ExitStack() as stack:
         sides = [
             stack.enter_context(
-                place(folder / str(number), epsilon=900, schedule=schedule, engine=partial(_slowed, seconds))
+                place(folder / str(number), epsilon=900, schedule=schedule, engine=partial(_slow_engine, seconds))
             )
             for number, seconds in enumerate((0.0, SLOWER))
         ]
         yield sides[0], sides[1]
 
 
-def compared(folder: Path, schedule: Schedule | None, runs: int) -> tuple[TimingResult, int]:
-    """Response times on both sides, in blocks of two whose order a coin decides; and how many answers were late."""
+def compare_times(folder: Path, schedule: Schedule | None, runs: int) -> tuple[TimingResult, int]:
+    """Return the response times on both sides, in blocks of two in random order, and the number of late answers."""
     count = iter(range(10**6))
 
     def ask(there: Place) -> None:
@@ -298,9 +298,9 @@ def compared(folder: Path, schedule: Schedule | None, runs: int) -> tuple[Timing
 
 
 def on_time(folder: Path, runs: int) -> TimingResult:
-    """A comparison in which nothing was late; a late answer is outside the guarantee, and a fault of a busy machine."""
+    """Return a comparison without late answers, which a busy machine causes and the guarantee does not cover."""
     for attempt in range(3):
-        result, late = compared(folder / str(attempt), PADDED, runs)
+        result, late = compare_times(folder / str(attempt), PADDED, runs)
         print(result, f"{late} late")
         if not late:
             return result
@@ -310,25 +310,25 @@ def on_time(folder: Path, runs: int) -> TimingResult:
 
 @pytest.mark.tier("deep")
 def test_response_times_of_neighbours_are_alike(tmp_path: Path) -> None:
-    """100 blocks of two, sign tests at alpha 1e-9 (the false alarm). The power is printed and checked: a shift of half
-    of what the record costs the engine would have been found with 90%; on a quiet machine, of a few ms."""
+    """100 blocks of two, sign tests at alpha 1e-9 (the false alarm). The power is printed and checked: a shift of
+    half of what the record costs the engine is detected with probability 90%; on a quiet machine, of a few ms."""
     result = on_time(tmp_path, 100)
     assert not result.refuted, result
     assert result.detectable_shift < SLOWER / 2, result
 
 
 @pytest.mark.tier("deep")
-def test_response_times_without_padding_tell_neighbours_apart(tmp_path: Path) -> None:
+def test_response_times_without_padding_distinguish_neighbours(tmp_path: Path) -> None:
     """The weakened build: no schedule."""
-    result, _ = compared(tmp_path, None, 100)
+    result, _ = compare_times(tmp_path, None, 100)
     print(result)
     assert result.refuted, result
 
 
 @pytest.mark.tier("deep")
 def test_a_pause_after_the_work_is_no_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weakened build: the wait begins when the work has ended."""
+    """The weakened build: the wait begins after the work has ended."""
     monkeypatch.setattr(kernel_module, "departure", lambda instants, ready: Departure(ready + 200, False))
-    result, _ = compared(tmp_path, PADDED, 100)
+    result, _ = compare_times(tmp_path, PADDED, 100)
     print(result)
     assert result.refuted, result

@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "delta_at": (lambda loss, epsilon: ours.delta_at(loss, epsilon) / 100, "Gaussian"),
     "as_zcdp": (lambda loss: ZCDP(loss.epsilon**2 / 10), "randomized response"),
     "as_renyi": (lambda loss, orders: ours.as_renyi(Pure(loss.epsilon / 2), orders), "randomized response"),
-    "subsampled": (lambda loss, rate: Pure(loss.epsilon * rate), "sampled"),
+    "sampled_loss": (lambda loss, rate: Pure(loss.epsilon * rate), "sampled"),
     "compose": (lambda losses: losses[0], "compositions"),
     "group": (lambda loss, size: loss, "groups"),
     "joint_laplace": (lambda weights, scales, rows: Pure(F(1, 100)), "Laplace"),
@@ -49,7 +49,7 @@ def test_a_wrong_formula_is_found(name: str) -> None:
 
 
 def lenient(rounds: Callable[[Fraction], float]) -> Callable[[Fraction], Callable[[Any], None]]:
-    """A budget whose counter rounds."""
+    """Return a budget whose counter rounds."""
 
     def make(epsilon: Fraction) -> Callable[[Any], None]:
         spent: list[Any] = [0]
@@ -68,6 +68,6 @@ def test_games_are_won_against_counters_that_round() -> None:
     nothing = SimpleNamespace()
     assert accounting(nothing, lenient(lambda x: round(float(x), 6))).refuted
     floats = accounting(nothing, lenient(float))  # 1.0 + 1e-17 == 1.0
-    assert any("grains" in each.name for each in floats.failed)
+    assert any("tiny losses" in each.name for each in floats.failed)
     exact = accounting(nothing, lenient(lambda x: x))  # type: ignore[arg-type,return-value]
     assert not exact.refuted

@@ -32,7 +32,7 @@ class Rounded:
 def test_a_generator_attribute_is_replaced_by_bits() -> None:
     found = exact(adapters.diffprivlib_exact(Rounded), (0, 1), residual=0)
     assert found.residual == 0 and found.refutes(Pure(5))  # noise on one side only: 0 tells the inputs apart
-    assert min(each for each in found.law_b.masses) == 1
+    assert min(each for each in found.distribution_b.masses) == 1
 
 
 def test_each_library_is_called_its_own_way() -> None:

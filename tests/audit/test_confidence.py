@@ -66,7 +66,7 @@ def test_levels_are_kept_and_nearly_reached_on_larger_samples() -> None:
 
 
 @pytest.mark.tier("test")
-def test_p_values_are_valid_for_concentrated_claims() -> None:
+def test_p_values_are_valid_for_zcdp_claims() -> None:
     test_p_values_are_valid_at_every_boundary_point(ZCDP(0.1))
 
 
@@ -97,7 +97,7 @@ def test_p_values_given_all_hits_are_valid(runs: tuple[int, int], chances: tuple
             assert float(hits @ refutes) <= alpha
 
 
-def test_hits_are_shared_as_fishers_noncentral_law_says() -> None:
+def test_hits_given_their_total_have_fishers_noncentral_distribution() -> None:
     runs = (700, 400)
     for hits, epsilon in (((9, 2), 0.5), ((3, 0), 0.5), ((30, 11), 0.5), ((390, 20), 1.0)):
         limit = ceiling(Pure(epsilon), epsilon)
@@ -151,7 +151,7 @@ def test_tails_survive_underflow() -> None:
     assert bounds._at_most(10, 10_000_000, np.array([0.5]))[0] < -6e6
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_no_hits_refute_nothing() -> None:
     assert bounds.epsilon_lower(Counts(0, 100, 0, 100), 0.0, 0.05) == 0
     assert bounds.epsilon_lower(Counts(50, 100, 50, 100), 0.0, 0.05) == 0
     assert bounds.epsilon_lower(Counts(100, 100, 0, 100), 0.0, 0.05) > 3
@@ -200,8 +200,8 @@ def test_bets_on_the_coin_are_fair_at_the_boundary(epsilon: float) -> None:
     ratio = np.linspace(-6, 6, 101)
     fair = 1 / (1 + exp(-epsilon))
     for stake in (0.5, 1.0):
-        first = np.exp(sequential._settle(ratio, epsilon, stake, True))
-        second = np.exp(sequential._settle(ratio, epsilon, stake, False))
+        first = np.exp(sequential._log_returns(ratio, epsilon, stake, True))
+        second = np.exp(sequential._log_returns(ratio, epsilon, stake, False))
         for chance in (fair, 0.5, 1 - fair):
             assert np.all(chance * first + (1 - chance) * second <= 1 + 1e-12)
         assert np.max(np.abs(fair * first + (1 - fair) * second - 1)[ratio > 0]) < 1e-12
@@ -210,7 +210,7 @@ def test_bets_on_the_coin_are_fair_at_the_boundary(epsilon: float) -> None:
 def test_bets_on_events_are_fair_at_the_boundary() -> None:
     epsilon, extra, q = 0.7, 0.01, 0.2
     p = exp(epsilon) * q + extra
-    stake = sequential._stake(min(2 * p, 1.0), q, epsilon, extra)
+    stake = sequential._best_stake(min(2 * p, 1.0), q, epsilon, extra)
     returns = (
         p / 2 * (1 + stake * (2 - extra))
         + q / 2 * (1 - stake * (2 * exp(epsilon) + extra))
@@ -221,5 +221,5 @@ def test_bets_on_events_are_fair_at_the_boundary() -> None:
 
 
 def test_power_shrinks_with_samples() -> None:
-    few, many = (bounds.detectable(0.3, runs, Pure(1), 0.01) for runs in (1000, 100_000))
+    few, many = (bounds.detectable_strength(0.3, runs, Pure(1), 0.01) for runs in (1000, 100_000))
     assert 1 < many < few < 2

@@ -31,14 +31,14 @@ def test_p_values_of_small_samples_are_uniform() -> None:
 
 
 def fine_laplace(size: int) -> Any:
-    """Continuous Laplace noise whose logarithm is taken of 53 random digits after as many zeros as fall."""
+    """Draw Laplace noise as the logarithm of 53 random bits after a random number of leading zero bits."""
     rng = np.random.default_rng()
     uniform = (rng.integers(1 << 52, 1 << 53, size=size) + rng.random(size)) * 2.0 ** -(52 + rng.geometric(0.5, size))
     return np.where(rng.random(size) < 0.5, -1, 1) * np.log(uniform)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "law"),
+    ("sampler", "distribution"),
     [
         (lambda size: discrete_laplace(F(5), size, SystemBits()), DiscreteLaplaceDistribution(F(5))),
         (lambda size: discrete_gaussian(F(30), size, SystemBits()), DiscreteGaussianDistribution(F(30))),
@@ -49,8 +49,8 @@ def fine_laplace(size: int) -> Any:
     ],
     ids=["laplace", "gaussian", "normal", "poisson", "float Laplace of many bits", "normal far from 0"],
 )
-def test_right_samplers_pass(sampler: Callable[[int], Any], law: Any, tier: Any) -> None:
-    found = fit(sampler, law, draws=tier.pick(quick=100_000, test=1_000_000, deep=10_000_000), alpha=ALPHA)
+def test_right_samplers_pass(sampler: Callable[[int], Any], distribution: Any, tier: Any) -> None:
+    found = fit(sampler, distribution, draws=tier.pick(quick=100_000, test=1_000_000, deep=10_000_000), alpha=ALPHA)
     assert not found.refuted, str(found)
     assert "not refuted" in str(found) and '"refuted": false' in found.report()
 
@@ -70,7 +70,7 @@ def light_tails(size: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "law", "named"),
+    ("sampler", "distribution", "named"),
     [
         (lambda size: discrete_laplace(F(51, 10), size, SystemBits()), DiscreteLaplaceDistribution(F(5)), "moment"),
         (lambda size: np.random.default_rng().normal(0.02, size=size), stats.norm(), "moment 1"),
@@ -102,13 +102,13 @@ def light_tails(size: int) -> Any:
         "40 bits inverted",
     ],
 )
-def test_named_bugs_are_caught(sampler: Callable[[int], Any], law: Any, named: str) -> None:
-    found = fit(sampler, law, draws=400_000, alpha=1e-9)
+def test_named_bugs_are_caught(sampler: Callable[[int], Any], distribution: Any, named: str) -> None:
+    found = fit(sampler, distribution, draws=400_000, alpha=1e-9)
     assert found.refuted, str(found)
     assert min((each.p_value for each in found.tests if named in each.name), default=1.0) < 1e-9
 
 
-def test_what_cannot_be_tested_is_refused() -> None:
+def test_draws_that_cannot_be_tested_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="shape"):
         fit(lambda size: np.zeros(size + 1), stats.norm())
     with pytest.raises(InvalidParameter, match="integer"):

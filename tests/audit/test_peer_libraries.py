@@ -1,4 +1,4 @@
-"""What somebody who has never seen the auditor gives it: outputs of every shape, slips of the pen, unlucky files."""
+"""Inputs of first-time users of the auditor: outputs of every shape, typing errors, unsuitable files."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from typer.testing import CliRunner
 
 from dither import audit
 from dither.audit.attacks import schedules
-from dither.audit.attacks.model import Finding, ServiceReply, discovered
+from dither.audit.attacks.model import Finding, ServiceReply, discover_columns
 from dither.audit.blackbox import features
-from dither.audit.blackbox.report import inputs
+from dither.audit.blackbox.report import describe_inputs
 from dither.audit.claim_syntax import claim_text, import_object
 from dither.audit.claim_syntax import parse_claim as parsed
 from dither.audit.claims import ceiling, strength
 from dither.audit.confidence import Counts, p_value, strength_lower
 from dither.audit.enumeration import paths as enumeration
-from dither.audit.neighbours import distinct, fingerprint
+from dither.audit.neighbours import distinct_pairs, fingerprint
 from dither.audit.sampling import OutputSampler, as_outputs
-from dither.audit.stability import ValueDomain, change, transformation
+from dither.audit.stability import ValueDomain, result_distance, transformation
 from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = {"samples": 20_000, "mode": "sequential", "seed": 1, "bi
 
 
 def twice(value: float) -> float:
-    """Laplace noise that keeps epsilon 2, and is claimed to keep 1."""
+    """Laplace noise of epsilon 2 whose claim is 1."""
     return float(value + RNG.laplace(scale=0.5))
 
 
@@ -62,7 +62,7 @@ class Record:
 
 
 def above(value: float) -> float | None:
-    """A count, or nothing if it is small: of either kind there are many."""
+    """Return a noisy count, or None if it is small; both are frequent."""
     return value if value > 0.2 else None
 
 
@@ -91,7 +91,7 @@ SHAPES: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_outputs_of_any_shape_show_what_they_hold(shape: Callable[[float], Any]) -> None:
+def test_leaks_are_found_in_outputs_of_any_shape(shape: Callable[[float], Any]) -> None:
     result = audit.privacy(lambda value: shape(twice(value)), Pure(1), [(0, 1)], **QUICK)
     assert result.refuted
     assert result.epsilon_lower < 2.1
@@ -117,22 +117,22 @@ def test_many_outputs_at_once_may_come_in_any_collection(made: Callable[[Any], A
     assert audit.privacy(mechanism, Pure(1), [(0, 1)], **QUICK).refuted
 
 
-def test_what_is_masked_is_not_looked_at() -> None:
+def test_masked_values_are_ignored() -> None:
     hidden = np.ma.masked_array([1.0, 2.0], [False, True])
     assert np.array_equal(as_outputs(hidden), [1.0, np.nan], equal_nan=True)
 
 
 @pytest.mark.parametrize("odd", [None, "failed", [1.0, 2.0], 10**400], ids=str)
 @pytest.mark.parametrize("usual", [1.5, [0.5, 1.5, 2.5], {"a": 1.5}, "yes"], ids=str)
-def test_an_output_unlike_those_that_taught_the_reader_is_read_as_well(usual: Any, odd: Any) -> None:
-    encoder = features.learn(as_outputs([usual] * 100))
+def test_an_output_unlike_those_seen_before_is_encoded_too(usual: Any, odd: Any) -> None:
+    encoder = features.learn_encoder(as_outputs([usual] * 100))
     assert encoder.read(as_outputs([usual, odd, usual])).shape == (3, len(encoder.labels))
 
 
 def test_categories_are_numbered_without_regard_to_the_input_that_came_first() -> None:
-    """The named bug: numbers in order of appearance told the inputs apart, and hid what did."""
+    """Regression: codes in order of appearance seemed to distinguish the inputs, and hid the real difference."""
     first, second = [f"{place:03}" for place in range(0, 100, 2)], [f"{place:03}" for place in range(1, 100, 2)]
-    encoder = features.learn([*first, *second])
+    encoder = features.learn_encoder([*first, *second])
     assert np.all(encoder.read(first) + 1 == encoder.read(second))
 
 
@@ -169,49 +169,52 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize(("mechanism", "told"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("mode", ["fixed", "sequential"])
-def test_what_is_no_mechanism_is_refused_in_words(mechanism: Callable[..., Any], told: str, mode: str) -> None:
+def test_an_invalid_mechanism_is_refused_with_a_reason(mechanism: Callable[..., Any], told: str, mode: str) -> None:
     with pytest.raises(InvalidParameter, match=told):
         audit.privacy(mechanism, Pure(1), [(0, 1)], samples=1000, seed=1, mode=mode)
 
 
 def test_a_mechanism_that_changes_its_input_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="changes its input"):
-        OutputSampler.of(changing, None, False).draw([0.0], 10)
+        OutputSampler.from_callable(changing, None, False).draw([0.0], 10)
 
 
-def test_a_caller_without_neighbours_hears_why_none_was_accepted() -> None:
+def test_the_error_says_why_no_standard_neighbours_were_accepted() -> None:
     with pytest.raises(InvalidParameter, match="KeyError: 'age'"):
         audit.privacy(lambda rows: rows["age"] if isinstance(rows, dict) else {}["age"], Pure(1), samples=1000)
 
 
-def test_long_inputs_are_told_apart_wherever_they_differ() -> None:
-    """The named bug: the text of an array leaves out its middle."""
+def test_long_inputs_are_distinguished_wherever_they_differ() -> None:
+    """Regression: the text of an array leaves out its middle."""
     a, b = np.zeros(5000), np.zeros(5000)
     b[2500] = 1
     frames = [pa.table({"n": side}).to_pandas() for side in (a, b)]
-    assert distinct([(a, b), (a, b.copy()), (a, a.copy())]) == [(a, b)]
-    assert len(distinct([tuple(frames), ([a], [b]), ({"n": a}, {"n": b})])) == 3
+    assert distinct_pairs([(a, b), (a, b.copy()), (a, a.copy())]) == [(a, b)]
+    assert len(distinct_pairs([tuple(frames), ([a], [b]), ({"n": a}, {"n": b})])) == 3
     assert fingerprint(np.array([a, None], object)[1:]) != fingerprint(np.array([None, a], object)[1:])
 
 
 def test_long_inputs_are_shown_with_what_differs() -> None:
     a, b = np.zeros((60, 60)), np.zeros((60, 60))
     b[30, 7] = 1
-    assert [text.rsplit("with ", 1)[1] for text in inputs(a, b)] == ["0.0 at 7 at 30", "1.0 at 7 at 30"]
-    assert [text.rsplit("... ", 1)[1] for text in inputs([0] * 999, [0] * 1000)] == ["(999 entries)", "(1000 entries)"]
+    assert [text.rsplit("with ", 1)[1] for text in describe_inputs(a, b)] == ["0.0 at 7 at 30", "1.0 at 7 at 30"]
+    assert [text.rsplit("... ", 1)[1] for text in describe_inputs([0] * 999, [0] * 1000)] == [
+        "(999 entries)",
+        "(1000 entries)",
+    ]
     ragged = [[0]] * 500
-    assert inputs([*ragged, [1, 2]], [*ragged, [1]])[1].endswith("with [1] at 500")
-    assert inputs(0, 1) == ("0", "1")
+    assert describe_inputs([*ragged, [1, 2]], [*ragged, [1]])[1].endswith("with [1] at 500")
+    assert describe_inputs(0, 1) == ("0", "1")
 
 
 def test_neighbours_may_be_a_strategy() -> None:
     pairs = strategies.integers(0, 20).map(lambda n: (n, n + 1))
-    assert len(distinct(pairs)) > 3
+    assert len(distinct_pairs(pairs)) > 3
     assert audit.privacy(twice, Pure(1), pairs, **QUICK).refuted
 
 
 @pytest.mark.parametrize("pairs", [(0, 1), ["ab"], [(0, 1, 2)], [None]], ids=str)
-def test_neighbours_that_are_no_pairs_are_refused(pairs: Any) -> None:
+def test_neighbours_must_be_pairs(pairs: Any) -> None:
     with pytest.raises(InvalidParameter, match="pairs of inputs"):
         audit.privacy(twice, Pure(1), pairs, samples=1000)
 
@@ -220,7 +223,7 @@ def test_neighbours_that_are_no_pairs_are_refused(pairs: Any) -> None:
 
 
 def counts_calls() -> Callable[[int, Any], int]:
-    """State that is kept from one execution to the next."""
+    """Return code that keeps state from one execution to the next."""
     calls: list[int] = []
     return lambda value, bits: calls.append(0) or len(calls) // 300
 
@@ -235,10 +238,10 @@ ELSEWHERE: dict[str, Callable[[int, Any], Any]] = {
 
 
 @pytest.mark.parametrize("mechanism", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_randomness_from_elsewhere_is_never_certified(mechanism: Callable[[int, Any], Any]) -> None:
-    """The named bug: code that split no bits ran once on each input, and what it gave was taken for certain."""
+def test_other_randomness_is_never_certified(mechanism: Callable[[int, Any], Any]) -> None:
+    """Regression: code that read no bits ran once on each input, and its output was taken for certain."""
     # Unseen with probability below 1e-11 (0.9^500 twice, 0.5^500); the others are seen surely.
-    with pytest.raises(Unsupported, match="elsewhere"):
+    with pytest.raises(Unsupported, match="not from `bits`"):
         audit.exact(mechanism, (1, 0))
 
 
@@ -261,15 +264,15 @@ def deciding_forever(value: int, bits: Any) -> None:
         pass
 
 
-def test_executions_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enumeration, "MOST_ASKED", 10_000)
-    monkeypatch.setattr(enumeration, "REPEATED", 1)
+def test_endless_executions_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enumeration, "MOST_RANDOM_NUMBERS", 10_000)
+    monkeypatch.setattr(enumeration, "REPEATED_RUNS", 1)
     for mechanism in (forever, deciding_forever):
-        with pytest.raises(Unsupported, match="ended"):
+        with pytest.raises(Unsupported, match=r"without ending|ended with"):
             audit.exact(mechanism, (0, 1), most_runs=10)
 
 
-def test_slips_in_the_exact_audit_are_told_in_words() -> None:
+def test_mistakes_in_the_exact_audit_are_refused_with_a_reason() -> None:
     with pytest.raises(InvalidParameter, match="NameError"):
         audit.exact(lambda value, bits: undefined, (0, 1))  # type: ignore[name-defined]  # noqa: F821
     with pytest.raises(InvalidParameter, match="two inputs"):
@@ -278,7 +281,7 @@ def test_slips_in_the_exact_audit_are_told_in_words() -> None:
         audit.exact(lambda value, bits: bytearray(b"a"), (0, 1))
 
 
-def test_reports_are_json_that_every_reader_takes() -> None:
+def test_reports_are_standard_json() -> None:
     read = json.loads(audit.exact(lambda value, bits: value, (0, 1)).report(), parse_constant=pytest.fail)
     assert read["epsilon_lower"] == "inf"
 
@@ -288,7 +291,7 @@ def test_reports_are_json_that_every_reader_takes() -> None:
 
 @pytest.mark.parametrize("order", ["1.1", "1.5", "2"])
 def test_a_renyi_claim_of_a_low_order_alone_can_be_refuted(order: str) -> None:
-    """The named bug: its ceiling is steep at 0, where hits that nobody expects had all the weight."""
+    """Regression: the bound is steep at 0, where unexpected hits had all the weight."""
     claim, counts = Renyi(((order, "0.1"),)), Counts(740, 900, 225, 1050)
     assert p_value(counts, ceiling(claim, 1.0)) < 1e-9
     # What two coins of these probabilities show is a lower bound; the runs are few.
@@ -297,8 +300,8 @@ def test_a_renyi_claim_of_a_low_order_alone_can_be_refuted(order: str) -> None:
     assert 0.7 * shown < 0.1 * strength_lower(counts, claim, 0.01) < shown
 
 
-def test_hits_that_nobody_expects_never_speak_against_the_null(tier: Any) -> None:
-    """Such counts have no weight, which cannot wrong a true claim: up to 400 pairs at the boundary, at 1e-12."""
+def test_unexpected_hits_never_speak_against_the_null(tier: Any) -> None:
+    """Such counts have no weight, which never rejects a true claim: up to 400 pairs at the boundary, at 1e-12."""
     rng, claim = np.random.default_rng(5), Renyi((("2", "0.1"),))
     limit = ceiling(claim, 1.0)
     for q in 10 ** rng.uniform(-6, -0.5, tier.pick(quick=20, test=100, deep=400)):
@@ -324,12 +327,12 @@ def test_claims_are_read_as_they_are_written(text: str, claim: Loss) -> None:
 @pytest.mark.parametrize(
     "text", ["epsilon=1, eps=2", "epsilon=1,epsilon=1", "epsilon=-1", "epsilon=1,delta=2", "1", ""]
 )
-def test_claims_that_say_nothing_or_twice_are_refused(text: str) -> None:
+def test_empty_or_repeated_claims_are_refused(text: str) -> None:
     with pytest.raises(InvalidParameter):
         parsed(text)
 
 
-def test_what_is_no_claim_is_refused_in_words() -> None:
+def test_an_invalid_claim_is_refused_with_a_reason() -> None:
     with pytest.raises(InvalidParameter, match="Pure"):
         strength("epsilon=1")  # type: ignore[arg-type]
 
@@ -337,18 +340,21 @@ def test_what_is_no_claim_is_refused_in_words() -> None:
 # ---- the other audits ----------------------------------------------------------------------------------------------
 
 
-def test_a_result_that_is_no_number_has_moved_without_limit() -> None:
-    """The named bug: NaN is above no limit."""
+def test_a_nan_result_is_an_infinite_change() -> None:
+    """Regression: NaN is above no limit."""
     ages = ValueDomain({"age": [0, 120]})
     mean = transformation(lambda rows: sum(row["age"] for row in rows) / len(rows) if rows else np.nan, ages, 1000)
     assert mean.refuted and mean.counterexample is not None and mean.counterexample[0] == []
     assert transformation(len, ages, 1, lambda a, b: float("nan")).refuted
-    assert change({"a": 1, "b": np.nan}, {"a": 1, "b": 2}) == np.inf and change([np.nan, np.inf], [np.nan, np.inf]) == 0
+    assert (
+        result_distance({"a": 1, "b": np.nan}, {"a": 1, "b": 2}) == np.inf
+        and result_distance([np.nan, np.inf], [np.nan, np.inf]) == 0
+    )
     for steady in (np.nan, np.inf, None):
         assert not transformation(lambda rows, steady=steady: steady, ages, 1).refuted
 
 
-def test_a_function_that_fails_is_told_from_one_that_never_moves() -> None:
+def test_a_failing_function_is_distinguished_from_a_constant_one() -> None:
     ages = {"age": [0, 120]}
     with pytest.raises(InvalidParameter, match="every pair: AttributeError"):
         transformation(lambda rows: rows.nothing, ages, 1)  # type: ignore[attr-defined]
@@ -361,8 +367,8 @@ def test_a_function_that_fails_is_told_from_one_that_never_moves() -> None:
 
 
 @pytest.mark.parametrize("claimed", [-1, float("nan"), float("inf"), len, "1"], ids=str)
-def test_a_movement_is_claimed_by_a_number(claimed: Any) -> None:
-    with pytest.raises(InvalidParameter, match="a number from 0 on"):
+def test_a_claimed_change_must_be_a_finite_number(claimed: Any) -> None:
+    with pytest.raises(InvalidParameter, match="claimed must be a finite number"):
         transformation(len, ValueDomain({"age": [0, 120]}), claimed)
 
 
@@ -374,8 +380,8 @@ def test_a_domain_is_checked_before_it_is_used(columns: Any) -> None:
 
 @pytest.mark.parametrize("loss", [float("nan"), None])
 def test_an_unknown_loss_is_no_evidence(loss: Any) -> None:
-    """The named bug: NaN is not above epsilon, and so spoke for the mechanism."""
-    with pytest.raises(InvalidParameter, match="not a number"):
+    """Regression: NaN is not above epsilon, and so counted in favour of the mechanism."""
+    with pytest.raises(InvalidParameter, match="returned NaN"):
         audit.random_dp(lambda rng: (0, 1), loss=lambda a, b: loss, epsilon=1)
 
 
@@ -391,8 +397,8 @@ def geometric(points: Any) -> Any:
     return 0.5 ** np.abs(points) / 3
 
 
-def test_draws_that_no_law_explains_are_found_without_a_table_of_all_that_lies_between() -> None:
-    """The named bug: a table from the least to the largest draw, of 10^15 integers."""
+def test_draws_far_out_are_found_without_a_huge_table() -> None:
+    """Regression: the table from the smallest to the largest draw had 10^15 integers."""
 
     def draws(size: int) -> Any:
         return np.append(RNG.geometric(0.5, size - 1) - 1, 10**15)
@@ -407,16 +413,16 @@ def test_draws_that_no_law_explains_are_found_without_a_table_of_all_that_lies_b
         )
 
 
-def test_a_sampler_or_a_law_that_is_none_is_refused_in_words() -> None:
+def test_an_invalid_sampler_or_distribution_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="scipy"):
         audit.fit(lambda size: np.zeros(size), geometric, draws=1000)
-    with pytest.raises(InvalidParameter, match="a law is"):
+    with pytest.raises(InvalidParameter, match="distribution must be"):
         audit.fit(lambda size: np.zeros(size, int), None, draws=1000)
     with pytest.raises(InvalidParameter, match="ZeroDivisionError"):
         audit.fit(lambda size: 1 / 0, geometric, draws=1000)
 
 
-def test_a_time_is_never_said_to_be_finer_than_the_clock() -> None:
+def test_a_detectable_shift_is_at_least_a_step_of_the_clock() -> None:
     ticks = itertools.count()
     coarse = audit.timing(lambda value: None, 0, 1, runs=100, clock=lambda: next(ticks) // 7 * 1000)
     assert coarse.detectable_shift >= 1e-6
@@ -424,20 +430,20 @@ def test_a_time_is_never_said_to_be_finer_than_the_clock() -> None:
     assert json.loads(still.report(), parse_constant=pytest.fail)["detectable_shift"] == "inf"
 
 
-def test_what_cannot_be_timed_is_refused_in_words() -> None:
+def test_timing_refuses_what_is_not_a_function_with_a_reason() -> None:
     for function, told in ((later, "asyncio.run"), (lambda value: 1 / 0, "ZeroDivisionError"), (None, "function")):
         with pytest.raises(InvalidParameter, match=told):
             audit.timing(function, 0, 1, runs=100)  # type: ignore[arg-type]
 
 
 class Nothing:
-    """An accountant that answers every question with NaN."""
+    """An accountant whose functions all return NaN."""
 
     epsilon_at = delta_at = staticmethod(lambda *given: float("nan"))
 
 
 class Broken:
-    """An accountant whose functions take something else."""
+    """An accountant whose functions take other arguments."""
 
     compose = staticmethod(lambda: None)
 
@@ -449,12 +455,12 @@ def refusing(epsilon: Fraction) -> Callable[[Any], None]:
     return charge
 
 
-def test_an_accountant_that_says_nothing_is_not_right() -> None:
+def test_an_accountant_that_returns_nan_is_wrong() -> None:
     assert len(audit.accounting(Nothing).failed) == 2
     assert "raises TypeError" in audit.accounting(Broken).failed[0].detail
     games = [check for check in audit.accounting(Broken, refusing).checks if check.name.startswith("adaptivity")]
     assert games and all(check.passed is None for check in games)
-    with pytest.raises(InvalidParameter, match="no function"):
+    with pytest.raises(InvalidParameter, match="none of the functions"):
         audit.accounting(3)
 
 
@@ -482,7 +488,7 @@ def test_a_file_is_found_whatever_it_is_called(tmp_path: Path, name: str, monkey
     assert before is None or sys.modules[path.stem] is before
 
 
-def test_what_cannot_be_imported_or_made_is_told(tmp_path: Path) -> None:
+def test_failed_imports_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("def f(:")
     good = tmp_path / "good_enough.py"
@@ -491,34 +497,36 @@ def test_what_cannot_be_imported_or_made_is_told(tmp_path: Path) -> None:
         (f"{path}:f", "SyntaxError"),
         (f"{tmp_path}/absent.py:f", "no file 'absent.py'"),
         (f"{good}:make(1, 2, 3)", "TypeError"),
-        (f"{good}:make(os)", "arguments are numbers"),
-        (f"{good}:make(**{{}})", "arguments are numbers"),
+        (f"{good}:make(os)", "arguments must be numbers"),
+        (f"{good}:make(**{{}})", "arguments must be numbers"),
     ):
         with pytest.raises(DitherError, match=re.escape(told)):
             import_object(place)
 
 
-def test_slips_on_the_command_line_are_told_in_a_line(tmp_path: Path) -> None:
+def test_command_line_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "slips.py"
     path.write_text(MINE)
     common = ["mechanism", f"{path}:f", "--claim", "epsilon=1", "--samples", "1000"]
-    for given, told in (
+    for arguments, expected in (
         ([*common], "ZeroDivisionError"),
         ([*common, "--neighbours", "[[0, 1]]"], "slips.py, line 1"),
         ([*common, "--neighbours", "[1, 2]"], "a list of pairs"),
         ([*common, "--neighbours", f"{path}:f"], "TypeError"),
         ([*common, "--report", "report.pdf"], ".html"),
-        ([*common, "--report", str(tmp_path / "absent" / "report.html")], "no such directory"),
+        ([*common, "--report", str(tmp_path / "absent" / "report.html")], "directory does not exist"),
         ([*common, "--seed", "-1"], "--seed"),
-        (["sampler", f"{path}:f", "--law", "laplace:0"], "above 0"),
+        (["sampler", f"{path}:f", "--distribution", "laplace:0"], "above 0"),
         (["timing", f"{path}:f", "--pair", "[0, 1]"], "ZeroDivisionError"),
         (["transformation", f"{path}:f", "--domain", '{"age": 3}', "--claim", "1"], "a list of values"),
     ):
-        status, said = command(*given)
-        assert (status, told in said) == (2, True), (given, said)
+        status, output = command(*arguments)
+        assert (status, expected in output) == (2, True), (arguments, output)
 
 
-def test_a_result_is_told_even_if_its_report_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_printed_even_if_its_report_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*given: Any, **options: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -528,9 +536,9 @@ def test_a_result_is_told_even_if_its_report_cannot_be_written(tmp_path: Path, m
 
 
 def test_a_run_without_a_result_is_no_finding_and_no_regression(tmp_path: Path) -> None:
-    """The named bug: a name that was written wrong stood in the history as a regression."""
+    """Regression: a misspelt name was recorded in the history as a regression."""
     right, wrong = (schedules.ScheduleEntry("now", ("zoo", "x"), status, 1.0, "") for status in (0, 1))
-    slip = schedules.ScheduleEntry("now", ("zoo", "x"), 2, 1.0, "error: the zoo has no 'x'")
+    slip = schedules.ScheduleEntry("now", ("zoo", "x"), 2, 1.0, "error: the zoo has no member 'x'")
     crash = schedules.ScheduleEntry("now", ("zoo", "x"), 1, 1.0, "error: internal error (KeyError)")
     stopped = schedules.ScheduleEntry("now", ("zoo", "x"), -9, 1.0, "")
     for each in (slip, crash, stopped):
@@ -543,29 +551,29 @@ def test_a_history_outlives_an_interruption(tmp_path: Path) -> None:
     history = tmp_path / "kept" / "history.jsonl"
     history.parent.mkdir()
     history.write_text('{"started": "then", "comm')
-    schedules.once(["zoo", "--help"], history)
-    assert [each.passed for each in schedules.entries(history)] == [False, True]
-    assert schedules.format_result(schedules.entries(history))[0].startswith("unreadable line  FAILED")
+    schedules.run_once(["zoo", "--help"], history)
+    assert [each.passed for each in schedules.read_history(history)] == [False, True]
+    assert schedules.format_history(schedules.read_history(history))[0].startswith("unreadable line  FAILED")
 
 
-def test_a_history_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_history_is_reported_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules.subprocess, "run", pytest.fail)
     with pytest.raises(InvalidParameter, match="cannot be written"):
-        schedules.once(["zoo"], tmp_path)
+        schedules.run_once(["zoo"], tmp_path)
     with pytest.raises(InvalidParameter, match="interval"):
-        schedules.interval("²h")
+        schedules.parse_interval("²h")
 
 
-def test_a_service_that_is_not_there_or_knows_no_token_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_or_unknown_token_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DITHER_TOKEN", "nobody's")
-    assert "does not answer" in command("service", "http://127.0.0.1:1")[1]
-    assert "an address looks like" in command("service", "http://127.0.0.1:99999999")[1]
+    assert "no answer from" in command("service", "http://127.0.0.1:1")[1]
+    assert "must look like" in command("service", "http://127.0.0.1:99999999")[1]
     with pytest.raises(InvalidParameter, match="token"):
-        discovered(lambda *given: ServiceReply(401, {}, b"{}"), "nobody's")
+        discover_columns(lambda *given: ServiceReply(401, {}, b"{}"), "nobody's")
 
 
 def test_attacks_that_learn_something_end_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: what was found ended like bad input."""
+    """Regression: a finding exited with the status of invalid input."""
     monkeypatch.setenv("DITHER_TOKEN", "ann")
     monkeypatch.setattr(service, "ServiceTarget", SimpleNamespace(of=lambda *given: SimpleNamespace(tokens={})))
     for learned, status in ((False, 0), (True, 1)):
@@ -575,8 +583,8 @@ def test_attacks_that_learn_something_end_with_one(monkeypatch: pytest.MonkeyPat
         assert done == status and "1 attacks" in said and ("LEARNED" in said) is learned
 
 
-def test_what_is_not_decided_is_not_certified() -> None:
-    """The named bug: the mass that was left undecided was forgiven, however much."""
+def test_undecided_mass_is_not_certified() -> None:
+    """Regression: undecided mass was ignored, however much it was."""
 
     def leak(value: int, bits: Any) -> tuple[int, int]:
         drawn = int(bits.integer(16))
@@ -587,14 +595,14 @@ def test_what_is_not_decided_is_not_certified() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(float("nan"), "nan"), ({"a": 1}, [["a", 1]])])
-def test_outcomes_that_can_be_told_apart_are_not_merged(first: Any, second: Any) -> None:
+def test_distinguishable_outcomes_are_not_merged(first: Any, second: Any) -> None:
     found = audit.exact(lambda value, bits: second if value else first, (0, 1))
     assert not found.certifies(Pure(5))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_words_that_never_repeat_do_not_tell_which_input_came_first(seed: int) -> None:
-    """The named bug: an unseen word got the next number, the first input's words the smaller ones."""
+def test_words_that_never_repeat_do_not_reveal_which_input_came_first(seed: int) -> None:
+    """Regression: an unseen word got the next code, so that the first input's words had the smaller ones."""
     # A true claim (outputs ignore the input), judged at alpha 1e-9.
     rng = random.Random(seed)
 
@@ -604,7 +612,7 @@ def test_words_that_never_repeat_do_not_tell_which_input_came_first(seed: int) -
     assert not audit.privacy(answer, Pure("1/10"), [(0, 1)], samples=6000, alpha=1e-9, seed=seed).refuted
 
 
-def test_yes_is_read_alike_whatever_else_was_drawn() -> None:
+def test_true_is_encoded_alike_whatever_else_was_drawn() -> None:
     kept = as_outputs([False, 0.5, 1.5])
     assert isinstance(kept, list) and kept[0] is False
     assert as_outputs([True, False]).tolist() == [1, 0]
@@ -619,8 +627,8 @@ def test_yes_is_read_alike_whatever_else_was_drawn() -> None:
         lambda word: word,
     ],
 )
-def test_how_a_word_is_read_does_not_depend_on_the_words_before_it(make: Any) -> None:
-    encoder = features.learn([make(word) for word in ("b", "a", "c")] * 4)
+def test_the_encoding_of_a_word_does_not_depend_on_the_words_before_it(make: Any) -> None:
+    encoder = features.learn_encoder([make(word) for word in ("b", "a", "c")] * 4)
     alone = encoder.read([make("new")])
     after = encoder.read([make("other"), make("third"), make("new")])[-1:]
     assert np.array_equal(alone, after, equal_nan=True)

@@ -13,7 +13,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def incomes(rng: np.random.Generator) -> Pair:
-    """A sum of clamped incomes, with and without one person more."""
+    """Return two sums of clamped incomes, without and with one more person."""
     rest = int(np.minimum(rng.poisson(2, 5), 3).sum())
     return [rest], [rest + int(min(rng.poisson(1), 3))]
 
@@ -49,6 +49,6 @@ def test_confidence_holds() -> None:
     assert low <= 50  # P(Binomial(400, 0.05) > 50) < 1e-9
 
 
-def test_what_is_needed() -> None:
+def test_required_arguments() -> None:
     with pytest.raises(InvalidParameter):
         random_dp(incomes)

@@ -6,7 +6,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.audit.stability import ValueDomain, Vectors, change, frame, listed, sql, transformation
+from dither.audit.stability import ValueDomain, Vectors, frame, result_distance, sql, summarize_data, transformation
 from dither.errors import InvalidParameter
 
 SALARIES = ValueDomain({"who": ["a", "b", "c", "d"], "salary": [0, 300_000], "city": ["x", "y"]}, unit="who", rows=3)
@@ -57,8 +57,8 @@ def test_sql_and_data_frames() -> None:
 
 
 def test_distances_and_domains() -> None:
-    assert change([1, 2], [1, 5]) == 3 and change({"a": 1}, {"b": 2}) == 3
-    assert change([{"a": 1}], [{"a": 2}]) == 2 and change("x", "y") == float("inf")
+    assert result_distance([1, 2], [1, 5]) == 3 and result_distance({"a": 1}, {"b": 2}) == 3
+    assert result_distance([{"a": 1}], [{"a": 2}]) == 2 and result_distance("x", "y") == float("inf")
     with pytest.raises(InvalidParameter, match="no column"):
         ValueDomain({"a": [1]}, unit="b")
 
@@ -71,6 +71,6 @@ def test_vectors_of_a_public_length() -> None:
     assert "50 x" in str(found) and found.as_dict()["refuted"]
     assert transformation(max, numbers, 1).refuted and not transformation(max, numbers, 2).refuted
     assert transformation(lambda values: 1 / (values[0] - 2), numbers, 1e12).refuted  # fails on one side only
-    assert listed([1, 2]) == "[1, 2]" and listed(list(range(99))).endswith(", ...]")
-    with pytest.raises(InvalidParameter, match="low end"):
+    assert summarize_data([1, 2]) == "[1, 2]" and summarize_data(list(range(99))).endswith(", ...]")
+    with pytest.raises(InvalidParameter, match="low < high"):
         Vectors(3, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The time channel, mostly on a clock of our own: false alarms are impossible there. No wall time is asserted."""
+"""The timing test, mostly on a simulated clock, where false alarms are impossible. No wall time is asserted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dither.loss import Pure
 
 
 class Watch:
-    """A clock that moves only when the code under test says so."""
+    """A clock that advances only when the code under test says so."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -27,7 +27,7 @@ class Watch:
 
 
 def worker(watch: Watch, seconds: Callable[[Any], float]) -> Callable[[Any], None]:
-    """A function that takes as long as `seconds` says."""
+    """Return a function that takes as many seconds as `seconds(input)` says."""
 
     def function(value: Any) -> None:
         watch.now += int(1e9 * seconds(value))
@@ -60,7 +60,7 @@ def test_drift_does_not_look_like_a_difference() -> None:
         assert not audit.timing(drifting, 0, 1, runs=200, alpha=1e-9, clock=watch, seed=seed).refuted
 
 
-def test_p_values_of_even_handed_code_are_not_too_small() -> None:
+def test_p_values_of_input_independent_code_are_not_too_small() -> None:
     # 300 audits: P[Binomial(300, 0.05) > 45] < 1e-9 over seeds.
     found = 0
     for seed in range(300):
@@ -71,7 +71,7 @@ def test_p_values_of_even_handed_code_are_not_too_small() -> None:
 
 
 def test_blocks_in_a_fixed_order_would_be_caught() -> None:
-    """The named bug: without the coin, a function that is slower every second time is blamed on its input."""
+    """Regression: without random order, a function slower on every second call seemed to depend on its input."""
     watch, turns = Watch(), iter(range(10**9))
     alternating = worker(watch, lambda value: 0.001 * (1 + next(turns) % 2))
     assert not audit.timing(alternating, 0, 1, runs=500, alpha=1e-6, clock=watch, seed=3).refuted
@@ -87,7 +87,7 @@ def test_bad_parameters_are_refused() -> None:
 
 
 def leaky(watch: Watch, rng: np.random.Generator, constant: bool) -> Callable[[int], int]:
-    """Right two-sided geometric noise of scale 20 that takes a microsecond a step, or always as long."""
+    """Return correct two-sided geometric noise of scale 20 that takes a microsecond per step, or a constant time."""
 
     def mechanism(value: int) -> int:
         noise = int(rng.geometric(1 - exp(-1 / 20)) - rng.geometric(1 - exp(-1 / 20)))

@@ -1,4 +1,4 @@
-"""The zoo: laws agree with draws, stated losses with laws, and the auditor tells right from wrong."""
+"""The zoo: distributions agree with draws and with stated losses, and the auditor finds the broken members."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SAMPLES = {
 
 
 def losses(member: Member) -> list[float]:
-    """The largest log-ratio of the exact laws, for each pair."""
+    """Return the largest log-ratio of the exact distributions, for each pair."""
     found = []
     for pair in member.neighbours:
-        p, q = member.law(*pair) if member.law else (np.ones(1), np.ones(1))
+        p, q = member.distribution(*pair) if member.distribution else (np.ones(1), np.ones(1))
         both = (p > 1e-9) & (q > 1e-9)
         found.append(float(np.max(np.abs(np.log(p[both] / q[both])))))
     return found
@@ -45,11 +45,11 @@ def test_names_are_unique_and_found() -> None:
         zoo.member("unicorn")
 
 
-@pytest.mark.parametrize("name", [name for name, member in MEMBERS.items() if member.law])
-def test_laws_are_laws_and_keep_the_stated_loss(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, member in MEMBERS.items() if member.distribution])
+def test_distributions_sum_to_one_and_keep_the_stated_loss(name: str) -> None:
     member = MEMBERS[name]
     for pair in member.neighbours[:3]:
-        for masses in member.law(*pair):  # type: ignore[misc]
+        for masses in member.distribution(*pair):  # type: ignore[misc]
             assert masses.sum() == pytest.approx(1.0, abs=2e-3)
             assert masses.min() >= 0
     if member.true_epsilon is not None and member.true_epsilon < inf:
@@ -64,11 +64,11 @@ def test_stated_losses_are_reached_or_nearly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["svt1", "svt4", "noisy_max1", "noisy_max2", "truncated_geometric", "negative_zero"])
-def test_discrete_laws_agree_with_draws(name: str) -> None:
+def test_discrete_distributions_agree_with_draws(name: str) -> None:
     # Each cell is off by more than 7 standard deviations with probability below 3e-12; fewer than 100 cells.
     member, runs = MEMBERS[name], 100_000
     a, b = member.neighbours[min(3, len(member.neighbours) - 1)]
-    masses = member.law(a, b)[1]  # type: ignore[misc]
+    masses = member.distribution(a, b)[1]  # type: ignore[misc]
     drawn = cells(member.mechanism(1)(b, runs), len(masses))
     spread = np.sqrt(masses * (1 - masses) / runs) + 1e-5
     assert np.all(np.abs(drawn - masses) < 7 * spread + 1e-3 * masses)
@@ -77,7 +77,7 @@ def test_discrete_laws_agree_with_draws(name: str) -> None:
 
 
 def cells(outputs: Any, size: int) -> Any:
-    """Shares of the outputs in the order of the law's cells."""
+    """Return the shares of the outputs in the order of the distribution's cells."""
     if outputs.ndim == 2:
         stops = np.where((outputs == 1).any(axis=1), (outputs == 1).argmax(axis=1), size - 1)
         return np.bincount(stops, minlength=size) / len(outputs)
@@ -128,7 +128,7 @@ def test_no_right_member_is_refuted(name: str) -> None:
 
 
 def test_the_published_figure_for_noisy_hist_is_above_its_loss() -> None:
-    """A bound above the truth is a false alarm: 10.002 was published for a loss of 10; ours cannot be."""
+    """A bound above the true loss is a false alarm: 10.002 was published for a loss of 10."""
     truth = MEMBERS["noisy_hist2"].true_epsilon
     assert truth is not None
     assert MEMBERS["noisy_hist2"].published["statdp"] > truth

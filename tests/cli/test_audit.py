@@ -14,18 +14,18 @@ from dither.errors import InvalidParameter, NotFound
 MINE = """
 import numpy
 from fractions import Fraction
-from dither.audit.neighbours import farther
+from dither.audit.neighbours import farther_pairs
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.noise import discrete_laplace
 
 laplace = DiscreteLaplace(Fraction(1))
 pairs = [(0, 1)]
-far = farther(pairs, 4)
+far = farther_pairs(pairs, 4)
 one_of_them = far[0]
 
 def made():
-    return farther(pairs, 4)
+    return farther_pairs(pairs, 4)
 
 def wrong(value, size):
     return value + discrete_laplace(Fraction(1, 2), size, SystemBits())
@@ -88,10 +88,10 @@ def test_neighbours_keep_their_steps(mine: str) -> None:
         ('[{"a": 0, "b": 8}]', "got 'a', 'b'"),
         ('[{"a": 0, "b": 8, "steps": 8, "step": 8}]', '"steps": 8}; got'),
         ("[{}]", "got nothing"),
-        ('[{"a": 0, "b": 8, "steps": 0}]', "whole steps"),
-        ('[{"a": 0, "b": 8, "steps": 8.0}]', "whole steps"),
-        ('[{"a": 0, "b": 8, "steps": "8"}]', "whole steps"),
-        ('[{"a": 0, "b": 8, "steps": true}]', "whole steps"),
+        ('[{"a": 0, "b": 8, "steps": 0}]', "whole number"),
+        ('[{"a": 0, "b": 8, "steps": 8.0}]', "whole number"),
+        ('[{"a": 0, "b": 8, "steps": "8"}]', "whole number"),
+        ('[{"a": 0, "b": 8, "steps": true}]', "whole number"),
         ('{"a": 0, "b": 8, "steps": 8}', "a list of pairs"),
         ('["ab"]', "a list of pairs"),
         ("[[0, 1, 2]]", "pairs of inputs"),
@@ -103,7 +103,7 @@ def test_steps_that_cannot_be_read_are_refused(mine: str, given: str, message: s
         run("mechanism", f"{mine}:right", "--claim", "epsilon=1", "--neighbours", given)
 
 
-def test_one_pair_is_no_list_of_them(mine: str) -> None:
+def test_a_single_pair_is_not_a_list_of_pairs(mine: str) -> None:
     with pytest.raises(InvalidParameter, match="a list of pairs"):
         run("mechanism", f"{mine}:right", "--claim", "epsilon=1", "--neighbours", f"{mine}:one_of_them")
 
@@ -115,9 +115,11 @@ def test_exact(mine: str) -> None:
 
 
 def test_sampler(mine: str) -> None:
-    status, found = run("sampler", f"{mine}:draws", "--law", "laplace:5", "--draws", "20000", "--alpha", "1e-9")
+    status, found = run(
+        "sampler", f"{mine}:draws", "--distribution", "laplace:5", "--draws", "20000", "--alpha", "1e-9"
+    )
     assert status == 0 and not found["refuted"]
-    assert run("sampler", f"{mine}:draws", "--law", "gaussian:5", "--draws", "20000")[0] == 1
+    assert run("sampler", f"{mine}:draws", "--distribution", "gaussian:5", "--draws", "20000")[0] == 1
 
 
 def test_transformation(mine: str) -> None:
@@ -149,7 +151,7 @@ def test_zoo() -> None:
     assert status == 1 and found["refuted"]
 
 
-def test_what_cannot_be_read_is_refused(mine: str) -> None:
+def test_unreadable_arguments_are_refused(mine: str) -> None:
     for words, error in (
         (["exact", f"{mine}:laplace", "--pair", "0"], InvalidParameter),
         (["exact", f"{mine}:laplace", "--pair", "[0"], InvalidParameter),
@@ -170,10 +172,10 @@ def test_schedule_keeps_a_history(mine: str, tmp_path: Path) -> None:
     history = tmp_path / "kept" / "history.jsonl"
     waited: list[float] = []
     command = ["exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=0.5"]
-    assert [each.passed for each in schedules.repeated(command, history, 9.0, 1, waited.append)] == [False]
+    assert [each.passed for each in schedules.repeat_audit(command, history, 9.0, 1, waited.append)] == [False]
     right = [*command[:-1], "epsilon=1"]
-    assert [each.passed for each in schedules.repeated(right, history, 9.0, 1, waited.append)] == [True]
-    kept = schedules.entries(history)
+    assert [each.passed for each in schedules.repeat_audit(right, history, 9.0, 1, waited.append)] == [True]
+    kept = schedules.read_history(history)
     assert [each.status for each in kept] == [1, 0] and "CERTIFIED" in kept[1].output and not waited
     status, shown = run("schedule", "--show", "--history", str(history))
     assert status == 0 and [each["status"] for each in shown] == [1, 0]
@@ -181,7 +183,7 @@ def test_schedule_keeps_a_history(mine: str, tmp_path: Path) -> None:
 
 def test_the_schedule_waits_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = schedules.ScheduleEntry("now", ("zoo",), 0, 0.0, "")
-    monkeypatch.setattr(schedules, "once", lambda command, history: done)
+    monkeypatch.setattr(schedules, "run_once", lambda command, history: done)
     waited: list[float] = []
-    runs = list(schedules.repeated(["zoo"], tmp_path / "h", schedules.interval("30m"), 3, waited.append))
+    runs = list(schedules.repeat_audit(["zoo"], tmp_path / "h", schedules.parse_interval("30m"), 3, waited.append))
     assert len(runs) == 3 and waited == [1800.0, 1800.0]

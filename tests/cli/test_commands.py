@@ -1,4 +1,4 @@
-"""The command line: drafts without looking, one-line errors, exit codes that mean something."""
+"""Test the command line: drafts without values from the data, one-line errors, and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dither import cli
 from dither.cli import describe
-from dither.cli.options import composed
+from dither.cli.options import compose_command
 from dither.errors import BudgetExceeded, EngineFailure, InvalidQuery
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def test_init_leaves_every_bound_open_and_never_shows_a_value(tmp_path: Path) ->
     data = tmp_path / "people.parquet"
     pq.write_table(pa.table({"id": [987_654_321], "salary": [123_456.5], "illness": ["plague"]}), data)
     status, out, _ = dither("init", str(data))
-    assert status == 0 and "left open on purpose" in out
+    assert status == 0 and "left empty on purpose" in out
     assert not any(value in out for value in ("987654321", "123456", "plague"))
     assert "salary: {type: decimal, min: , max: , step: }" in out
 
@@ -91,17 +91,21 @@ def test_an_internal_error_shows_its_kind_and_nothing_of_its_message(monkeypatch
     monkeypatch.setattr(describe, "load", fails)
     monkeypatch.delenv("DITHER_DEBUG", raising=False)
     status, out, error = dither("check", "x.yml")
-    assert status == 1 and error == "error: internal error (ValueError); DITHER_DEBUG=1 shows where\n" and out == ""
+    assert (
+        status == 1
+        and error == "error: internal error (ValueError); set DITHER_DEBUG=1 for the traceback\n"
+        and out == ""
+    )
 
 
 def test_a_missing_extra_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
 
     monkeypatch.setattr(cli, "import_module", missing)
     monkeypatch.setattr(cli, "_exists", lambda name: True)
-    status, _, error = dither("audit")
-    assert status == 2 and "pip install 'dither[audit]'" in error
+    status, _, error = dither("serve")
+    assert status == 2 and "pip install 'dither[server]'" in error
 
 
 def test_help_and_check_import_no_engine() -> None:
@@ -122,7 +126,7 @@ def test_help_and_check_import_no_engine() -> None:
      ("dither ledger ver", "verify")],
 )  # fmt: skip
 def test_completion_completes(typed: str, wanted: str) -> None:
-    """Also inside commands whose room is imported when they are used."""
+    """Completion also works inside commands whose module is imported on use."""
     number = str(len(typed.split()) - 1)
     environment = {**os.environ, "_DITHER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": number}
     result = subprocess.run(
@@ -131,8 +135,8 @@ def test_completion_completes(typed: str, wanted: str) -> None:
     assert result.stdout.split() == wanted.split()
 
 
-def test_commands_are_composed_of_what_builds_their_parameters() -> None:
-    """Arguments first, then options of its own, then those that say where to ask; each reaches its builder."""
+def test_commands_are_composed_with_builders_of_their_parameters() -> None:
+    """Arguments come first, then the command's own options, then the session's; each reaches its builder."""
     seen: list[object] = []
 
     def opened(place: str, who: str = "me") -> tuple[str, str]:
@@ -141,7 +145,7 @@ def test_commands_are_composed_of_what_builds_their_parameters() -> None:
     def command(session: tuple[str, str], text: str, loud: bool = False) -> None:
         seen.append((session, text, loud))
 
-    made = composed(command, session=opened)
+    made = compose_command(command, session=opened)
     assert list(inspect.signature(made).parameters) == ["place", "text", "loud", "who"]
     made(place="here", text="x", loud=True, who="you")
     assert seen == [(("here", "you"), "x", True)]

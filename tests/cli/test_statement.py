@@ -1,4 +1,4 @@
-"""The statement: units, what a budget means, groups, the curve, assumptions, and what is not promised."""
+"""Test the statement: units, the meaning of a budget, groups, the privacy curve, assumptions and limits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ def test_the_numbers_of_a_statement(description: Path) -> None:
     assert epsilons == sorted(epsilons) and 0.6 < epsilons[1] < 0.8
 
 
-def test_a_statement_names_its_units_and_what_it_does_not_promise(description: Path) -> None:
+def test_a_statement_names_its_units_and_its_limits(description: Path) -> None:
     shown = run("statement", str(description))
-    for words in ("unit person: all rows of one person", "unit visit: one row", "rests on", "does not promise"):
+    for words in (
+        "unit person: all rows of one person",
+        "unit visit: one row",
+        "Assumptions:",
+        "Limits of the guarantee:",
+    ):
         assert words in shown

@@ -1,4 +1,4 @@
-"""The demonstration data: the same for a size, heavy-tailed, inside its description, and streamed."""
+"""Test the demonstration data: deterministic, heavy-tailed, inside its description, and written in pieces."""
 
 from __future__ import annotations
 

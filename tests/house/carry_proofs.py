@@ -3,17 +3,20 @@
 python tests/house/carry_proofs.py REF            list the pages whose code changed, and the names that differ
 python tests/house/carry_proofs.py REF --carry    write the digests of the pages in which only names differ
 
-Both syntax trees of what a page covers are walked side by side. Identifiers may differ, each by one other name in the
-whole page, and no two may become one. The words of an error that is raised may differ too. Anything else makes the
-page stale: somebody has to read the proof again and run `tests/house/proofs.py --update`.
+Both syntax trees of what a page covers are walked side by side. Identifiers may differ: a variable or a function by one
+other name throughout each function that uses it, and nothing by a name that the old code had for something else. The
+words of an error that is raised may differ too. Anything else makes the page stale: somebody has to read the proof
+again and run `tests/house/proofs.py --update`.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,25 +32,28 @@ class Changed(Exception):
     """Something besides a name differs."""
 
 
-def differing_names(old: object, new: object, field: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the identifiers that differ; raise Changed where anything else does."""
+Pair = tuple[str, str, str]  # the field that holds an identifier, its name before, its name now
+
+
+def pairs(old: object, new: object, field: str = "") -> Iterator[Pair]:
+    """Yield every identifier of both trees; raise Changed where anything else differs."""
     if isinstance(old, ast.Raise) and isinstance(new, ast.Raise):
-        yield from differing_names(raised_class(old), raised_class(new), "exc")
+        yield from pairs(raised_class(old), raised_class(new), "exc")
     elif isinstance(old, ast.AST):
         if type(old) is not type(new):
             raise Changed(f"{type(old).__name__} became {type(new).__name__}")
         for name, value in ast.iter_fields(old):
-            yield from differing_names(value, getattr(new, name), name)
+            yield from pairs(value, getattr(new, name), name)
     elif isinstance(old, list) and isinstance(new, list):
         before, after = proofs.without_docstring(old), proofs.without_docstring(new)
         if len(before) != len(after):
             raise Changed(f"{field}: {len(before)} items became {len(after)}")
         for one, other in zip(before, after, strict=True):
-            yield from differing_names(one, other, field)
+            yield from pairs(one, other, field)
+    elif field in IDENTIFIERS and isinstance(old, str) and isinstance(new, str):
+        yield field, old, new
     elif old != new or type(old) is not type(new):
-        if field not in IDENTIFIERS or not isinstance(old, str) or not isinstance(new, str):
-            raise Changed(f"{field}: {old!r} became {new!r}")
-        yield old, new
+        raise Changed(f"{field}: {old!r} became {new!r}")
 
 
 def raised_class(node: ast.Raise) -> ast.AST | None:
@@ -55,31 +61,49 @@ def raised_class(node: ast.Raise) -> ast.AST | None:
     return node.exc.func if isinstance(node.exc, ast.Call) else node.exc
 
 
-def identifiers(node: ast.AST) -> set[str]:
-    """Every identifier in a tree."""
-    return {
-        value
-        for inner in ast.walk(node)
-        for name, value in ast.iter_fields(inner)
-        if name in IDENTIFIERS and isinstance(value, str)
-    }
+def functions(old: ast.AST, new: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The functions of a tree and their counterparts; the tree itself if it has none."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    both = [(one, two) for one, two in zip(ast.walk(old), ast.walk(new), strict=True) if isinstance(one, kinds)]
+    yield from both or [(old, new)]
+
+
+def check_consistent(old: ast.AST, new: ast.AST) -> None:
+    """Raise Changed unless each name of a function became one other name, and no two became one."""
+    names = {(before, after) for field, before, after in pairs(old, new) if field in ("id", "arg")}
+    for place, what in ((0, "one name became several"), (1, "several names became one")):
+        counted = Counter(pair[place] for pair in names)
+        if wrong := sorted(pair for pair in names if counted[pair[place]] > 1):
+            raise Changed(f"{what}: {wrong}")
 
 
 def check_renaming(trees: list[tuple[ast.AST, ast.AST]]) -> dict[str, str]:
-    """The renames of one page; raises Changed unless they are one-to-one over all that the page covers."""
-    renames: dict[str, set[str]] = {}
+    """The renames of one page; raises Changed if something else changed."""
+    every = {pair for old, new in trees for pair in pairs(old, new)}
     for old, new in trees:
-        for before, after in differing_names(old, new):
-            renames.setdefault(before, set()).add(after)
-    if split := {before: after for before, after in renames.items() if len(after) > 1}:
-        raise Changed(f"one name became several: {split}")
-    table = {before: next(iter(after)) for before, after in renames.items()}
-    if len(set(table.values())) < len(table):
-        raise Changed(f"several names became one: {table}")
-    kept = {name for old, _ in trees for name in identifiers(old)} - set(table)
-    if taken := set(table.values()) & kept:
-        raise Changed(f"a new name was there already: {sorted(taken)}")
-    return table
+        for one, two in functions(without_docstrings(old), without_docstrings(new)):
+            check_consistent(one, two)
+    renames = {(before, after) for _, before, after in every if before != after}
+    before = {name for _, name, _ in every}
+    if taken := sorted(pair for pair in renames if pair[1] in before):
+        raise Changed(f"a new name was there already: {taken}")
+    return dict(sorted(renames))
+
+
+def without_docstrings(tree: ast.AST) -> ast.AST:
+    """A copy of a tree without the texts that document it, and without the words of errors."""
+
+    class Strip(ast.NodeTransformer):
+        def generic_visit(self, node: ast.AST) -> ast.AST:
+            super().generic_visit(node)
+            if isinstance(body := getattr(node, "body", None), list):
+                node.body = proofs.without_docstring(body) or [ast.Pass()]  # type: ignore[attr-defined]
+            return node
+
+        def visit_Raise(self, node: ast.Raise) -> ast.AST:
+            return ast.Raise(exc=raised_class(node), cause=None)  # type: ignore[arg-type]
+
+    return Strip().visit(copy.deepcopy(tree))  # type: ignore[no-any-return]
 
 
 def at_ref(ref: str, path: str) -> str:
@@ -116,13 +140,13 @@ def main() -> int:
     ref, carry = sys.argv[1], "--carry" in sys.argv[2:]
     stale = 0
     for page in proofs.pages():
-        if page.digest == page.current:
-            continue
         try:
-            renames = compare(ref, page)
+            renames, current = compare(ref, page), page.current
         except (Changed, LookupError, subprocess.CalledProcessError) as problem:
             stale += 1
             print(f"stale    {page.path.name}: {problem}")
+            continue
+        if not renames and page.digest == current:
             continue
         listed = ", ".join(f"{old}={new}" for old, new in renames.items())
         print(f"{'carried ' if carry else 'names   '} {page.path.name}: {listed}")

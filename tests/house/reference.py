@@ -1,4 +1,5 @@
-"""Reference pages made from the code: docs/api.md (also the snapshot of the public API) and docs/cli.md.
+"""Reference pages made from the code: docs/api.md (also the snapshot of the public API), docs/cli.md,
+docs/functions.md, and the table in docs/mechanisms.md.
 
 python tests/house/reference.py --update   write them anew
 """
@@ -16,9 +17,17 @@ import typer
 
 import dither
 from dither import cli
+from dither.post.query.functions import FUNCTIONS
+from dither.privacy.mechanisms import BY_NAME
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from house import proofs
 
 ROOT = Path(__file__).resolve().parents[2]
-API, CLI = ROOT / "docs" / "api.md", ROOT / "docs" / "cli.md"
+API, CLI, SQL, MECHANISMS = (ROOT / "docs" / name for name in ("api.md", "cli.md", "functions.md", "mechanisms.md"))
+MADE = "<!-- from the proof pages, by tests/house/reference.py -->"
 UPDATE = "run: python tests/house/reference.py --update"
 
 
@@ -98,12 +107,41 @@ def cli_lines() -> Iterator[str]:
                 yield f"- `{names}`: {getattr(parameter, 'help', '') or ''}\n"
 
 
+def function_lines() -> Iterator[str]:
+    """The page of SQL functions."""
+    yield "# SQL functions\n"
+    yield "Made from the code by `tests/house/reference.py`; a test fails when it is out of date.\n"
+    yield "| call | value | over answers |\n|---|---|---|"
+    for name in sorted(FUNCTIONS):
+        each = FUNCTIONS[name]
+        yield f"| `{each.usage}` | {each.summary} | {'yes' if each.formula else 'no'} |"
+    yield "\nThe last column says whether the function also takes aggregates, as in `ROUND(AVG(age), 1)`."
+
+
+def mechanism_rows() -> Iterator[str]:
+    """The table of mechanisms: what the front lines of their proof pages say."""
+    yield "| name | releases | loss | for a budget in rho |\n|---|---|---|---|"
+    for name, kind in BY_NAME.items():
+        text = (proofs.PAGES / kind.proof).read_text()
+        front = {field: re.search(rf"^{field}: (.*)$", text, flags=re.M) for field in ("releases", "loss", "rho")}
+        cells = [found[1] if found else f"({field} is missing in {kind.proof})" for field, found in front.items()]
+        yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def mechanism_lines() -> Iterator[str]:
+    """The page of mechanisms, with its table made anew."""
+    start = MECHANISMS.read_text().index(MADE) + len(MADE)
+    text = MECHANISMS.read_text()
+    rest = text[start:].split("\n\n", 1)[1]
+    yield text[:start] + "\n" + "\n".join(mechanism_rows()) + "\n\n" + rest.rstrip()
+
+
 def page(lines: Iterator[str]) -> str:
     """Lines as a page, the bullets of a list close together."""
     return re.sub(r"(^- .*\n)\n(?=- )", r"\1", "\n".join(lines), flags=re.M).rstrip() + "\n"
 
 
-PAGES = {API: api_lines, CLI: cli_lines}
+PAGES = {API: api_lines, CLI: cli_lines, SQL: function_lines, MECHANISMS: mechanism_lines}
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ RESERVED = {
     ),
     "noise is drawn by mechanisms": (("dither.privacy.noise",), ("privacy/noise/", "privacy/mechanisms/", "audit/")),
     "drivers are imported by engines": (
-        ("duckdb", "pyspark", "adbc_driver_postgresql", "adbc_driver_manager"),
+        ("duckdb", "pyspark"),
         ("access/",),
     ),
 }

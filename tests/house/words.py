@@ -52,8 +52,8 @@ OPENINGS = ("What", "How", "Whether", "Where", "Who", "Which", "Whose", "Why")
 # A function is named by a verb or a noun; a participle that returns no boolean says neither.
 IRREGULAR = {
     "begun", "built", "chosen", "done", "drawn", "found", "given", "gone", "heard", "held", "hidden", "kept", "known",
-    "laid", "learnt", "left", "lost", "made", "meant", "met", "paid", "said", "seen", "sent", "shown", "shrunk", "stood",
-    "taken", "thought", "thrown", "understood", "won", "written",
+    "laid", "learnt", "left", "lost", "made", "meant", "met", "paid", "said", "seen", "sent", "shown", "shrunk",
+    "stood", "taken", "thought", "thrown", "understood", "won", "written",
 }  # fmt: skip
 REGULAR = re.compile(r"^_?[a-z]{2,}ed$")
 NOT_PARTICIPLES = {"_seed", "seed", "feed", "speed", "need", "_need", "exceed", "embed", "bed", "shed"}

@@ -84,7 +84,7 @@ def _applied(bench: Bench) -> dict[int, tuple[int | None, ...]]:
     raw = Raw({"id": "integer", "v": "float"}, [{"id": i, "v": v / 100} for i, v in enumerate(values)])
     place = bench.load({"t": plans.arrow(raw)})["t"]
     node = r.Project(r.Scan("t"), (("v", x.ColumnRef("v")), *((f"f{i}", f) for i, f in enumerate(FUNCTIONS))))
-    statement = SqlStatement(ctx, {"t": TableSource(place, raw.kinds)}, bench.dialect, ordered=False)
+    statement = SqlStatement(ctx, {"t": TableSource(place, raw.kinds)}, bench.dialect, keeps_order=False)
     names = [column_ref(f"c{index}") for index in range(len(FUNCTIONS) + 1)]
     body = exp.select(*names).from_(statement.table(node))
     found: pa.Table = bench.run(statement.finish(body))

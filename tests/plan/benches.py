@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.engines.postgres import SETTINGS, PostgresDialect, as_arrow, readable_columns
+from dither.access.engines.postgres import SETTINGS, PostgresDialect, as_arrow, readable_column
 from dither.access.engines.spark import SparkDialect, with_settings
 from plan.plans import ARROW
 
@@ -47,7 +47,7 @@ class PostgresBench:
 
     def _source(self, name: str, table: pa.Table) -> exp.Expr:
         columns = [
-            (field.name, readable_columns(exp.column(field.name, quoted=True), KINDS[field.type]))
+            (field.name, readable_column(exp.column(field.name, quoted=True), KINDS[field.type]))
             for field in table.schema
         ]
         picked = [exp.alias_(value, alias, quoted=True) for alias, value in columns]

@@ -28,7 +28,7 @@ from plan.trials import Bench, Tally, Violation
 
 
 def unguarded_division(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(numeric, "nonzero", lambda value: value)
+    patch.setattr(numeric, "null_if_zero", lambda value: value)
     patch.setattr(Dialect, "quotient", lambda self, a, b: builders.cast(builders.binary(exp.Div, a, b), "bigint"))
 
 
@@ -36,14 +36,16 @@ def missing_clamp(patch: pytest.MonkeyPatch) -> None:
     def unclamped(column: Any, domain: Number, raw: Any, kind: str, dialect: Any) -> Any:
         if kind != "integer":
             return number(column, domain, raw, kind, dialect)
-        return builders.case([(clean.is_null(raw), clean._missing(column))], clean._scaled(raw, domain, dialect))
+        return builders.case(
+            [(clean.is_null(raw), clean._null_replacement(column))], clean._integer_to_lattice(raw, domain, dialect)
+        )
 
-    number = clean._number
-    patch.setattr(clean, "_number", unclamped)
+    number = clean._clean_number
+    patch.setattr(clean, "_clean_number", unclamped)
 
 
 def union_counted_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(relation.Union, "influence", lambda self, ctx, unit: self.left.stability(ctx, unit))
+    patch.setattr(relation.Union, "stability", lambda self, ctx, unit: self.left.stability(ctx, unit))
 
 
 def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
@@ -55,15 +57,15 @@ def group_by_stability_one(patch: pytest.MonkeyPatch) -> None:
             return found
         return Stability(False, found.max_rows // 2, found.max_rows // 2)
 
-    patch.setattr(relation.GroupBy, "influence", halved)
+    patch.setattr(relation.GroupBy, "stability", halved)
 
 
 def distinct_merges_units(patch: pytest.MonkeyPatch) -> None:
     def merged(self: Any, statement: SqlStatement) -> Any:
-        keys = statement.visible(self.child)
-        hidden = [c for unit in statement.known(self) for c in statement.unit_columns(unit)]
+        keys = statement.visible_columns(self.child)
+        hidden = [c for unit in statement.tracked_units(self) for c in statement.unit_columns(unit)]
         picked = [with_alias(exp.Min(this=column_ref(c)), c) for c in [*hidden, "o", "b"]]
-        trial = [column_ref(c) for c in statement.trials()]
+        trial = [column_ref(c) for c in statement.trial_columns()]
         body = builders.select(*keys, *picked, *trial).from_(statement.table(self.child))
         return body.group_by(*(key.copy() for key in keys), *trial)
 
@@ -83,7 +85,7 @@ def saturation_missing(patch: pytest.MonkeyPatch) -> None:
         return builders.cast(exp.Coalesce(this=value.copy(), expressions=[builders.literal(0)]), "bigint")
 
     for module in (grouped, clipped, partitions):
-        patch.setattr(module, "saturated", unsaturated)
+        patch.setattr(module, "saturate", unsaturated)
 
 
 def keys_from_data(patch: pytest.MonkeyPatch) -> None:
@@ -92,14 +94,14 @@ def keys_from_data(patch: pytest.MonkeyPatch) -> None:
 
 
 def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:
-    numbered = SqlStatement.numbered
+    numbered = SqlStatement.first_rows
 
     def among_all(*given: Any) -> Any:
         call = signature(numbered).bind(*given)
         call.arguments["by"] = []
         return numbered(*call.args)
 
-    patch.setattr(SqlStatement, "numbered", among_all)
+    patch.setattr(SqlStatement, "first_rows", among_all)
 
 
 def huge_numbers(patch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
             if a is None or (name == "sqrt" and a < 0) or (name == "ln" and a <= 0):
                 return None
             value = real(a, child.domain(scope).step)
-            reach = node._reach(child.domain(scope))
+            reach = node._argument_range(child.domain(scope))
             value = min(max(value, reach[0]), reach[1]) if name in ("exp", "logistic") else value
             call = {"sqrt": math.sqrt, "ln": math.log, "exp": math.exp, "logistic": lambda v: 1 / (1 + math.exp(-v))}[
                 name
@@ -316,7 +316,7 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
                 return None
             if a == 0:
                 return Fraction(0)
-            least, most = node._reach()
+            least, most = node._argument_range()
             size = math.pow(
                 min(max(abs(real(a, child.domain(scope).step)), least), most), exponent.numerator / exponent.denominator
             )
@@ -517,7 +517,7 @@ class Interpreter:
                     key = held(key, domain[u.keys[node.table]])
                     tags[u.name] = (key, period(cells[u.times[node.table]], u.every)) if u.kind == "window" else (key,)
             result.append(Row(cells, tags, scramble(order_of(cells, domain), 1)))
-        if ctx.enforced(table):
+        if ctx.enforces_unique_key(table):
             best: dict[Any, Row] = {}
             for row in sorted(result, key=lambda row: spread(row.order)):
                 best.setdefault(row.cells[table.unique], row)
@@ -693,7 +693,7 @@ class Interpreter:
             case m.ClippedSums():
                 return self._clipped(measure)
             case _:
-                return self._sums(measure.child, measure.summed(), measure.keys, None)
+                return self._sums(measure.child, measure.summands(), measure.keys, None)
 
     def _cells(
         self, child: r.Relation, values: Any, keys: Any, unit: str | None

@@ -212,7 +212,7 @@ def test_1_questions_across_all_three_tables(tmp_path: Path) -> None:
     topics = Select(Scan("urls"), (("page", ColumnRef("url")), ("topic", ColumnRef("topic"))))
     joined = UnitJoin(PublicJoin(Scan("actions"), topics, (("url", "page"),)), Scan("users"), "user")
     keys = (GroupKey("country", ColumnRef("country")), GroupKey("topic", ColumnRef("topic")))
-    with pytest.raises(Unbounded, match="bound the rows of each user"):
+    with pytest.raises(Unbounded, match="limit the rows of each user"):
         Count(joined, keys).sensitivity(world.ctx, "user")
     assert world.vector(count_units(joined, "user", keys)).reshape(3, 2).tolist() == [[1, 1], [1, 0], [0, 0]]
     assert world.vector(Count(joined, keys)).reshape(3, 2).tolist() == [[1, 1], [2, 0], [0, 0]]
@@ -220,5 +220,5 @@ def test_1_questions_across_all_three_tables(tmp_path: Path) -> None:
 
 def test_a_public_table_alone_is_not_measured(tmp_path: Path) -> None:
     world = engine(tmp_path, urls=[("a", "news")])
-    with pytest.raises(Unsupported, match="no unit of privacy covers"):
+    with pytest.raises(Unsupported, match="no privacy unit with a budget covers"):
         Count(Scan("urls")).sensitivity(world.ctx, "user")

@@ -18,6 +18,7 @@ from dither.access.engines.duckdb import DuckDBEngine
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
+from dither.plan.sql import statement as statement_module
 from dither.plan.sql.builders import integer
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.row_order import FOLD, MIXED_BITS, MODULUS, HashPart, coefficient, hash_order, mix_hash
@@ -71,7 +72,7 @@ def test_without_the_cube_some_rows_would_come_first(engine: DuckDBEngine, monke
     def straight(dialect: Dialect, order: object) -> object:
         return order
 
-    monkeypatch.setattr("dither.plan.sql.row_order.hash_order", straight)
+    monkeypatch.setattr(statement_module, "hash_order", straight)
     assert unfair(chosen(engine)) < 1e-9
 
 

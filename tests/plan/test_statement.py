@@ -16,7 +16,7 @@ from dither.access.engines.spark import SparkDialect
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.sql.builders import and_, extent, or_
+from dither.plan.sql.builders import and_, or_, statement_size
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.plan.stability import EstimatedLimit
@@ -36,7 +36,7 @@ def statements() -> Iterator[tuple[exp.Select, SqlStatement]]:
         sources = {name: exp.Table(this=exp.to_identifier(name)) for name in item.data}
         origins = {name: TableSource(source, item.data[name].kinds) for name, source in sources.items()}
         for dialect in SPELLINGS:
-            statement = SqlStatement(item.ctx, origins, dialect, counted=frozenset(item.data))
+            statement = SqlStatement(item.ctx, origins, dialect, counted_columns=frozenset(item.data))
             yield item.measure.plan(statement).select, statement
 
 
@@ -63,18 +63,18 @@ def test_every_node_stands_in_one_place() -> None:
 
 def test_the_extent_of_a_statement_is_known() -> None:
     for found, statement in statements():
-        assert statement.extent.nodes == sum(1 for _ in found.walk())
-        assert statement.extent.columns == max(len(each.expressions) for each in found.find_all(exp.Select))
-        assert statement.extent.depth <= max(node.depth for node in found.walk()) + 1
+        assert statement.size.nodes == sum(1 for _ in found.walk())
+        assert statement.size.columns == max(len(each.expressions) for each in found.find_all(exp.Select))
+        assert statement.size.depth <= max(node.depth for node in found.walk()) + 1
 
 
 def test_a_chain_is_not_deep_and_a_nest_is() -> None:
     names = [column_ref(f"c{index}") for index in range(50)]
-    assert extent(and_(names)).depth == extent(or_(names)).depth == 3
+    assert statement_size(and_(names)).depth == statement_size(or_(names)).depth == 3
     nest = names[0]
     for name in names[1:]:
         nest = and_([or_([nest, name]), name])
-    assert extent(nest).depth > 50
+    assert statement_size(nest).depth > 50
 
 
 def test_a_filled_plan_keeps_what_holds_no_bound() -> None:

@@ -67,7 +67,7 @@ def moved(node: r.Relation, path: Path, base: dict[str, list[Any]], more: dict[s
     bags = []
     for name, rows in (("base", base), ("more", more)):
         world = engine(path / name, USER, ACTION, MONTH, **rows)
-        statement = SqlStatement(world.ctx, world._origins, world.dialect)
+        statement = SqlStatement(world.ctx, world._sources, world.dialect)
         table = statement.table(node)
         columns = [column_ref(f"c{index}") for index in range(len(node.domain(world.ctx)))]
         found = world._run(statement.finish(x.exp.select(*columns).from_(table)))
@@ -106,7 +106,7 @@ def pairs(path: Path, node: r.Relation, rows: list[tuple[int, int, str, str]]) -
     columns = {"id": Identifier("integer"), "v": Number(Fraction(0), Fraction(10**6)), "k": keys, "j": keys}
     data = {name: pa.array(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)}
     world = one_table(path, columns, data, Unit("user", "user", {"t": "id"}), "id")
-    statement = SqlStatement(world.ctx, world._origins, world.dialect)
+    statement = SqlStatement(world.ctx, world._sources, world.dialect)
     table = statement.table(node)
     found = world._run(statement.finish(x.exp.select("c1", "c4").from_(table)))
     bag = Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))

@@ -19,7 +19,7 @@ from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
-from dither.plan.domains import Lattice, cardinality, domain_values, index_of, number
+from dither.plan.domains import Lattice, cardinality, domain_values, encode_value, number
 from dither.plan.sql.builders import integer
 from dither.plan.sql.scope import Scope
 from dither.privacy.cost import check_compilable
@@ -250,7 +250,7 @@ LATTICES = {
 def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
     lazy = domain_values(domain, 1 << 20)
     assert isinstance(lazy, Lattice)
-    monkeypatch.setattr(domains, "FEW", 1 << 20)
+    monkeypatch.setattr(domains, "MOST_LISTED", 1 << 20)
     eager = domain_values(domain, 1 << 20)
     assert isinstance(eager, tuple)
     assert (
@@ -260,7 +260,7 @@ def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: py
         and lazy[-2] == eager[-2]
         and len(lazy) == len(eager)
     )
-    assert tuple(lazy.held) == tuple(index_of(value, domain) for value in eager)
+    assert tuple(lazy.encoded) == tuple(encode_value(value, domain) for value in eager)
 
 
 def test_a_plan_with_many_keys_is_appraised_without_listing_them(
@@ -287,7 +287,7 @@ def test_many_keys_are_laid_out(tmp_path: Path) -> None:
 
 def test_bounds_that_no_64_bit_step_reaches_are_refused(tmp_path: Path) -> None:
     """Putting 5e18 on a lattice of thousands once overflowed: one record, and every question failed."""
-    with pytest.raises(InvalidSchema, match="too large for steps of 1000"):
+    with pytest.raises(InvalidSchema, match="too large for a step of 1000"):
         engine(tmp_path / "e", Number(Fraction(0), Fraction(9 * 10**18), Fraction(1000)), [(1, 5 * 10**18)])
 
 

@@ -136,7 +136,7 @@ def statement_for(setting: Setting, plan: Relation | Measure) -> SqlStatement:
     ordered = needs_order(plan)
     origins = setting.origins()
     return SqlStatement(
-        setting.ctx, origins, setting.bench.dialect, SECRET, frozenset(), trial="trial", ordered=ordered
+        setting.ctx, origins, setting.bench.dialect, SECRET, frozenset(), trial="trial", keeps_order=ordered
     )
 
 
@@ -262,7 +262,7 @@ def breaks(item: Case, setting: Setting) -> bool:
 
 def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
     shared = Shared(
-        setting.ctx, setting.origins(), setting.bench.dialect, SECRET, frozenset(), trial="trial", ordered=ordered
+        setting.ctx, setting.origins(), setting.bench.dialect, SECRET, frozenset(), trial="trial", keeps_order=ordered
     )
     branches: list[Branch] = []
     plans: list[VectorQuery | None] = []
@@ -289,7 +289,7 @@ def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
 def _measure_branch(shared: Shared, measure: Measure, plan: VectorQuery) -> Branch:
     keys = key_kinds(shared.ctx, measure)
     names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.values))]
-    return Branch(shared.add(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.values))))
+    return Branch(shared.add_subquery(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.values))))
 
 
 def split(table: pa.Table, column: str, parts: int) -> list[pa.Table]:

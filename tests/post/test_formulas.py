@@ -1,4 +1,4 @@
-"""Recipes: arithmetic on noisy columns, and the shapes that have exact intervals."""
+"""Formulas: arithmetic on noisy columns, and the forms that have exact intervals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dither.post.formulas import (
     KeyValue,
     NoisyCell,
     as_affine,
+    as_ratio,
     cells_of,
     evaluate,
-    ratio,
     strip_monotone,
 )
 
@@ -68,22 +68,22 @@ def test_affine_forms() -> None:
     assert as_affine(FixedValue("text")) is None
 
 
-def test_ratios_are_found_under_shifts_and_factors() -> None:
-    form = ratio(
+def test_ratios_are_recognized_under_shifts_and_factors() -> None:
+    form = as_ratio(
         FunctionCall("add", (FunctionCall("mul", (number(-2.0), Average(A, B, 40.0, 18.0, 65.0))), number(1.0)))
     )
     assert form is not None
     assert (form.offset, form.factor, form.low, form.high) == (-79.0, -2.0, -129.0, -35.0)
-    assert ratio(FunctionCall("mul", (FunctionCall("div", (A, B)), A))) is None
+    assert as_ratio(FunctionCall("mul", (FunctionCall("div", (A, B)), A))) is None
 
 
-def test_rising_functions_are_peeled() -> None:
+def test_increasing_functions_are_stripped() -> None:
     node = FunctionCall("round", (FunctionCall("sqrt", (A,)), number(2.0)))
     outer, core = strip_monotone(node)
     assert [function.name for function in outer] == ["round", "sqrt"] and core == A
     assert strip_monotone(FunctionCall("abs", (A,))) == ((), FunctionCall("abs", (A,)))
 
 
-def test_what_a_recipe_reads() -> None:
+def test_the_cells_that_a_formula_reads() -> None:
     assert cells_of(FunctionCall("add", (A, Average(B, NoisyCell(5), 0.0, 0.0, 1.0)))) == {0, 1, 5}
     assert cells_of(KeyValue(0)) == frozenset()

@@ -1,4 +1,4 @@
-"""The laws of noise: exact half widths on a lattice, sums of several laws, quantile functions."""
+"""Distributions of noise: exact half widths on a lattice, sums of several noises, quantile functions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution
 SPREADS = [0.3, 1.0, 2.5, 10.0, 300.0]
 
 
-def masses(law: ScaledNoise, reach: int) -> np.ndarray:
-    """The probabilities of -reach..reach, from the privacy layer's own statement of the law."""
+def masses(noise: ScaledNoise, reach: int) -> np.ndarray:
+    """The probabilities of -reach..reach, from the privacy layer's own distribution."""
     points = np.arange(-reach, reach + 1)
-    if law.kind == "laplace":
-        return DiscreteLaplaceDistribution(Fraction(law.spread)).mass(points)
-    return DiscreteGaussianDistribution(Fraction(law.spread) ** 2).mass(points)
+    if noise.kind == "laplace":
+        return DiscreteLaplaceDistribution(Fraction(noise.spread)).mass(points)
+    return DiscreteGaussianDistribution(Fraction(noise.spread) ** 2).mass(points)
 
 
 @pytest.mark.parametrize(("kind", "spread"), product(["laplace", "gaussian"], SPREADS))
 def test_half_width_is_the_least_that_holds_often_enough(kind: str, spread: float) -> None:
-    law = ScaledNoise(kind, spread)  # type: ignore[arg-type]
-    width = int(interval_half_width([law], 0.95))
+    noise = ScaledNoise(kind, spread)  # type: ignore[arg-type]
+    width = int(interval_half_width([noise], 0.95))
     reach = width + 1
-    mass = masses(law, reach)
+    mass = masses(noise, reach)
     inside = mass[reach - width : reach + width + 1].sum()
     assert inside >= 0.95 - 1e-9
     assert width == 0 or inside - 2 * mass[reach + width] < 0.95
@@ -46,12 +46,12 @@ def test_std_is_that_of_the_privacy_layer(kind: str, spread: float) -> None:
 
 @pytest.mark.parametrize("spreads", [(1.0, 3.0), (2.0, 2.0, 2.0), (10.0, 30.0)])
 def test_sums_on_one_lattice_are_exact(spreads: tuple[float, ...]) -> None:
-    laws = [ScaledNoise("laplace", spread) for spread in spreads]
+    noises = [ScaledNoise("laplace", spread) for spread in spreads]
     reach = 4000
     total = np.array([1.0])
-    for law in laws:
-        total = np.convolve(total, masses(law, reach // len(laws)))
-    middle, width = len(total) // 2, int(interval_half_width(laws, 0.95))
+    for noise in noises:
+        total = np.convolve(total, masses(noise, reach // len(noises)))
+    middle, width = len(total) // 2, int(interval_half_width(noises, 0.95))
     assert total[middle - width : middle + width + 1].sum() >= 0.95 - 1e-9
     assert total[middle - width + 1 : middle + width].sum() < 0.95
 
@@ -66,11 +66,11 @@ def test_pairs_have_their_closed_tail(weight: float) -> None:
 
 
 @pytest.mark.parametrize(("kind", "spread"), product(["laplace", "gaussian"], SPREADS))
-def test_quantile_functions_give_the_law(kind: str, spread: float) -> None:
-    law = ScaledNoise(kind, spread)  # type: ignore[arg-type]
-    drawn = law.quantile((np.arange(200_000) + 0.5) / 200_000)
+def test_quantile_functions_give_the_distribution(kind: str, spread: float) -> None:
+    noise = ScaledNoise(kind, spread)  # type: ignore[arg-type]
+    drawn = noise.quantile((np.arange(200_000) + 0.5) / 200_000)
     reach = math.ceil(3 * spread) + 1
-    expected = masses(law, reach)
+    expected = masses(noise, reach)
     seen = np.array([np.mean(drawn == point) for point in range(-reach, reach + 1)])
     assert np.abs(seen - expected).max() < 2e-3
 

@@ -19,7 +19,7 @@ from dither.connection import connect
 from dither.errors import BudgetExceeded, InvalidParameter, NotFound
 from dither.loss import ZCDP, Loss, Pure
 from dither.post.estimate.intervals import estimate
-from dither.post.query import request as asking
+from dither.post.query.request import noise_kind
 from dither.post.query.spend import Spend
 from dither.post.session import Session
 from dither.privacy.protocol import Request
@@ -84,7 +84,7 @@ def test_average_variance_and_count_share_their_measures(blind: Session, kernel:
     together = planned(
         blind, "SELECT COUNT(age), AVG(age), VARIANCE(age), STDDEV(age), SUM(age) FROM users", Spend(Pure(1))
     )
-    assert len(together.pieces) == 1
+    assert len(together.measures) == 1
     assert len(together.sources) == 3
 
 
@@ -136,17 +136,17 @@ def test_a_wrong_prediction_is_caught(session: Session, kernel: BareKernel) -> N
     assert predicted != pytest.approx(measured, rel=0.05)
 
 
-@pytest.mark.parametrize("within", [5, 50, 1234])
-def test_within_solves_for_epsilon(within: float, blind: Session) -> None:
+@pytest.mark.parametrize("max_error", [5, 50, 1234])
+def test_max_error_solves_for_epsilon(max_error: float, blind: Session) -> None:
     query = "SELECT country, COUNT(*) AS n FROM users GROUP BY country"
-    price = blind.quote(query, max_error=within)
-    assert price["n"].half_width <= within
+    price = blind.quote(query, max_error=max_error)
+    assert price["n"].half_width <= max_error
     assert isinstance(price.loss, Pure)
     cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10))
-    assert cheaper["n"].half_width > within * (1 if within > 10 else 0.9) - 1
+    assert cheaper["n"].half_width > max_error * (1 if max_error > 10 else 0.9) - 1
 
 
-WITHIN = [
+MAX_ERRORS = [
     ("SELECT AVG(age) FROM users", 1),
     ("SELECT country, AVG(salary), COUNT(*) FROM users GROUP BY country", 20_000),
     ("SELECT SUM(salary) / COUNT(*) AS r FROM users", 5_000),
@@ -159,20 +159,20 @@ WITHIN = [
 ]
 
 
-@pytest.mark.parametrize(("query", "within"), WITHIN)
-def test_within_solves_for_ratios_too(query: str, within: float, blind: Session) -> None:
+@pytest.mark.parametrize(("query", "max_error"), MAX_ERRORS)
+def test_max_error_solves_for_ratios_too(query: str, max_error: float, blind: Session) -> None:
     """The least epsilon for groups of the size that is assumed, and the quote says which."""
-    price = blind.quote(query, max_error=within, assumed_group_size=400)
+    price = blind.quote(query, max_error=max_error, assumed_group_size=400)
     assert isinstance(price.loss, Pure)
-    assert max(column.half_width for column in price.expected) <= within * 1.001
+    assert max(column.half_width for column in price.expected) <= max_error * 1.001
     cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), assumed_group_size=400)
-    assert max(column.half_width for column in cheaper.expected) > within * 0.99
-    dearer = blind.quote(query, max_error=within, assumed_group_size=100)
+    assert max(column.half_width for column in cheaper.expected) > max_error * 0.99
+    dearer = blind.quote(query, max_error=max_error, assumed_group_size=100)
     assert dearer.loss.epsilon > price.loss.epsilon  # type: ignore[union-attr]
     assert any("400 rows" in note for note in price.notes)
 
 
-def test_within_holds_where_the_data_are_as_assumed(session: Session) -> None:
+def test_max_error_holds_where_the_data_are_as_assumed(session: Session) -> None:
     """400 people in 6 countries: a ratio's real interval is as wide as was asked for, or little wider."""
     answer = session.sql("SELECT AVG(age) AS a FROM users", max_error=1, assumed_group_size=400)
     found = answer["a"].estimate
@@ -192,7 +192,7 @@ def test_sizes_come_from_the_kernel_where_it_knows_them(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
         price = session.quote("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
         assert price["a"].rows != 1000 and price["a"].needs_rows
-        assert price["a"].rows == max(1.0, (session.context.rows("users") or 0) / 6)
+        assert price["a"].rows == max(1.0, (session.context.noisy_rows("users") or 0) / 6)
 
 
 def test_what_nothing_is_known_about_has_no_warning(blind: Session) -> None:
@@ -341,7 +341,7 @@ def test_rho_takes_the_better_noise(blind: Session) -> None:
     many = f"SELECT {', '.join(f'COUNT(*) FILTER (WHERE age < {age})' for age in range(20, 65, 5))} FROM users"
     several = planned(blind, many, Spend(ZCDP(Fraction(1, 2))))
     kinds = [
-        asking.kind(blind.context, plan.pieces[0].measure, "user", ZCDP(Fraction(1, 2))) for plan in (one, several)
+        noise_kind(blind.context, plan.measures[0].measure, "user", ZCDP(Fraction(1, 2))) for plan in (one, several)
     ]
     assert kinds[1] == "discrete_gaussian"
 

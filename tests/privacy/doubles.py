@@ -89,14 +89,14 @@ class ScriptedBits:
         return np.array([self.integer(bits) for _ in range(size)], f"u{word_bytes(bits)}")
 
 
-def enumerate_law(
+def enumerate_distribution(
     run: Callable[[ScriptedBits], Outcome], undecided: float, most_runs: int = 200_000
 ) -> tuple[dict[Outcome, Fraction], Fraction]:
     """Follow every continuation of the bits, likeliest first, until the mass not yet decided is at most `undecided`.
 
     Returns the mass that is known to lead to each outcome, and the mass left.
     """
-    law: dict[Outcome, Fraction] = defaultdict(Fraction)
+    distribution: dict[Outcome, Fraction] = defaultdict(Fraction)
     open_ends: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     left, runs = Fraction(1), 0
     while open_ends and left > undecided:
@@ -109,6 +109,6 @@ def enumerate_law(
             for value in range(1 << end.bits):
                 heappush(open_ends, (used + end.bits, runs, (*script, value)))
             continue
-        law[outcome] += Fraction(1, 1 << used)
+        distribution[outcome] += Fraction(1, 1 << used)
         left -= Fraction(1, 1 << used)
-    return law, left
+    return distribution, left

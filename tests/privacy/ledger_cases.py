@@ -1,12 +1,15 @@
-"""Datasets, claims and a held clock for the tests of ledger, pacing and kernel."""
+"""Datasets, charges and a manual clock for the tests of the ledger, pacing and the kernel."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from dither.loss import ZCDP, Loss, Pure, Rational, rational
@@ -15,6 +18,7 @@ from dither.privacy.protocol import UnitLoss
 from dither.schema import BudgetCap, Category, Column, Dataset, Group, Identifier, Moment, Number, Source, Table, Unit
 
 DAY = 86_400_000_000
+ONE = 10**15  # a total of 1, in the units of the ledger
 
 
 def pure(epsilon: Rational, unit: str = "user") -> BudgetCap:
@@ -26,7 +30,7 @@ def zcdp(rho: Rational, unit: str = "user", delta: Rational = 0) -> BudgetCap:
 
 
 def dataset(epsilon: Rational = 1, **changes: Any) -> Dataset:
-    """Two private tables of one population; `changes` replace fields."""
+    """Return a dataset of two private tables; `changes` replace its fields."""
     people = {
         "user_id": Column("user_id", Identifier("integer")),
         "age": Column("age", Number(Fraction(18), Fraction(65)), Fraction(18)),
@@ -52,13 +56,13 @@ def dataset(epsilon: Rational = 1, **changes: Any) -> Dataset:
 
 
 def teams(**caps: Any) -> tuple[Group, ...]:
-    """Two groups of two analysts."""
+    """Return two groups of two analysts each."""
     return (Group("red", ("ann", "bob"), **caps), Group("blue", ("cyd", "dan"), **caps))
 
 
 @dataclass
 class AnyVersion:
-    """Stands for the version that the ledger holds."""
+    """A version that equals every version, so that the ledger accepts a charge for its current one."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -67,8 +71,8 @@ class AnyVersion:
         return 0
 
 
-def claim(question: object, epsilon: Rational = "1/10", account: str = "ann", **changes: Any) -> Charge:
-    """A charge of a pure loss for a question that a text tells apart, of whatever version the ledger holds."""
+def charge_for(question: object, epsilon: Rational = "1/10", account: str = "ann", **changes: Any) -> Charge:
+    """Return a charge of a pure loss for a query, identified by a text, on the ledger's current version."""
     made = Charge(
         dataset="shop",
         version=AnyVersion(),  # type: ignore[arg-type]
@@ -82,26 +86,26 @@ def claim(question: object, epsilon: Rational = "1/10", account: str = "ann", **
 
 
 def losses(**by_unit: Loss) -> tuple[UnitLoss, ...]:
-    """Losses by unit, each as the budgets of its own kind count it."""
+    """Return unit losses of the kind of each loss."""
     kinds: Mapping[type, Any] = {Pure: "pure", ZCDP: "zcdp"}
     return tuple(UnitLoss(unit, kinds[type(loss)], loss) for unit, loss in by_unit.items())
 
 
-def paid(ledger: Ledger, wanted: Charge) -> Receipt:
-    """A charge that must be fresh."""
+def pay(ledger: Ledger, wanted: Charge) -> Receipt:
+    """Charge the ledger for a query that must be new; return the receipt."""
     receipt = ledger.charge(wanted)
     assert isinstance(receipt, Receipt)
     return receipt
 
 
-def spent(ledger: Ledger, account: str = "ann", level: str = "dataset") -> list[tuple[int, ...]]:
-    """What was spent at a level, in 1e-15."""
+def total_spent(ledger: Ledger, account: str = "ann", level: str = "dataset") -> list[tuple[int, ...]]:
+    """Return the totals spent at a level, in units of 1e-15."""
     return [each.spent for each in ledger.balances("shop", account, {}) if each.level == level]
 
 
 @dataclass
-class HeldClock:
-    """Time that moves only when a test, or a wait, moves it."""
+class ManualClock:
+    """A clock that moves only when a test or a wait moves it."""
 
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ticks: int = 0
@@ -122,5 +126,64 @@ class HeldClock:
 
 
 def monthly_units() -> dict[str, Unit]:
-    """People, and people's months."""
+    """Return units for people and for the months of people."""
     return {**dataset().units, "month": Unit("month", "window", {"actions": "user_id"}, {"actions": "at"}, "month")}
+
+
+def monthly(**changes: Any) -> Any:
+    units = {"month": Unit("month", "window", {"actions": "user_id"}, {"actions": "at"}, "month")}
+    return dataset(budgets=(pure(1, "month"),), units=units, **changes)
+
+
+def charge_for_months(question: str, epsilon: str, *months: str) -> Any:
+    return charge_for(question, losses=losses(month=Pure(epsilon)), windows={"month": months})
+
+
+def busy_ledger(place: str) -> Ledger:
+    """Return a ledger with dataset, account, charge and answer rows."""
+    ledger = Ledger(place, ManualClock())
+    ledger.register(dataset(1, groups=teams(), policy="separate"))
+    ledger.add_account("ann", "analyst", days=3)
+    ledger.record(pay(ledger, charge_for("q", "1/4", request_id="r")), "the answer")
+    ledger.charge(charge_for("q", "1/4", "cyd"))
+    pay(ledger, charge_for("p", "1/8", "dan"))
+    return ledger
+
+
+class TamperedCopy:
+    """A copy of a SQLite ledger without the triggers that protect its rows."""
+
+    def __init__(self, place: Path, scratch: Path) -> None:
+        self._copy = scratch / "copy.sqlite"
+        for old in scratch.glob("copy.sqlite*"):
+            old.unlink()
+        shutil.copy(place, self._copy)
+
+    def __enter__(self) -> Path:
+        execute(self._copy, "DROP TRIGGER rows_kept")
+        execute(self._copy, "DROP TRIGGER rows_stay")
+        return self._copy
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def execute(place: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(place)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def other_population(**changes: Any) -> Any:
+    """Return a dataset of another population."""
+    built = dataset(1, name="shop2", population="others", **changes)
+    tables = {
+        name: replace(table, source=Source("parquet", {"path": f"2{name}"})) for name, table in built.tables.items()
+    }
+    return replace(built, tables=tables)
+
+
+def one_analyst(policy: str = "separate", **caps: Any) -> Any:
+    """Return a dataset with one group of one analyst."""
+    return dataset(1, policy=policy, groups=(Group("red", ("ann",), **caps),))

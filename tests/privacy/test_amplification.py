@@ -1,4 +1,4 @@
-"""Sampling whole units: when a request gets the discount, that it covers the exact law, and the traps around it."""
+"""Sampling of whole units: when a request costs less, that the loss covers the exact distribution, and known traps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dither.plan.relations.filter import Filter
 from dither.plan.relations.joins import UnitJoin
 from dither.plan.relations.project import Union
 from dither.plan.relations.scan import Scan
-from dither.privacy.accounting.composition import compose, subsampled
-from dither.privacy.amplification import amplified, sampling_rate
+from dither.privacy.accounting.composition import compose, sampled_loss
+from dither.privacy.amplification import amplify, sampling_rate
 from dither.schema import Column as Described
 from dither.schema import Dataset, Number, Source
 from privacy.ledger_cases import dataset, monthly_units
@@ -74,15 +74,15 @@ DENIED: dict[str, list[Relation]] = {
 def test_a_request_that_hangs_on_one_coin_is_cheaper(name: str) -> None:
     measures = [Count(child) for child in GRANTED[name]]
     assert sampling_rate(CTX, "user", measures) == Fraction(1, 4)
-    assert amplified(CTX, "user", measures, Pure(1)) == subsampled(Pure(1), "1/4")
-    assert amplified(CTX, "user", measures, Approximate(1, "1/100")) == subsampled(Approximate(1, "1/100"), "1/4")
+    assert amplify(CTX, "user", measures, Pure(1)) == sampled_loss(Pure(1), "1/4")
+    assert amplify(CTX, "user", measures, Approximate(1, "1/100")) == sampled_loss(Approximate(1, "1/100"), "1/4")
 
 
 @pytest.mark.parametrize("name", DENIED)
 def test_any_way_past_the_coin_and_there_is_no_discount(name: str) -> None:
     measures = [Count(child) for child in DENIED[name]]
     assert sampling_rate(CTX, "user", measures) is None
-    assert amplified(CTX, "user", measures, Pure(1)) == Pure(1)
+    assert amplify(CTX, "user", measures, Pure(1)) == Pure(1)
 
 
 def test_the_coin_of_one_unit_is_no_discount_for_another() -> None:
@@ -101,14 +101,14 @@ def test_a_unit_that_tables_may_spell_differently_has_several_coins() -> None:
 
 @pytest.mark.parametrize("loss", [ZCDP("1/8"), Renyi(((2, 1),))], ids=lambda loss: loss.kind)
 def test_concentrated_losses_get_none(loss: Loss) -> None:
-    assert amplified(CTX, "user", [Count(some(USERS))], loss) == loss
+    assert amplify(CTX, "user", [Count(some(USERS))], loss) == loss
 
 
-# --- The exact law ---
+# --- The exact distribution ---
 
 
 def laplace(scale: Fraction, at: int, reach: int = 60) -> dict[int, Any]:
-    """The law of `at` and discrete Laplace noise, cut where the rest is below 1e-12 for the scales used here."""
+    """The distribution of `at` and discrete Laplace noise, cut where the rest is below 1e-12 for these scales."""
     p = mpmath.exp(-mpmath.mpf(scale.denominator) / scale.numerator)
     return {k: (1 - p) / (1 + p) * p ** abs(k - at) for k in range(-reach, reach + 1)}
 
@@ -118,21 +118,21 @@ def pairs(first: dict[int, Any], second: dict[int, Any]) -> dict[tuple[int, int]
 
 
 def beyond(left: dict[Any, Any], right: dict[Any, Any], epsilon: Any) -> Any:
-    """How much of the left law lies above e**epsilon times the right one."""
+    """How much of the left distribution lies above e**epsilon times the right one."""
     return sum(max(mpmath.mpf(0), p - mpmath.exp(epsilon) * right[x]) for x, p in left.items())
 
 
 @pytest.mark.parametrize("rate", ["1/10", "1/2"])
 def test_two_answers_of_one_coin_cost_the_discount_of_their_sum_and_no_less(rate: str) -> None:
-    """The trap: a discount for each answer, added up, does not cover the exact law."""
+    """The trap: a discount for each answer, added up, does not cover the exact distribution."""
     without, scale, q = laplace(Fraction(1), 0), Fraction(1), Fraction(rate)
     kept = laplace(scale, 1)
     absent, present = pairs(without, without), pairs(kept, kept)
     mixed = {x: (1 - mpmath.mpf(q.numerator) / q.denominator) * absent[x]
              + mpmath.mpf(q.numerator) / q.denominator * present[x] for x in absent}  # fmt: skip
     measures = [Count(some(USERS, rate=rate)), Count(some(ACTIONS, rate=rate))]
-    claimed = amplified(CTX, "user", measures, compose([Pure(1), Pure(1)]))
-    each = compose([amplified(CTX, "user", [measure], Pure(1)) for measure in measures])
+    claimed = amplify(CTX, "user", measures, compose([Pure(1), Pure(1)]))
+    each = compose([amplify(CTX, "user", [measure], Pure(1)) for measure in measures])
     assert isinstance(claimed, Pure) and isinstance(each, Pure)
     for left, right in ((mixed, absent), (absent, mixed)):
         assert beyond(left, right, mpmath.mpf(claimed.epsilon.numerator) / claimed.epsilon.denominator) < 1e-12

@@ -31,7 +31,7 @@ from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
 from dither.plan.stability import EstimatedLimit
 from dither.privacy import mechanisms
-from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, MessageLimits, _hints, decode, digest, encode
+from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, MessageLimits, _init_fields, decode, digest, encode
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, LedgerHead, Measurement, Request
 from dither.schema import Dataset
@@ -114,9 +114,11 @@ def asking(condition: Any) -> Request:
     return Request("shop", (Measurement(Count(Filter(Scan("users"), condition)), DiscreteLaplace(Fraction(1))),))
 
 
-def test_the_digest_forgets_the_id_and_the_head_and_nothing_else() -> None:
+def test_the_digest_forgets_the_id_the_head_and_the_schema_hash_and_nothing_else() -> None:
     first = REQUESTS[0]
-    assert digest(first) == digest(replace(first, request_id="other", expect_head=LedgerHead(1, "a")))
+    assert digest(first) == digest(
+        replace(first, request_id="other", expect_head=LedgerHead(1, "a"), schema_hash="ab" * 32)
+    )
     changed = [
         replace(first, repeat=4),
         replace(first, unit=None),
@@ -134,7 +136,7 @@ def test_every_node_that_can_be_named_has_fields_that_can_be_sent() -> None:
     sendable = set()
     for table in (expr.BY_NAME, relation.BY_NAME, measure.BY_NAME, mechanisms.BY_NAME):
         for name, kind in table.items():
-            assert set(_hints(kind)) == {part.name for part in fields(kind) if part.init}, name
+            assert set(_init_fields(kind)) == {part.name for part in fields(kind) if part.init}, name
             sendable.add(kind)
     assert set(FAMILIES) == {expr.Expr, relation.Relation, measure.Measure, mechanisms.Mechanism}
     assert len(sendable) > 50
@@ -144,8 +146,9 @@ def test_every_node_that_can_be_named_has_fields_that_can_be_sent() -> None:
     "data",
     [
         b"", b"null", b"[]", b"{}", b'"text"', b"\xff\xfe", b"{", b'{"version":2}', b"[" * 100_000, b'{"a":' * 5000,
-        b'{"version":1,"node":"Request"}', b'{"version":2,"node":"Measurement"}', b'{"version":2,"version":2}', b"1e999",
-        b'{"version":2,"node":"Request","dataset":"d"}', b'{"version":2.0}', b"NaN", b"9" * 5000, b'"\\ud800"',
+        b'{"version":1,"node":"Request"}', b'{"version":2,"node":"Measurement"}', b'{"version":2,"version":2}',
+        b"1e999", b'{"version":2,"node":"Request","dataset":"d"}', b'{"version":2.0}', b"NaN", b"9" * 5000,
+        b'"\\ud800"',
     ],
 )  # fmt: skip
 def test_other_json_is_refused_with_our_own_error(data: bytes) -> None:
@@ -193,8 +196,8 @@ def changed(path: str, value: Any) -> bytes:
         ("parts", [None]),
         ("request_id", "a b"),
         ("request_id", "x" * 65),
-        ("draw", -1),
-        ("draw", 2**31),
+        ("repeat", -1),
+        ("repeat", 2**31),
         ("dataset", ["shop"]),
         ("searches", {"node": "Request"}),
     ],

@@ -57,12 +57,12 @@ def test_what_is_removed_is_what_lies_above() -> None:
     counts = np.zeros(len(POINTS) + 1)
     counts[7] = 10_000
     shape = fit_tail(POINTS, counts, 0.0)
-    assert shape.removed(128) == shape.removed_high(128) == shape.squares(128) == 0
-    assert shape.removed(1) + shape.kept(1) == pytest.approx(shape.kept(1 << 19))
-    assert shape.kept(1 << 19) == pytest.approx(960_000)
+    assert shape.clipped_total(128) == shape.clipped_total_high(128) == shape.clipped_squares(128) == 0
+    assert shape.clipped_total(1) + shape.retained_total(1) == pytest.approx(shape.retained_total(1 << 19))
+    assert shape.retained_total(1 << 19) == pytest.approx(960_000)
     # At most: all of them at the upper end of their bin, 127 above a bound of 1.
-    assert shape.removed_high(1) == 1_270_000
-    assert shape.removed_high(100) == 280_000
+    assert shape.clipped_total_high(1) == 1_270_000
+    assert shape.clipped_total_high(100) == 280_000
 
 
 def test_beyond_what_is_seen_counts_fall_and_end() -> None:

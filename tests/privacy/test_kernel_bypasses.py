@@ -80,12 +80,12 @@ def test_every_budget_that_pays_is_named(kernel: LocalKernel) -> None:
     assert {part.unit: part.loss for part in price.losses} == {
         unit: Pure(f"{amount}/1000000000000000") for unit, amount in charged.items()
     }
-    (note,) = [note for note in price.notes if "pays more" in note]
+    (note,) = [note for note in price.notes if "more than the query asks to spend" in note]
     assert "user" in note
     assert "epsilon 1.2" in note
     assert note in answer.notes
     assert not [
-        n for n in session.quote(query, unit="user", max_contributions=5, epsilon=1).notes if "budget of user" in n
+        n for n in session.quote(query, unit="user", max_contributions=5, epsilon=1).notes if "budget of unit user" in n
     ]
 
 
@@ -123,7 +123,7 @@ def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: Loca
     )
     found = (
         Planner(session.context, ContributionBound(max_rows=30))
-        .undeclared(question)
+        .selection_counts(question)
         .sensitivity(session.context, "user")
     )
     assert found.linf == 1

@@ -1,4 +1,4 @@
-"""Descriptions that are right are read as they mean; descriptions that are wrong are refused on their line."""
+"""Valid descriptions are read correctly; invalid ones are refused with the line of the error."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ UNCOVERED = """\
 """
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
-# (text, the line that the error must name, words that it must hold)
+# (text, the line that the error must name, words that it must contain)
 MALFORMED = {
     "wrong type": (changed("min: 18", "min: eighteen"), 16, "min of column sales.age must be a number"),
     "unknown type": (changed("type: integer", "type: int32"), 16, "must be one of integer, decimal"),
@@ -115,7 +115,7 @@ MALFORMED = {
     "huge integer": (changed("max: 65", "max: " + "9" * 400), 16, "must be a number"),
     "huge exponent": (changed("max: 65", "max: 1e999999999"), 16, "must be a number"),
     "beyond exact": (changed("max: 65", "max: 1e20"), 16, "2^53"),
-    "division by zero": (changed("rho: 1/2", "rho: 1/0"), 25, "divided by 0"),
+    "division by zero": (changed("rho: 1/2", "rho: 1/0"), 25, "denominator is 0"),
     "no values": (changed("values: [NO, SE, yes], default: SE", "values: []"), 17, "1 to 100,000"),
     "values missing": (changed("values: [NO, SE, yes], default: SE", "nullable: true"), 17, "values_from"),
     "value twice": (changed("[NO, SE, yes]", "[NO, SE, NO]"), 17, "given twice"),
@@ -156,8 +156,8 @@ MALFORMED = {
     "source without a path": (changed(", path: items.csv", ""), 6, "needs 'path:'"),
     "source with a password": (changed("path: items.csv", "path: items.csv, password: x"), 6, "no entry 'password'"),
     "private is not yes or no": (changed("private: true", "private: perhaps"), 10, "true or false"),
-    "unknown zone": (GOOD + "timezone: Mars/Olympus\n", 30, "must be a zone"),
-    "a zone outside": (GOOD + "timezone: ../../etc/passwd\n", 30, "must be a zone"),
+    "unknown zone": (GOOD + "timezone: Mars/Olympus\n", 30, "must be a time zone"),
+    "a zone outside": (GOOD + "timezone: ../../etc/passwd\n", 30, "must be a time zone"),
     "not a mapping": ("- version\n- 1\n", 1, "must be a mapping"),
     "just a text": ("hello\n", 1, "must be a mapping"),
     "empty": ("", 1, "empty"),
@@ -195,11 +195,11 @@ def test_files_that_are_not_descriptions(tmp_path: Path) -> None:
     loop.symlink_to(other)
     other.symlink_to(loop)
     refused(loop, 1, "cannot be read")
-    refused(tmp_path, 1, "not a file")
+    refused(tmp_path, 1, "not a regular file")
     refused(tmp_path / "nowhere.yml", 1, "No such file")
-    refused(Path("/dev/zero"), 1, "not a file")
+    refused(Path("/dev/zero"), 1, "not a regular file")
     os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", 1, "not a file")
+    refused(tmp_path / "pipe", 1, "not a regular file")
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x01" * 10)
     refused(tmp_path / "binary.yml", 1, "not UTF-8")
     (tmp_path / "nul.yml").write_bytes(b"version: 1\nname: a\x00b\n")

@@ -1,4 +1,4 @@
-"""A description that was not read from a file is held to the same rules for its units."""
+"""The rules for units also apply to descriptions that are built in code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMES = {"a": "t", "b": "t"}
 
 
 def dataset(first: Domain, second: Domain, time: Domain | None = None, **unit: Any) -> Dataset:
-    """Two tables whose units have these keys."""
+    """Two tables whose key columns have these domains."""
     tables = {}
     for name, domain in (("a", first), ("b", second)):
         columns = {"u": Column("u", domain), "t": Column("t", time or Moment(0, 9))}
@@ -37,7 +37,7 @@ def test_keys_of_one_kind(pair: tuple[Domain, Domain]) -> None:
     [(WHOLE, HALVES), (WHOLE, Identifier("text")), (WHOLE, Category(("1",))), (Identifier("integer"), HALVES)],
 )
 def test_keys_of_two_kinds_are_refused(pair: tuple[Domain, Domain]) -> None:
-    """Equal held values would merge units that differ, or part those that do not."""
+    """Equal stored values would merge different units, or split one unit in two."""
     with pytest.raises(InvalidSchema, match="of one kind"):
         dataset(*pair)
     with pytest.raises(InvalidSchema, match="of one kind"):

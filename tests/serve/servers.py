@@ -1,4 +1,4 @@
-"""A small town behind a kernel and a gateway, in threads of this process or in processes of their own."""
+"""A small dataset, the town, behind a kernel and a gateway, in threads of this process or in separate processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from starlette.testclient import TestClient
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.gateway.app import Settings, application
+from dither.serve.gateway.app import AppSettings, application
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.admin import call_admin
 from dither.serve.kernel.fair_queue import QueueLimits
-from dither.serve.kernel.process import descriptions
+from dither.serve.kernel.process import descriptions_hash
 from dither.serve.kernel.server import KernelServer, unix_listener
 from dither.serve.transport.socket_client import RemoteKernel, SeenHeads
 
@@ -76,7 +76,7 @@ groups:
 
 
 def town(folder: Path, epsilon: object = 10, policy: str = SHARED, without: int | None = None) -> Path:
-    """Writes the town (perhaps without one person); gives the path of its description."""
+    """Write the town, optionally without one person, and return the path of its description."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = f"WHERE id <> {without}" if without is not None else ""
     duckdb.sql(
@@ -134,23 +134,29 @@ def place(
     epsilon: object = 10,
     policy: str = SHARED,
     limits: QueueLimits | None = None,
-    settings: Settings | None = None,
+    settings: AppSettings | None = None,
     described: Path | None = None,
     **options: Any,
 ) -> Iterator[Place]:
-    """Opens the town's kernel behind a socket, and a gateway; both in this process."""
+    """Open the town's kernel behind a socket, and a gateway, both in this process."""
     path = described or town(folder / "data", epsilon, policy)
     kernel = LocalKernel(load(path), folder / "ledger.sqlite", trusted=False, **options)
     tokens = {name: kernel.ledger.add_account(name, "analyst", days=1) for name in ("ann", "amy", "bob", "eve")}
     tokens |= {"aud": kernel.ledger.add_account("aud", "auditor"), "cur": kernel.ledger.add_account("cur", "curator")}
     door = str(folder / "k.sock")
     lines = limits or QueueLimits(running=1)
-    server = KernelServer(kernel, unix_listener(door), ledger=kernel.ledger, limits=lines, whose=kernel.whose,
-                          described=partial(descriptions, kernel))  # fmt: skip
+    server = KernelServer(
+        kernel,
+        unix_listener(door),
+        ledger=kernel.ledger,
+        limits=lines,
+        account_of=kernel.account_name,
+        descriptions_hash=partial(descriptions_hash, kernel),
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     remote = RemoteKernel(door, SeenHeads(folder / "head"))
-    fast = settings or Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0)
+    fast = settings or AppSettings(account_rate=Rate(1000, 10_000), unknown_token_rate=Rate(1000, 10_000), tick_ms=0)
     try:
         with TestClient(application(remote, fast), raise_server_exceptions=False) as http:
             yield Place(kernel, server, remote, http, tokens, folder)
@@ -163,7 +169,7 @@ def place(
 
 @dataclass
 class Town:
-    """A kernel and a gateway as processes of their own under `dither serve`."""
+    """A kernel and a gateway as separate processes of `dither serve`."""
 
     state: Path
     process: subprocess.Popen[bytes]
@@ -178,7 +184,7 @@ class Town:
         return self.tokens[name]
 
     def children(self) -> dict[str, int]:
-        """The process numbers of the two, by name."""
+        """Return the process ids of kernel and gateway by name."""
         found = {}
         listing = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for number in map(int, listing):
@@ -190,7 +196,7 @@ class Town:
 
 
 def until(done: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Waits until something holds."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -203,7 +209,7 @@ def until(done: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What some work gives; an assertion that fails, and not a test that hangs, if it takes longer."""
+    """Return the result of some work; fail instead of hanging if it takes longer."""
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:
@@ -227,7 +233,7 @@ def serving(
     description: Path, state: Path, *words: str, python: str = sys.executable, groups: tuple[int, ...] | None = None,
     **environment: str,
 ) -> Iterator[Town]:  # fmt: skip
-    """`dither serve` on a free port."""
+    """Run `dither serve` on a free port."""
     command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", "--tick", "10",
                *words]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, **environment}, extra_groups=groups)
@@ -243,7 +249,7 @@ def serving(
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -253,7 +259,7 @@ __all__ = ["SALARY", "SEPARATE", "SHARED", "Place", "Schedule", "Town", "place",
 
 
 class Careless(http.server.BaseHTTPRequestHandler):
-    """Answers everything with the same description of a dataset, whoever asks."""
+    """A server that answers every request with the same dataset, without checking tokens."""
 
     def answer(self) -> None:
         columns = {"age": "0 to 120 in steps of 1"}
@@ -268,4 +274,4 @@ class Careless(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = answer
 
     def log_message(self, *given: object) -> None:
-        """Quiet."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""A short version of benchmarks/load.py: many accounts, kills in between, and everything adds up."""
+"""A short version of benchmarks/load.py: many accounts, killed processes, and consistent totals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loaded() -> Any:
 @pytest.mark.tier("deep")
 @pytest.mark.xdist_group("servers")
 def test_nothing_is_lost_and_nothing_is_free_under_load(tmp_path: Path) -> None:
-    """Times are not judged here: tests share a machine."""
+    """Durations are not checked, because tests share a machine."""
     load = loaded()
     record = load.run(accounts=20, requests=1_000, seconds=60, kills=4, folder=tmp_path)
     print(record)
@@ -62,8 +62,8 @@ def test_the_record_says_what_does_not_add_up() -> None:
         assert len(list(load.problems({**RIGHT, **wrong}))) == 1, wrong
 
 
-def test_growth_is_told_from_noise() -> None:
-    """A process that gains 1 MB in ten seconds is not flat; one that goes up and down is. The noise is fixed."""
+def test_memory_growth_is_distinguished_from_noise() -> None:
+    """A process that grows by 1 MB in ten seconds is detected; one whose memory goes up and down is not."""
     load = loaded()
     memory = load.Memory(None)
     memory.samples.append((0.0, "kernel", 32_000, 50.0))  # killed; numbers of processes begin anew some day
@@ -108,20 +108,20 @@ def test_a_charge_counts_from_the_last_look_that_did_not_see_it(tmp_path: Path) 
 
 
 def blocks_after(there: Place, numbers: range) -> int:
-    """Blocks of memory in use once those questions are answered, without what fills up and is then kept at its size."""
+    """Return the memory blocks in use after some queries, without caches of fixed size."""
     for number in numbers:
         session = Session.from_kernel(there.remote, there.tokens["ann"])
         session.sql(f"SELECT COUNT(*) FROM people WHERE age > {number}", epsilon="0.001")
     there.kernel.ledger._snapshot()
     rules.key.cache_clear()
-    rules.members_of.cache_clear()
+    rules.decode_names.cache_clear()
     gc.collect()
     return sys.getallocatedblocks()
 
 
 @pytest.mark.tier("test")
 def test_answers_leave_nothing_behind(tmp_path: Path) -> None:
-    """Neither in the kernel nor in what speaks to it, both in this process."""
+    """Neither the kernel nor its client, both in this process, keeps memory."""
     with place(tmp_path, slots=2) as there:
         before = blocks_after(there, range(1, 40))
         grown = blocks_after(there, range(40, 100)) - before

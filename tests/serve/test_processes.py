@@ -1,4 +1,4 @@
-"""`dither serve`: two processes, the gateway without any way to the data, kills that lose and give away nothing."""
+"""Test `dither serve`: two processes, a gateway without access to the data, and kills that lose no charge."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 
 def sockets_of(process: int) -> list[str]:
-    """What a process holds open."""
+    """Return the open files of a process."""
     place = Path(f"/proc/{process}/fd")
     return [os.readlink(place / name) for name in os.listdir(place)]
 
 
-def test_the_gateway_has_no_way_to_the_data(there: Town) -> None:
-    """Arguments, environment, working directory, open files and loaded libraries of the running process."""
+def test_the_gateway_has_no_access_to_the_data(there: Town) -> None:
+    """Check arguments, environment, working directory, open files and loaded libraries of the running process."""
     connect(there.url, token=there.tokens["ann"]).sql(COUNT, epsilon=1)
     number = there.children()["gateway"]
     process = Path(f"/proc/{number}")
@@ -74,7 +74,7 @@ def test_the_gateway_holds_sockets_to_the_kernel_and_to_analysts_only(there: Tow
 
 
 def test_the_gateway_needs_no_network_but_its_own(there: Town, tmp_path: Path) -> None:
-    """In a network namespace of its own, where nothing but the kernel's Unix socket leads outside, it still answers."""
+    """In its own network namespace, with the kernel's Unix socket as the only way out, the gateway still answers."""
     require(os.geteuid() == 0, "network namespaces need root")
     works = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False)
     require(works.returncode == 0, "this machine allows no network namespaces")
@@ -104,8 +104,8 @@ finally:
     assert '"name":"town"' in result.stdout and "sealed" in result.stdout, result.stdout + result.stderr
 
 
-def test_a_slow_client_is_hung_up_on(there: Town) -> None:
-    """Headers that never end are cut off; meanwhile others are served."""
+def test_a_slow_client_is_disconnected(there: Town) -> None:
+    """Connections with endless headers are closed; meanwhile others are served."""
     host, port = there.url.removeprefix("http://").split(":")
     slow = [socket.create_connection((host, int(port))) for _ in range(20)]
     for each in slow:
@@ -137,7 +137,7 @@ def test_a_flood_is_refused_and_nothing_is_charged(there: Town) -> None:
 
 
 def test_a_kill_in_the_middle_keeps_the_charge(there: Town) -> None:
-    """kill -9 of the kernel between charge and answer: the charge stands, and a retry is not charged again."""
+    """After kill -9 of the kernel between charge and answer, the charge stands, and a retry is not charged again."""
     session = connect(there.url, token=there.tokens["ann"])
     before = session.budget[0].spent[0]
     query = "SELECT COUNT(*) FROM people WHERE age > 40"
@@ -165,7 +165,7 @@ def _spent(there: Town) -> int:
     return round(float(data[0]["spent"]["epsilon"]) * 10**15) if data else 0
 
 
-def test_the_gateway_is_started_again_and_remembers_the_head(there: Town) -> None:
+def test_the_gateway_is_restarted_and_remembers_the_head(there: Town) -> None:
     session = connect(there.url, token=there.tokens["ann"])
     session.sql("SELECT COUNT(*) FROM people WHERE age > 41", epsilon="1/100")
     head = (there.state / "gateway" / "head").read_text()
@@ -183,7 +183,7 @@ def _fresh(there: Town) -> str | None:
 
 
 def test_the_attack_list_on_the_running_service(there: Town) -> None:
-    """`dither audit service URL` as an auditor types it: every attack, over HTTP, and nothing is learned."""
+    """`dither audit service URL` runs every attack over HTTP and learns nothing."""
     tokens = {"DITHER_TOKEN": "ann", "DITHER_OTHER_TOKEN": "bob", "DITHER_AUDITOR_TOKEN": "aud"}
     environment = {**os.environ, **{name: there.tokens[who] for name, who in tokens.items()}}
     command = [sys.executable, "-m", "dither", "audit", "service", there.url, "--json"]
@@ -195,7 +195,7 @@ def test_the_attack_list_on_the_running_service(there: Town) -> None:
 
 
 def test_the_attack_command_finds_a_weak_service(tmp_path: Path) -> None:
-    """A stranger's server that opens everything to everyone: the command says so and ends with an error."""
+    """Against a server that gives everyone access, the command reports it and fails."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -209,7 +209,7 @@ def test_the_attack_command_finds_a_weak_service(tmp_path: Path) -> None:
     assert done.returncode == 1 and "LEARNED by no token" in done.stdout and done.stderr == ""
 
 
-def test_it_stops_cleanly_and_the_ledger_holds(tmp_path: Path) -> None:
+def test_it_stops_cleanly_and_the_ledger_is_valid(tmp_path: Path) -> None:
     with serving(town(tmp_path / "data", 10, SEPARATE), tmp_path / "s", "--misses", "1000") as made:
         token = made.account("ann")
         connect(made.url, token=token).sql(COUNT, epsilon=1)

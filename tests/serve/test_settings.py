@@ -1,4 +1,4 @@
-"""Settings of the servers: by file, environment and flags, each above the one before; secrets never as arguments."""
+"""Test server settings: file, environment and flags, in rising precedence; secrets never as arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dither.cli import serve as serve_cli
 from dither.serve.gateway import process as gateway_process
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel import process as kernel_process
-from dither.serve.operations.supervisor import TURN, ManagedProcess, Supervisor, tune_interpreter
+from dither.serve.operations.supervisor import SWITCH_INTERVAL, ManagedProcess, Supervisor, tune_interpreter
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """What a command would start, without starting it."""
+    """Return the settings that a command would start with, without starting it."""
     made: list[Any] = []
     monkeypatch.setattr(kernel_process, "run_kernel", made.append)
     monkeypatch.setattr(gateway_process, "run_gateway", made.append)
@@ -62,11 +62,11 @@ def test_the_gateway_has_its_own_file_and_environment(started: Run, tmp_path: Pa
     file = written(tmp_path, kernel="/run/k.sock", port=1234, rate=7)
     settings = started("gateway", DITHER_CONFIG=file, DITHER_BURST="11")
     assert (settings.kernel, settings.port) == ("/run/k.sock", 1234)
-    assert settings.limits.account == Rate(7, 11)
+    assert settings.limits.account_rate == Rate(7, 11)
 
 
-def test_serve_hands_its_settings_on(started: Run, tmp_path: Path) -> None:
-    """To each process its own, and no setting of the kernel's to the gateway."""
+def test_serve_passes_its_settings_on(started: Run, tmp_path: Path) -> None:
+    """Each process gets its own settings, and the gateway none of the kernel's."""
     file = written(tmp_path, floor=650, port=4321, state=str(tmp_path / "state"))
     kernel, gateway = started("serve", "town.yml", "--config", file, "--slots", "4", DITHER_RATE="9")
     assert isinstance(kernel, ManagedProcess) and kernel.command[kernel.command.index("--floor") + 1] == "650"
@@ -80,7 +80,7 @@ def test_serve_hands_its_settings_on(started: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["flor: 3", "- floor", "floor: [", "42", "as_json: true"])
-def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_with_other_settings_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "server.yml"
     path.write_text(text)
     result = CliRunner().invoke(cli.app, ["kernel", "town.yml", "--config", str(path)])
@@ -88,10 +88,10 @@ def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str) -
     assert CliRunner().invoke(cli.app, ["kernel", "town.yml", "--config", "/no/such/file"]).exit_code == 2
 
 
-def test_a_databases_address_is_taken_from_the_environment_or_a_file_only(
+def test_a_database_address_comes_from_the_environment_or_a_file_only(
     started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everyone on the machine can read a process's arguments."""
+    """All users of a machine can read a process's arguments."""
     address = "postgresql://ann:secret@db/ledger"
     assert started("kernel", "town.yml", DITHER_LEDGER=address).ledger == address
     assert started("kernel", "town.yml", "--config", written(tmp_path, ledger=address)).ledger == address
@@ -104,8 +104,8 @@ def test_a_databases_address_is_taken_from_the_environment_or_a_file_only(
     assert kernel.environment["DITHER_LEDGER"] == address and address not in str(gateway.environment)
 
 
-def test_every_setting_has_its_variable() -> None:
-    """Apart from the file's own name, each option of each server can stand in the environment."""
+def test_every_setting_has_an_environment_variable() -> None:
+    """Every option of every server except --json can come from the environment, and none is a secret."""
     group: Any = typer.main.get_command(serve_cli.app)
     for name in ("kernel", "gateway", "serve"):
         options = [each for each in group.commands[name].params if each.param_type_name == "option"]
@@ -113,11 +113,11 @@ def test_every_setting_has_its_variable() -> None:
         assert not any(word in str(each.name) for each in options for word in ("token", "password", "secret"))
 
 
-def test_a_server_that_has_started_lets_what_is_due_pass() -> None:
+def test_a_started_server_switches_threads_quickly() -> None:
     before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
     try:
         tune_interpreter()
-        assert sys.getswitchinterval() == pytest.approx(TURN)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
         assert gc.get_freeze_count() > frozen
     finally:
         sys.setswitchinterval(before)

@@ -1,4 +1,4 @@
-"""`--gateway-user`: the gateway runs as somebody who can open neither data nor ledger, whatever the path."""
+"""Test `--gateway-user`: the gateway runs as a user who can open neither data nor ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import dither
 from conftest import require
 from dither.connection import connect
 from dither.errors import InvalidParameter
-from dither.serve.operations.supervisor import ManagedProcess, group_of
+from dither.serve.operations.supervisor import ManagedProcess, primary_group
 from serve.servers import Town, serving, town
 
 pytestmark = pytest.mark.xdist_group("servers")
@@ -41,11 +41,11 @@ for path in sys.argv[1:]:
 
 
 def interpreter() -> str:
-    """A Python that the other user may run: this one, or the machine's of the same version."""
+    """Return a Python that the other user may run: this one, or the machine's of the same version."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
         try:
-            subprocess.run([python, "-c", "import dither.serve.gateway.process"], user=USER, group=group_of(USER),
+            subprocess.run([python, "-c", "import dither.serve.gateway.process"], user=USER, group=primary_group(USER),
                            extra_groups=(), env=seen(), capture_output=True, check=True)  # fmt: skip
         except (OSError, subprocess.CalledProcessError):
             continue
@@ -54,10 +54,10 @@ def interpreter() -> str:
 
 
 def seen() -> dict[str, str]:
-    """What is installed beside this Python, for another one of the same version.
+    """Return the environment in which another Python of the same version finds the installed packages.
 
-    Only that: a test that imports files adds their folders to `sys.path`, and before the standard
-    library a file that is called `random.py` hides its module.
+    Only those: a test that imports files adds their folders to `sys.path`, where a file called `random.py` hides the
+    standard module.
     """
     paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(dither.__file__).parents[1]))
     return {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "DITHER_DEBUG": "1"}
@@ -88,7 +88,7 @@ def status(process: int, name: str) -> list[str]:
 
 @pytest.mark.tier("test")
 def test_the_gateway_runs_as_that_user_and_answers(there: Town) -> None:
-    """Real, effective, saved and file-system user and group; none of root's other groups; no capability."""
+    """Check real, effective, saved and file-system user and group; no other groups of root; no capabilities."""
     import pwd
 
     entry, children = pwd.getpwnam(USER), there.children()
@@ -102,7 +102,7 @@ def test_the_gateway_runs_as_that_user_and_answers(there: Town) -> None:
 
 @pytest.mark.tier("test")
 def test_that_user_can_open_neither_data_nor_ledger(there: Town) -> None:
-    """Whoever takes the gateway over knows every path, and gets nowhere by it; only the kernel's door opens."""
+    """An attacker in the gateway knows every path, but can open only the kernel's socket."""
     kernel, folder = there.children()["kernel"], there.state.parent
     closed = [folder / "data", folder / "data" / "people.parquet", folder / "data" / "town.yml",
               there.state / "private", there.state / "private" / "ledger.sqlite",
@@ -113,11 +113,11 @@ def test_that_user_can_open_neither_data_nor_ledger(there: Town) -> None:
     ours = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "closed" not in ours.replace(f"closed {closed[-2]}", "")  # as the kernel's user it all opens
     words[0] = interpreter()
-    theirs = subprocess.run(words, user=USER, group=group_of(USER), extra_groups=(), env=seen(), capture_output=True,
-                            text=True, check=True).stdout.splitlines()  # fmt: skip
+    theirs = subprocess.run(words, user=USER, group=primary_group(USER), extra_groups=(), env=seen(),
+                            capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
     assert theirs == [f"closed {path}" for path in closed] + [f"OPENED {there.state / 'kernel.sock'}"]
 
 
-def test_a_user_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="there is no user nobody-here"):
+def test_an_unknown_user_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="this machine has no user nobody-here"):
         ManagedProcess("gateway", [sys.executable], {}, tmp_path, user="nobody-here").start()

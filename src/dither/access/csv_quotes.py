@@ -1,4 +1,4 @@
-"""CSV files whose quotes do not close: found before anything is asked, since such a record swallows those after it."""
+"""Find CSV quotes that do not close, before the first query: such a record would swallow those after it."""
 
 from __future__ import annotations
 
@@ -13,51 +13,52 @@ LONGEST_RECORD = 2_000_000
 State = Literal["closed", "open", "broken"]
 
 
-def first_unclosed(lines: Iterable[str], delimiter: str) -> int | None:
-    """The number of the first line, from 1, whose quotes reach into others; None if there is none.
+def first_unclosed_quote(lines: Iterable[str], delimiter: str) -> int | None:
+    r"""Return the number, from 1, of the first line whose quotes extend over other records; None if there is none.
 
-    >>> first_unclosed(['a,b\\n', '1,"two\\n', 'lines"\\n', '3,"open\\n', '4,x\\n'], ",")
+    >>> first_unclosed_quote(['a,b\n', '1,"two\n', 'lines"\n', '3,"open\n', '4,x\n'], ",")
     4
     """
-    plain = _plain(delimiter)
+    plain = _match_plain_line(delimiter)
     parts: list[str] = []
-    begun = length = 0
+    start = length = 0
     for number, line in enumerate(lines, 1):
         if not parts:
             if '"' not in line or plain(line):
                 continue
-            begun = number
+            start = number
         parts.append(line)
         length += len(line)
-        state = _state("".join(parts), delimiter) if '"' in line else "open"
+        state = _quote_state("".join(parts), delimiter) if '"' in line else "open"
         if state == "broken" or length > LONGEST_RECORD:
-            return begun
+            return start
         if state == "closed":
             parts, length = [], 0
-    return begun if parts else None
+    return start if parts else None
 
 
-def _plain(delimiter: str) -> Callable[[str], object]:
-    """Whether a line is made of fields without quotes and of quoted ones, where something may follow the second quote.
+def _match_plain_line(delimiter: str) -> Callable[[str], object]:
+    """Return a matcher for lines of unquoted and quoted fields, where text may follow the closing quote.
 
-    That something is the record's own harm: it is cut off, and the next record is read as it is.
+    Such text harms only its own record: it is cut off, and the next record is read correctly.
     """
-    d = re.escape(delimiter)
-    cell = rf'(?:[^"{d}\r\n]*|"[^"\r\n]*"[^"{d}\r\n]*)'
-    return re.compile(rf"{cell}(?:{d}{cell})*\r?\n?").fullmatch
+    escaped = re.escape(delimiter)
+    cell = rf'(?:[^"{escaped}\r\n]*|"[^"\r\n]*"[^"{escaped}\r\n]*)'
+    return re.compile(rf"{cell}(?:{escaped}{cell})*\r?\n?").fullmatch
 
 
-def _state(text: str, delimiter: str) -> State:
-    """Where a record stands at its end, in both readings of a quote after spaces: as an opening one or as any other."""
-    found = {_read(text, delimiter, skip) for skip in (False, True)}
-    if found <= {"closed"}:
+def _quote_state(text: str, delimiter: str) -> State:
+    """Return the state at the end of a record; reading a quote after spaces as opening or as text must agree."""
+    states = {_parse_record(text, delimiter, skip_spaces) for skip_spaces in (False, True)}
+    if states <= {"closed"}:
         return "closed"
-    return "open" if found == {"open"} else "broken"
+    return "open" if states == {"open"} else "broken"
 
 
-def _read(text: str, delimiter: str, skip: bool) -> State:
+def _parse_record(text: str, delimiter: str, skip_spaces: bool) -> State:
+    """Parse a record strictly and return its state; `skip_spaces`: a quote after spaces opens a field."""
     try:
-        list(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=skip))
+        list(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces))
     except csv.Error as error:
         return "open" if "end of data" in str(error) else "broken"
     return "closed"

@@ -1,7 +1,7 @@
-"""The auditing toolkit: tests of anyone's differential privacy.
+"""The auditing toolkit: test any library's differential privacy.
 
-Names are imported when they are first used, so that each part costs only what it needs. No module is named as a
-function that it holds: importing the module would hide the function.
+Names are imported on first use, so that each audit loads only its own dependencies. No module of this package has the
+name of a public function: importing the module would hide the function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other libraries' mechanisms in the shape that the auditor takes; each library is imported only when it is used."""
+"""Adapt other libraries' mechanisms to the auditor; each library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from dither.audit.stability import InputSpace, Stated, Vectors
+from dither.audit.stability import ClaimedFunction, InputSpace, Vectors
 from dither.errors import InvalidParameter
 
-Once = Callable[[Any], Any]
+SingleRun = Callable[[Any], Any]
 
 
-def _library(name: str, package: str) -> Any:
+def _import_library(name: str, package: str) -> Any:
+    """Import a module, or raise an error that names the package to install."""
     try:
         return import_module(name)
     except ImportError as error:
         raise InvalidParameter(f"this adapter needs {package}: {error}") from None
 
 
-def diffprivlib(mechanism: Any) -> Once:
-    """A mechanism of diffprivlib, or the name of one with its parameters: `diffprivlib(Laplace(epsilon=1, ...))`."""
+def diffprivlib(mechanism: Any) -> SingleRun:
+    """Adapt a mechanism of diffprivlib, such as `diffprivlib(Laplace(epsilon=1, sensitivity=1))`."""
     return lambda value: mechanism.randomise(value)
 
 
 def diffprivlib_exact(make: Callable[[], Any]) -> Callable[[Any, Any], Any]:
-    """A mechanism of diffprivlib for the exact audit: its generator, the attribute `_rng`, is replaced by the bits."""
+    """Adapt a mechanism of diffprivlib to the exact audit, which replaces its generator, the attribute `_rng`."""
 
     def run(value: Any, bits: Any) -> Any:
         mechanism = make()
@@ -35,54 +36,54 @@ def diffprivlib_exact(make: Callable[[], Any]) -> Callable[[Any, Any], Any]:
     return run
 
 
-def diffprivlib_laplace(epsilon: float = 1.0, sensitivity: float = 1.0) -> Once:
-    """diffprivlib's Laplace mechanism."""
+def diffprivlib_laplace(epsilon: float = 1.0, sensitivity: float = 1.0) -> SingleRun:
+    """Return diffprivlib's Laplace mechanism."""
     return diffprivlib(
-        _library("diffprivlib.mechanisms", "diffprivlib").Laplace(epsilon=epsilon, sensitivity=sensitivity)
+        _import_library("diffprivlib.mechanisms", "diffprivlib").Laplace(epsilon=epsilon, sensitivity=sensitivity)
     )
 
 
 def diffprivlib_geometric(epsilon: float = 1.0) -> Callable[[Any, Any], Any]:
-    """diffprivlib's Geometric mechanism for the exact audit, unmodified but for its generator."""
-    library = _library("diffprivlib.mechanisms", "diffprivlib")
+    """Return diffprivlib's Geometric mechanism for the exact audit, unmodified except for its generator."""
+    library = _import_library("diffprivlib.mechanisms", "diffprivlib")
     return diffprivlib_exact(lambda: library.Geometric(epsilon=epsilon))
 
 
-def opendp(measurement: Any) -> Once:
-    """A measurement of OpenDP: it is called."""
+def opendp(measurement: Any) -> SingleRun:
+    """Adapt a measurement of OpenDP by calling it."""
     return lambda value: measurement(value)
 
 
-def opendp_transformation(transformation: Any, space: InputSpace) -> Stated:
-    """A transformation of OpenDP between symmetric distance and the absolute distance, and what its own map states.
+def opendp_transformation(transformation: Any, space: InputSpace) -> ClaimedFunction:
+    """Adapt a transformation of OpenDP from symmetric to absolute distance, with the stability that its map states.
 
-    One value replaced is a symmetric distance of 2.
+    The map is evaluated at 2, the symmetric distance of replacing one value.
     """
-    return Stated(lambda data: transformation(data), space, float(transformation.map(2)))
+    return ClaimedFunction(lambda data: transformation(data), space, float(transformation.map(2)))
 
 
-def opendp_deviations(size: int = 1024, low: float = 2.0**50, high: float = 2.0**50 + 1) -> Stated:
-    """OpenDP's sum of squared deviations of `size` floats between two bounds."""
-    dp = _library("opendp.prelude", "opendp")
+def opendp_deviations(size: int = 1024, low: float = 2.0**50, high: float = 2.0**50 + 1) -> ClaimedFunction:
+    """Return OpenDP's sum of squared deviations of `size` floats between two bounds."""
+    dp = _import_library("opendp.prelude", "opendp")
     dp.enable_features("contrib", "honest-but-curious", "idealized-numerics")
     space = dp.vector_domain(dp.atom_domain(bounds=(low, high), nan=False), size), dp.symmetric_distance()
     return opendp_transformation(space >> dp.t.then_sum_of_squared_deviations(), Vectors(size, low, high))
 
 
-def python_dp(mechanism: Any) -> Once:
-    """A numerical mechanism of python-dp (Google's library)."""
+def python_dp(mechanism: Any) -> SingleRun:
+    """Adapt a numerical mechanism of python-dp (PyDP, which wraps Google's library)."""
     return lambda value: mechanism.add_noise(float(value))
 
 
-def python_dp_gaussian(epsilon: float = 1.0, delta: float = 1e-5, sensitivity: float = 1.0) -> Once:
-    """python-dp's Gaussian mechanism."""
-    library = _library("pydp.algorithms.numerical_mechanisms", "python-dp")
+def python_dp_gaussian(epsilon: float = 1.0, delta: float = 1e-5, sensitivity: float = 1.0) -> SingleRun:
+    """Return python-dp's Gaussian mechanism."""
+    library = _import_library("pydp.algorithms.numerical_mechanisms", "python-dp")
     return python_dp(library.GaussianMechanism(epsilon, delta, sensitivity))
 
 
-def smartnoise(query: str, metadata: Mapping[str, Any], epsilon: float, delta: float = 0.0) -> Once:
-    """A query of SmartNoise SQL on a pandas data frame; the output is the rows of the answer."""
-    snsql = _library("snsql", "smartnoise-sql")
+def smartnoise(query: str, metadata: Mapping[str, Any], epsilon: float, delta: float = 0.0) -> SingleRun:
+    """Adapt a query of SmartNoise SQL on a pandas data frame; the output is the list of the answer's rows."""
+    snsql = _import_library("snsql", "smartnoise-sql")
 
     def run(data: Any) -> Sequence[Any]:
         privacy = snsql.Privacy(epsilon=epsilon, delta=delta)
@@ -92,6 +93,6 @@ def smartnoise(query: str, metadata: Mapping[str, Any], epsilon: float, delta: f
     return run
 
 
-def tumult(session: Callable[[Any], Any], query: Any, budget: Any) -> Once:
-    """A query of Tumult Analytics: `session` makes a Session of an input; the output is the rows of the answer."""
+def tumult(session: Callable[[Any], Any], query: Any, budget: Any) -> SingleRun:
+    """Adapt a query of Tumult Analytics; `session` builds a Session from an input, the output is the answer's rows."""
     return lambda value: [tuple(row) for row in session(value).evaluate(query, budget).collect()]

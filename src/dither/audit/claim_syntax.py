@@ -1,4 +1,4 @@
-"""Claims and mechanisms as people write them: `epsilon=1, delta=1e-5` and `my_module:f`."""
+"""Parse claims and mechanisms as people write them: `epsilon=1, delta=1e-5` and `my_module:f`."""
 
 from __future__ import annotations
 
@@ -18,92 +18,96 @@ from dither.errors import DitherError, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi, rational
 
 
-def _renyi(order: Fraction, epsilon: Fraction, delta: Fraction = Fraction(0)) -> Loss:
+def _renyi_claim(order: Fraction, epsilon: Fraction, delta: Fraction = Fraction(0)) -> Loss:
     return Renyi(((order, epsilon),), delta)
 
 
-KINDS: Mapping[frozenset[str], Callable[..., Loss]] = {
+CLAIM_KINDS: Mapping[frozenset[str], Callable[..., Loss]] = {
     frozenset({"epsilon"}): Pure,
     frozenset({"epsilon", "delta"}): Approximate,
     frozenset({"rho"}): ZCDP,
     frozenset({"rho", "delta"}): ZCDP,
-    frozenset({"order", "epsilon"}): _renyi,
-    frozenset({"order", "epsilon", "delta"}): _renyi,
+    frozenset({"order", "epsilon"}): _renyi_claim,
+    frozenset({"order", "epsilon", "delta"}): _renyi_claim,
 }
-CALL = re.compile(r"([^()]+:[^():]+)\((.*)\)", re.DOTALL)
-SHORT = {"eps": "epsilon", "ε": "epsilon", "δ": "delta", "ρ": "rho"}
+CALL_PATTERN = re.compile(r"([^()]+:[^():]+)\((.*)\)", re.DOTALL)
+ABBREVIATIONS = {"eps": "epsilon", "ε": "epsilon", "δ": "delta", "ρ": "rho"}
 
 
 def parse_claim(text: str) -> Loss:
-    """The claim that a text makes.
+    """Parse a claim written as text.
 
-    >>> claim("epsilon=1/2, delta=1e-5")
+    >>> parse_claim("epsilon=1/2, delta=1e-5")
     Approximate(epsilon=Fraction(1, 2), delta=Fraction(1, 100000))
     """
     parts = [part.partition("=") for part in text.replace(";", ",").split(",") if part.strip()]
-    given = {SHORT.get(name.strip(), name.strip()): value.strip() for name, _, value in parts}
-    kind = KINDS.get(frozenset(given))
-    if kind is None or not all(given.values()) or len(given) < len(parts):
+    parameters = {ABBREVIATIONS.get(name.strip(), name.strip()): value.strip() for name, _, value in parts}
+    kind = CLAIM_KINDS.get(frozenset(parameters))
+    if kind is None or not all(parameters.values()) or len(parameters) < len(parts):
         raise InvalidParameter(
-            f"a claim is 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=0.5' or 'order=8, epsilon=1', got {text!r}"
+            "a claim must look like 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=0.5' or 'order=8, epsilon=1', "
+            f"got {text!r}"
         )
-    return kind(**{name: rational(value, name) for name, value in given.items()})
+    return kind(**{name: rational(value, name) for name, value in parameters.items()})
 
 
 def claim_text(claim: Loss) -> str:
-    """A claim as people write it.
+    """Write a claim as text.
 
-    >>> words(Approximate(1, "1e-5"))
+    >>> claim_text(Approximate(1, "1e-5"))
     'epsilon=1, delta=1e-05'
     """
     if isinstance(claim, Renyi):
-        curve = "; ".join(f"order={_short(order)}, epsilon={_short(epsilon)}" for order, epsilon in claim.curve)
-        return f"{curve}, delta={_short(claim.delta)}" if claim.delta else curve
-    named = [(each.name, getattr(claim, each.name)) for each in fields(claim)]
-    return ", ".join(f"{name}={_short(value)}" for name, value in named if value or name != "delta")
+        curve = "; ".join(
+            f"order={_short_number(order)}, epsilon={_short_number(epsilon)}" for order, epsilon in claim.curve
+        )
+        return f"{curve}, delta={_short_number(claim.delta)}" if claim.delta else curve
+    parameters = [(field.name, getattr(claim, field.name)) for field in fields(claim)]
+    return ", ".join(f"{name}={_short_number(value)}" for name, value in parameters if value or name != "delta")
 
 
-def _short(value: Fraction) -> str:
+def _short_number(value: Fraction) -> str:
     return f"{float(value):.10g}"
 
 
-def finite(number: float) -> float | str:
-    """A number for JSON, which has neither infinities nor NaN: these are texts."""
+def json_number(number: float) -> float | str:
+    """Return a number for JSON; infinities and NaN, which JSON lacks, become strings."""
     return number if isfinite(number) else str(number)
 
 
 def import_object(place: str) -> Any:
-    """What `module:name` or `path/to/file.py:name` stands for; `module:name(1, 2)` is what the function returns."""
-    called = CALL.fullmatch(place)
-    if called is None:
-        return _named(place)
-    given, options = _arguments(called[2])
-    make = _named(called[1])
+    """Import the object at `module:name` or `path/to/file.py:name`; `module:name(1, 2)` calls it with arguments."""
+    call = CALL_PATTERN.fullmatch(place)
+    if call is None:
+        return _resolve(place)
+    positional, keywords = _parse_arguments(call[2])
+    function = _resolve(call[1])
     try:
-        return make(*given, **options)
+        return function(*positional, **keywords)
     except DitherError:
         raise
     except Exception as error:
-        raise InvalidParameter(f"{place} cannot be made: {type(error).__name__}: {error}") from error
+        raise InvalidParameter(f"the call {place} failed: {type(error).__name__}: {error}") from error
 
 
-def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Numbers, texts and lists of them, by place or by name."""
+def _parse_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Parse literal arguments, positional and by keyword."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or any(each.arg is None for each in call.keywords):
+        if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError
-        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        return [ast.literal_eval(each) for each in call.args], named
+        keywords = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return [ast.literal_eval(argument) for argument in call.args], keywords
     except (SyntaxError, ValueError):
-        raise InvalidParameter(f"arguments are numbers, texts and lists of them, got {text!r}") from None
+        raise InvalidParameter(f"arguments must be numbers, strings or lists of them, got {text!r}") from None
 
 
-def _named(place: str) -> Any:
+def _resolve(place: str) -> Any:
+    """Import the module of `module:name` and return the attribute, which may be dotted."""
     module, _, name = place.rpartition(":")
     if not module or not name:
-        raise InvalidParameter(f"name it as module:function or file.py:function, got {place!r}")
-    thing = _imported(module)
+        raise InvalidParameter(f"write module:function or file.py:function, got {place!r}")
+    thing = _import_module(module)
     for part in name.split("."):
         if not hasattr(thing, part):
             raise NotFound(f"{module} has no {name!r}")
@@ -111,11 +115,11 @@ def _named(place: str) -> Any:
     return thing
 
 
-def _imported(module: str) -> Any:
-    """A module by its name, or a file by its path whatever it is called."""
+def _import_module(module: str) -> Any:
+    """Import a module by its name, or a file by its path."""
     try:
         if Path(module).suffix == ".py":
-            return _from_file(Path(module).resolve())
+            return _import_file(Path(module).resolve())
         if "" not in sys.path:
             sys.path.insert(0, "")
         return import_module(module)
@@ -124,22 +128,23 @@ def _imported(module: str) -> Any:
     except DitherError:
         raise
     except Exception as error:
-        raise InvalidParameter(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InvalidParameter(f"importing {module} failed: {type(error).__name__}: {error}") from error
 
 
-def _from_file(path: Path) -> Any:
+def _import_file(path: Path) -> Any:
+    """Import a file as a module named by its stem, once; a loaded module of the same name stays registered."""
     if not path.is_file():
         raise NotFound(f"no file {path.name!r} in {path.parent}")
-    held = sys.modules.get(path.stem)
-    if held is not None and getattr(held, "__file__", None) == str(path):
-        return held
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise NotFound(f"{path.name!r} is no Python file")
-    made = module_from_spec(spec)
-    if held is None:
-        sys.modules[path.stem] = made
-    spec.loader.exec_module(made)
-    return made
+        raise NotFound(f"{path.name!r} is not a Python file")
+    module = module_from_spec(spec)
+    if loaded is None:
+        sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,7 +1,7 @@
-"""Does a sampler follow its law? Several tests of one sample, with one stated false-alarm rate over all of them.
+"""Test whether a sampler follows its distribution: several tests of one sample, with one false-alarm rate for all.
 
-Every draw is turned into a uniform number by the law's distribution function (spread uniformly over its step where
-the law is discrete), so that under the null each test has a known law.
+The distribution function turns every draw into a uniform number (for a discrete distribution, one spread uniformly over
+the step), so that the statistic of each test has a known distribution under the null hypothesis.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from dither.audit.claim_syntax import finite
+from dither.audit.claim_syntax import json_number
 from dither.audit.claims import Floats
-from dither.audit.sampling import failure
+from dither.audit.sampling import mechanism_failure
 from dither.errors import InvalidParameter
 from dither.privacy.mechanisms.distributions import NoiseDistribution
 
@@ -26,12 +26,12 @@ MOST_BINS = 400
 TAILS = (1e-2, 1e-3, 1e-4)
 LAGS = (1, 2, 3, 7)
 LOW_BITS = 4
-FAR = 2.0**-12  # of a probability below this, doubles show digits far beyond the 53rd
+FAR_TAIL = 2.0**-12  # a double below this has bits far beyond the 53rd binary place
 GRID = 2.0**53
 SECTORS = 8
-SHARP = 2.0**-5
-MOST_SPAN = 30_000_000
-ROUNDED = 1e-13  # a sum of masses may lack this
+SHARP_SPACING = 2.0**-5
+MOST_SPAN = 30_000_000  # integers in a table of masses
+SUM_TOLERANCE = 1e-13  # rounding error of a sum of masses
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FitTest:
 
 @dataclass(frozen=True)
 class FitResult:
-    """All tests of one sample; with probability at most `alpha` a right sampler is refuted."""
+    """The tests of one sample; a correct sampler is refuted with probability at most `alpha`."""
 
     draws: int
     alpha: float
@@ -53,17 +53,17 @@ class FitResult:
 
     @property
     def worst(self) -> FitTest:
-        """The test that speaks most against the sampler."""
+        """The test with the smallest p-value."""
         return min(self.tests, key=lambda each: each.p_value)
 
     @property
     def p_value(self) -> float:
-        """Of the whole family."""
+        """The p-value of all tests together, by Bonferroni's correction."""
         return min(1.0, self.worst.p_value * len(self.tests))
 
     @property
     def refuted(self) -> bool:
-        """Whether the draws do not follow the law."""
+        """True if the tests show that the draws do not follow the distribution."""
         return self.p_value <= self.alpha
 
     def __getitem__(self, name: str) -> FitTest:
@@ -71,106 +71,121 @@ class FitResult:
 
     def __str__(self) -> str:
         head = "REFUTED" if self.refuted else "not refuted"
-        found = f"{self.worst.name} = {self.worst.statistic:.6g} (p = {self.worst.p_value:.3g})"
-        return f"{head}: {self.draws} draws, {len(self.tests)} tests, family p = {self.p_value:.3g}; worst {found}"
+        worst = f"{self.worst.name} = {self.worst.statistic:.6g} (p = {self.worst.p_value:.3g})"
+        return f"{head}: {self.draws} draws, {len(self.tests)} tests, family p = {self.p_value:.3g}; worst {worst}"
 
     def report(self) -> str:
-        """The result as JSON."""
-        tests = [{**asdict(each), "statistic": finite(each.statistic)} for each in self.tests]
+        """Return the result as JSON."""
+        tests = [{**asdict(each), "statistic": json_number(each.statistic)} for each in self.tests]
         return json.dumps({**asdict(self), "tests": tests, "refuted": self.refuted, "p_value": self.p_value}, indent=2)
 
 
 def fit(
-    sampler: Callable[[int], Any], law: Any, *, draws: int = 1_000_000, alpha: float = 1e-6, seed: int | None = None
+    sampler: Callable[[int], Any],
+    distribution: Any,
+    *,
+    draws: int = 1_000_000,
+    alpha: float = 1e-6,
+    seed: int | None = None,
 ) -> FitResult:
-    """Tests `sampler(size)` against a law: one of `privacy.mechanisms.distributions`, scipy's, or a mass function.
+    """Test `sampler(size)` against a distribution.
 
-    A mass function `law(integers) -> probabilities` makes the law discrete. The seed is for the spreading of discrete
-    draws alone.
+    The distribution is one of `privacy.mechanisms.distributions`, a frozen one of scipy, or a mass function
+    `f(integers) -> probabilities` of a discrete one. The seed only serves to spread discrete draws over their steps.
     """
     if draws < 1000 or not 0 < alpha < 0.5:
         raise InvalidParameter("fit needs at least 1000 draws and alpha between 0 and 0.5")
-    if not (hasattr(law, "cdf") or isinstance(law, NoiseDistribution) or callable(law)):
+    if not (hasattr(distribution, "cdf") or isinstance(distribution, NoiseDistribution) or callable(distribution)):
         raise InvalidParameter(
-            "a law is one of dither.privacy.mechanisms.distributions, a frozen law of scipy, or a mass function"
+            "the distribution must be one of dither.privacy.mechanisms.distributions, a frozen one of scipy, or a mass "
+            f"function f(integers) -> probabilities; got {type(distribution).__name__}"
         )
-    values = _drawn(sampler, draws)
+    values = _draw(sampler, draws)
     if values.shape != (draws,):
-        raise InvalidParameter(f"the sampler was asked for {draws} draws and gave an array of shape {values.shape}")
-    if stranger := _strangers(values, law, alpha):
-        return FitResult(draws, alpha, (stranger,))
-    below, mass = _distribution(law, values)
+        raise InvalidParameter(f"the sampler must return {draws} draws, got an array of shape {values.shape}")
+    if impossible := _impossible_draws(values, distribution, alpha):
+        return FitResult(draws, alpha, (impossible,))
+    below, mass = _cdf_below_and_mass(distribution, values)
     spread = np.random.default_rng(seed).random(draws)
     uniform = np.clip(below + mass * spread, 2.0**-60, 1 - 2.0**-53)
-    found = [*_tests(uniform), chi_squared(values, law) if mass.any() else _equal_cells(uniform)]
-    holes = () if mass.any() or values.dtype != np.float64 else (*_raw_bits(values), *_inverted(values, law))
-    return FitResult(draws, alpha, (*found, *holes))
+    if mass.any():
+        return FitResult(draws, alpha, (*_uniformity_tests(uniform), chi_squared(values, distribution)))
+    tests = [*_uniformity_tests(uniform), _equal_cells_test(uniform)]
+    if values.dtype == np.float64:
+        tests += [*_float_hole_tests(values), *_inverse_cdf_holes(values, distribution)]
+    return FitResult(draws, alpha, tuple(tests))
 
 
-def _drawn(sampler: Callable[[int], Any], draws: int) -> Any:
+def _draw(sampler: Callable[[int], Any], draws: int) -> Any:
     try:
         return np.asarray(sampler(draws))
     except Exception as error:
-        raise failure(error, draws) from error
+        raise mechanism_failure(error, draws) from error
 
 
-def _strangers(values: Any, law: Any, alpha: float) -> FitTest | None:
-    """Draws that no law explains: what is no number, or so far out that the table of a law cannot reach it."""
+def _impossible_draws(values: Any, distribution: Any, alpha: float) -> FitTest | None:
+    """Return a failed test for draws that are NaN, or too far out for a table of masses; None if there are none."""
     if values.dtype.kind == "f" and np.isnan(values).any():
-        return FitTest("draws that are no numbers", float(np.isnan(values).sum()), 0.0)
+        return FitTest("NaN draws", float(np.isnan(values).sum()), 0.0)
     if values.dtype.kind not in "iu" or int(values.max()) - int(values.min()) < MOST_SPAN:
         return None
     middle = int(np.median(values))
     points = np.arange(middle - MOST_SPAN // 20, middle + MOST_SPAN // 20 + 1)
     far = int(np.sum((values < points[0]) | (values > points[-1])))
-    expected = max(0.0, 1.0 - float(np.sum(_masses(law, points)))) + ROUNDED
+    expected = max(0.0, 1.0 - float(np.sum(_masses(distribution, points)))) + SUM_TOLERANCE
     p_value = float(special.bdtrc(far - 1, len(values), expected))
     if p_value > alpha:
-        raise InvalidParameter(f"the draws span more than {MOST_SPAN} integers, too many for a table of the law")
+        raise InvalidParameter(
+            f"the draws span more than {MOST_SPAN} integers, too many for a table of masses; test a smaller scale"
+        )
     return FitTest("draws far out", float(far), p_value)
 
 
-def _tests(uniform: Floats) -> Iterator[FitTest]:
+def _uniformity_tests(uniform: Floats) -> Iterator[FitTest]:
     yield anderson_darling(uniform)
     yield kolmogorov_smirnov(uniform)
-    yield from _moments(uniform)
-    yield from _tails(uniform)
-    yield from _serial(uniform)
+    yield from _moment_tests(uniform)
+    yield from _tail_tests(uniform)
+    yield from _serial_tests(uniform)
 
 
 # ---- distribution functions ----------------------------------------------------------------------------------------
 
 
-def _distribution(law: Any, values: Any) -> tuple[Floats, Floats]:
-    """P(X < value) and P(X = value) for each value."""
-    if hasattr(law, "cdf"):
-        if hasattr(law, "pmf"):
-            mass = np.asarray(law.pmf(values))
-            return np.asarray(law.cdf(values)) - mass, mass
-        return np.asarray(law.cdf(values)), np.zeros(len(values))
-    points, masses = _support(law, values)
+def _cdf_below_and_mass(distribution: Any, values: Any) -> tuple[Floats, Floats]:
+    """Return P(X < value) and P(X = value) for each value."""
+    if hasattr(distribution, "cdf"):
+        if hasattr(distribution, "pmf"):
+            mass = np.asarray(distribution.pmf(values))
+            return np.asarray(distribution.cdf(values)) - mass, mass
+        return np.asarray(distribution.cdf(values)), np.zeros(len(values))
+    points, masses = _support_and_masses(distribution, values)
     before = np.concatenate([[0.0], np.cumsum(masses)])
-    outside = max(0.0, 1.0 - before[-1]) / 2  # what lies beyond all draws, half on each side
+    outside = max(0.0, 1.0 - before[-1]) / 2  # the mass beyond all draws, half of it on each side
     place = values.astype(np.int64) - points[0]
     return before[place] + outside, masses[place]
 
 
-def _support(law: Any, values: Any) -> tuple[Any, Floats]:
+def _support_and_masses(distribution: Any, values: Any) -> tuple[Any, Floats]:
     if values.dtype.kind not in "iu":
         raise InvalidParameter(
-            "the law is discrete: a mass function needs integer draws; for floats give a law of scipy, such as "
+            "a discrete distribution needs integer draws; for floats pass a distribution of scipy, such as "
             "scipy.stats.laplace(0, 5)"
         )
     points = np.arange(int(values.min()), int(values.max()) + 1)
-    return points, _masses(law, points)
+    return points, _masses(distribution, points)
 
 
-def _masses(law: Any, points: Any) -> Floats:
-    """The probability of each of these integers."""
-    if hasattr(law, "cdf"):
-        masses = law.pmf(points) if hasattr(law, "pmf") else law.cdf(points + 0.5) - law.cdf(points - 0.5)
+def _masses(distribution: Any, points: Any) -> Floats:
+    """Return the probability of each of these integers."""
+    if hasattr(distribution, "cdf"):
+        masses = (
+            distribution.pmf(points)
+            if hasattr(distribution, "pmf")
+            else distribution.cdf(points + 0.5) - distribution.cdf(points - 0.5)
+        )
     else:
-        masses = law.mass(points) if isinstance(law, NoiseDistribution) else law(points)
+        masses = distribution.mass(points) if isinstance(distribution, NoiseDistribution) else distribution(points)
     return np.asarray(masses, float)
 
 
@@ -178,7 +193,7 @@ def _masses(law: Any, points: Any) -> Floats:
 
 
 def anderson_darling(uniform: Floats) -> FitTest:
-    """The statistic of Anderson and Darling for uniform numbers; its 99% point is 3.878125."""
+    """Test uniform numbers by Anderson and Darling's statistic, whose 99% point is 3.878125."""
     ordered = np.sort(uniform)
     count = len(ordered)
     odd = 2 * np.arange(1, count + 1) - 1
@@ -187,15 +202,15 @@ def anderson_darling(uniform: Floats) -> FitTest:
 
 
 def anderson_darling_p(statistic: float, count: int) -> float:
-    """P(A^2 > statistic), after Marsaglia and Marsaglia (2004); the far tail by its first eigenvalue."""
+    """Return P(A^2 > statistic), after Marsaglia and Marsaglia (2004); the far tail by its first eigenvalue."""
     if statistic > 8:
         return float(sqrt(3) * special.chdtrc(1, 2 * statistic))
-    limit = _limit(statistic)
-    return float(min(1.0, max(0.0, 1 - limit - _correction(count, limit))))
+    limit = _limiting_cdf(statistic)
+    return float(min(1.0, max(0.0, 1 - limit - _finite_sample_correction(count, limit))))
 
 
-def _limit(z: float) -> float:
-    """The distribution function of A^2 for infinitely many draws."""
+def _limiting_cdf(z: float) -> float:
+    """Return the distribution function of A^2 for infinitely many draws."""
     if z <= 0:
         return 0.0
     if z < 2:
@@ -205,8 +220,8 @@ def _limit(z: float) -> float:
     return exp(-exp(series))
 
 
-def _correction(count: int, x: float) -> float:
-    """What the limit lacks for a finite number of draws."""
+def _finite_sample_correction(count: int, x: float) -> float:
+    """Return the correction of the limiting distribution function for a finite number of draws."""
     if x > 0.8:
         series = 745.2337 - (1705.091 - (1950.646 - (1116.360 - 255.7844 * x) * x) * x) * x
         return (-130.2137 + series * x) / count
@@ -220,49 +235,56 @@ def _correction(count: int, x: float) -> float:
 
 
 def kolmogorov_smirnov(uniform: Floats) -> FitTest:
-    """The largest distance between the two distribution functions."""
+    """Test by the largest distance between the two distribution functions."""
     ordered, count = np.sort(uniform), len(uniform)
     steps = np.arange(count + 1) / count
     distance = float(max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1])))
     return FitTest("Kolmogorov-Smirnov", distance, float(min(1.0, stats.kstwo.sf(distance, count))))
 
 
-def chi_squared(values: Any, law: Any) -> FitTest:
-    """Counts of integers in bins of at least ten expected draws, the last bin open on each side."""
+def chi_squared(values: Any, distribution: Any) -> FitTest:
+    """Test the counts of integers in bins of at least ten expected draws; the outermost bins are open."""
     points = np.arange(int(values.min()) - 1, int(values.max()) + 2)
-    below, mass = _distribution(law, points) if hasattr(law, "cdf") else (None, _support(law, points)[1])
+    below, mass = (
+        _cdf_below_and_mass(distribution, points)
+        if hasattr(distribution, "cdf")
+        else (None, _support_and_masses(distribution, points)[1])
+    )
     seen = np.bincount((values - points[0]).astype(np.int64), minlength=len(points)).astype(float)
     expected = np.asarray(mass, float) * len(values)
     missing = len(values) - expected.sum()
     expected[0] += missing / 2 if below is None else max(0.0, float(below[0])) * len(values)
     expected[-1] += len(values) - expected.sum()
-    return _pearson("chi-squared", *_merged(seen, np.maximum(expected, 0)))
+    return _pearson_test("chi-squared", *_merge_bins(seen, np.maximum(expected, 0)))
 
 
-def _equal_cells(uniform: Floats) -> FitTest:
+def _equal_cells_test(uniform: Floats) -> FitTest:
     cells = min(MOST_BINS, max(10, int(len(uniform) ** 0.4)))
     seen = np.bincount((uniform * cells).astype(np.int64), minlength=cells).astype(float)
-    return _pearson("chi-squared", seen, np.full(cells, len(uniform) / cells))
+    return _pearson_test("chi-squared", seen, np.full(cells, len(uniform) / cells))
 
 
-def _merged(seen: Floats, expected: Floats) -> tuple[Floats, Floats]:
-    """Neighbouring bins together until each expects enough."""
+def _merge_bins(seen: Floats, expected: Floats) -> tuple[Floats, Floats]:
+    """Merge neighbouring bins until each expects enough draws."""
     goal = max(SMALLEST_EXPECTED, expected.sum() / MOST_BINS)
     group = np.minimum((np.cumsum(expected) - expected / 2) // goal, expected.sum() // goal - 1).astype(np.int64)
     _, group = np.unique(np.maximum(group, 0), return_inverse=True)
     return np.asarray(np.bincount(group, seen), float), np.asarray(np.bincount(group, expected), float)
 
 
-def _pearson(name: str, seen: Floats, expected: Floats) -> FitTest:
+def _pearson_test(name: str, seen: Floats, expected: Floats) -> FitTest:
     if np.any((expected <= 0) & (seen > 0)):
         return FitTest(name, inf, 0.0)
-    kept = expected > 0
-    statistic = float(np.sum((seen[kept] - expected[kept]) ** 2 / expected[kept]))
-    return FitTest(name, statistic, float(special.chdtrc(max(1, int(kept.sum()) - 1), statistic)))
+    possible = expected > 0
+    statistic = float(np.sum((seen[possible] - expected[possible]) ** 2 / expected[possible]))
+    return FitTest(name, statistic, float(special.chdtrc(max(1, int(possible.sum()) - 1), statistic)))
 
 
-def _moments(uniform: Floats) -> Iterator[FitTest]:
-    """Means of Legendre polynomials: shifts, widths, skews and heavy tails, each standard normal under the null."""
+def _moment_tests(uniform: Floats) -> Iterator[FitTest]:
+    """Test for shifts, wrong scales, skews and heavy tails by the means of Legendre polynomials.
+
+    Each statistic is standard normal under the null hypothesis.
+    """
     centred = 2 * uniform - 1
     for degree in (1, 2, 3, 4):
         score = special.eval_legendre(degree, centred) * sqrt(2 * degree + 1)
@@ -270,21 +292,21 @@ def _moments(uniform: Floats) -> Iterator[FitTest]:
         yield FitTest(f"moment {degree}", z, float(2 * special.ndtr(-abs(z))))
 
 
-def _tails(uniform: Floats) -> Iterator[FitTest]:
-    """How many draws lie far out, on each side."""
+def _tail_tests(uniform: Floats) -> Iterator[FitTest]:
+    """Test the number of draws in each tail."""
     for share in TAILS:
         for name, count in (("lower", np.sum(uniform < share)), ("upper", np.sum(uniform >= 1 - share))):
-            yield FitTest(f"{name} tail {share:g}", float(count), _binomial(int(count), len(uniform), share))
+            yield FitTest(f"{name} tail {share:g}", float(count), _binomial_p(int(count), len(uniform), share))
 
 
-def _binomial(count: int, runs: int, share: float) -> float:
+def _binomial_p(count: int, runs: int, share: float) -> float:
     at_most = special.bdtr(count, runs, share)
     at_least = special.bdtrc(count - 1, runs, share) if count else 1.0
     return float(min(1.0, 2 * min(at_most, at_least)))
 
 
-def _serial(uniform: Floats) -> Iterator[FitTest]:
-    """Correlation with later draws, of the numbers and of their distance from the middle."""
+def _serial_tests(uniform: Floats) -> Iterator[FitTest]:
+    """Test the correlation with later draws, of the numbers and of their distance from the middle."""
     for lag in LAGS:
         for degree in (1, 2):
             score = special.eval_legendre(degree, 2 * uniform - 1) * sqrt(2 * degree + 1)
@@ -292,39 +314,40 @@ def _serial(uniform: Floats) -> Iterator[FitTest]:
             yield FitTest(f"serial {lag}, degree {degree}", z, float(2 * special.ndtr(-abs(z))))
 
 
-def _raw_bits(values: Any) -> Iterator[FitTest]:
-    """Holes in the floats: the last digits of a rounded real number are even-handed, and hardly any value repeats."""
+def _float_hole_tests(values: Any) -> Iterator[FitTest]:
+    """Test for holes among the floats: of rounded real numbers, the last bits are uniform and few values repeat."""
     last = (values.view(np.uint64) & np.uint64((1 << LOW_BITS) - 1)).astype(np.int64)
     cells = 1 << LOW_BITS
     seen = np.bincount(last, minlength=cells).astype(np.float64)
-    yield _pearson("last digits", seen, np.full(cells, len(last) / cells))
+    yield _pearson_test("last digits", seen, np.full(cells, len(last) / cells))
     repeats = len(values) - len(np.unique(values))
     expected = _likely_repeats(values)
     yield FitTest("repeated floats", float(repeats), float(special.pdtrc(repeats - 1, expected)) if repeats else 1.0)
 
 
 def _likely_repeats(values: Any) -> float:
-    """Twice as many repeats as draws of all digits would have: in each of 64 parts, pairs over the floats in it."""
+    """Return twice the expected number of repeats of rounded real numbers: pairs over floats, in each of 64 parts."""
     edges = np.sort(values)[np.linspace(0, len(values) - 1, 65).astype(np.int64)]
     width, size = np.diff(edges), np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     floats = np.where(width > 0, width / np.spacing(size), np.inf)
     return len(values) ** 2 / 2.0**50 + float(np.sum((len(values) / 64) ** 2 / floats))
 
 
-def _inverted(values: Any, law: Any) -> Iterator[FitTest]:
-    """Holes that an inverted distribution function leaves: far out, its uniform numbers can be read off the draws.
+def _inverse_cdf_holes(values: Any, distribution: Any) -> Iterator[FitTest]:
+    """Test for holes that inversion sampling leaves: in a tail, its uniform numbers can be computed from the draws.
 
-    They are whole multiples of 2^-53, or all at the same place between two; those of a real number fall anywhere. Only
-    draws whose float neighbours are much closer than that are judged, so that the sectors are even to a few percent
-    of a sector's own standard error; the largest of the sectors' counts is binomial but for a factor.
+    They are integer multiples of 2^-53, or all at the same place between two multiples; those of a real number fall
+    anywhere. Only draws whose neighbouring floats are much closer than 2^-53 are tested, so that all sectors have equal
+    probability to within a few percent of a sector's standard error. The p-value is the binomial tail of the largest
+    sector's count, times the number of sectors.
     """
-    for name, tail in (("lower", law.cdf), ("upper", getattr(law, "sf", None))):
+    for name, tail in (("lower", distribution.cdf), ("upper", getattr(distribution, "sf", None))):
         if tail is None:
             continue
         beyond = np.asarray(tail(values), float)
-        far = (beyond > 0) & (beyond < FAR)
+        far = (beyond > 0) & (beyond < FAR_TAIL)
         outward = np.nextafter(values[far], -np.inf if name == "lower" else np.inf)
-        sharp = np.abs(np.asarray(tail(outward), float) - beyond[far]) * GRID < SHARP
+        sharp = np.abs(np.asarray(tail(outward), float) - beyond[far]) * GRID < SHARP_SPACING
         places = beyond[far][sharp] * GRID % 1.0
         sectors = np.bincount((places * SECTORS + 0.5).astype(np.int64) % SECTORS, minlength=SECTORS)
         most = int(sectors.max())

@@ -1,4 +1,4 @@
-"""Pairs of neighbouring inputs worth trying: as different as neighbours can be, and small."""
+"""Pairs of neighbouring inputs worth auditing: small, and as different as neighbours can be."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 NUMERIC = (int, float, np.number, np.ndarray)
 Pair = tuple[Any, Any]
 Vector = NDArray[np.float64]
 
 
-class Apart(tuple[Any, Any]):
-    """Two inputs with some neighbours between them: so many steps lead from the one to the other.
+class DistantPair(tuple[Any, Any]):
+    """Two inputs that are `steps` steps apart, each step from one neighbour to the next.
 
-    A claim about neighbours says something about these too: losses add up over the steps. What is found is divided by
-    their number, and so is its error.
+    A claim about neighbours also limits such pairs, since losses add up over the steps. The audit divides the epsilon
+    that it measures by the number of steps, and its error with it.
 
-    >>> Apart(0.0, 8.0, steps=8)
-    Apart(0.0, 8.0, steps=8)
+    >>> DistantPair(0.0, 8.0, steps=8)
+    DistantPair(0.0, 8.0, steps=8)
     """
 
     steps: int
 
-    def __new__(cls, a: Any, b: Any, steps: int) -> Apart:
-        if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
-            raise InvalidParameter(f"inputs are 1 to {MOST_STEPS} whole steps apart, not {steps!r}")
+    def __new__(cls, a: Any, b: Any, steps: int) -> DistantPair:
+        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+            raise InvalidParameter(f"steps must be a whole number from 1 to {MAX_STEPS}, got {steps!r}")
         pair = super().__new__(cls, (a, b))
         pair.steps = steps
         return pair
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Apart) and self.steps == other.steps and tuple(self) == tuple(other)
+        return isinstance(other, DistantPair) and self.steps == other.steps and tuple(self) == tuple(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -48,67 +48,71 @@ class Apart(tuple[Any, Any]):
         return hash((*self, self.steps))
 
     def __repr__(self) -> str:
-        return f"Apart({self[0]!r}, {self[1]!r}, steps={self.steps})"
+        return f"DistantPair({self[0]!r}, {self[1]!r}, steps={self.steps})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Apart, (*self, self.steps)
+        return DistantPair, (*self, self.steps)
 
 
-def steps(pair: Pair) -> int:
-    """How many steps from neighbour to neighbour lead from one input of a pair to the other."""
-    return pair.steps if isinstance(pair, Apart) else 1
+def step_count(pair: Pair) -> int:
+    """Return the number of steps between the inputs of a pair: 1 unless it is a `DistantPair`."""
+    return pair.steps if isinstance(pair, DistantPair) else 1
 
 
-def farther(pairs: Iterable[Pair], times: int = 8) -> list[Pair]:
-    """The same pairs with the change made so many times over, which is as many steps.
+def farther_pairs(pairs: Iterable[Pair], times: int = 8) -> list[Pair]:
+    """Return the pairs with the change from the first input to the second repeated `times` times.
 
-    For numbers and arrays of them, and where neighbours are all inputs that differ as much, wherever they are.
+    Inputs must be numbers or arrays of them. The steps are right only if repeating the change leads from neighbour to
+    neighbour, whatever the input.
 
-    >>> farther([(0.0, 1.0)])
-    [Apart(0.0, 8.0, steps=8)]
+    >>> farther_pairs([(0.0, 1.0)])
+    [DistantPair(0.0, 8.0, steps=8)]
     """
-    return [Apart(pair[0], _moved(*pair, times), times * steps(pair)) for pair in pairs]
+    return [DistantPair(pair[0], _repeat_change(*pair, times), times * step_count(pair)) for pair in pairs]
 
 
-def _moved(a: Any, b: Any, times: int) -> Any:
-    """The first input with the change to the second made so many times; never rounded to more than that."""
-    given = [np.asarray(each) if isinstance(each, NUMERIC) else np.zeros(0, dtype=object) for each in (a, b)]
-    first, second = given
-    if first.shape != second.shape or any(each.dtype.kind not in "iuf" or each.itemsize > 8 for each in given):
-        raise InvalidParameter("farther moves numbers and arrays of one shape; for other inputs say Apart(a, b, steps)")
+def _repeat_change(a: Any, b: Any, times: int) -> Any:
+    """Return a + times * (b - a), computed exactly; rounding is towards `a`, so that the distance is never exceeded."""
+    arrays = [np.asarray(value) if isinstance(value, NUMERIC) else np.zeros(0, dtype=object) for value in (a, b)]
+    first, second = arrays
+    if first.shape != second.shape or any(array.dtype.kind not in "iuf" or array.itemsize > 8 for array in arrays):
+        raise InvalidParameter(
+            "farther_pairs takes numbers or arrays of equal shape; for other inputs use DistantPair(a, b, steps)"
+        )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise InvalidParameter("farther moves finite numbers; for other inputs say Apart(a, b, steps)")
-    kind = np.result_type(first, second)
+        raise InvalidParameter("farther_pairs takes finite numbers; for other inputs use DistantPair(a, b, steps)")
+    dtype = np.result_type(first, second)
     ends = [tuple(map(Fraction, both)) for both in zip(first.ravel().tolist(), second.ravel().tolist(), strict=True)]
-    moved = [start + times * (end - start) for start, end in ends]
-    least, most = _range(kind)
-    if any(not least <= each <= most for each in moved):
-        raise InvalidParameter(f"numbers of kind {kind} end before {times} steps: use wider ones")
-    result = np.array([float(each) if kind.kind == "f" else int(each) for each in moved], dtype=kind)
-    for place, ((start, _), wanted) in enumerate(zip(ends, moved, strict=True)):
-        if abs(Fraction(result[place].item()) - start) > abs(wanted - start):
-            result[place] = np.nextafter(result[place], kind.type(start))
+    targets = [start + times * (end - start) for start, end in ends]
+    least, most = _dtype_range(dtype)
+    if any(not least <= target <= most for target in targets):
+        raise InvalidParameter(f"{times} steps overflow the type {dtype}: use a wider type or fewer steps")
+    result = np.array([float(target) if dtype.kind == "f" else int(target) for target in targets], dtype=dtype)
+    for place, ((start, _), target) in enumerate(zip(ends, targets, strict=True)):
+        if abs(Fraction(result[place].item()) - start) > abs(target - start):
+            result[place] = np.nextafter(result[place], dtype.type(start))
     return result.reshape(first.shape) if isinstance(a, np.ndarray) else result[0].item()
 
 
-def _range(kind: np.dtype[Any]) -> tuple[Fraction, Fraction]:
-    limits: Any = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+def _dtype_range(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
+    """Return the least and the largest finite number of a type."""
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     return Fraction(int(limits.min)), Fraction(int(limits.max))
 
 
 def counts(sensitivity: float = 1.0) -> list[Pair]:
-    """One number that one person moves by `sensitivity`."""
+    """Return pairs of numbers that differ by `sensitivity`."""
     return [(0.0, float(sensitivity)), (10.0, 10.0 + sensitivity)]
 
 
 def tiny() -> list[Pair]:
-    """The four datasets of the guidelines: no record, then (0, 0), (100, 1) and (50, 0) join."""
+    """Return pairs from the four datasets of the guidelines: empty, then with (0, 0), (100, 1) and (50, 0) added."""
     chain: list[list[tuple[int, int]]] = [[], [(0, 0)], [(100, 1), (0, 0)], [(100, 1), (50, 0), (0, 0)]]
     return list(pairwise(chain))
 
 
 def records(low: float = 0.0, high: float = 1.0, sizes: Sequence[int] = (0, 1, 2, 5)) -> list[Pair]:
-    """Lists of numbers at the ends of a range, to which one record is added."""
+    """Return pairs of lists, filled with `low` or `high`, of which the second has one record more."""
     pairs: list[Pair] = []
     for size in sizes:
         for filling in (low, high) if size else (low,):
@@ -118,25 +122,25 @@ def records(low: float = 0.0, high: float = 1.0, sizes: Sequence[int] = (0, 1, 2
 
 
 def one_differs(length: int = 5, change: float = 1.0) -> list[Pair]:
-    """Vectors of which one entry changes: a histogram."""
+    """Return pairs of vectors that differ in one entry, like histograms of neighbouring datasets."""
     base = np.ones(length)
     pairs = []
-    for place, by in ((0, change), (0, -change), (length - 1, change)):
+    for index, difference in ((0, change), (0, -change), (length - 1, change)):
         other = base.copy()
-        other[place] += by
+        other[index] += difference
         pairs.append((base, other))
     return pairs
 
 
 def all_differ(length: int = 5, change: float = 1.0) -> list[Pair]:
-    """Vectors of query answers that all may change by at most `change`: the patterns of Ding et al. (2018)."""
+    """Return pairs of query answers of which each may change by `change`: the patterns of Ding et al. (2018)."""
     ones, half = np.ones(length), length // 2
     up, down = ones + change, ones - change
     patterns: list[Vector] = [
-        _first(up, ones),  # one above
-        _first(down, ones),  # one below
-        _first(up, down),  # one above, the rest below
-        _first(down, up),  # one below, the rest above
+        _replace_first(up, ones),  # one above
+        _replace_first(down, ones),  # one below
+        _replace_first(up, down),  # one above, the rest below
+        _replace_first(down, up),  # one below, the rest above
         np.concatenate([down[:half], up[half:]]),  # half and half
         up,
         down,
@@ -145,16 +149,18 @@ def all_differ(length: int = 5, change: float = 1.0) -> list[Pair]:
     return [(ones, pattern) for pattern in patterns] + [crossed]
 
 
-def generated(strategy: Any, count: int = 30, seed: int = 0) -> list[Pair]:
-    """Pairs drawn from a Hypothesis strategy for pairs; the package `hypothesis` is needed for this alone."""
+def from_strategy(strategy: Any, count: int = 30, seed: int = 0) -> list[Pair]:
+    """Draw distinct pairs from a Hypothesis strategy for pairs; needs the package `hypothesis`."""
     try:
         from hypothesis import HealthCheck, Phase, given, settings
-        from hypothesis import seed as fixed
+        from hypothesis import seed as with_seed
     except ImportError:
-        raise InvalidParameter("generated neighbours need the package hypothesis: pip install hypothesis") from None
-    drawn: list[Pair] = []
+        raise InvalidParameter(
+            "neighbours from a strategy need the package hypothesis: pip install hypothesis"
+        ) from None
+    pairs: list[Pair] = []
 
-    @fixed(seed)
+    @with_seed(seed)
     @settings(
         max_examples=count,
         database=None,
@@ -164,56 +170,56 @@ def generated(strategy: Any, count: int = 30, seed: int = 0) -> list[Pair]:
     )
     @given(strategy)
     def collect(pair: Pair) -> None:
-        drawn.append(pair)
+        pairs.append(pair)
 
     collect()
-    return distinct(drawn)
+    return distinct_pairs(pairs)
 
 
-def distinct(pairs: Any) -> list[Pair]:
-    """Each pair once, without those whose inputs are equal; pairs may be given as a Hypothesis strategy."""
+def distinct_pairs(pairs: Any) -> list[Pair]:
+    """Return each pair once and drop pairs of equal inputs; `pairs` may be a Hypothesis strategy."""
     if hasattr(pairs, "example") and not isinstance(pairs, Iterable):
-        return generated(pairs)
+        return from_strategy(pairs)
     seen: dict[str, Pair] = {}
     for pair in pairs:
         if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
-            raise InvalidParameter("neighbours are pairs of inputs: [(a, b), ...]")
+            raise InvalidParameter("neighbours must be pairs of inputs: [(a, b), ...]")
         a, b = pair
         first, second = fingerprint(a), fingerprint(b)
         if first != second:
-            seen.setdefault(f"{steps(pair)} {first} {second}", pair if isinstance(pair, Apart) else (a, b))
+            seen.setdefault(f"{step_count(pair)} {first} {second}", pair if isinstance(pair, DistantPair) else (a, b))
     return list(seen.values())
 
 
 def fingerprint(value: Any) -> str:
-    """A text that is equal for equal inputs, however long they are: that of an array or a table leaves nothing out."""
+    """Return a text that is equal for equal inputs; unlike `repr`, it covers long arrays and tables completely."""
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}[{','.join(fingerprint(each) for each in value)}]"
+        return f"{type(value).__name__}[{','.join(fingerprint(entry) for entry in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key!r}:{fingerprint(each)}' for key, each in value.items())}}}"
+        return f"{{{','.join(f'{key!r}:{fingerprint(entry)}' for key, entry in value.items())}}}"
     if hasattr(value, "columns") and hasattr(value, "__array__"):
         return f"{list(value.columns)!r}{fingerprint(np.asarray(value))}"
     if isinstance(value, np.ndarray):
-        held = fingerprint(value.tolist()) if value.dtype.hasobject else sha256(value.tobytes()).hexdigest()
-        return f"{value.dtype}{value.shape}{held}"
+        content = fingerprint(value.tolist()) if value.dtype.hasobject else sha256(value.tobytes()).hexdigest()
+        return f"{value.dtype}{value.shape}{content}"
     return repr(value)
 
 
-def probed(draw: Callable[[Any], Any]) -> list[Pair]:
-    """The first family of pairs that the mechanism accepts, for a caller who named none."""
-    reasons: list[str] = []
+def find_accepted(draw: Callable[[Any], Any]) -> list[Pair]:
+    """Return the first standard family of pairs whose inputs the mechanism all accepts."""
+    errors: list[str] = []
     for family in (counts(), records(), tiny()):
-        reason = next(filter(None, (_refusal(draw, value) for pair in family for value in pair)), None)
-        if reason is None:
+        error = next(filter(None, (_error_message(draw, value) for pair in family for value in pair)), None)
+        if error is None:
             return family
-        reasons.append(reason)
+        errors.append(error)
     raise InvalidParameter(
-        f"no standard input was accepted; name the neighbours: neighbours=[(a, b), ...]. {reasons[0]}"
+        f"the mechanism accepts no standard input; pass neighbours=[(a, b), ...]. The first error: {errors[0]}"
     )
 
 
-def _refusal(draw: Callable[[Any], Any], value: Any) -> str | None:
-    """Why the mechanism does not take an input."""
+def _error_message(draw: Callable[[Any], Any], value: Any) -> str | None:
+    """Return the message of the error that the mechanism raises on an input, or None if it raises none."""
     try:
         draw(value)
     except Exception as error:
@@ -221,5 +227,6 @@ def _refusal(draw: Callable[[Any], Any], value: Any) -> str | None:
     return None
 
 
-def _first(first: Vector, rest: Vector) -> Vector:
+def _replace_first(first: Vector, rest: Vector) -> Vector:
+    """Return `rest` with its first entry taken from `first`."""
     return np.concatenate([first[:1], rest[1:]])

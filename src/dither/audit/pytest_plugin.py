@@ -1,11 +1,11 @@
-"""A pytest plug-in: `assert_private(mechanism, claim)`, and a marker that makes a function's name its own audit.
+"""A pytest plug-in: the fixture `assert_private(mechanism, claim)`, and a marker `private` for audited functions.
 
     def test_mine(assert_private):
         assert_private(my_mechanism, "epsilon=1")
 
-The auditor's own choices are made from a seed (`--audit-seed`, 0 unless said), so that only the mechanism's randomness
-differs from run to run; a right mechanism fails with probability at most alpha, 1e-6 unless said, in each assertion.
-The result of a mechanism that is itself seeded is the same in every run. Nothing heavy is imported until it is used.
+The auditor draws its own random choices from a seed (`--audit-seed`, 0 by default), so that only the mechanism's
+randomness differs from run to run; a mechanism that is seeded itself gives the same result in every run. Each assertion
+falsely rejects a true claim with probability at most alpha, 1e-6 by default. Heavy modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ if TYPE_CHECKING:
     from dither.audit.blackbox.report import PrivacyResult
     from dither.loss import Loss
 
-FALSE_ALARM = 1e-6
+ALPHA = 1e-6
 SAMPLES = 200_000
 MARKER = "private(claim, neighbours=None, samples=200000, alpha=1e-6): audit the mechanism that this function returns"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the audit."""
+    """Add the command-line options of the audit."""
     group = parser.getgroup("dither audit")
-    group.addoption("--audit-samples", type=int, default=None, help="runs of each audited mechanism")
-    group.addoption("--audit-alpha", type=float, default=None, help="false-alarm rate of each audit (1e-6)")
-    group.addoption("--audit-seed", type=int, default=0, help="the seed of the auditor's own choices (0)")
+    group.addoption("--audit-samples", type=int, default=None, help="runs of each audited mechanism (200000)")
+    group.addoption("--audit-alpha", type=float, default=None, help="false-alarm probability of each audit (1e-6)")
+    group.addoption("--audit-seed", type=int, default=0, help="seed of the auditor's random choices (0)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, so that --strict-markers knows it."""
+    """Register the marker `private`, for --strict-markers."""
     config.addinivalue_line("markers", MARKER)
 
 
 @pytest.fixture
 def assert_private(request: pytest.FixtureRequest) -> Callable[..., PrivacyResult]:
-    """A function that fails the test when the auditor refutes a claim."""
-    given = _given(request.config)
+    """Return a function that fails the test if the auditor refutes a claim."""
+    defaults = _command_line_options(request.config)
 
     def check(mechanism: Callable[..., Any], claim: Loss | str, **options: Any) -> PrivacyResult:
         __tracebackhide__ = True
-        return audited(mechanism, claim, **{**given, **options})
+        return audit_mechanism(mechanism, claim, **{**defaults, **options})
 
     return check
 
 
-def _given(config: pytest.Config) -> dict[str, Any]:
-    """What the command line says; what it does not say is as it always was."""
+def _command_line_options(config: pytest.Config) -> dict[str, Any]:
+    """Return the audit's options from the command line, with defaults."""
     samples, alpha = config.getoption("--audit-samples"), config.getoption("--audit-alpha")
     return {
         "samples": SAMPLES if samples is None else samples,
-        "alpha": FALSE_ALARM if alpha is None else alpha,
+        "alpha": ALPHA if alpha is None else alpha,
         "seed": config.getoption("--audit-seed"),
     }
 
 
-def audited(
+def audit_mechanism(
     mechanism: Callable[..., Any],
     claim: Loss | str,
     *,
     neighbours: Sequence[tuple[Any, Any]] | None = None,
     samples: int = SAMPLES,
-    alpha: float = FALSE_ALARM,
+    alpha: float = ALPHA,
     seed: int | None = 0,
     **options: Any,
 ) -> PrivacyResult:
-    """The audit; a refuted claim fails with the counterexample."""
+    """Audit a mechanism; fail the test with the counterexample if the claim is refuted."""
     __tracebackhide__ = True
     from dither.audit import privacy
-    from dither.audit.claim_syntax import parse_claim as parsed
+    from dither.audit.claim_syntax import parse_claim
 
-    stated = parsed(claim) if isinstance(claim, str) else claim
-    result = privacy(mechanism, stated, neighbours, samples=samples, alpha=alpha, seed=seed, **options)
+    loss = parse_claim(claim) if isinstance(claim, str) else claim
+    result = privacy(mechanism, loss, neighbours, samples=samples, alpha=alpha, seed=seed, **options)
     if result.refuted:
         pytest.fail(f"{result}\n{result.counterexample}", pytrace=False)
     return result
@@ -83,7 +83,7 @@ def audited(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A function with the marker `private` returns a mechanism, which is audited."""
+    """Audit the mechanism that a test with the marker `private` returns."""
     marker = pyfuncitem.get_closest_marker("private")
     if marker is None:
         return None
@@ -94,6 +94,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     mechanism = pyfuncitem.obj(**arguments)
     if not callable(mechanism):
-        pytest.fail("a test with the marker private returns the mechanism", pytrace=False)
-    audited(mechanism, claim, **{**_given(pyfuncitem.config), **options})
+        pytest.fail("a test with the marker private must return the mechanism, a callable", pytrace=False)
+    audit_mechanism(mechanism, claim, **{**_command_line_options(pyfuncitem.config), **options})
     return True

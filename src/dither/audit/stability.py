@@ -1,7 +1,7 @@
-"""Data access: do a function's stability, sensitivity and Lipschitz claims hold on generated neighbours?
+"""Test stability, sensitivity and Lipschitz claims of a function on generated neighbours.
 
-Tables are lists of rows; a neighbour has one unit's rows more. Vectors have a public length; a neighbour has one value
-replaced. A counterexample is made smaller, row by row and value by value, for as long as it stays one.
+Tables are lists of rows; a neighbour has one more unit's rows. Vectors have a public length; a neighbour has one value
+replaced. A counterexample is reduced, row by row and value by value, while it still breaks the claim.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import inf, isnan, nextafter
 from numbers import Real
 from typing import Any, Protocol
 
-from dither.audit.claim_syntax import finite
+from dither.audit.claim_syntax import json_number
 from dither.errors import InvalidParameter
 
 Row = dict[str, Any]
@@ -28,24 +28,24 @@ MOST_SHOWN = 12
 
 
 class InputSpace(Protocol):
-    """What a function may be given, and how two neighbours are made and made simpler."""
+    """The inputs of a function: generates and simplifies pairs of neighbours."""
 
     def pair(self, rng: random.Random) -> tuple[Data, Data]:
-        """Two neighbours."""
+        """Return two random neighbours."""
 
-    def copied(self, data: Data) -> Data:
-        """A copy that the function may change."""
+    def copy(self, data: Data) -> Data:
+        """Return a copy that the function may change."""
 
-    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
-        """Simpler neighbours to try in place of these."""
+    def simplifications(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """Yield simpler neighbours to try in place of these."""
 
 
 @dataclass(frozen=True)
 class ValueDomain:
-    """What a table may hold: for each column a list of values, or two ends of a range of integers or floats.
+    """Tables whose columns have a list of values each, or the two ends of a range of integers or floats.
 
-    `unit` names the column whose value says to whom a row belongs; without it every row is a unit of its own.
-    `rows` limits how many rows one unit has.
+    `unit` names the column that identifies the unit of a row; without it every row is a unit of its own. A unit has at
+    most `rows` rows.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -53,35 +53,39 @@ class ValueDomain:
     rows: int = 1
 
     def __post_init__(self) -> None:
-        if not self.columns or not all(_is_listed(values) for values in self.columns.values()):
+        if not self.columns or not all(_is_nonempty_list(values) for values in self.columns.values()):
             raise InvalidParameter("a domain needs at least one column, and each column a list of values or two ends")
-        if wrong := [name for name, values in self.columns.items() if _is_range(values) and values[0] > values[1]]:
-            raise InvalidParameter(f"the low end comes before the high end; not so in: {', '.join(wrong)}")
+        if reversed_ends := [
+            name for name, values in self.columns.items() if _is_range(values) and values[0] > values[1]
+        ]:
+            raise InvalidParameter(
+                f"the low end of a range must come first; swap the ends of: {', '.join(reversed_ends)}"
+            )
         if self.rows < 1:
-            raise InvalidParameter(f"a unit has at least one row, got {self.rows}")
+            raise InvalidParameter(f"rows, the most rows of a unit, must be at least 1; got {self.rows}")
         if self.unit is not None and self.unit not in self.columns:
             raise InvalidParameter(f"no column {self.unit!r}; there are: {', '.join(self.columns)}")
 
     def row(self, rng: random.Random) -> Row:
-        """One row; the ends of a range come up often."""
-        return {name: _value(values, rng) for name, values in self.columns.items()}
+        """Return a random row; the ends of ranges are drawn often."""
+        return {name: _random_value(values, rng) for name, values in self.columns.items()}
 
     def pair(self, rng: random.Random) -> tuple[Rows, Rows]:
-        """Two neighbours: the second has the rows of one unit more."""
+        """Return two random neighbours; the second has one more unit's rows."""
         rest = [self.row(rng) for _ in range(rng.randint(0, MOST_ROWS))]
         extra = [self.row(rng) for _ in range(rng.randint(1, self.rows))]
         if self.unit is None:
             return rest, rest + extra[:1]
-        who = extra[0][self.unit]
-        rest = [row for row in rest if row[self.unit] != who]
-        return rest, rest + [{**row, self.unit: who} for row in extra]
+        unit = extra[0][self.unit]
+        rest = [row for row in rest if row[self.unit] != unit]
+        return rest, rest + [{**row, self.unit: unit} for row in extra]
 
-    def copied(self, data: Data) -> Data:
-        """Copies of the rows."""
+    def copy(self, data: Data) -> Data:
+        """Return copies of the rows."""
         return [dict(row) for row in data]
 
-    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
-        """Fewer rows, then plainer values."""
+    def simplifications(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """Yield neighbours with one row less, then with one value replaced by its column's simplest."""
         extra = b[len(a) :]
         for place in range(len(a)):
             rest = a[:place] + a[place + 1 :]
@@ -90,15 +94,15 @@ class ValueDomain:
             yield a, a + extra[:place] + extra[place + 1 :]
         for place, row in enumerate(b):
             for name, values in self.columns.items():
-                plainest = min(values, key=lambda each: (abs(each) if isinstance(each, int | float) else 0, str(each)))
-                if name != self.unit and row[name] != plainest:
-                    changed = [{**each, name: plainest} if at == place else each for at, each in enumerate(b)]
+                simplest = min(values, key=lambda each: (abs(each) if isinstance(each, int | float) else 0, str(each)))
+                if name != self.unit and row[name] != simplest:
+                    changed = [{**each, name: simplest} if at == place else each for at, each in enumerate(b)]
                     yield changed[: len(a)], changed
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Lists of `size` numbers from `low` to `high`; neighbours differ in one of them, wherever it stands."""
+    """Lists of `size` numbers from `low` to `high`; neighbours differ in one number, at any position."""
 
     size: int
     low: float
@@ -106,16 +110,18 @@ class Vectors:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.low < self.high:
-            raise InvalidParameter("vectors need at least one number, and a low end below the high end")
+            raise InvalidParameter(
+                f"vectors need size >= 1 and low < high; got size {self.size}, low {self.low}, high {self.high}"
+            )
 
     @property
-    def marks(self) -> list[float]:
+    def special_values(self) -> list[float]:
         """The ends, the quarters, and the floats next to the ends."""
         quarters = [self.low + (self.high - self.low) * part / 4 for part in range(5)]
         return [*quarters, nextafter(self.low, inf), nextafter(self.high, -inf)]
 
     def pair(self, rng: random.Random) -> tuple[Data, Data]:
-        """All equal, two values, or any; one of them is replaced."""
+        """Return a random list (of equal values, of two values, or of any) and a copy with one value replaced."""
         kind, values = rng.randrange(3), [self._value(rng) for _ in range(3)]
         first = rng.randrange(self.size + 1) if kind == 1 else 0
         a = values[:1] * first + values[1:2] * (self.size - first)
@@ -125,36 +131,36 @@ class Vectors:
         return a, [*a[:place], values[2], *a[place + 1 :]]
 
     def _value(self, rng: random.Random) -> float:
-        return rng.choice(self.marks) if rng.random() < 0.75 else rng.uniform(self.low, self.high)
+        return rng.choice(self.special_values) if rng.random() < 0.75 else rng.uniform(self.low, self.high)
 
-    def copied(self, data: Data) -> Data:
-        """Another list."""
+    def copy(self, data: Data) -> Data:
+        """Return a copy of the list."""
         return list(data)
 
-    def simpler(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
-        """All but the replaced value equal, then plainer values."""
+    def simplifications(self, a: Data, b: Data) -> Iterator[tuple[Data, Data]]:
+        """Yield neighbours whose values are all equal except the last, which is replaced, with simpler values."""
         place = next((at for at in range(self.size) if a[at] != b[at]), 0)
-        shape = (len(set(a)), place != self.size - 1, self._rank(a[0]), self._rank(b[place]))
-        for base in sorted({*a[:2], *self.marks}):
-            for other in sorted({b[place], *self.marks}):
-                plainer = (1, False, self._rank(base), self._rank(other))
-                if plainer < shape and base != other:
+        complexity = (len(set(a)), place != self.size - 1, self._rank(a[0]), self._rank(b[place]))
+        for base in sorted({*a[:2], *self.special_values}):
+            for other in sorted({b[place], *self.special_values}):
+                simpler = (1, False, self._rank(base), self._rank(other))
+                if simpler < complexity and base != other:
                     yield [base] * self.size, [*[base] * (self.size - 1), other]
 
     def _rank(self, value: float) -> int:
-        return self.marks.index(value) if value in self.marks else len(self.marks)
+        return self.special_values.index(value) if value in self.special_values else len(self.special_values)
 
 
 @dataclass(frozen=True)
-class Stated:
-    """A function, what it may be given, and the most that it says its result moves."""
+class ClaimedFunction:
+    """A function, its inputs, and the largest change of its result between neighbours that it claims."""
 
     function: Callable[[Data], Any]
     space: InputSpace
     claimed: float
 
 
-def _is_listed(values: Any) -> bool:
+def _is_nonempty_list(values: Any) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
 
 
@@ -162,8 +168,8 @@ def _is_range(values: Sequence[Any]) -> bool:
     return len(values) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in values)
 
 
-def _value(values: Sequence[Any], rng: random.Random) -> Any:
-    """One of several values; between two numbers, anything from one to the other."""
+def _random_value(values: Sequence[Any], rng: random.Random) -> Any:
+    """Return one of several values, or a random number of a range."""
     if not _is_range(values):
         return rng.choice(list(values))
     low, high = values
@@ -174,7 +180,7 @@ def _value(values: Sequence[Any], rng: random.Random) -> Any:
 
 @dataclass(frozen=True)
 class TransformationResult:
-    """The largest change that was seen, and neighbours that break the claim if there are any."""
+    """The largest change of the result that was seen, and neighbours that break the claim, if there are any."""
 
     claimed: float
     largest: float
@@ -184,28 +190,32 @@ class TransformationResult:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is false."""
+        """True if the claim is false."""
         return self.counterexample is not None
 
     def __str__(self) -> str:
         if self.counterexample is None:
-            return f"not refuted: {self.pairs} pairs moved the result by at most {self.largest:g} of {self.claimed:g}"
-        a, b = (listed(each) for each in self.counterexample)
-        failed = f"; on one of them the function fails: {self.error}" if self.error else ""
-        moved = f"the result moves by {self.largest:.7g}, more than {self.claimed:.7g}"
-        return f"REFUTED: {moved}, between {a} and {b}{failed}"
+            return (
+                f"not refuted: on {self.pairs} pairs the result changes by at most {self.largest:g}, "
+                f"{self.claimed:g} is claimed"
+            )
+        a, b = (summarize_data(each) for each in self.counterexample)
+        failure = f"; on one of them the function fails: {self.error}" if self.error else ""
+        change = f"the result changes by {self.largest:.7g}, more than {self.claimed:.7g}"
+        return f"REFUTED: {change}, between {a} and {b}{failure}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
+        """Return the result as plain JSON values."""
+        pair = self.counterexample
         return {
-            "refuted": self.refuted, "claimed": self.claimed, "largest": finite(self.largest), "pairs": self.pairs,
+            "refuted": self.refuted, "claimed": self.claimed, "largest": json_number(self.largest), "pairs": self.pairs,
             **({"error": self.error} if self.error else {}),
-            "counterexample": None if self.counterexample is None else [listed(each) for each in self.counterexample],
+            "counterexample": None if pair is None else [summarize_data(data) for data in pair],
         }  # fmt: skip
 
 
-def listed(data: Data) -> str:
-    """Data in words: long lists by how often each value stands there in a row."""
+def summarize_data(data: Data) -> str:
+    """Return data as text; long lists by runs of equal values."""
     if len(data) <= MOST_SHOWN:
         return str(data)
     runs = [(value, len(list(group))) for value, group in groupby(data)]
@@ -222,36 +232,40 @@ def transformation(
     pairs: int = 500,
     seed: int = 0,
 ) -> TransformationResult:
-    """Searches for neighbours between which `function` moves by more than `claimed`; a wrong claim is shown small.
+    """Search for neighbours between which the result of `function` changes by more than `claimed`.
 
-    The distance is that of multisets for tables (rows, lists of rows, data frames), of L1 for numbers, vectors and
-    dictionaries of numbers; an error or NaN on one side only is an infinite distance.
+    A counterexample is reduced before it is returned. Without `distance`, tables (rows, lists of rows, data frames) are
+    compared as multisets, and numbers, vectors and dictionaries of numbers by the L1 distance. An error or NaN on one
+    side only is an infinite change.
     """
     if not isinstance(claimed, Real) or not 0 <= float(claimed) < inf or pairs < 1:
-        raise InvalidParameter("the claim is a number from 0 on (a distance comes after it), for one pair or more")
+        raise InvalidParameter(
+            "claimed must be a finite number of at least 0 (distance is the next argument), and pairs at least 1"
+        )
     space = ValueDomain(domain) if isinstance(domain, Mapping) else domain
-    measure = _moved(function, space, distance or change)
+    measure = _change_measure(function, space, distance or result_distance)
     rng, largest, limit = random.Random(seed), -inf, float(claimed)
     for tried in range(1, pairs + 1):
         a, b = space.pair(rng)
-        moved = measure(a, b)
-        largest = max(largest, moved)
-        if moved > limit * (1 + 1e-9):
-            small = shrunk(a, b, lambda one, two: measure(one, two) > limit * (1 + 1e-9), space)
-            return TransformationResult(limit, measure(*small), tried, small, _error(function, space, *small))
+        change = measure(a, b)
+        largest = max(largest, change)
+        if change > limit * (1 + 1e-9):
+            small = shrink(a, b, lambda one, two: measure(one, two) > limit * (1 + 1e-9), space)
+            return TransformationResult(limit, measure(*small), tried, small, _error_text(function, space, *small))
     if largest < 0:
-        raise InvalidParameter(f"the function failed on every pair: {_error(function, space, a, b)}")
+        raise InvalidParameter(f"the function failed on every pair: {_error_text(function, space, a, b)}")
     return TransformationResult(limit, largest, pairs, None)
 
 
-def _error(function: Callable[[Data], Any], space: InputSpace, *sides: Data) -> str:
-    """What the function fails with on one of these, if it does."""
-    failed = [each for each in (_tried(function, space.copied(side)) for side in sides) if isinstance(each, Exception)]
-    return f"{type(failed[0]).__name__}: {failed[0]}" if failed else ""
+def _error_text(function: Callable[[Data], Any], space: InputSpace, *sides: Data) -> str:
+    """Return the function's first error on these inputs as text, or ""."""
+    results = [_call_or_error(function, space.copy(side)) for side in sides]
+    errors = [result for result in results if isinstance(result, Exception)]
+    return f"{type(errors[0]).__name__}: {errors[0]}" if errors else ""
 
 
 def sql(query: str, connection: Any, domain: ValueDomain, name: str = "t") -> Callable[[Rows], Any]:
-    """A query as a function on tables: `connection` is DuckDB's, which sees the rows as a table of this name."""
+    """Return a query as a function on tables; DuckDB's `connection` sees the rows as a table of this name."""
     pyarrow = import_module("pyarrow")
     types = {column: pyarrow.array(list(values)).type for column, values in domain.columns.items()}
 
@@ -259,25 +273,25 @@ def sql(query: str, connection: Any, domain: ValueDomain, name: str = "t") -> Ca
         columns = {column: pyarrow.array([row[column] for row in rows], kind) for column, kind in types.items()}
         connection.register(name, pyarrow.table(columns))
         cursor = connection.execute(query)
-        names = [each[0] for each in cursor.description]
+        names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     return run
 
 
 def frame(function: Callable[[Any], Any], domain: ValueDomain) -> Callable[[Rows], Any]:
-    """A function on pandas data frames as one on lists of rows."""
+    """Turn a function on pandas data frames into one on lists of rows."""
     pandas = import_module("pandas")
     return lambda rows: function(pandas.DataFrame(rows, columns=list(domain.columns)))
 
 
-def change(a: Any, b: Any) -> float:
-    """How far two results are apart: multisets of rows, or numbers by L1."""
-    a, b = _plain(a), _plain(b)
+def result_distance(a: Any, b: Any) -> float:
+    """Return the distance of two results: as multisets of rows, or as numbers by L1."""
+    a, b = _to_python(a), _to_python(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return sum(change(a.get(key, 0), b.get(key, 0)) for key in {*a, *b})
+        return sum(result_distance(a.get(key, 0), b.get(key, 0)) for key in {*a, *b})
     if isinstance(a, list) and isinstance(b, list):
-        return _between_lists(a, b)
+        return _list_distance(a, b)
     if isinstance(a, str) or isinstance(b, str) or a is None or b is None:
         return 0.0 if a == b else inf
     one, two = float(a), float(b)
@@ -286,16 +300,16 @@ def change(a: Any, b: Any) -> float:
     return inf if isnan(one - two) else abs(one - two)
 
 
-def _between_lists(a: list[Any], b: list[Any]) -> float:
+def _list_distance(a: list[Any], b: list[Any]) -> float:
     tables = all(isinstance(each, Mapping | list | tuple) for each in a + b)
     if not tables and len(a) == len(b):
-        return sum(change(one, two) for one, two in zip(a, b, strict=True))
+        return sum(result_distance(one, two) for one, two in zip(a, b, strict=True))
     first, second = (Counter(repr(each) for each in side) for side in (a, b))
     return float(sum(((first - second) + (second - first)).values()))
 
 
-def _plain(value: Any) -> Any:
-    """Arrays and data frames as lists."""
+def _to_python(value: Any) -> Any:
+    """Convert arrays and data frames to lists."""
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         return value.to_dict("records")
     if hasattr(value, "to_dict"):
@@ -303,32 +317,37 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _moved(function: Callable[[Data], Any], space: InputSpace, distance: Distance) -> Callable[[Data, Data], float]:
+def _change_measure(
+    function: Callable[[Data], Any], space: InputSpace, distance: Distance
+) -> Callable[[Data, Data], float]:
+    """Return a function that measures the change of the result between neighbours.
+
+    An error on one side is an infinite change; on both sides, -inf, so that it never is the largest.
+    """
+
     def measure(a: Data, b: Data) -> float:
-        results = [_tried(function, space.copied(side)) for side in (a, b)]
-        failed = [isinstance(each, Exception) for each in results]
+        results = [_call_or_error(function, space.copy(side)) for side in (a, b)]
+        failed = [isinstance(result, Exception) for result in results]
         if any(failed):
             return -inf if all(failed) else inf
-        moved = float(distance(*results))
-        return inf if isnan(moved) else moved
+        change = float(distance(*results))
+        return inf if isnan(change) else change
 
     return measure
 
 
-def _tried(function: Callable[[Data], Any], data: Data) -> Any:
+def _call_or_error(function: Callable[[Data], Any], data: Data) -> Any:
     try:
         return function(data)
     except Exception as error:
         return error
 
 
-def shrunk(a: Data, b: Data, broken: Callable[[Data, Data], bool], space: InputSpace) -> tuple[Data, Data]:
-    """A smaller pair that still breaks the claim."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for one, two in space.simpler(a, b):
-            if broken(one, two):
-                a, b, smaller = one, two, True
-                break
-    return a, b
+def shrink(a: Data, b: Data, breaks_claim: Callable[[Data, Data], bool], space: InputSpace) -> tuple[Data, Data]:
+    """Return the simplest pair found that still breaks the claim."""
+    while True:
+        simpler = (pair for pair in space.simplifications(a, b) if breaks_claim(*pair))
+        pair = next(simpler, None)
+        if pair is None:
+            return a, b
+        a, b = pair

@@ -1,6 +1,6 @@
-"""The command line: one-line errors, `--json` everywhere, and commands of other rooms imported when they are used.
+"""The command line: one-line errors, `--json` for every command, and command modules imported on use.
 
-Exit codes: 0 done, 1 failed, 2 bad input, 3 refused for want of budget, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 bad input, 3 refused because the charge exceeds the budget, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,110 +21,118 @@ from dither import __version__
 from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, LedgerError
 
 SOURCE = Path(__file__).resolve().parents[2]
-FAILED, BAD_INPUT, REFUSED, INTERRUPTED = 1, 2, 3, 130
+FAILED, BAD_INPUT, BUDGET_REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
 @dataclass(frozen=True)
 class CommandGroup:
-    """Commands that live in another room and may need an extra."""
+    """A command, the module that defines it, and the extra that it needs."""
 
     module: str
     help: str
     extra: str = ""
 
     def load(self, name: str) -> Any:
-        """The command, imported now."""
+        """Import the module and return the command."""
         try:
             group = typer.main.get_command(import_module(self.module).app)
         except ModuleNotFoundError as error:
             if not self.extra or (error.name or "").startswith("dither"):
                 raise
-            raise DitherError(f"'dither {name}' needs more: pip install 'dither[{self.extra}]'") from None
+            raise DitherError(
+                f"'dither {name}' needs the extra '{self.extra}'; run: pip install 'dither[{self.extra}]'"
+            ) from None
         return getattr(group, "commands", {}).get(name, group)
 
 
 COMMANDS = {
-    "check": CommandGroup("dither.cli.describe", "Read a dataset description and print what it makes public."),
+    "check": CommandGroup(
+        "dither.cli.describe", "Check a dataset description and print the facts that it makes public."
+    ),
     "init": CommandGroup(
-        "dither.cli.describe", "Draft a description of data files, leaving every bound to the curator."
+        "dither.cli.describe", "Draft a dataset description from data files; the curator fills in every bound."
     ),
     "schema": CommandGroup("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
     "prepare": CommandGroup(
         "dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."
     ),
-    "demo": CommandGroup("dither.cli.demo", "Ask five questions of a small private dataset."),
-    "ask": CommandGroup("dither.cli.ask", "Ask a question in SQL; pays what it says."),
-    "quote": CommandGroup("dither.cli.ask", "Cost and expected error of a question; free."),
-    "explain": CommandGroup("dither.cli.ask", "How a question is understood; free."),
-    "datasets": CommandGroup("dither.cli.ask", "What can be asked: datasets, tables, domains of columns."),
-    "budget": CommandGroup("dither.cli.ask", "What is left."),
-    "history": CommandGroup("dither.cli.ask", "Earlier charges."),
-    "statement": CommandGroup("dither.cli.statement", "What the guarantee is, means, rests on and does not promise."),
+    "demo": CommandGroup("dither.cli.demo", "Run five example queries on a small private dataset."),
+    "ask": CommandGroup("dither.cli.ask", "Run a private SQL query and charge the budget."),
+    "quote": CommandGroup("dither.cli.ask", "Print the cost and the expected error of a query; free."),
+    "explain": CommandGroup("dither.cli.ask", "Explain how a query is answered; free."),
+    "datasets": CommandGroup("dither.cli.ask", "List datasets, their tables and the domains of columns."),
+    "budget": CommandGroup("dither.cli.ask", "Print the spent and the remaining budget."),
+    "history": CommandGroup("dither.cli.ask", "List earlier charges."),
+    "statement": CommandGroup(
+        "dither.cli.statement", "Print the privacy guarantee, its meaning, its assumptions and its limits."
+    ),
     "ledger": CommandGroup("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
-    "release": CommandGroup("dither.release.cli", "Make a protected table."),
-    "audit": CommandGroup("dither.cli.audit", "Test mechanisms, samplers, services and the ledger.", "audit"),
+    "release": CommandGroup("dither.release.cli", "Release a protected table."),
+    "audit": CommandGroup("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),
     "serve": CommandGroup("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
-    "kernel": CommandGroup("dither.cli.serve", "Hold the data and the budgets; answer typed plans.", "server"),
-    "gateway": CommandGroup("dither.cli.serve", "Face the analysts: accounts, SQL, the web page.", "server"),
-    "curator": CommandGroup("dither.cli.serve", "Administer a kernel through its own socket.", "server"),
+    "kernel": CommandGroup("dither.cli.serve", "Run the kernel, which holds the data and the budgets.", "server"),
+    "gateway": CommandGroup(
+        "dither.cli.serve", "Run the gateway, which serves HTTP requests and the web page.", "server"
+    ),
+    "curator": CommandGroup("dither.cli.serve", "Administer a kernel through its admin socket.", "server"),
 }
 
 
-class Deferred(TyperGroup):
-    """A command whose room is imported only when it is called."""
+class DeferredCommand(TyperGroup):
+    """A command whose module is imported only when the command runs."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the real command."""
+        """Import the command and build its context."""
         name = self.name or ""
         return COMMANDS[name].load(name).make_context(info_name, args, parent=parent, **extra)
 
 
-class Root(TyperGroup):
-    """The top command: adds the deferred ones, and turns every error into one line and an exit code."""
+class RootGroup(TyperGroup):
+    """The top command: add the deferred commands, and turn every error into one line and an exit code."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, room in COMMANDS.items():
-            if _exists(room.module):
-                self.commands[name] = Deferred(name=name, help=room.help)
+        for name, group in COMMANDS.items():
+            if _exists(group.module):
+                self.commands[name] = DeferredCommand(name=name, help=group.help)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Run, and never show a traceback unless DITHER_DEBUG is set."""
-        given = list(sys.argv[1:] if args is None else args)
+        """Run a command; show a traceback only if DITHER_DEBUG is set."""
+        arguments = list(sys.argv[1:] if args is None else args)
         try:
-            return super().main(given, *rest, **extra)
+            return super().main(arguments, *rest, **extra)
         except DitherError as error:
-            fail(str(error), error.code, exit_code(error), as_json="--json" in given)
+            exit_with_error(str(error), error.code, exit_code(error), as_json="--json" in arguments)
         except KeyboardInterrupt:
-            fail("interrupted", "interrupted", INTERRUPTED, as_json="--json" in given)
+            exit_with_error("interrupted", "interrupted", INTERRUPTED, as_json="--json" in arguments)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(FAILED)
         except Exception as error:
             if os.environ.get("DITHER_DEBUG"):
                 raise
-            message = f"internal error ({type(error).__name__}); DITHER_DEBUG=1 shows where"
-            fail(message, "internal", FAILED, as_json="--json" in given)
+            message = f"internal error ({type(error).__name__}); set DITHER_DEBUG=1 for the traceback"
+            exit_with_error(message, "internal", FAILED, as_json="--json" in arguments)
 
 
 def _exists(module: str) -> bool:
-    """Whether a module's file is there; finding it by import would import the rooms around it."""
+    """Return true if a module's file exists; importlib would import the packages around it."""
     return SOURCE.joinpath(*module.split(".")).with_suffix(".py").exists()
 
 
 def exit_code(error: DitherError) -> int:
-    """What a script may tell apart."""
+    """Return the exit code for an error."""
     match error:
         case BudgetExceeded():
-            return REFUSED
+            return BUDGET_REFUSED
         case EngineFailure() | LedgerError() | Busy():
             return FAILED
         case _:
             return BAD_INPUT
 
 
-def fail(message: str, code: str, status: int, *, as_json: bool) -> None:
-    """Print one line to the error stream and leave."""
+def exit_with_error(message: str, code: str, status: int, *, as_json: bool) -> None:
+    """Print one line to the error stream and exit."""
     line = " ".join(message.split())
     text = json.dumps({"error": {"code": code, "message": line}}) if as_json else f"error: {line}"
     print(text, file=sys.stderr)
@@ -132,9 +140,9 @@ def fail(message: str, code: str, status: int, *, as_json: bool) -> None:
 
 
 app = typer.Typer(
-    cls=Root,
+    cls=RootGroup,
     name="dither",
-    help="Ask questions of sensitive data under differential privacy.",
+    help="Query sensitive data under differential privacy.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -153,4 +161,4 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
     ] = False,
 ) -> None:
-    """Ask questions of sensitive data under differential privacy."""
+    """Query sensitive data under differential privacy."""

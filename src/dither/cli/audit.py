@@ -1,4 +1,4 @@
-"""`dither audit ...`: test mechanisms, samplers and services, exactly where that can be done, and keep a history."""
+"""`dither audit ...`: test mechanisms, samplers and services, exactly where possible, and keep a history."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from dither.audit.attacks.api import service
-from dither.audit.attacks.schedules import entries, format_result, interval, repeated
+from dither.audit.attacks.schedules import format_history, parse_interval, read_history, repeat_audit
 from dither.audit.blackbox.api import privacy
 from dither.audit.blackbox.report import PrivacyResult
-from dither.audit.claim_syntax import claim_text, import_object
-from dither.audit.claim_syntax import parse_claim as parsed
+from dither.audit.claim_syntax import claim_text, import_object, parse_claim
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.certify import certify
 from dither.audit.goodness_of_fit import fit
-from dither.audit.neighbours import Apart, Pair, generated
-from dither.audit.stability import InputSpace, Stated, ValueDomain, Vectors, transformation
+from dither.audit.neighbours import DistantPair, Pair, from_strategy
+from dither.audit.stability import ClaimedFunction, InputSpace, ValueDomain, Vectors, transformation
 from dither.audit.timing_channel import timing
 from dither.audit.zoo import Member, catalogue, member
 from dither.errors import InvalidParameter
@@ -33,21 +32,21 @@ from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution
 
 REFUTED = 1
 ENDINGS = (".html", ".htm", ".json")
-LAWS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
+DISTRIBUTIONS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Place = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
+Target = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
 ClaimText = Annotated[
     str,
     typer.Option(
-        "--claim", help="what it promises: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1', 'order=8, epsilon=1'"
+        "--claim", help="the claimed loss: 'epsilon=1', 'epsilon=1, delta=1e-5', 'rho=1', 'order=8, epsilon=1'"
     ),
 ]
 PairText = Annotated[str, typer.Option("--pair", help="two neighbouring inputs as JSON: '[0, 1]'")]
-Alpha = Annotated[float, typer.Option(help="the chance of refuting what is right")]
-Seed = Annotated[int | None, typer.Option(min=0, help="the seed of the auditor's own choices")]
-NoBits = Annotated[bool, typer.Option("--no-bits", help="do not look at the last digits of floats")]
+Alpha = Annotated[float, typer.Option(help="largest probability of rejecting a true claim")]
+Seed = Annotated[int | None, typer.Option(min=0, help="seed of the auditor's random choices")]
+NoBits = Annotated[bool, typer.Option("--no-bits", help="do not search the low-order bits of floats")]
 ReportPath = Annotated[Path | None, typer.Option("--report", help="write a report: .html with plots, or .json")]
 
 app = typer.Typer(
@@ -57,31 +56,33 @@ app = typer.Typer(
 
 @app.command()
 def mechanism(
-    place: Place,
+    target: Target,
     claim: ClaimText,
     neighbours: Annotated[
         str | None,
         typer.Option(
             help='pairs of inputs as JSON \'[[0, 1], {"a": 0, "b": 8, "steps": 8}]\', or module:list; '
-            "standard ones if not given"
+            "by default standard pairs"
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
+    samples: Annotated[int, typer.Option(help="largest number of runs")] = 1_000_000,
     alpha: Alpha = 0.01,
     sequential: Annotated[bool, typer.Option("--sequential", help="stop as soon as the evidence suffices")] = False,
-    timed: Annotated[bool, typer.Option("--timed", help="the time of each run is part of its output")] = False,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="treat the duration of each run as part of its output")
+    ] = False,
     no_bits: NoBits = False,
     seed: Seed = None,
     report: ReportPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for two inputs and an event that break a mechanism's claim; exit with 1 if there are."""
+    """Search for two inputs and an event that break a mechanism's claim; exit with 1 if there are any."""
     _check_report(report)
-    stated, pairs = parsed(claim), None if neighbours is None else _pairs(neighbours)
+    stated, pairs = parse_claim(claim), None if neighbours is None else _pairs(neighbours)
     mode = "sequential" if sequential else "fixed"
     with _bar(as_json) as progress:
         result = privacy(
-            import_object(place), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
+            import_object(target), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
             bits=not no_bits, progress=progress,
         )  # fmt: skip
     _finish(result, report, as_json)
@@ -89,16 +90,16 @@ def mechanism(
 
 @app.command()
 def sampler(
-    place: Place,
-    law: Annotated[
-        str, typer.Option(help="laplace:SCALE, gaussian:VARIANCE, or module:law (mass function or scipy law)")
+    target: Target,
+    distribution: Annotated[
+        str, typer.Option(help="laplace:SCALE, gaussian:VARIANCE, or module:name (mass function or scipy distribution)")
     ],
-    draws: Annotated[int, typer.Option(help="how many draws")] = 10_000_000,
+    draws: Annotated[int, typer.Option(help="number of draws")] = 10_000_000,
     alpha: Alpha = 1e-6,
     as_json: AsJson = False,
 ) -> None:
-    """Test draws of a sampler f(size) against its law; exit with 1 if they do not follow it."""
-    result = fit(import_object(place), _law(law), draws=draws, alpha=alpha)
+    """Test draws of a sampler f(size) against a distribution; exit with 1 if they do not follow it."""
+    result = fit(import_object(target), _distribution(distribution), draws=draws, alpha=alpha)
     if as_json:
         typer.echo(result.report())
     else:
@@ -107,86 +108,90 @@ def sampler(
             grid.add_row(test.name, f"{test.statistic:.6g}", f"{test.p_value:.4g}")
         OUT.print(grid)
         OUT.print(str(result))
-    _leave(result.refuted)
+    _exit(result.refuted)
 
 
 @app.command("exact")
-def exactly(
-    place: Place,
+def exact_command(
+    target: Target,
     pair: PairText,
-    claim: Annotated[str | None, typer.Option(help="what it promises; exit with 1 if that is surely false")] = None,
-    residual: Annotated[float, typer.Option(help="how much probability may stay undecided")] = 1e-15,
-    most_runs: Annotated[int, typer.Option(help="how often the code may be run on each input")] = 1_000_000,
+    claim: Annotated[
+        str | None, typer.Option(help="the claimed loss; exit with 1 if the bounds do not certify it")
+    ] = None,
+    residual: Annotated[float, typer.Option(help="largest probability that may stay undecided")] = 1e-15,
+    most_runs: Annotated[int, typer.Option(help="largest number of runs on each input")] = 1_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Enumerate every execution of f(input, bits), or of a mechanism of Dither, on two inputs: rigorous bounds."""
-    stated = None if claim is None else parsed(claim)
-    result = exact(import_object(place), _pair(pair), residual=residual, most_runs=most_runs)
+    """Enumerate every execution of f(input, bits), or of a Dither mechanism, on two inputs; print rigorous bounds."""
+    stated = None if claim is None else parse_claim(claim)
+    result = exact(import_object(target), _pair(pair), residual=residual, most_runs=most_runs)
     typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
     if stated is None:
         return
     certified = result.certifies(stated) and not _refuted(result, stated)
     if not as_json:
         typer.echo(_verdict(result, stated, certified))
-    _leave(not certified)
+    _exit(not certified)
 
 
 @app.command("transformation")
-def transformed(
-    place: Place,
+def transformation_command(
+    target: Target,
     domain: Annotated[
         str | None,
-        typer.Option(help="columns with values or ends as JSON '{\"age\": [0, 120]}', or 'size, low, high' of vectors"),
+        typer.Option(
+            help="columns with values or bounds as JSON '{\"age\": [0, 120]}', or 'size, low, high' of vectors"
+        ),
     ] = None,
-    claim: Annotated[str | None, typer.Option(help="the most that the result may move between neighbours")] = None,
-    pairs: Annotated[int, typer.Option(help="how many pairs of neighbours are tried")] = 500,
-    seed: Annotated[int, typer.Option(help="the seed of the search")] = 0,
+    claim: Annotated[str | None, typer.Option(help="largest claimed change of the result between neighbours")] = None,
+    pairs: Annotated[int, typer.Option(help="number of pairs of neighbours to try")] = 500,
+    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Search for neighbours that move the result of f(data) by more than it claims; exit with 1 if there are."""
-    thing = import_object(place)
-    if not isinstance(thing, Stated):
+    """Search for neighbours that change the result of f(data) by more than claimed; exit with 1 if there are any."""
+    claimed = import_object(target)
+    if not isinstance(claimed, ClaimedFunction):
         if domain is None or claim is None:
             raise InvalidParameter("a plain function needs --domain and --claim")
-        thing = Stated(thing, _space(domain), float(rational(claim, "the claim")))
-    result = transformation(thing.function, thing.space, thing.claimed, pairs=pairs, seed=seed)
+        claimed = ClaimedFunction(claimed, _space(domain), float(rational(claim, "the claim")))
+    result = transformation(claimed.function, claimed.space, claimed.claimed, pairs=pairs, seed=seed)
     typer.echo(json.dumps(result.as_dict(), indent=2) if as_json else str(result))
-    _leave(result.refuted)
+    _exit(result.refuted)
 
 
 @app.command("timing")
-def time_channel(
-    place: Place,
+def timing_command(
+    target: Target,
     pair: PairText,
     runs: Annotated[int, typer.Option(help="runs on each input")] = 2000,
     alpha: Alpha = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """Ask whether the time of f(input) depends on which of two inputs it gets; exit with 1 if it does."""
-    result = timing(import_object(place), *_pair(pair), runs=runs, alpha=alpha)
+    """Test if the duration of f(input) depends on which of two inputs it gets; exit with 1 if it does."""
+    result = timing(import_object(target), *_pair(pair), runs=runs, alpha=alpha)
     typer.echo(result.report() if as_json else str(result))
-    _leave(result.refuted)
+    _exit(result.refuted)
 
 
 @app.command()
 def zoo(
-    name: Annotated[str | None, typer.Argument(help="one member; all of them are listed if not given")] = None,
-    samples: Annotated[int, typer.Option(help="how often it may be run")] = 1_000_000,
+    name: Annotated[str | None, typer.Argument(help="one mechanism; by default list all")] = None,
+    samples: Annotated[int, typer.Option(help="largest number of runs")] = 1_000_000,
     alpha: Alpha = 0.01,
     no_bits: NoBits = False,
     seed: Seed = None,
     report: ReportPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the right and wrong mechanisms of the zoo, or audit one of them."""
+    """List the correct and faulty mechanisms of the zoo, or audit one of them."""
     if name is None:
-        return _listed(catalogue(), as_json)
+        return _print_members(catalogue(), as_json)
     _check_report(report)
-    animal = member(name)
+    chosen = member(name)
     with _bar(as_json) as progress:
         result = privacy(
-            animal.mechanism(seed), animal.claim, animal.neighbours, samples=samples, alpha=alpha, seed=seed,
-            timed=animal.timed, vectorised=not animal.one_by_one, bits=not no_bits, progress=progress,
+            chosen.mechanism(seed), chosen.claim, chosen.neighbours, samples=samples, alpha=alpha, seed=seed,
+            timed=chosen.timed, vectorised=not chosen.one_by_one, bits=not no_bits, progress=progress,
         )  # fmt: skip
     return _finish(result, report, as_json)
 
@@ -196,16 +201,16 @@ app.command()(certify)
 
 @app.command("service")
 @wraps(service)
-def attacked(*given: Any, **options: Any) -> None:
+def service_command(*given: Any, **options: Any) -> None:
     """Attack a running service."""
-    _leave(any(finding.learned for finding in service(*given, **options)))
+    _exit(any(finding.learned for finding in service(*given, **options)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def schedule(
     command: Annotated[list[str] | None, typer.Argument(help="the audit to repeat, after --: service URL")] = None,
-    every: Annotated[str, typer.Option(help="how long to wait between runs: 30m, 12h, 1d")] = "1d",
-    history: Annotated[Path, typer.Option(help="where results are added, one JSON line each")] = Path(
+    every: Annotated[str, typer.Option(help="time between runs: 30m, 12h, 1d")] = "1d",
+    history: Annotated[Path, typer.Option(help="file to which results are appended, one JSON line each")] = Path(
         "audit-history.jsonl"
     ),
     times: Annotated[int | None, typer.Option(help="stop after this many runs")] = None,
@@ -213,66 +218,73 @@ def schedule(
     as_json: AsJson = False,
 ) -> None:
     """Repeat an audit and keep its history; exit with 1 if the last run found something."""
-    wait = interval(every)
+    wait = parse_interval(every)
     if show:
-        kept = entries(history)
-        typer.echo(json.dumps([vars(each) for each in kept], indent=2) if as_json else "\n".join(format_result(kept)))
+        runs = read_history(history)
+        typer.echo(json.dumps([vars(each) for each in runs], indent=2) if as_json else "\n".join(format_history(runs)))
         return
     last = None
-    for last in repeated(command or [], history, wait, times):
-        typer.echo(json.dumps(vars(last)) if as_json else format_result(entries(history))[-1])
-    _leave(last is not None and not last.passed)
+    for last in repeat_audit(command or [], history, wait, times):
+        typer.echo(json.dumps(vars(last)) if as_json else format_history(read_history(history))[-1])
+    _exit(last is not None and not last.passed)
 
 
-# ---- what the commands share ---------------------------------------------------------------------------------------
+# ---- helpers of the commands ---------------------------------------------------------------------------------------
 
 
 def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
+    """Print the result, write the report, and exit."""
     if as_json:
         typer.echo(result.report(kind="json"))
     else:
         typer.echo(str(result))
         typer.echo(str(result.evidence))
     if report is not None:
-        _written(result, report)
-    _leave(result.refuted)
+        _write_report(result, report)
+    _exit(result.refuted)
 
 
 def _check_report(path: Path | None) -> None:
-    """Before anything is run: is there a place for the report?"""
+    """Check, before anything runs, that the report can be written."""
     if path is None:
         return
     if path.suffix.lower() not in ENDINGS:
-        raise InvalidParameter(f"a report ends in {', '.join(ENDINGS)}; got {path.name!r}")
+        raise InvalidParameter(f"a report's name must end in {', '.join(ENDINGS)}; got {path.name!r}")
     if not path.parent.is_dir() or path.is_dir():
-        raise InvalidParameter(f"no report can be written to {path}: there is no such directory, or only a directory")
+        raise InvalidParameter(
+            f"cannot write a report to {path}: its directory does not exist, or it is a directory itself"
+        )
 
 
-def _written(result: PrivacyResult, path: Path) -> None:
+def _write_report(result: PrivacyResult, path: Path) -> None:
+    """Write the report."""
     try:
         result.report(path)
     except OSError as error:
-        raise InvalidParameter(f"the report {path} cannot be written: {error.strerror}") from None
+        raise InvalidParameter(f"cannot write the report {path}: {error.strerror}") from None
 
 
 def _refuted(result: ExactResult, stated: Loss) -> bool:
+    """Return true if the enumeration refutes the claim."""
     return isinstance(stated, Pure | Approximate) and result.refutes(stated)
 
 
 def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
-    """In words; what is surely false comes with the least delta that would make it true."""
+    """Describe the verdict; for a refuted claim, give a lower bound on delta at its epsilon."""
     if _refuted(result, stated):
         least = float(result.delta_lower(rational(getattr(stated, "epsilon", 0))))
         return f"REFUTED: {claim_text(stated)}; no delta below {least:.4g} is true at this epsilon"
     return f"{'CERTIFIED' if certified else 'not certified'}: {claim_text(stated)}"
 
 
-def _leave(refuted: bool) -> None:
+def _exit(refuted: bool) -> None:
+    """Exit with 1 if a claim was refuted."""
     if refuted:
         raise typer.Exit(REFUTED)
 
 
-def _listed(members: tuple[Member, ...], as_json: bool) -> None:
+def _print_members(members: tuple[Member, ...], as_json: bool) -> None:
+    """Print the mechanisms of the zoo."""
     if as_json:
         rows = [{"name": each.name, "claim": claim_text(each.claim), "private": each.private} for each in members]
         typer.echo(json.dumps(rows, indent=2))
@@ -285,61 +297,68 @@ def _listed(members: tuple[Member, ...], as_json: bool) -> None:
 
 
 def _pairs(text: str) -> list[Pair]:
-    listed = _json(text) if text.lstrip().startswith(("[", "{")) else import_object(text)
-    listed = import_object(f"{text}()") if callable(listed) else listed
-    if hasattr(listed, "example"):  # a strategy of Hypothesis
-        return generated(listed)
-    pairs: Any = listed if isinstance(listed, list | tuple) and not isinstance(listed, Apart) else [None]
+    """Parse pairs of inputs from JSON, a list or a Hypothesis strategy."""
+    loaded = _json(text) if text.lstrip().startswith(("[", "{")) else import_object(text)
+    loaded = import_object(f"{text}()") if callable(loaded) else loaded
+    if hasattr(loaded, "example"):  # a strategy of Hypothesis
+        return from_strategy(loaded)
+    pairs: Any = loaded if isinstance(loaded, list | tuple) and not isinstance(loaded, DistantPair) else [None]
     if any(isinstance(pair, str) or not hasattr(pair, "__len__") for pair in pairs):
-        raise InvalidParameter("neighbours are a list of pairs, such as '[[0, 1], [10, 11]]'")
-    return [_apart(pair) if isinstance(pair, dict) else pair for pair in pairs]
+        raise InvalidParameter("--neighbours must be a list of pairs, such as '[[0, 1], [10, 11]]'")
+    return [_distant_pair(pair) if isinstance(pair, dict) else pair for pair in pairs]
 
 
-def _apart(given: dict[str, Any]) -> Apart:
-    """Two inputs and how many steps lead from the one to the other."""
+def _distant_pair(given: dict[str, Any]) -> DistantPair:
+    """Parse two inputs and the number of steps between them."""
     if set(given) != {"a", "b", "steps"}:
         names = ", ".join(map(repr, given)) or "nothing"
-        raise InvalidParameter(f'inputs some steps apart are {{"a": 0, "b": 8, "steps": 8}}; got {names}')
-    return Apart(**given)
+        raise InvalidParameter(f'a pair with steps must look like {{"a": 0, "b": 8, "steps": 8}}; got {names}')
+    return DistantPair(**given)
 
 
 def _pair(text: str) -> tuple[Any, Any]:
-    read = _json(text)
-    if not isinstance(read, list) or len(read) != 2:
-        raise InvalidParameter("a pair is a JSON list of two inputs, such as '[0, 1]' or '[[0], [1]]'")
-    return read[0], read[1]
+    """Parse a pair of inputs."""
+    inputs = _json(text)
+    if not isinstance(inputs, list) or len(inputs) != 2:
+        raise InvalidParameter("--pair must be a JSON list of two inputs, such as '[0, 1]' or '[[0], [1]]'")
+    return inputs[0], inputs[1]
 
 
 def _json(text: str) -> Any:
+    """Parse JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidParameter(f"not JSON: {error.msg}") from None
+        raise InvalidParameter(f"expected JSON: {error.msg}") from None
 
 
 def _space(text: str) -> InputSpace:
+    """Parse the inputs of a transformation."""
     if text.lstrip().startswith("{"):
         return ValueDomain(_json(text))
-    size, *ends = [each.strip() for each in text.split(",")]
-    if len(ends) != 2 or not size.isdigit():
-        raise InvalidParameter("a domain is JSON of columns, or the size, low and high end of vectors: '100, 0, 1'")
-    low, high = (float(rational(end, "an end")) for end in ends)
+    size, *bounds = [each.strip() for each in text.split(",")]
+    if len(bounds) != 2 or not size.isdigit():
+        raise InvalidParameter(
+            "--domain must be JSON of columns, or the size, lower and upper bound of vectors: '100, 0, 1'"
+        )
+    low, high = (float(rational(bound, "a bound")) for bound in bounds)
     return Vectors(int(size), low, high)
 
 
-def _law(text: str) -> Any:
+def _distribution(text: str) -> Any:
+    """Parse a distribution."""
     kind, _, parameter = text.partition(":")
-    if kind in LAWS:
-        given = rational(parameter, "the parameter of the law")
+    if kind in DISTRIBUTIONS:
+        given = rational(parameter, "the distribution's parameter")
         if given <= 0:
-            raise InvalidParameter(f"the parameter of the law must be above 0, got {parameter}")
-        return LAWS[kind](given)
+            raise InvalidParameter(f"the distribution's parameter must be above 0, got {parameter}")
+        return DISTRIBUTIONS[kind](given)
     return import_object(text)
 
 
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on the error stream, if someone looks at it."""
+    """Show a progress bar on the error stream if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=ERR, transient=True, disable=quiet or not ERR.is_terminal) as bar:
         task = bar.add_task("audit", total=None)

@@ -1,4 +1,4 @@
-"""`dither demo`: runs the demonstration that travels with the package."""
+"""`dither demo`: run the demonstration that comes with the package."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import typer
 
 from dither.cli.options import AsJson
 
-HERE = Path(__file__).resolve().parents[1] / "examples" / "url_shares"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "url_shares"
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def demo(
-    directory: Annotated[Path | None, typer.Option(help="where data and ledger go; a fresh place unless given")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="folder for data and ledger; by default a new temporary one")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask five questions of a small private dataset: a count, a histogram, a mean, a join, one too many."""
-    where = directory or Path(tempfile.mkdtemp(prefix="dither-demo-"))
-    asked = runpy.run_path(str(HERE / "demo.py"))["demonstrate"](where, quiet=as_json)
+    """Run five example queries on a small private dataset; the last one exceeds the budget."""
+    folder = directory or Path(tempfile.mkdtemp(prefix="dither-demo-"))
+    answers = runpy.run_path(str(EXAMPLE / "demo.py"))["demonstrate"](folder, quiet=as_json)
     if as_json:
-        typer.echo(json.dumps(asked, indent=2, default=str))
+        typer.echo(json.dumps(answers, indent=2, default=str))

@@ -1,4 +1,4 @@
-"""Commands about descriptions: check, init, schema."""
+"""Commands for dataset descriptions: check, init, schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Description = Annotated[Path, typer.Argument(help="a dataset description, datase
 
 @app.command()
 def check(description: Description, as_json: AsJson = False) -> None:
-    """Read a dataset description and print what it makes public."""
+    """Check a dataset description and print the facts that it makes public."""
     dataset = load(description)
     public = public_facts(dataset) | {"warnings": list(warnings(dataset))}
     if as_json:
@@ -32,7 +32,8 @@ def check(description: Description, as_json: AsJson = False) -> None:
 
 
 def _print_facts(public: dict[str, Any]) -> None:
-    CONSOLE.print(f"{public['name']}: everything below becomes public")
+    """Print the public facts of a description as tables."""
+    CONSOLE.print(f"{public['name']}: every fact below becomes public")
     for name, table in public["tables"].items():
         grid = Grid(
             "column", "values", title=f"{name} ({'private' if table['private'] else 'public'}, {table['source']})"
@@ -50,6 +51,7 @@ def _print_facts(public: dict[str, Any]) -> None:
 
 
 def _unit_text(unit: dict[str, Any]) -> str:
+    """Describe a unit of privacy."""
     if unit["kind"] == "row":
         return f"one row of {', '.join(unit['tables'])}"
     keys = ", ".join(f"{table}.{column}" for table, column in unit["tables"].items())
@@ -59,25 +61,26 @@ def _unit_text(unit: dict[str, Any]) -> str:
 @app.command()
 def init(
     data: Annotated[list[Path], typer.Argument(help="Parquet or CSV files", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="where to write; printed unless given")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; by default print the draft")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draft a description of data files: names and types only; every bound is the curator's to decide."""
+    """Draft a dataset description from data files, with names and types only; the curator fills in every bound."""
     from dither.schema.draft import draft
 
     text = draft(data)
     if out is not None:
         _write_new(out, text)
-        text = f"wrote {out}; decide every empty entry (the file says why they are empty), then: dither check {out}"
+        text = f"wrote {out}; fill in every empty entry (the file explains each), then run: dither check {out}"
     typer.echo(json.dumps({"draft": text}) if as_json else text)
 
 
 def _write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist yet."""
     try:
         with path.open("x") as file:
             file.write(text)
     except OSError as error:
-        raise InvalidParameter(f"{path} cannot be written: {error.strerror}") from None
+        raise InvalidParameter(f"cannot write {path}: {error.strerror}") from None
 
 
 @app.command()

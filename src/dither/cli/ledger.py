@@ -1,4 +1,4 @@
-"""`dither ledger show | verify | backup | restore | gap`: for curators and auditors; reads no data."""
+"""`dither ledger show | verify | backup | restore | gap`: commands for curators and auditors, which read no data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from dither.cli.options import CONSOLE, AsJson, composed, print_json
+from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
 from dither.post.session import Session
 from dither.privacy.cost import recompute_losses
-from dither.privacy.ledger import maintenance as upkeep
+from dither.privacy.ledger import maintenance
 from dither.privacy.ledger.ledger import Ledger
 from dither.privacy.protocol import LedgerHead
 from dither.views.ledger import ledger_data
@@ -22,50 +22,52 @@ from dither.views.ledger import ledger_data
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, verify, back up and restore a ledger.")
 
 
-def _is_ledger(place: str) -> str:
-    """Refuses a description, which `show` takes and the other commands do not."""
-    if place.endswith((".yml", ".yaml")):
-        raise InvalidParameter(f"{place} is a description; name the ledger itself, a file that ends in .ledger")
-    return place
+def _check_location(location: str) -> str:
+    """Return the ledger's location; raise InvalidParameter for a description, which only `show` takes."""
+    if location.endswith((".yml", ".yaml")):
+        raise InvalidParameter(
+            f"{location} is a description; give the ledger itself, a file whose name ends in .ledger"
+        )
+    return location
 
 
-Place = Annotated[
+Location = Annotated[
     str,
     typer.Argument(
-        callback=_is_ledger, help="the ledger: a file's path or a postgresql:// address", show_default=False
+        callback=_check_location, help="the ledger: a file's path or a postgresql:// address", show_default=False
     ),
 ]
-Seen = Annotated[str | None, typer.Option("--head", help="an end that was seen before, as SEQUENCE:HASH")]
+SeenHead = Annotated[str | None, typer.Option("--head", help="a head seen before, as SEQUENCE:HASH")]
 
 
-def head_of(text: str) -> LedgerHead:
-    """An end of the chain written as SEQUENCE:HASH."""
+def parse_head(text: str) -> LedgerHead:
+    """Parse a ledger head from SEQUENCE:HASH."""
     sequence, _, digest = text.partition(":")
     if not sequence.isdigit() or len(digest) != 64:
-        raise InvalidParameter("an end of the ledger is written SEQUENCE:HASH, as every response carries it")
+        raise InvalidParameter("a ledger head must have the form SEQUENCE:HASH, as in every response")
     return LedgerHead(int(sequence), digest)
 
 
-def _say(text: str, as_json: bool, **facts: object) -> None:
+def _print(text: str, as_json: bool, **facts: object) -> None:
     typer.echo(json.dumps(facts) if as_json else text)
 
 
 @app.command()
-def verify(place: Place, head: Seen = None, as_json: AsJson = False) -> None:
-    """Recompute hashes, rules, sums and losses, from the ledger alone; name the first row that does not fit."""
-    verdict = upkeep.verify(place, recompute_losses, head_of(head) if head else None)
+def verify(location: Location, head: SeenHead = None, as_json: AsJson = False) -> None:
+    """Check the ledger's hashes, rules, sums and losses, from the ledger alone; name the first row that fails."""
+    verdict = maintenance.verify(location, recompute_losses, parse_head(head) if head else None)
     end = f"{verdict.head.sequence}:{verdict.head.hash}"
     facts = {"sound": verdict.sound, "rows": verdict.rows, "head": end, "first_bad": verdict.first_bad}
     if not verdict.sound:
-        where = f"row {verdict.first_bad}: " if verdict.first_bad is not None else ""
+        row = f"row {verdict.first_bad}: " if verdict.first_bad is not None else ""
         if as_json:
             typer.echo(json.dumps({**facts, "problem": verdict.problem}))
-        raise LedgerError(f"the ledger does not hold: {where}{verdict.problem}")
-    _say(f"{verdict.rows} rows hold, up to {end}", as_json, **facts)
+        raise LedgerError(f"the ledger is not valid: {row}{verdict.problem}")
+    _print(f"{verdict.rows} rows are valid, up to {end}", as_json, **facts)
 
 
 def show(session: Session, as_json: AsJson = False) -> None:
-    """Every row of a dataset's ledger, as auditors read it through a gateway; the chain's hashes are among them."""
+    """Print every row of a dataset's ledger with its hashes, as a gateway shows them to auditors."""
     rows = session.kernel.ledger_rows(session.name, session.token)
     if as_json:
         print_json(ledger_data(rows))
@@ -74,46 +76,52 @@ def show(session: Session, as_json: AsJson = False) -> None:
         CONSOLE.print(f"{row.sequence} {row.time} {row.kind} {row.hash} {row.body}", markup=False)
 
 
-app.command()(composed(show, session=open_session))
+app.command()(compose_command(show, session=open_session))
 
 
 @app.command()
 def backup(
-    place: Place,
-    copy: Annotated[Path, typer.Argument(help="the new file", show_default=False)],
+    location: Location,
+    copy: Annotated[Path, typer.Argument(help="the file to create", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
     """Copy a ledger into a new file."""
-    head = upkeep.backup(place, copy)
-    _say(f"copied {head.sequence} rows, up to {head.sequence}:{head.hash}", as_json, rows=head.sequence, hash=head.hash)
+    head = maintenance.backup(location, copy)
+    _print(
+        f"copied {head.sequence} rows, up to {head.sequence}:{head.hash}", as_json, rows=head.sequence, hash=head.hash
+    )
 
 
 @app.command()
 def restore(
-    copy: Annotated[Path, typer.Argument(help="the backup", show_default=False)], place: Place, as_json: AsJson = False
+    copy: Annotated[Path, typer.Argument(help="the backup", show_default=False)],
+    location: Location,
+    as_json: AsJson = False,
 ) -> None:
-    """Put a backup in an empty place; it stays closed until `dither ledger gap` says what was spent since."""
-    head = upkeep.restore(copy, place)
-    text = f"restored {head.sequence} rows; closed until `dither ledger gap` says what was spent since the backup"
-    _say(text, as_json, rows=head.sequence, hash=head.hash)
+    """Restore a backup to an empty location; `dither ledger gap` must account for later charges before it opens."""
+    head = maintenance.restore(copy, location)
+    text = (
+        f"restored {head.sequence} rows; run `dither ledger gap` to account for charges since the backup, then it opens"
+    )
+    _print(text, as_json, rows=head.sequence, hash=head.hash)
 
 
 @app.command()
 def gap(
-    place: Place,
-    head: Annotated[str, typer.Option(help="the last end that was seen, as SEQUENCE:HASH")],
-    epsilon: Annotated[str | None, typer.Option(help="what anyone may have spent since, at most")] = None,
-    rho: Annotated[str | None, typer.Option(help="the same, in zCDP")] = None,
-    everything: Annotated[bool, typer.Option("--everything", help="count all that was left as spent")] = False,
+    location: Location,
+    head: Annotated[str, typer.Option(help="the last head seen, as SEQUENCE:HASH")],
+    epsilon: Annotated[str | None, typer.Option(help="the most epsilon that any account may have spent since")] = None,
+    rho: Annotated[str | None, typer.Option(help="the most rho (zCDP) that any account may have spent since")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="count the whole remaining budget as spent")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count a lost stretch of the ledger as spent, and open it again."""
-    given: list[Loss | None] = [None] if everything else []
-    given += [Pure(epsilon)] if epsilon is not None else []  # type: ignore[arg-type]
-    given += [ZCDP(rho)] if rho is not None else []  # type: ignore[arg-type]
-    if len(given) != 1:
+    """Count a lost segment of the ledger as spent, and open the ledger again."""
+    losses: list[Loss | None] = [None] if everything else []
+    losses += [Pure(epsilon)] if epsilon is not None else []  # type: ignore[arg-type]
+    losses += [ZCDP(rho)] if rho is not None else []  # type: ignore[arg-type]
+    if len(losses) != 1:
         raise InvalidParameter("give one of --epsilon, --rho and --everything")
-    ledger = Ledger(place, create=False)
-    ledger.mark_gap(head_of(head), given[0])
-    _say("the gap counts as spent", as_json, head=f"{ledger.head.sequence}:{ledger.head.hash}")
+    ledger = Ledger(location, create=False)
+    ledger.mark_gap(parse_head(head), losses[0])
+    _print("the gap is counted as spent", as_json, head=f"{ledger.head.sequence}:{ledger.head.hash}")
     ledger.close()

@@ -1,4 +1,4 @@
-"""Options that commands share, and the console that they print to."""
+"""Options and output shared by commands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
-def composed(command: Callable[..., None], **builders: Callable[..., Any]) -> Callable[..., None]:
-    """A command in which each parameter that has a builder is made by it, out of the builder's own parameters."""
+def compose_command(command: Callable[..., None], **builders: Callable[..., Any]) -> Callable[..., None]:
+    """Build a command whose parameters with a builder are made by it, from the builder's own parameters."""
     owners = {part.name: name for name, build in builders.items() for part in _parameters(build)}
 
     @wraps(command)
@@ -33,7 +33,7 @@ def composed(command: Callable[..., None], **builders: Callable[..., Any]) -> Ca
         for own in _parameters(command)
         for part in (_parameters(builders[own.name]) if own.name in builders else [own])
     ]
-    # Arguments, which have no default, come first, and options that say where to ask last.
+    # Arguments, which have no default, come first, and options of the session last.
     parts.sort(key=lambda part: part.default is not Parameter.empty and 1 + (owners.get(part.name) == "session"))
     run.__signature__ = signature(command).replace(parameters=parts)  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in parts}
@@ -42,7 +42,7 @@ def composed(command: Callable[..., None], **builders: Callable[..., Any]) -> Ca
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter]:
-    """The parameters of a function with their annotations worked out, each given by name."""
+    """Return a function's parameters as keyword-only parameters with evaluated annotations."""
     hints = get_type_hints(function, include_extras=True)
     return [
         part.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -51,5 +51,5 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
 
 
 def print_json(data: Any) -> None:
-    """Plain data, for programs."""
+    """Print plain data as JSON."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))

@@ -1,4 +1,4 @@
-"""`dither prepare`: for the curator, where the data are."""
+"""`dither prepare`: a command for the curator, where the data are."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ FILES = {"parquet", "csv", "duckdb"}
 @app.command(name="prepare")
 def command(
     description: Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="where to write; beside the first table unless given")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; by default beside the first table")] = None,
     memory: Annotated[str, typer.Option(help="the most memory to use")] = "3GB",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
-    """Write a snapshot of the records, cleaned, ordered and ranked: later answers are the same, and much faster."""
+    """Write a snapshot of the records, cleaned, sorted and ranked: answers stay the same and become much faster."""
     dataset = load(description)
     if {table.source.kind for table in dataset.tables.values()} - FILES:
-        raise Unsupported("only Parquet, CSV and DuckDB files can be prepared; other engines read their own tables")
-    place = out or snapshot_path(dataset)
+        raise Unsupported("prepare takes Parquet, CSV and DuckDB files only; other engines read their own tables")
+    path = out or snapshot_path(dataset)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, disable=as_json) as bar:
         tasks = {name: bar.add_task(name, total=1) for name in dataset.tables}
-        made = prepare(
+        snapshot = prepare(
             dataset,
-            place,
+            path,
             lambda table, done, parts: bar.update(tasks[table], completed=done, total=parts),
             memory=memory,
         )
-    rows = {name: table.rows for name, table in made.tables.items()}
-    corrected = {key: count for table in made.tables.values() for key, count in table.corrections.items() if count}
+    rows = {name: table.rows for name, table in snapshot.tables.items()}
+    corrected = {key: count for table in snapshot.tables.values() for key, count in table.corrections.items() if count}
     if as_json:
-        typer.echo(json.dumps({"snapshot": str(place), "rows": rows, "corrected_or_dropped": corrected}))
+        typer.echo(json.dumps({"snapshot": str(path), "rows": rows, "corrected_or_dropped": corrected}))
         return
-    typer.echo(f"wrote {place}: " + ", ".join(f"{count:,} rows of {name}" for name, count in rows.items()))
+    typer.echo(f"wrote {path}: " + ", ".join(f"{count:,} rows of {name}" for name, count in rows.items()))
     for name, count in corrected.items():
         typer.echo(f"{count:,} {'values of ' + name + ' corrected' if '.' in name else 'rows of ' + name + ' dropped'}")

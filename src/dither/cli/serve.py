@@ -1,4 +1,4 @@
-"""`dither kernel`, `dither gateway`, `dither serve`, `dither curator`: options by flag, environment or file."""
+"""`dither kernel`, `gateway`, `serve` and `curator`; options come from flags, the environment or a YAML file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import typer
 import yaml
 
 from dither.errors import DitherError, InvalidParameter
-from dither.serve.operations.permissions import secret_file
-from dither.serve.operations.supervisor import ManagedProcess, Supervisor, bare_environment, group_of
+from dither.serve.operations.permissions import check_secret_file
+from dither.serve.operations.supervisor import ManagedProcess, Supervisor, gateway_environment, primary_group
 from dither.serve.transport.socket_client import MutualTls
 
 app = typer.Typer(add_completion=False)
-curator = typer.Typer(add_completion=False, no_args_is_help=True, help="Administer a kernel through its own socket.")
+curator = typer.Typer(add_completion=False, no_args_is_help=True, help="Administer a kernel through its admin socket.")
 app.add_typer(curator, name="curator")
 
 
-def _settled(context: typer.Context, path: Path | None) -> Path | None:
-    """Puts a file's settings below flags and environment."""
+def _apply_config_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Use a file's settings as defaults, below flags and environment."""
     if path is None:
         return None
     try:
         given = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
-        raise InvalidParameter(f"{path} cannot be read as YAML") from None
+        raise InvalidParameter(f"cannot read {path} as YAML") from None
     known = {parameter.name for parameter in context.command.params} - {"config", "as_json"}
     if not isinstance(given, dict) or not set(given) <= known:
-        raise InvalidParameter(f"{path} must hold a mapping of: {', '.join(sorted(filter(None, known)))}")
+        raise InvalidParameter(f"{path} must be a mapping with keys out of: {', '.join(sorted(filter(None, known)))}")
     context.default_map = {**(context.default_map or {}), **given}
     return path
 
@@ -42,60 +42,71 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text
 Config = Annotated[
     Path | None,
     typer.Option(
-        envvar="DITHER_CONFIG", callback=_settled, is_eager=True, help="a YAML file with any of these options"
+        envvar="DITHER_CONFIG", callback=_apply_config_file, is_eager=True, help="a YAML file with any of these options"
     ),
 ]
 Descriptions = Annotated[list[Path], typer.Argument(help="dataset descriptions", show_default=False)]
-State = Annotated[Path, typer.Option(envvar="DITHER_STATE", help="where ledger, sockets and logs are kept")]
+State = Annotated[Path, typer.Option(envvar="DITHER_STATE", help="folder of the ledger, the sockets and the logs")]
 LedgerPlace = Annotated[
-    str, typer.Option(envvar="DITHER_LEDGER", help="a file or, in the environment only, a database's address")
+    str, typer.Option(envvar="DITHER_LEDGER", help="ledger file or, in the environment only, a database address")
 ]
-Slots = Annotated[int, typer.Option(envvar="DITHER_SLOTS", min=1, max=64, help="answers of a dataset at once")]
-Waiting = Annotated[int, typer.Option(envvar="DITHER_WAITING", min=1, help="questions that may wait for a dataset")]
-Each = Annotated[int, typer.Option(envvar="DITHER_ACCOUNT_QUESTIONS", min=1, help="questions of one account at once")]
-Floor = Annotated[int, typer.Option(envvar="DITHER_FLOOR", min=1, help="milliseconds that every answer takes at least")]
-Misses = Annotated[int, typer.Option(envvar="DITHER_MISSES", min=1, help="late answers after which a dataset locks")]
-Host = Annotated[str, typer.Option(envvar="DITHER_HOST", help="the address to listen on")]
-Port = Annotated[int, typer.Option(envvar="DITHER_PORT", min=0, max=65535, help="the port; 0 takes a free one")]
-Certificate = Annotated[Path | None, typer.Option(envvar="DITHER_CERTIFICATE", help="a file: this side's certificate")]
-Key = Annotated[Path | None, typer.Option(envvar="DITHER_KEY", help="a file: the certificate's private key")]
-Authority = Annotated[Path | None, typer.Option(envvar="DITHER_AUTHORITY", help="a file: who signs the other side's")]
-Rate = Annotated[float, typer.Option(envvar="DITHER_RATE", min=0.01, help="requests of one account a second")]
-Burst = Annotated[int, typer.Option(envvar="DITHER_BURST", min=1, help="requests of one account at once")]
+Slots = Annotated[
+    int, typer.Option(envvar="DITHER_SLOTS", min=1, max=64, help="answers computed at once for one dataset")
+]
+Waiting = Annotated[int, typer.Option(envvar="DITHER_WAITING", min=1, help="queries that may wait for one dataset")]
+AccountQueries = Annotated[
+    int, typer.Option(envvar="DITHER_ACCOUNT_QUESTIONS", min=1, help="queries of one account in progress or waiting")
+]
+Floor = Annotated[int, typer.Option(envvar="DITHER_FLOOR", min=1, help="minimum milliseconds of every answer")]
+Misses = Annotated[
+    int, typer.Option(envvar="DITHER_MISSES", min=1, help="late answers after which a dataset is locked")
+]
+Host = Annotated[str, typer.Option(envvar="DITHER_HOST", help="address to listen on")]
+Port = Annotated[
+    int, typer.Option(envvar="DITHER_PORT", min=0, max=65535, help="port to listen on; 0 takes a free one")
+]
+Certificate = Annotated[Path | None, typer.Option(envvar="DITHER_CERTIFICATE", help="file of this side's certificate")]
+Key = Annotated[Path | None, typer.Option(envvar="DITHER_KEY", help="file of the certificate's private key")]
+Authority = Annotated[
+    Path | None, typer.Option(envvar="DITHER_AUTHORITY", help="file of the authority that signs the other side")
+]
+Rate = Annotated[float, typer.Option(envvar="DITHER_RATE", min=0.01, help="requests per second of one account")]
+Burst = Annotated[int, typer.Option(envvar="DITHER_BURST", min=1, help="largest burst of requests of one account")]
 Tick = Annotated[
     int,
-    typer.Option(
-        envvar="DITHER_TICK", min=0, max=1000, help="replies leave after whole multiples of so many milliseconds"
-    ),
+    typer.Option(envvar="DITHER_TICK", min=0, max=1000, help="send replies at multiples of this many milliseconds"),
 ]
-Reports = Annotated[
-    Path | None, typer.Option(envvar="DITHER_REPORTS", help="a folder of reports of audits, for whoever has an account")
+ReportsFolder = Annotated[
+    Path | None, typer.Option(envvar="DITHER_REPORTS", help="folder of audit reports to publish to every account")
 ]
 Oidc = Annotated[
-    Path | None, typer.Option(envvar="DITHER_OIDC", help="a YAML file: whose ID tokens stand for which accounts")
+    Path | None, typer.Option(envvar="DITHER_OIDC", help="YAML file that maps OpenID Connect ID tokens to accounts")
 ]
-Desk = Annotated[Path, typer.Option("--socket", envvar="DITHER_ADMIN_SOCKET", help="the kernel's admin socket")]
-Name = Annotated[str, typer.Argument(help="the account", show_default=False)]
-Dataset = Annotated[str, typer.Argument(help="the dataset", show_default=False)]
+AdminSocket = Annotated[Path, typer.Option("--socket", envvar="DITHER_ADMIN_SOCKET", help="the kernel's admin socket")]
+Name = Annotated[str, typer.Argument(help="name of the account", show_default=False)]
+Dataset = Annotated[str, typer.Argument(help="name of the dataset", show_default=False)]
 
 STATE = Path("dither-state")
-DESK = STATE / "private" / "admin.sock"
+ADMIN_SOCKET = STATE / "private" / "admin.sock"
 
 
-def _ready(what: str, where: str, as_json: bool) -> None:
-    typer.echo(json.dumps({what: where}) if as_json else f"{what}: {where}")
+def _ready(what: str, kernel_host: str, as_json: bool) -> None:
+    """Print the address of a server that starts."""
+    typer.echo(json.dumps({what: kernel_host}) if as_json else f"{what}: {kernel_host}")
 
 
 def _check_installed(command: str) -> None:
-    """Said once, before anything is started: a gateway that lacks its libraries would be started again for ever."""
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "httpx")):
-        raise DitherError(f"'dither {command}' needs more: pip install 'dither[server]'")
+    """Check the libraries before any process starts: a gateway without them would be restarted forever."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise DitherError(f"'dither {command}' needs the extra 'server'; run: pip install 'dither[server]'")
 
 
-def _no_secret(ledger: str) -> str:
-    """Refuses a database's address on the command line, where everyone on the machine can read it."""
+def _check_ledger_argument(ledger: str) -> str:
+    """Return the ledger's location; raise InvalidParameter for a database address among the public arguments."""
     if "://" in ledger and any(ledger in word for word in sys.argv):
-        raise InvalidParameter("give a database's address in the environment (DITHER_LEDGER): arguments are public")
+        raise InvalidParameter(
+            "give a database address in the environment (DITHER_LEDGER): other users can read command-line arguments"
+        )
     return ledger
 
 
@@ -106,39 +117,42 @@ def kernel(
     ledger: LedgerPlace = "",
     socket: Annotated[
         Path | None,
-        typer.Option(envvar="DITHER_SOCKET", help="where gateways call; in the state directory unless given"),
+        typer.Option(envvar="DITHER_SOCKET", help="socket for gateways; by default in the state folder"),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(envvar="DITHER_GROUP", help="the group of the gateway's user, which may open that socket"),
+        typer.Option(envvar="DITHER_GROUP", help="group that may open that socket, such as the gateway user's"),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(envvar="DITHER_LISTEN", help="HOST:PORT for gateways on other machines; needs the three files"),
+        typer.Option(
+            envvar="DITHER_LISTEN",
+            help="HOST:PORT for gateways on other machines; needs --certificate, --key and --authority",
+        ),
     ] = None,
     certificate: Certificate = None,
     key: Key = None,
     authority: Authority = None,
     slots: Slots = 2,
     waiting: Waiting = 64,
-    account_questions: Each = 8,
+    account_questions: AccountQueries = 8,
     floor: Floor = 500,
     misses: Misses = 3,
     oidc: Oidc = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold the data and the budgets; answer typed plans from gateways."""
+    """Run the kernel: it holds the data and the budgets, and answers typed plans from gateways."""
     from dither.privacy.pacing import Schedule
     from dither.serve.kernel.fair_queue import QueueLimits
-    from dither.serve.kernel.process import KernelSettings, Tls, run_kernel
+    from dither.serve.kernel.process import KernelSettings, TlsSettings, run_kernel
 
     tls = None
     if listen is not None:
         host, port = _address(listen)
-        tls = Tls(host, port, *_files(certificate, key, authority))
+        tls = TlsSettings(host, port, *_tls_files(certificate, key, authority))
     settings = KernelSettings(
-        tuple(descriptions), state, _no_secret(ledger), socket, None, tls, group,
+        tuple(descriptions), state, _check_ledger_argument(ledger), socket, None, tls, group,
         Schedule(floor=floor, most_misses=misses), QueueLimits(slots, waiting, account_questions), slots, oidc,
     )  # fmt: skip
     _ready("kernel", str(settings.socket_path), as_json)
@@ -151,7 +165,7 @@ def gateway(
         STATE / "kernel.sock"
     ),
     state: Annotated[
-        Path, typer.Option(envvar="DITHER_GATEWAY_STATE", help="where the last seen end of the ledger is kept")
+        Path, typer.Option(envvar="DITHER_GATEWAY_STATE", help="folder of the latest ledger head seen")
     ] = Path("dither-gateway"),
     host: Host = "127.0.0.1",
     port: Port = 8765,
@@ -159,29 +173,31 @@ def gateway(
     key: Key = None,
     authority: Authority = None,
     https_certificate: Annotated[
-        Path | None, typer.Option(envvar="DITHER_HTTPS_CERTIFICATE", help="a file: the certificate that analysts see")
+        Path | None, typer.Option(envvar="DITHER_HTTPS_CERTIFICATE", help="file of the HTTPS certificate")
     ] = None,
-    https_key: Annotated[Path | None, typer.Option(envvar="DITHER_HTTPS_KEY", help="a file: its private key")] = None,
+    https_key: Annotated[
+        Path | None, typer.Option(envvar="DITHER_HTTPS_KEY", help="file of the HTTPS certificate's private key")
+    ] = None,
     rate: Rate = 20,
     burst: Burst = 60,
     tick: Tick = 100,
-    reports: Reports = None,
+    reports: ReportsFolder = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Face the analysts: accounts, SQL, the web page; without data, and without a way to it."""
+    """Run the gateway: it serves HTTP requests and the web page, without access to the data."""
     _check_installed("gateway")
-    from dither.serve.gateway.app import Settings
+    from dither.serve.gateway.app import AppSettings
     from dither.serve.gateway.process import GatewaySettings, run_gateway
     from dither.serve.gateway.rate_limits import Rate as Limit
 
     address: str | MutualTls = kernel
     if kernel.startswith("tls://"):
-        where, at = _address(kernel.removeprefix("tls://"))
-        address = MutualTls(where, at, *_files(certificate, key, authority))
+        kernel_host, kernel_port = _address(kernel.removeprefix("tls://"))
+        address = MutualTls(kernel_host, kernel_port, *_tls_files(certificate, key, authority))
     if https_key is not None:
-        secret_file(https_key)
-    limits = Settings(account=Limit(rate, burst), tick=tick, reports=reports)
+        check_secret_file(https_key)
+    limits = AppSettings(account_rate=Limit(rate, burst), tick_ms=tick, reports=reports)
     _ready("gateway", f"{host}:{port}", as_json)
     run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
 
@@ -195,13 +211,13 @@ def serve(
     port: Port = 8765,
     slots: Slots = 2,
     waiting: Waiting = 64,
-    account_questions: Each = 8,
+    account_questions: AccountQueries = 8,
     floor: Floor = 500,
     misses: Misses = 3,
     rate: Rate = 20,
     burst: Burst = 60,
     tick: Tick = 100,
-    reports: Reports = None,
+    reports: ReportsFolder = None,
     oidc: Oidc = None,
     gateway_user: Annotated[
         str | None, typer.Option(envvar="DITHER_GATEWAY_USER", help="run the gateway as this user; needs root")
@@ -209,91 +225,106 @@ def serve(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a kernel and a gateway on this machine, each a process of its own, and keep them running."""
+    """Start a kernel and a gateway on this machine, each in its own process, and keep them running."""
     _check_installed("serve")
     state = state.absolute()
-    own = state / "gateway"
-    own.mkdir(parents=True, exist_ok=True)
+    gateway_state = state / "gateway"
+    gateway_state.mkdir(parents=True, exist_ok=True)
     if gateway_user is not None:
         import shutil
 
-        shutil.chown(own, gateway_user)
+        shutil.chown(gateway_state, gateway_user)
     numbers = {"slots": slots, "waiting": waiting, "account-questions": account_questions}
     numbers |= {"floor": floor, "misses": misses}
     if ledger:
-        os.environ["DITHER_LEDGER"] = _no_secret(ledger)  # a child reads it there; arguments are public
-    me = [sys.executable, "-m", "dither"]
-    kernel_words = [*me, "kernel", *(str(path.absolute()) for path in descriptions), "--state", str(state)]
-    kernel_words += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
-    kernel_words += ["--oidc", str(oidc.absolute())] if oidc else []
-    kernel_words += ["--group", str(group_of(gateway_user))] if gateway_user else []
-    gateway_words = [*me, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(own), "--host", host]
-    gateway_words += ["--port", str(port), "--rate", str(rate), "--burst", str(burst), "--tick", str(tick)]
-    gateway_words += ["--reports", str(reports.absolute())] if reports else []
+        # The kernel process reads the location from its environment, because arguments are public.
+        os.environ["DITHER_LEDGER"] = _check_ledger_argument(ledger)
+    program = [sys.executable, "-m", "dither"]
+    kernel_command = [*program, "kernel", *(str(path.absolute()) for path in descriptions), "--state", str(state)]
+    kernel_command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    kernel_command += ["--oidc", str(oidc.absolute())] if oidc else []
+    kernel_command += ["--group", str(primary_group(gateway_user))] if gateway_user else []
+    gateway_command = [*program, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(gateway_state)]
+    gateway_command += [
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--rate",
+        str(rate),
+        "--burst",
+        str(burst),
+        "--tick",
+        str(tick),
+    ]
+    gateway_command += ["--reports", str(reports.absolute())] if reports else []
     children = [
-        ManagedProcess("kernel", kernel_words, _for_the_kernel(), state),
-        ManagedProcess("gateway", gateway_words, bare_environment(), own, gateway_user),
+        ManagedProcess("kernel", kernel_command, _kernel_environment(), state),
+        ManagedProcess("gateway", gateway_command, gateway_environment(), gateway_state, gateway_user),
     ]
     hint = f"dither curator account NAME --socket {state / 'private' / 'admin.sock'}"
     typer.echo(json.dumps({"state": str(state)}) if as_json else f"accounts: {hint}")
     Supervisor(children).run()
 
 
-def _for_the_kernel() -> dict[str, str]:
-    """This process's environment, but for what speaks of `serve` itself: a file of its settings, another socket."""
+def _kernel_environment() -> dict[str, str]:
+    """Return this process's environment without the variables that apply to `serve` alone."""
     return {name: value for name, value in os.environ.items() if name not in ("DITHER_CONFIG", "DITHER_SOCKET")}
 
 
 def _address(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidParameter("an address is HOST:PORT")
+        raise InvalidParameter("an address must have the form HOST:PORT")
     return host, int(port)
 
 
-def _files(certificate: Path | None, key: Path | None, authority: Path | None) -> tuple[Path, Path, Path]:
+def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> tuple[Path, Path, Path]:
+    """Return the three files of mutual TLS; raise InvalidParameter if one is missing."""
     if certificate is None or key is None or authority is None:
         raise InvalidParameter("TLS between the servers needs --certificate, --key and --authority")
-    return certificate, secret_file(key), authority
+    return certificate, check_secret_file(key), authority
 
 
-# --- The curator ---
+# --- Curator commands ---
 
 
-def _desk(at: Path, call: str, as_json: bool, /, **given: str) -> None:
-    """Calls the kernel's desk and prints what it says."""
+def _call_and_print(socket: Path, call: str, as_json: bool, /, **given: str) -> None:
+    """Make an admin call and print its result."""
     from dither.serve.kernel.admin import call_admin
 
-    data = call_admin(at, call, **given)
+    data = call_admin(socket, call, **given)
     typer.echo(json.dumps(data, indent=2) if as_json else _text(data))
 
 
 def _text(data: Any, indent: str = "") -> str:
+    """Format plain data as indented lines."""
     if isinstance(data, dict):
-        return "\n".join(f"{indent}{name}: {_inner(value, indent)}" for name, value in data.items())
+        return "\n".join(f"{indent}{name}: {_nested_text(value, indent)}" for name, value in data.items())
     if isinstance(data, list):
         return "\n".join(_text(each, indent) + "\n" for each in data).rstrip() or f"{indent}none"
     return f"{indent}{data}"
 
 
-def _inner(value: Any, indent: str) -> str:
+def _nested_text(value: Any, indent: str) -> str:
     return "\n" + _text(value, indent + "  ") if isinstance(value, dict | list) else str(value)
 
 
 @curator.command()
-def status(socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """The datasets, their late answers, and the end of the ledger."""
-    _desk(socket, "status", as_json)
+def status(socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Print the datasets, their late answers, and the head of the ledger."""
+    _call_and_print(socket, "status", as_json)
 
 
 @curator.command()
 def register(
     description: Annotated[Path, typer.Argument(help="a dataset description on the kernel's machine")],
-    socket: Desk = DESK,
+    socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
-    """Open a dataset, or a new version of one, on a running kernel."""
-    _desk(socket, "register", as_json, path=str(description.absolute()))
+    """Register a dataset, or a new version of one, on a running kernel."""
+    _call_and_print(socket, "register", as_json, path=str(description.absolute()))
 
 
 @curator.command()
@@ -301,74 +332,74 @@ def account(
     name: Name,
     role: Annotated[str, typer.Option(help="analyst, auditor or curator")] = "analyst",
     days: Annotated[int, typer.Option(min=1, max=3650, help="days until the token expires")] = 90,
-    socket: Desk = DESK,
+    socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
-    """Make an account, or a new token for it; the token is shown this once and kept nowhere."""
-    _desk(socket, "account", as_json, name=name, role=role, days=str(days))
+    """Create an account, or a new token for one; the token is printed once, and only its hash is stored."""
+    _call_and_print(socket, "account", as_json, name=name, role=role, days=str(days))
 
 
 @curator.command()
-def accounts(socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """Every account, its role, and whether its token is valid."""
-    _desk(socket, "accounts", as_json)
+def accounts(socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """List every account with its role and its state."""
+    _call_and_print(socket, "accounts", as_json)
 
 
 @curator.command()
-def revoke(name: Name, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """End an account's token, at once."""
-    _desk(socket, "revoke", as_json, name=name)
+def revoke(name: Name, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Revoke an account's token at once."""
+    _call_and_print(socket, "revoke", as_json, name=name)
 
 
 @curator.command()
-def budget(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """Everyone's budgets."""
-    _desk(socket, "budget", as_json, dataset=dataset)
+def budget(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Print the budgets of all accounts."""
+    _call_and_print(socket, "budget", as_json, dataset=dataset)
 
 
 @curator.command()
-def log(socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """The private log: engine failures and late answers. It may depend on records; keep it."""
-    _desk(socket, "log", as_json)
+def log(socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Print the private log of engine failures and late answers. It may depend on records: keep it secret."""
+    _call_and_print(socket, "log", as_json)
 
 
 @curator.command()
-def misses(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """Answers that left later than predicted."""
-    _desk(socket, "misses", as_json, dataset=dataset)
+def misses(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """List the answers that left later than predicted."""
+    _call_and_print(socket, "misses", as_json, dataset=dataset)
 
 
 @curator.command()
-def unlock(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """Let a dataset that late answers locked answer again."""
-    _desk(socket, "unlock", as_json, dataset=dataset)
+def unlock(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Unlock a dataset that was locked because of late answers."""
+    _call_and_print(socket, "unlock", as_json, dataset=dataset)
 
 
 @curator.command()
-def reset_latency(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """Let answers leave as early again as before some were late: each late one had doubled its kind's time."""
-    _desk(socket, "quicken", as_json, dataset=dataset)
+def reset_latency(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Reset the predicted durations of a dataset's answers: each late answer had doubled the one of its class."""
+    _call_and_print(socket, "reset_latency", as_json, dataset=dataset)
 
 
 @curator.command()
-def corrections(dataset: Dataset, socket: Desk = DESK, as_json: AsJson = False) -> None:
-    """How many values were corrected into their declared domain; depends on records."""
-    _desk(socket, "corrections", as_json, dataset=dataset)
+def corrections(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
+    """Print how many values were corrected into their declared domain; depends on records."""
+    _call_and_print(socket, "corrections", as_json, dataset=dataset)
 
 
 @curator.command()
 def desk(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port on this machine; 0 takes a free one")] = 8767,
-    socket: Desk = DESK,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port on this machine; 0 takes a free one")] = 8767,
+    socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
-    """Show the desk as a page, on this machine alone, until interrupted; its address is the key to it."""
+    """Serve the curator's desk, a web page on this machine, until interrupted; its address contains its secret."""
     from dither.serve.kernel.desk_page import AdminPageServer, Page
 
     try:
         server = AdminPageServer(Page(socket), port)
     except OSError:
-        raise InvalidParameter(f"cannot listen on port {port}; is something else there?") from None
+        raise InvalidParameter(f"cannot listen on port {port}; choose another --port") from None
     _ready("desk", server.url, as_json)
     with suppress(KeyboardInterrupt):
         server.serve_forever()
@@ -376,13 +407,13 @@ def desk(
 
 @curator.command()
 def gap(
-    head: Annotated[str, typer.Option(help="the last end that was seen, as SEQUENCE:HASH")],
-    epsilon: Annotated[str | None, typer.Option(help="what anyone may have spent since, at most")] = None,
-    rho: Annotated[str | None, typer.Option(help="the same, in zCDP")] = None,
-    everything: Annotated[bool, typer.Option("--everything", help="count all that was left as spent")] = False,
-    socket: Desk = DESK,
+    head: Annotated[str, typer.Option(help="the last head seen, as SEQUENCE:HASH")],
+    epsilon: Annotated[str | None, typer.Option(help="the most epsilon that any account may have spent since")] = None,
+    rho: Annotated[str | None, typer.Option(help="the most rho (zCDP) that any account may have spent since")] = None,
+    everything: Annotated[bool, typer.Option("--everything", help="count the whole remaining budget as spent")] = False,
+    socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
-    """Count a lost stretch of the ledger as spent, and open it again."""
+    """Count a lost segment of the ledger as spent, and open the ledger again."""
     given = {"epsilon": epsilon, "rho": rho, "everything": "yes" if everything else None, "head": head}
-    _desk(socket, "gap", as_json, **{name: value for name, value in given.items() if value is not None})
+    _call_and_print(socket, "gap", as_json, **{name: value for name, value in given.items() if value is not None})

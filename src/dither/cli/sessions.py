@@ -1,4 +1,4 @@
-"""How commands open a session: of a description in this process, or of a gateway."""
+"""Open the session or the kernel of a command: of a description in this process, or of a gateway."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from dither.privacy.protocol import Kernel
 from dither.schema import Dataset
 
 Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
-Account = Annotated[str, typer.Option(help="who asks, in this process")]
-Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="who asks, of a gateway")]
-Name = Annotated[str | None, typer.Option("--dataset", help="which dataset, if there are several")]
+Account = Annotated[str, typer.Option(help="the account's name, for a description")]
+Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="the account's token, for a gateway")]
+Name = Annotated[str | None, typer.Option("--dataset", help="the dataset, if there are several")]
 LedgerFile = Annotated[
     Path | None,
-    typer.Option(
-        "--ledger", envvar="DITHER_LEDGER", help="the ledger, in this process; beside the description unless given"
-    ),
+    typer.Option("--ledger", envvar="DITHER_LEDGER", help="the ledger, for a description; by default beside it"),
 ]
 
 
 def open_session(
     target: Target, account: Account = "analyst", token: Token = None, dataset: Name = None, ledger: LedgerFile = None
 ) -> Session:
-    """A session of a description in this process, or of a gateway."""
+    """Open a session of a description in this process, or of a gateway."""
     if target.startswith(("http://", "https://")):
         return connect(target, token=token, dataset=dataset)
     return connect(target, account=account, dataset=dataset, ledger=ledger)
@@ -36,21 +34,21 @@ def open_session(
 
 @dataclass(frozen=True)
 class OpenKernel:
-    """A kernel and who asks it: before a dataset is chosen."""
+    """A kernel and the token to use with it, before a dataset is chosen."""
 
     kernel: Kernel
     token: str
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """What is public about each dataset of the account."""
+        """The public schema of each dataset of the account."""
         return tuple(self.kernel.schema(name, self.token) for name in self.kernel.datasets(self.token))
 
 
 def open_any_kernel(
     target: Target, account: Account = "analyst", token: Token = None, ledger: LedgerFile = None
 ) -> OpenKernel:
-    """A kernel in this process, or one behind a gateway."""
+    """Open a kernel in this process, or one behind a gateway."""
     if target.startswith(("http://", "https://")):
         return OpenKernel(*open_kernel(target, token=token))
     return OpenKernel(*open_kernel(target, account=account, ledger=ledger))

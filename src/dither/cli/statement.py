@@ -1,4 +1,4 @@
-"""`dither statement`: what the guarantee of a dataset is, in words and tables that anyone may publish."""
+"""`dither statement`: print the privacy guarantee of a dataset, in words and tables that may be published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.table import Table as Grid
 
-from dither.cli.options import CONSOLE, AsJson, composed, print_json
+from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
@@ -23,16 +23,16 @@ from dither.views.text import loss_text
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
 SIZES = (1, 2, 5, 10, 50)
 NOT_PROMISED = (
-    "facts about groups are not hidden: what is true of most people can be learned, and used to guess about anyone",
-    "the records may be of use to somebody who already knows nearly everything about a person",
+    "facts about groups are not hidden: a fact about most people can be learned, and used to guess about anyone",
+    "the answers may still be useful to somebody who already knows nearly everything about a person",
     "the description itself is public, and was written without looking at the records",
 )
 
 app = typer.Typer(add_completion=False)
 
 
-def loss_of(cap: BudgetCap) -> Loss:
-    """All that a budget allows, as one loss."""
+def cap_loss(cap: BudgetCap) -> Loss:
+    """Return all that a budget allows as one loss."""
     match cap.kind:
         case "pure":
             return Pure(cap.epsilon or Fraction(0))
@@ -43,14 +43,15 @@ def loss_of(cap: BudgetCap) -> Loss:
 
 
 def meaning_data(cap: BudgetCap) -> dict[str, Any]:
-    """What one budget means: tests for one unit, groups of units, and epsilon for several deltas."""
-    loss = loss_of(cap)
+    """Return the meaning of one budget: tests for one unit, groups of units, and epsilon for several deltas."""
+    loss = cap_loss(cap)
     return {
         "unit": cap.unit,
         "cap": loss_text([loss]),
         "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
         "groups": [
-            {"units": size, "loss": loss_text([grown])} for size, grown in group_privacy_table(groupable(loss), SIZES)
+            {"units": size, "loss": loss_text([grown])}
+            for size, grown in group_privacy_table(group_privacy_loss(loss), SIZES)
         ],
         "curve": [
             {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
@@ -59,8 +60,8 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
     }
 
 
-def groupable(loss: Loss) -> Loss:
-    """The loss in a kind that has a rule for groups."""
+def group_privacy_loss(loss: Loss) -> Loss:
+    """Convert a loss to a kind with a rule for group privacy."""
     match loss:
         case Pure() | Approximate() | ZCDP(delta=Fraction(numerator=0)):
             return loss
@@ -70,24 +71,24 @@ def groupable(loss: Loss) -> Loss:
 
 
 def percent(rate: Fraction) -> str:
-    """A probability in percent, never above 100."""
+    """Format a probability in percent, at most 100."""
     return f"{100 * min(float(rate), 1.0):.3g}%"
 
 
 def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
-    """The statement as plain data."""
+    """Return the statement as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
     meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
     return ledger_views.statement_data(statement) | meanings
 
 
 def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
-    """The statement for people."""
-    yield f"{data['dataset']}: what all answers together may reveal, whatever is asked"
+    """Return the lines and tables of the statement."""
+    yield f"{data['dataset']}: the limit on what all answers together may reveal, for any queries"
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
         yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}"
-        tests = Grid("a test for one unit with false alarms of", "finds it with probability at most")
+        tests = Grid("a test for one unit with a false-positive rate of", "detects it with probability at most")
         for row in guarantee["tests"]:
             tests.add_row(row["false_alarms"], row["power_at_most"])
         yield tests
@@ -96,14 +97,14 @@ def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
             groups.add_row(str(row["units"]), row["loss"])
         yield groups
         yield "epsilon for delta: " + "; ".join(f"{row['epsilon']} for {row['delta']}" for row in guarantee["curve"])
-    yield "\nThis rests on:"
+    yield "\nAssumptions:"
     yield from (f"- {text}" for text in data["assumptions"])
-    yield "It does not promise more:"
+    yield "Limits of the guarantee:"
     yield from (f"- {text}" for text in data["not_promised"])
 
 
 def statement(session: Session, as_json: AsJson = False) -> None:
-    """What the guarantee of a dataset is, what it means in numbers, what it rests on, and what it does not promise."""
+    """Print the privacy guarantee of a dataset, its meaning in numbers, its assumptions and its limits."""
     data = statement_data(session.statement)
     if as_json:
         print_json(data)
@@ -112,4 +113,4 @@ def statement(session: Session, as_json: AsJson = False) -> None:
         CONSOLE.print(part)
 
 
-app.command()(composed(statement, session=open_session))
+app.command()(compose_command(statement, session=open_session))

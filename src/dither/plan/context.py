@@ -1,4 +1,4 @@
-"""The public surroundings in which a plan is read: the dataset's description and facts about its public tables."""
+"""The public context in which a plan is read: the dataset's schema and facts about its public tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS, ROWS = "ranks", "rows"
 
 @dataclass(frozen=True)
 class PublicTableFacts:
-    """What was counted in public tables, by "table.column": the values in order, and the most rows of one value."""
+    """Facts counted in public tables, by "table.column": the values in order, and the most rows with the same value."""
 
     values: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
     multiplicity: Mapping[str, int] = field(default_factory=dict)
@@ -26,83 +26,85 @@ class PublicTableFacts:
 
 @dataclass(frozen=True)
 class Context:
-    """A dataset and the facts about its public tables; plans are read in it, and never see a record."""
+    """A dataset and the facts about its public tables; plans are read in it and never see a record."""
 
     dataset: Dataset
     facts: PublicTableFacts = field(default_factory=PublicTableFacts)
-    # What relations have worked out in this context; a changed copy of it starts anew.
+    # Cached results of relations in this context; a changed copy starts with an empty cache.
     memo: dict[tuple[object, ...], tuple[object, Any]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
     def table(self, name: str) -> Table:
-        """A table by name."""
+        """Return a table by name."""
         if name not in self.dataset.tables:
             raise InvalidPlan(f"no table {name[:40]!r}; there are: {', '.join(self.dataset.tables)}")
         return self.dataset.tables[name]
 
     def unit(self, name: str) -> Unit:
-        """A unit by name."""
+        """Return a privacy unit by name."""
         if name not in self.dataset.units:
             raise InvalidPlan(f"no unit {name[:40]!r}; there are: {', '.join(self.dataset.units)}")
         return self.dataset.units[name]
 
     @property
-    def budgeted(self) -> tuple[str, ...]:
-        """The units that have a budget; all of them in a description without budgets, which no kernel takes."""
+    def budgeted_units(self) -> tuple[str, ...]:
+        """The units that have a budget; all units if the schema has no budgets, which no kernel accepts."""
         return tuple(dict.fromkeys(cap.unit for cap in self.dataset.budgets)) or tuple(self.dataset.units)
 
-    def keyed(self, name: str) -> Unit:
-        """A unit that has a key, so that rows can be grouped or bounded by it."""
+    def keyed_unit(self, name: str) -> Unit:
+        """Return a unit that has a key, so that rows can be grouped or bounded by it; refuse row units."""
         unit = self.unit(name)
         if unit.kind == "row":
-            raise Unsupported(f"the unit {name} is a single row: it needs no bound and has no key to group or join by")
+            raise Unsupported(
+                f"the unit {name} is a single row: it needs no limit, and it has no key to group or join by"
+            )
         return unit
 
     def columns(self, name: str) -> dict[str, Domain]:
-        """The domains of a table's columns, moments on the dataset's wall clock."""
+        """Return the domains of a table's columns, with moments on the dataset's wall clock."""
         zone, columns = self.dataset.timezone, self.table(name).columns
         return {key: with_null(on_wall_clock(c.domain, zone), _may_be_null(c)) for key, c in columns.items()}
 
     def public_values(self, table: str, column: str) -> Sequence[Scalar] | None:
-        """The listed values of a public column, if they are at hand."""
+        """Return the listed values of a public column, or None if they were not counted."""
         return self.facts.values.get(f"{table}.{column}")
 
-    def ranked(self, table: str) -> bool:
-        """Whether the table's rows are known to have stored ranks: bounding them then costs no sort."""
+    def has_stored_ranks(self, table: str) -> bool:
+        """Tell whether the table's rows are known to have stored ranks, so that bounding them needs no sort."""
         return self.table(table).source.options.get(RANKS) == "stored"
 
-    def rows(self, table: str) -> int | None:
-        """The noisy number of a private table's rows, if a kernel has said it."""
-        said = self.table(table).source.options.get(ROWS)
-        return int(said) if said is not None else None
+    def noisy_rows(self, table: str) -> int | None:
+        """Return the noisy number of rows of a private table, or None if the kernel has not published it."""
+        count = self.table(table).source.options.get(ROWS)
+        return int(count) if count is not None else None
 
-    def enforced(self, table: Table) -> bool:
-        """Whether reading this table keeps one row per value of its unique key.
+    def enforces_unique_key(self, table: Table) -> bool:
+        """Tell whether a scan of this table keeps one row per value of its unique key.
 
-        Only where every keyed unit that covers the table has that very key: otherwise one person's row could push out
-        another's.
+        It does so only where every keyed unit that covers the table has that same key: otherwise the row of one person
+        could displace the row of another.
         """
         keys = {key for unit in self.dataset.units.values() if (key := unit.keys.get(table.name)) is not None}
         return table.unique is not None and keys <= {table.unique}
 
     def multiplicity(self, table: Table, column: str) -> int | None:
-        """The most rows that share a value of a column, if it is public."""
-        if table.unique == column and self.enforced(table):
+        """Return the most rows that share a value of a column, or None if that is not public."""
+        if table.unique == column and self.enforces_unique_key(table):
             return 1
         return None if table.private else self.facts.multiplicity.get(f"{table.name}.{column}")
 
-    def coarser(self, large: str, small: str) -> bool:
-        """Whether each unit of `small` lies inside one unit of `large` (and they are not the same)."""
-        outer, inner = self.unit(large), self.unit(small)
-        if outer.kind != "user" or inner.kind == "user":
+    def is_coarser(self, large: str, small: str) -> bool:
+        """Tell whether each unit of `small` lies inside one unit of `large`, and the two units differ."""
+        outer_unit, inner_unit = self.unit(large), self.unit(small)
+        if outer_unit.kind != "user" or inner_unit.kind == "user":
             return False
-        if inner.kind == "row":
-            return all(table in outer.keys for table in inner.keys)
-        return all(outer.keys.get(table) == key for table, key in inner.keys.items())
+        if inner_unit.kind == "row":
+            return all(table in outer_unit.keys for table in inner_unit.keys)
+        return all(outer_unit.keys.get(table) == key for table, key in inner_unit.keys.items())
 
-    def windows(self, name: str) -> int:
-        """How many windows the declared time ranges of a window unit's tables can touch together."""
+    def number_of_windows(self, name: str) -> int:
+        """Count the windows that the declared time ranges of a window unit's tables can touch; 1 for other units."""
         unit = self.unit(name)
         if unit.kind != "window" or unit.every is None:
             return 1
@@ -112,7 +114,7 @@ class Context:
 
 
 def with_public_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -> Dataset:
-    """The description with what a kernel says to those who plan questions: stored ranks, and noisy sizes of tables."""
+    """Return the schema with the facts that a kernel publishes to planners: stored ranks and noisy table sizes."""
     ranks = {RANKS: "stored"} if ranked else {}
     tables = {
         name: replace(
@@ -125,49 +127,54 @@ def with_public_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -
 
 
 def _may_be_null(column: Column) -> bool:
-    """Names of people and things have no stand-in for what is missing, unless the curator gives one."""
+    """Tell whether a column can hold NULL; identifiers and references can, unless the curator declares a default."""
     return column.domain.nullable or (isinstance(column.domain, Identifier | Reference) and column.default is None)
 
 
 def on_wall_clock(domain: Domain, zone: str) -> Domain:
-    """A moment's bounds on the wall clock of a time zone, at the starts of its precision's periods."""
+    """Convert the bounds of a moment to the wall clock of a time zone, truncated to the moment's precision."""
     if not isinstance(domain, Moment):
         return domain
-    shifts = [shift for _, shift in offsets(domain.lo, domain.hi, zone)] if zoned(domain, zone) else [0]
+    shifts = [shift for _, shift in zone_offsets(domain.lo, domain.hi, zone)] if needs_zone_shift(domain, zone) else [0]
     lo, hi = (truncate(end, domain.precision) for end in (domain.lo + min(shifts), domain.hi + max(shifts)))
     return replace(domain, lo=lo, hi=hi)
 
 
-def zoned(domain: Moment, zone: str) -> bool:
-    """Whether a moment is moved to the wall clock of a zone; days have none."""
+def needs_zone_shift(domain: Moment, zone: str) -> bool:
+    """Tell whether a moment must be shifted to the wall clock of a zone; days and UTC need no shift."""
     return domain.precision != "day" and zone != "UTC"
 
 
 @cache
-def offsets(lo: int, hi: int, zone: str) -> tuple[tuple[int, int], ...]:
-    """The offsets of a zone between two moments: (from which microsecond, how many microseconds to add)."""
-    place = ZoneInfo(zone)
-    found = [(lo, _offset(lo, place))]
+def zone_offsets(lo: int, hi: int, zone: str) -> tuple[tuple[int, int], ...]:
+    """List the UTC offsets of a zone between two moments, as (first microsecond, microseconds to add)."""
+    zone_info = ZoneInfo(zone)
+    transitions = [(lo, _offset_at(lo, zone_info))]
     step = 86_400_000_000
     for day in range(lo, hi + step, step):
         end = min(day + step, hi)
-        if _offset(end, place) != found[-1][1]:
-            found.append((_change(found[-1][0] if day == lo else day, end, place), _offset(end, place)))
-    return tuple(found)
+        if _offset_at(end, zone_info) != transitions[-1][1]:
+            transitions.append(
+                (_offset_change(transitions[-1][0] if day == lo else day, end, zone_info), _offset_at(end, zone_info))
+            )
+    return tuple(transitions)
 
 
-def _offset(moment: int, place: ZoneInfo) -> int:
+def _offset_at(moment: int, zone_info: ZoneInfo) -> int:
+    """Return the zone's UTC offset at a moment, in microseconds."""
     utc = (
         datetime.min + timedelta(days=1) if moment < -62_135_510_400_000_000 else EPOCH + timedelta(microseconds=moment)
     )
-    shift = place.fromutc(utc.replace(tzinfo=place)).utcoffset() if utc.year < 9999 else place.utcoffset(utc)
+    shift = (
+        zone_info.fromutc(utc.replace(tzinfo=zone_info)).utcoffset() if utc.year < 9999 else zone_info.utcoffset(utc)
+    )
     return (shift or timedelta()) // timedelta(microseconds=1)
 
 
-def _change(before: int, after: int, place: ZoneInfo) -> int:
-    """The first microsecond at which the offset is that of `after`."""
-    wanted = _offset(after, place)
+def _offset_change(before: int, after: int, zone_info: ZoneInfo) -> int:
+    """Find the first microsecond after `before` that has the same offset as `after`, by bisection."""
+    target_offset = _offset_at(after, zone_info)
     while after - before > 1:
         middle = (before + after) // 2
-        before, after = (before, middle) if _offset(middle, place) == wanted else (middle, after)
+        before, after = (before, middle) if _offset_at(middle, zone_info) == target_offset else (middle, after)
     return after

@@ -1,4 +1,4 @@
-"""Domains: what values an expression can take. Intervals on a lattice, finite sets, nullability; all public."""
+"""Domains: the public set of values that an expression can take, an interval on a lattice or a finite set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, 
 
 Period = Literal["second", "minute", "hour"] | Every
 
-LARGEST = 1 << 62
-FEW = 1 << 6
+LARGEST_INTEGER = 1 << 62
+MOST_LISTED = 1 << 6
 MOST_STEP = 10**36
 DAY = 86_400_000_000
-LENGTHS: dict[str, int] = {
+PERIOD_LENGTHS: dict[str, int] = {
     "microsecond": 1,
     "millisecond": 1_000,
     "second": 1_000_000,
@@ -29,23 +29,22 @@ LENGTHS: dict[str, int] = {
     "week": 7 * DAY,
 }
 EPOCH = datetime(1970, 1, 1)
-NOTHING = Category(values=(), nullable=True)
-TRUTH = Boolean()
+ONLY_NULL = Category(values=(), nullable=True)
 
 
 @dataclass(frozen=True)
 class Periods(Moment):
-    """The starts of calendar periods between two moments: a moment that can be listed."""
+    """The starts of calendar periods between two moments, which can be listed."""
 
     every: Period = "day"
 
 
 def number(lo: int, hi: int, step: Fraction = Fraction(1), nullable: bool = False) -> Number:
-    """The multiples lo*step .. hi*step; refused where there are none, or they or the step do not fit."""
+    """Build the Number lo*step .. hi*step; refuse an empty range, and bounds or steps that do not fit."""
     if lo > hi:
-        raise InvalidPlan("no value lies between the bounds of an expression")
-    if max(abs(lo), abs(hi)) > LARGEST:
-        raise Unsupported("values could pass 2^62 steps of their lattice; CLAMP or ROUND the operands first")
+        raise InvalidPlan("an expression has no possible values: its lower bound exceeds its upper bound")
+    if max(abs(lo), abs(hi)) > LARGEST_INTEGER:
+        raise Unsupported("values could exceed 2^62 steps of their lattice; CLAMP or ROUND the operands first")
     if max(step.numerator, step.denominator) > MOST_STEP:
         raise Unsupported(
             "the lattice of an expression is too fine or too coarse (beyond 1e36); ROUND the operands first"
@@ -54,12 +53,12 @@ def number(lo: int, hi: int, step: Fraction = Fraction(1), nullable: bool = Fals
 
 
 def bounds_of(domain: Number) -> tuple[int, int]:
-    """The smallest and largest lattice integers of a number."""
+    """Return the smallest and largest lattice integers of a number."""
     return ceil(domain.lo / domain.step), floor(domain.hi / domain.step)
 
 
 def span(domain: Domain) -> tuple[int, int]:
-    """The smallest and largest integers that hold a number or a moment."""
+    """Return the smallest and largest integers that encode a number or a moment."""
     if isinstance(domain, Number):
         return bounds_of(domain)
     if isinstance(domain, Moment):
@@ -67,56 +66,56 @@ def span(domain: Domain) -> tuple[int, int]:
     raise InvalidPlan(f"expected a number or a moment, got {describe(domain)}")
 
 
-def is_possible(held: int | str | bool, domain: Domain) -> bool:
-    """Whether a held value can occur: a number or moment within the bounds, an integer key of 64 bits."""
-    if isinstance(held, bool) or not isinstance(held, int):
+def is_possible(encoded: int | str | bool, domain: Domain) -> bool:
+    """Tell whether an encoded value can occur: a number or moment within its bounds, or an integer key of 64 bits."""
+    if isinstance(encoded, bool) or not isinstance(encoded, int):
         return True
     lo, hi = span(domain) if isinstance(domain, Number | Moment) else (-(1 << 63), (1 << 63) - 1)
-    return lo <= held <= hi
+    return lo <= encoded <= hi
 
 
-def as_number(domain: Domain, where: str) -> Number:
-    """The domain if it is numeric."""
+def as_number(domain: Domain, operation: str) -> Number:
+    """Return the domain, or refuse it if it is not numeric."""
     if not isinstance(domain, Number):
-        raise InvalidPlan(f"{where} takes numbers, got {describe(domain)}")
+        raise InvalidPlan(f"{operation} takes numbers, got {describe(domain)}")
     return domain
 
 
-def as_moment(domain: Domain, where: str) -> Moment:
-    """The domain if it is a moment."""
+def as_moment(domain: Domain, operation: str) -> Moment:
+    """Return the domain, or refuse it if it is not a moment."""
     if not isinstance(domain, Moment):
-        raise InvalidPlan(f"{where} takes dates and timestamps, got {describe(domain)}")
+        raise InvalidPlan(f"{operation} takes dates and timestamps, got {describe(domain)}")
     return domain
 
 
-def as_boolean(domain: Domain, where: str) -> Boolean:
-    """The domain if it is a truth value (or a bare NULL)."""
-    if domain == NOTHING:
+def as_boolean(domain: Domain, operation: str) -> Boolean:
+    """Return the domain, or refuse it if it is neither a truth value nor a bare NULL."""
+    if domain == ONLY_NULL:
         return Boolean(nullable=True)
     if not isinstance(domain, Boolean):
-        raise InvalidPlan(f"{where} takes conditions, got {describe(domain)}")
+        raise InvalidPlan(f"{operation} takes conditions, got {describe(domain)}")
     return domain
 
 
-def as_category(domain: Domain, where: str) -> Category:
-    """The domain if its texts are declared."""
+def as_category(domain: Domain, operation: str) -> Category:
+    """Return the domain, or refuse it if its texts are not declared."""
     if not isinstance(domain, Category):
-        raise InvalidPlan(f"{where} takes declared categories, got {describe(domain)}")
+        raise InvalidPlan(f"{operation} takes declared categories, got {describe(domain)}")
     return domain
 
 
 def describe(domain: Domain) -> str:
-    """A word for the kind of a domain."""
-    return "NULL" if domain == NOTHING else type(domain).__name__.lower()
+    """Name the kind of a domain in one word, for messages."""
+    return "NULL" if domain == ONLY_NULL else type(domain).__name__.lower()
 
 
 def with_null(domain: Domain, nullable: bool) -> Domain:
-    """The same domain, with or without NULL."""
+    """Return the same domain, with or without NULL."""
     return domain if domain.nullable == nullable else dataclasses.replace(domain, nullable=nullable)
 
 
 def storage_type(domain: Domain) -> str:
-    """The SQL type that holds a value."""
+    """Return the SQL type that stores the values of a domain."""
     match domain:
         case Number() | Moment():
             return "bigint"
@@ -129,39 +128,39 @@ def storage_type(domain: Domain) -> str:
 
 
 def common_step(first: Fraction, *others: Fraction) -> Fraction:
-    """The coarsest lattice that holds all the given ones."""
+    """Return the coarsest step whose lattice contains all given lattices."""
     step = first
     for other in others:
-        below = step.denominator * other.denominator
-        step = Fraction(gcd(step.numerator * other.denominator, other.numerator * step.denominator), below)
+        common_denominator = step.denominator * other.denominator
+        step = Fraction(gcd(step.numerator * other.denominator, other.numerator * step.denominator), common_denominator)
     return step
 
 
-def on_step(domain: Number, step: Fraction) -> Number:
-    """The same numbers on a finer lattice; refused if they no longer fit."""
+def to_step(domain: Number, step: Fraction) -> Number:
+    """Return the same numbers on a finer lattice; refuse them if they no longer fit."""
     lo, hi = bounds_of(domain)
     ratio = domain.step / step
     return number(int(lo * ratio), int(hi * ratio), step, domain.nullable)
 
 
 def merge(domains: Sequence[Domain]) -> Domain:
-    """The smallest domain of our kinds that contains all of them: what CASE, COALESCE and UNION give."""
-    real = [domain for domain in domains if domain != NOTHING]
-    if not real:
-        return NOTHING
+    """Return the smallest domain that contains all the given ones: the result of CASE, COALESCE and UNION."""
+    non_null = [domain for domain in domains if domain != ONLY_NULL]
+    if not non_null:
+        return ONLY_NULL
     nullable = any(domain.nullable for domain in domains)
-    numbers = [d for d in real if isinstance(d, Number)]
-    moments = [d for d in real if isinstance(d, Moment)]
-    if len(numbers) == len(real):
+    numbers = [d for d in non_null if isinstance(d, Number)]
+    moments = [d for d in non_null if isinstance(d, Moment)]
+    if len(numbers) == len(non_null):
         return _merge_numbers(numbers, nullable)
-    if len(moments) == len(real):
+    if len(moments) == len(non_null):
         return _merge_moments(moments, nullable)
-    return _merge_names(real, nullable)
+    return _merge_names(non_null, nullable)
 
 
 def _merge_numbers(domains: Sequence[Number], nullable: bool) -> Number:
     step = common_step(*(domain.step for domain in domains))
-    bounds = [bounds_of(on_step(domain, step)) for domain in domains]
+    bounds = [bounds_of(to_step(domain, step)) for domain in domains]
     return number(min(lo for lo, _ in bounds), max(hi for _, hi in bounds), step, nullable)
 
 
@@ -170,11 +169,12 @@ def _merge_moments(domains: Sequence[Moment], nullable: bool) -> Moment:
     first = domains[0]
     if isinstance(first, Periods) and all(isinstance(d, Periods) and d.every == first.every for d in domains):
         return Periods(lo, hi, first.precision, nullable, first.every)
-    finest = min((d.precision for d in domains), key=lambda precision: LENGTHS[precision])
+    finest = min((d.precision for d in domains), key=lambda precision: PERIOD_LENGTHS[precision])
     return Moment(lo, hi, finest, nullable)
 
 
 def _merge_names(domains: Sequence[Domain], nullable: bool) -> Domain:
+    """Merge categories, or identifiers and references of one kind; refuse other mixtures."""
     if all(isinstance(d, Category) for d in domains):
         return Category(tuple(dict.fromkeys(v for d in domains if isinstance(d, Category) for v in d.values)), nullable)
     first = with_null(domains[0], nullable)
@@ -183,23 +183,25 @@ def _merge_names(domains: Sequence[Domain], nullable: bool) -> Domain:
     kinds = {d.kind for d in domains if isinstance(d, Reference | Identifier)}
     if len(kinds) == 1 and all(isinstance(d, Reference | Identifier) for d in domains):
         return Identifier(kinds.pop(), nullable)
-    raise InvalidPlan(f"these kinds do not mix: {', '.join(sorted({describe(d) for d in domains}))}")
+    raise InvalidPlan(
+        f"values of different kinds cannot be combined: {', '.join(sorted({describe(d) for d in domains}))}"
+    )
 
 
 def truncate(moment: int, every: Period | Precision) -> int:
-    """The start of the period that a moment lies in."""
-    if every in LENGTHS:
+    """Return the start of the period that contains a moment."""
+    if every in PERIOD_LENGTHS:
         shift = 3 * DAY if every == "week" else 0
-        return moment - (moment + shift) % LENGTHS[every]
+        return moment - (moment + shift) % PERIOD_LENGTHS[every]
     date = EPOCH + timedelta(microseconds=moment)
     month = {"month": date.month, "quarter": date.month - (date.month - 1) % 3, "year": 1}[every]
     return (datetime(date.year, month, 1) - EPOCH) // timedelta(microseconds=1)
 
 
 def next_period(start: int, every: Period) -> int | None:
-    """The start of the next period, or None at the end of the calendar."""
-    if every in LENGTHS:
-        return start + LENGTHS[every]
+    """Return the start of the next period, or None at the end of the calendar."""
+    if every in PERIOD_LENGTHS:
+        return start + PERIOD_LENGTHS[every]
     date = EPOCH + timedelta(microseconds=start)
     months = date.year * 12 + date.month - 1 + {"month": 1, "quarter": 3, "year": 12}[every]
     if months // 12 > 9999:
@@ -208,7 +210,7 @@ def next_period(start: int, every: Period) -> int | None:
 
 
 def period_starts(lo: int, hi: int, every: Period) -> Iterator[int]:
-    """The starts of all periods that touch [lo, hi]."""
+    """Yield the starts of all periods that touch [lo, hi]."""
     moment: int | None = truncate(lo, every)
     while moment is not None and moment <= hi:
         yield moment
@@ -216,15 +218,15 @@ def period_starts(lo: int, hi: int, every: Period) -> Iterator[int]:
 
 
 def number_of_periods(lo: int, hi: int, every: Period) -> int:
-    """How many periods touch [lo, hi]."""
-    if every in LENGTHS:
-        return (truncate(hi, every) - truncate(lo, every)) // LENGTHS[every] + 1
+    """Count the periods that touch [lo, hi]."""
+    if every in PERIOD_LENGTHS:
+        return (truncate(hi, every) - truncate(lo, every)) // PERIOD_LENGTHS[every] + 1
     return sum(1 for _ in period_starts(lo, hi, every))
 
 
 @dataclass(frozen=True)
 class Lattice(Sequence[Scalar]):
-    """Evenly spaced values in order, NULL last, made one by one: a plan with a million keys is checked in no time."""
+    """Evenly spaced values in order, NULL last, computed on access: checking a plan with a million keys is fast."""
 
     indices: range
     step: Fraction
@@ -234,53 +236,55 @@ class Lattice(Sequence[Scalar]):
         return len(self.indices) + self.nullable
 
     @overload
-    def __getitem__(self, place: int) -> Scalar: ...
+    def __getitem__(self, position: int) -> Scalar: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Scalar]: ...
-    def __getitem__(self, place: int | slice) -> Scalar | Sequence[Scalar]:
-        if isinstance(place, slice):
-            return tuple(self[each] for each in range(*place.indices(len(self))))
-        if self.nullable and place in (len(self.indices), -1):
+    def __getitem__(self, position: slice) -> Sequence[Scalar]: ...
+    def __getitem__(self, position: int | slice) -> Scalar | Sequence[Scalar]:
+        if isinstance(position, slice):
+            return tuple(self[offset] for offset in range(*position.indices(len(self))))
+        if self.nullable and position in (len(self.indices), -1):
             return None
-        return normalise(self.indices[place + (self.nullable and place < 0)] * self.step)
+        return normalise(self.indices[position + (self.nullable and position < 0)] * self.step)
 
     @property
-    def held(self) -> Lattice:
-        """The same values as an engine holds them: by their index."""
+    def encoded(self) -> Lattice:
+        """The same values as the engine encodes them: by their index."""
         return replace(self, step=Fraction(1))
 
 
-def _lattice(domain: Domain) -> Lattice | None:
+def _as_lattice(domain: Domain) -> Lattice | None:
+    """Return the evenly spaced values of a domain, or None if they are not evenly spaced."""
     match domain:
         case Number(step=step):
             lo, hi = bounds_of(domain)
             return Lattice(range(lo, hi + 1), step, domain.nullable)
-        case Periods(lo=first, hi=last, every=every) if every in LENGTHS:
-            return Lattice(range(truncate(first, every), last + 1, LENGTHS[every]), Fraction(1), domain.nullable)
-        case Moment(lo=first, hi=last, precision=precision) if precision in LENGTHS:
-            every = _period(precision)
-            return Lattice(range(truncate(first, every), last + 1, LENGTHS[every]), Fraction(1), domain.nullable)
+        case Periods(lo=first, hi=last, every=every) if every in PERIOD_LENGTHS:
+            return Lattice(range(truncate(first, every), last + 1, PERIOD_LENGTHS[every]), Fraction(1), domain.nullable)
+        case Moment(lo=first, hi=last, precision=precision) if precision in PERIOD_LENGTHS:
+            every = _as_period(precision)
+            return Lattice(range(truncate(first, every), last + 1, PERIOD_LENGTHS[every]), Fraction(1), domain.nullable)
         case _:
             return None
 
 
 def domain_values(domain: Domain, limit: int, public: Sequence[Scalar] | None = None) -> Sequence[Scalar]:
-    """Every value of a domain in its fixed order, NULL last; refused above `limit`."""
-    many = cardinality(domain, public)
-    if many > limit:
+    """List every value of a domain in its fixed order, NULL last; refuse more than `limit` values."""
+    count = cardinality(domain, public)
+    if count > limit:
         raise Unsupported(
-            f"a key with {many} declared values is too large (at most {limit}); group by something coarser"
+            f"a group key has {count} declared values, and at most {limit} are allowed; group by a coarser key"
         )
-    spaced = _lattice(domain) if many > FEW else None
-    return spaced if spaced is not None else (*_values(domain, public), *((None,) if domain.nullable else ()))
+    lattice = _as_lattice(domain) if count > MOST_LISTED else None
+    return lattice if lattice is not None else (*_list_values(domain, public), *((None,) if domain.nullable else ()))
 
 
 def cardinality(domain: Domain, public: Sequence[Scalar] | None = None) -> int:
-    """The number of values of a domain, NULL included; at least one, since every record has a value."""
-    return max(1, _many(domain, public) + domain.nullable)
+    """Count the values of a domain, NULL included; at least one, since every record has a value."""
+    return max(1, _value_count(domain, public) + domain.nullable)
 
 
-def _many(domain: Domain, public: Sequence[Scalar] | None) -> int:
+def _value_count(domain: Domain, public: Sequence[Scalar] | None) -> int:
+    """Count the values of a domain without NULL."""
     match domain:
         case Number():
             lo, hi = bounds_of(domain)
@@ -292,20 +296,24 @@ def _many(domain: Domain, public: Sequence[Scalar] | None) -> int:
         case Periods(lo=first, hi=last, every=every):
             return number_of_periods(first, last, every)
         case Moment(lo=first, hi=last, precision=precision):
-            return number_of_periods(first, last, _period(precision)) if precision in LENGTHS else 0
+            return number_of_periods(first, last, _as_period(precision)) if precision in PERIOD_LENGTHS else 0
         case Reference() if public is not None:
             return len(public)
         case Reference(table=table, column=column):
-            raise Unsupported(f"the public values of {table}.{column} are not at hand")
+            raise Unsupported(
+                f"the values of {table}.{column} have not been listed, so it cannot be a GROUP BY key here"
+            )
         case Identifier():
-            raise Unsupported("an identifier cannot be a key of an answer: its values are nobody's business")
+            raise Unsupported("identifiers cannot be GROUP BY keys, since their values are private")
 
 
-def _period(precision: Precision) -> Period:
+def _as_period(precision: Precision) -> Period:
+    """Return a precision as the period of the same name."""
     return precision  # type: ignore[return-value]
 
 
-def _values(domain: Domain, public: Sequence[Scalar] | None) -> Sequence[Scalar]:
+def _list_values(domain: Domain, public: Sequence[Scalar] | None) -> Sequence[Scalar]:
+    """List the values of a domain without NULL."""
     match domain:
         case Number(step=step):
             lo, hi = bounds_of(domain)
@@ -317,24 +325,24 @@ def _values(domain: Domain, public: Sequence[Scalar] | None) -> Sequence[Scalar]
         case Periods(lo=first, hi=last, every=every):
             return list(period_starts(first, last, every))
         case Moment(lo=first, hi=last, precision=precision):
-            return list(period_starts(first, last, _period(precision)))
+            return list(period_starts(first, last, _as_period(precision)))
         case _:
             return public or ()
 
 
 def normalise(value: Fraction) -> Scalar:
-    """An integer as int, any other rational as it is."""
+    """Return an integral Fraction as an int, any other unchanged."""
     return int(value) if value.denominator == 1 else value
 
 
-def index_of(value: Scalar, domain: Domain) -> int | str | bool | None:
-    """How the engine holds a public value of a domain; NULL as None; refused where it is of another kind."""
+def encode_value(value: Scalar, domain: Domain) -> int | str | bool | None:
+    """Encode a public value as the engine does; None for NULL and off the lattice; refuse other kinds."""
     match domain, value:
         case _, None:
             return None
         case Number(step=step), int() | Fraction() if not isinstance(value, bool):
-            exact = Fraction(value) / step
-            return int(exact) if exact.denominator == 1 else None
+            steps = Fraction(value) / step
+            return int(steps) if steps.denominator == 1 else None
         case Moment(), int() if not isinstance(value, bool):
             return value
         case Boolean(), bool():

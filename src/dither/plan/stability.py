@@ -1,4 +1,4 @@
-"""Part of the former access.relation."""
+"""Stability: the most rows of a relation that one privacy unit can change, and the limits that bound it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_ROWS = 1 << 31
 
 @dataclass(frozen=True)
 class EstimatedLimit:
-    """A bound that the kernel finds privately first, between 1 and `most`; the same tag means the same bound."""
+    """A limit that the kernel estimates privately first, between 1 and `most`; equal tags mean the same limit."""
 
     tag: str = "bound"
     most: int = 1 << 20
@@ -27,29 +27,30 @@ RowLimit = int | EstimatedLimit
 
 @dataclass(frozen=True)
 class PerKeyBound:
-    """At most `rows` rows of one unit in each of at most `groups` values of `keys`.
+    """At most `max_rows` rows of one unit in each of at most `max_groups` values of `keys`.
 
-    `read` holds the columns that the keys compute with, and their domains where the bound was set: a key's value may
-    depend on them.
+    `key_columns` holds the columns that the keys are computed from, with their domains at the point of bounding: a
+    key's value may depend on them.
     """
 
     keys: tuple[Expr, ...]
     max_groups: int
     max_rows: int
-    read: tuple[tuple[str, Domain], ...] = ()
+    key_columns: tuple[tuple[str, Domain], ...] = ()
 
-    def means(self, keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> bool:
-        """Whether these keys, over these columns, have the very values that were bounded."""
-        # By their spelling: equal nodes may differ, since Constant(1) == Constant(True).
-        return repr(self.keys) == repr(keys) and all(columns.get(name) == domain for name, domain in self.read)
+    def applies_to(self, keys: tuple[Expr, ...], columns: Mapping[str, Domain]) -> bool:
+        """Tell whether these keys, over these columns, have the same values as the keys that were bounded."""
+        # Compared by repr: nodes that compare equal may differ, since In(x, (1,)) == In(x, (True,)).
+        return repr(self.keys) == repr(keys) and all(columns.get(name) == domain for name, domain in self.key_columns)
 
 
 @dataclass(frozen=True)
 class Stability:
-    """How far one unit moves a relation; None means without bound.
+    """The most rows of a relation that one unit can change; None means unbounded.
 
-    While `unit` holds, each row carries its unit and a unit moves only its own rows, at most `rows` of them. Otherwise
-    `rows` bounds the symmetric difference of the rows (with their order), and `distinct` that of the different rows.
+    While `tracks_unit` is true, each row carries its unit, and a unit changes only its own rows, at most `max_rows` of
+    them. Otherwise `max_rows` bounds the symmetric difference of the rows (with their order), and `max_distinct_rows`
+    that of the distinct rows.
     """
 
     tracks_unit: bool
@@ -58,57 +59,57 @@ class Stability:
     per_key: PerKeyBound | None = None
 
 
-NONE = Stability(tracks_unit=False, max_rows=0, max_distinct_rows=0)
+UNAFFECTED = Stability(tracks_unit=False, max_rows=0, max_distinct_rows=0)
 
 
 def multiply(*factors: int | None) -> int | None:
-    """Multiplication where None is infinite and zero wins."""
+    """Multiply bounds, where None is infinite and zero times infinity is zero."""
     if 0 in factors:
         return 0
-    known = [factor for factor in factors if factor is not None]
-    return prod(known) if len(known) == len(factors) else None
+    finite = [factor for factor in factors if factor is not None]
+    return prod(finite) if len(finite) == len(factors) else None
 
 
 def add_up(*terms: int | None) -> int | None:
-    """Addition where None is infinite."""
-    known = [term for term in terms if term is not None]
-    return sum(known) if len(known) == len(terms) else None
+    """Add bounds, where None is infinite."""
+    finite = [term for term in terms if term is not None]
+    return sum(finite) if len(finite) == len(terms) else None
 
 
-def smaller(*bounds: int | None) -> int | None:
-    """The smallest bound where None is infinite."""
-    known = [bound for bound in bounds if bound is not None]
-    return min(known) if known else None
+def smallest(*bounds: int | None) -> int | None:
+    """Return the smallest bound, where None is infinite."""
+    finite = [bound for bound in bounds if bound is not None]
+    return min(finite) if finite else None
 
 
 def known_limit(limit: RowLimit) -> int:
-    """A limit that is known; an automatic one must be filled first."""
+    """Return the limit as an integer; refuse an estimated limit that has not been filled in."""
     if isinstance(limit, EstimatedLimit):
-        raise Unbounded(f"the automatic bound {limit.tag!r} has not been found yet")
+        raise Unbounded(f"the limit {limit.tag!r} has not been estimated yet; fill it in with fill_limits() first")
     return limit
 
 
 def check_limit(limit: RowLimit, name: str) -> None:
-    """Limits are integers from 1 to 2^31."""
+    """Refuse limits that are not integers from 1 to 2^31."""
     most = limit.most if isinstance(limit, EstimatedLimit) else limit
     if type(most) is not int or not 1 <= most <= MOST_ROWS:
         raise InvalidParameter(f"{name} must be an integer from 1 to 2^31")
 
 
 def stability_after_bounding(
-    ctx: Context, child: Stability, unit: str, by: str, each: int, bound: int | None
+    ctx: Context, child: Stability, unit: str, bounded_unit: str, changes_per_row: int, bound: int | None
 ) -> Stability:
-    """The influence of `unit` after each unit of `by` keeps a choice of its own rows, at most `bound` of them.
+    """The stability for `unit` after each unit of `bounded_unit` keeps a selection of at most `bound` of its own rows.
 
-    One changed row changes at most `each` rows of the choice. See bound_rows.md.
+    One changed row changes at most `changes_per_row` selected rows. See bound_rows.md.
     """
-    if unit == by:
-        rows = smaller(child.max_rows, bound)
-        return Stability(True, rows, smaller(child.max_distinct_rows, rows))
-    if ctx.coarser(unit, by) and child.tracks_unit:
-        rows = smaller(child.max_rows, multiply(bound, ctx.windows(by)))
-        return Stability(True, rows, smaller(child.max_distinct_rows, rows))
-    changed = multiply(each, child.max_rows)
-    if ctx.coarser(by, unit):
-        changed = smaller(changed, multiply(2, bound)) if child.max_rows != 0 else 0
+    if unit == bounded_unit:
+        rows = smallest(child.max_rows, bound)
+        return Stability(True, rows, smallest(child.max_distinct_rows, rows))
+    if ctx.is_coarser(unit, bounded_unit) and child.tracks_unit:
+        rows = smallest(child.max_rows, multiply(bound, ctx.number_of_windows(bounded_unit)))
+        return Stability(True, rows, smallest(child.max_distinct_rows, rows))
+    changed = multiply(changes_per_row, child.max_rows)
+    if ctx.is_coarser(bounded_unit, unit):
+        changed = smallest(changed, multiply(2, bound)) if child.max_rows != 0 else 0
     return Stability(False, changed, changed)

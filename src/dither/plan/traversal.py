@@ -1,9 +1,9 @@
-"""Part of the former access.relation."""
+"""Traversal of plan nodes: iterate over a plan, and fill in its estimated limits."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,50 +13,58 @@ Node = TypeVar("Node")
 
 
 def walk(plan: Any) -> Iterator[Any]:
-    """Every node of a plan, parents first."""
-    left = [plan]
-    while left:
-        node = left.pop()
+    """Yield every node of a plan, parents first."""
+    pending = [plan]
+    while pending:
+        node = pending.pop()
         if isinstance(node, tuple):
-            left.extend(reversed(node))
+            pending.extend(reversed(node))
         elif (names := _field_names(node.__class__)) is not None:
             yield node
-            left.extend(getattr(node, name) for name in reversed(names))
+            pending.extend(getattr(node, name) for name in reversed(names))
 
 
 @cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The names of the parts of a kind of node; None for what is no node."""
+    """Return the field names of a node class, or None if it is not a dataclass."""
     return tuple(part.name for part in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def unfilled_limits(plan: Any) -> frozenset[EstimatedLimit]:
-    """The automatic bounds of a plan that have not been filled."""
+    """Return the estimated limits of a plan that have not been filled in."""
     return frozenset(node for node in walk(plan) if isinstance(node, EstimatedLimit))
 
 
-def fill_limits(plan: Node, found: Mapping[str, int]) -> Node:
-    """The plan with its automatic bounds replaced, each held between 1 and its `most`."""
-    return _fill(plan, found)  # type: ignore[no-any-return]
+def fill_limits(plan: Node, limits: Mapping[str, int]) -> Node:
+    """Replace the estimated limits of a plan by values, clamped to [1, most]; limits without a value stay."""
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, EstimatedLimit) and node.tag in limits:
+            return max(1, min(limits[node.tag], node.most))
+        return node
+
+    return transform(plan, fill)  # type: ignore[no-any-return]
 
 
-def _fill(node: Any, found: Mapping[str, int]) -> Any:
-    if isinstance(node, EstimatedLimit):
-        return max(1, min(found[node.tag], node.most)) if node.tag in found else node
-    # What holds no bound stays the very node that it is: what is known about it need not be worked out again.
+def transform(node: Any, change: Callable[[Any], Any]) -> Any:
+    """Rebuild a plan from below: `change` is given each node after its fields were rebuilt.
+
+    A node that does not change is returned itself, so that results cached for it still apply.
+    """
     if isinstance(node, tuple):
-        items = [_fill(item, found) for item in node]
+        items = [transform(item, change) for item in node]
         return node if _identical(items, node) else tuple(items)
-    if (names := _field_names(node.__class__)) is not None:
-        before = [getattr(node, name) for name in names]
-        after = [_fill(part, found) for part in before]
-        return node if _identical(after, before) else type(node)(**dict(zip(names, after, strict=True)))
-    return node
+    if (names := _field_names(node.__class__)) is None:
+        return node
+    before = [getattr(node, name) for name in names]
+    after = [transform(part, change) for part in before]
+    return change(node if _identical(after, before) else type(node)(**dict(zip(names, after, strict=True))))
 
 
-def _identical(ones: Sequence[Any], others: Sequence[Any]) -> bool:
-    return all(one is other for one, other in zip(ones, others, strict=True))
+def _identical(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(first, second, strict=True))
 
 
-def _inputs(node: Any) -> list[Any]:
+def field_values(node: Any) -> list[Any]:
+    """The values of a node's fields, in their order; none for what is no node."""
     return [getattr(node, name) for name in _field_names(node.__class__) or ()]

@@ -1,4 +1,4 @@
-"""How many rows one unit may contribute: as the analyst says, or as candidates among which the kernel chooses."""
+"""Contribution bounds: how many rows one unit may add, given by the analyst or chosen privately from candidates."""
 
 from __future__ import annotations
 
@@ -9,70 +9,73 @@ from typing import Literal
 
 from dither.errors import InvalidParameter
 
-FIND_SHARE = Fraction(1, 5)
-How = Literal["auto", "clip", "rows"]
-HOWS: dict[object, How] = {"auto": "auto", "clip": "clip", "rows": "rows"}
+# The share of a query's loss that choosing its bounds takes.
+SEARCH_SHARE = Fraction(1, 5)
+BoundMethod = Literal["auto", "clip", "rows"]
+BOUND_METHODS: dict[object, BoundMethod] = {"auto": "auto", "clip": "clip", "rows": "rows"}
 OCTAVES = 26
-FORMS = (
-    "'auto', a number of rows, {'max_rows': T} or {'max_groups': G, 'max_rows_per_group': R}, "
-    "the last two also with 'how': 'clip', 'rows' or 'auto'"
+ACCEPTED_FORMS = (
+    "'auto', a number of rows such as 20, {'max_rows': 20} or {'max_groups': 3, 'max_rows_per_group': 5}; "
+    "the last two may also have 'how': 'clip', 'rows' or 'auto'"
 )
-LARGEST = 1 << 31
+LARGEST_EDGE = 1 << 31
 
 
 @dataclass(frozen=True)
 class ContributionBound:
-    """How one unit is bounded: `auto`, at most `rows` rows' worth, or `rows` in each of at most `groups` groups.
+    """A bound on what one unit contributes.
 
-    `how`: its sums are scaled down to the bound (clip), or so many of its rows are kept (rows: cheaper where the
-    curator has prepared the data, since ranks are then stored); by default the planner chooses.
+    It is `auto` (chosen privately), at most `max_rows` rows' worth, or, with `max_groups`, at most `max_rows` rows in
+    each of at most `max_groups` groups. `how` is "clip" to scale a unit's sums down to the bound, "rows" to keep that
+    many of its rows (cheaper where the curator has prepared the data, since ranks are then stored), or "auto" to let
+    the planner choose.
     """
 
     auto: bool = False
     max_rows: int | None = None
     max_groups: int | None = None
-    how: How = "auto"
+    how: BoundMethod = "auto"
 
 
-def parse_contribution_bound(given: object) -> ContributionBound:
-    """Read a bound: None and "auto", 20, or {"max_groups": 3, "max_rows_per_group": 5}."""
-    match given:
+def parse_contribution_bound(value: object) -> ContributionBound:
+    """Read the option max_contributions: None, "auto", 20, or {"max_groups": 3, "max_rows_per_group": 5}."""
+    match value:
         case None | "auto":
             return ContributionBound(auto=True)
         case ContributionBound():
-            return given
+            return value
         case bool():
             pass
-        case int() if given >= 1:
-            return ContributionBound(max_rows=given)
-        case str() if given.isdigit() and int(given) >= 1:
-            return ContributionBound(max_rows=int(given))
+        case int() if value >= 1:
+            return ContributionBound(max_rows=value)
+        case str() if value.isdigit() and int(value) >= 1:
+            return ContributionBound(max_rows=int(value))
         case Mapping():
-            return _described(dict(given))
-    raise InvalidParameter(f"max_contributions must be {FORMS}; got {given!r}")
+            return _parse_mapping(dict(value))
+    raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}; got {value!r}")
 
 
-def _described(given: dict[str, object]) -> ContributionBound:
-    groups, named = given.pop("max_groups", None), given.pop("how", "auto")
-    rows = given.pop("max_rows" if groups is None else "max_rows_per_group", "auto")
-    how = HOWS.get(named) if isinstance(named, str) else None
-    if rows == "auto" and groups is None and not given and how is not None:
+def _parse_mapping(parts: dict[str, object]) -> ContributionBound:
+    groups, method = parts.pop("max_groups", None), parts.pop("how", "auto")
+    rows = parts.pop("max_rows" if groups is None else "max_rows_per_group", "auto")
+    how = BOUND_METHODS.get(method) if isinstance(method, str) else None
+    if rows == "auto" and groups is None and not parts and how is not None:
         return ContributionBound(auto=True, how=how)
-    if given or how is None or type(rows) is not int or rows < 1:
-        raise InvalidParameter(f"max_contributions must be {FORMS}")
+    if parts or how is None or type(rows) is not int or rows < 1:
+        raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}")
     if groups is not None and (type(groups) is not int or groups < 1):
         raise InvalidParameter("max_groups must be a positive whole number")
     return ContributionBound(max_rows=rows, max_groups=groups, how=how)
 
 
-def histogram_edges(mass: int) -> tuple[int, ...]:
-    """Powers of two times the mass of one row, and a few below it."""
-    first = max(1, mass // 16)
-    return tuple(first << octave for octave in range(OCTAVES) if first << octave <= LARGEST)
+def histogram_edges(row_size: int) -> tuple[int, ...]:
+    """Return the edges of a histogram of contributions: powers of two times a sixteenth of the largest row."""
+    first = max(1, row_size // 16)
+    return tuple(first << octave for octave in range(OCTAVES) if first << octave <= LARGEST_EDGE)
 
 
-def candidate_bounds(points: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """The bounds that may be found: powers of the root of two from the first point on, at most `most`."""
-    last = min(points[-1], most)
-    rungs = {min(round(points[0] * 2 ** (half / 2)), last) for half in range(2 * len(points))}
-    return tuple(sorted(rungs))
+def candidate_bounds(edges: tuple[int, ...], largest: int) -> tuple[int, ...]:
+    """Return the bounds that may be chosen: powers of the square root of two from the first edge, up to `largest`."""
+    last = min(edges[-1], largest)
+    bounds = {min(round(edges[0] * 2 ** (half / 2)), last) for half in range(2 * len(edges))}
+    return tuple(sorted(bounds))

@@ -1,4 +1,4 @@
-"""What is computed from noisy columns: a small tree of arithmetic, and the two shapes that have exact intervals."""
+"""Formulas over noisy columns: a small expression tree, and its two forms (affine and ratio) with exact intervals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dither.errors import InvalidQuery
-
 Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class NoisyCell:
-    """The measured column of that index."""
+    """A noisy measured column, by its index."""
 
     index: int
 
@@ -32,14 +30,14 @@ class FixedValue:
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A grouping key, known without any measurement."""
+    """A GROUP BY key, by its index; it carries no noise."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A function of other nodes."""
+    """A call of one of `FUNCTIONS`."""
 
     name: str
     arguments: tuple[Formula, ...]
@@ -47,7 +45,7 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class Average:
-    """centre + total / size, which lies in [low, high] because every value does."""
+    """An average, centre + total / size; it lies in [low, high] because every averaged value does."""
 
     total: Formula
     size: Formula
@@ -58,7 +56,7 @@ class Average:
 
 @dataclass(frozen=True)
 class ClampedTo:
-    """A function that is known to lie in [low, high], whatever the noise says."""
+    """A formula clamped to [low, high], where its exact value is known to lie."""
 
     inner: Formula
     low: float
@@ -70,7 +68,7 @@ Formula = NoisyCell | FixedValue | KeyValue | FunctionCall | Average | ClampedTo
 
 @dataclass(frozen=True)
 class Affine:
-    """constant + sum of weight * cell."""
+    """The affine form constant + sum of weight * cell, with weights by cell index."""
 
     constant: float
     weights: Mapping[int, float]
@@ -78,7 +76,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Ratio:
-    """offset + factor * over / under, kept within [low, high]."""
+    """The form offset + factor * over / under, clamped to [low, high]."""
 
     over: Affine
     under: Affine
@@ -89,7 +87,10 @@ class Ratio:
 
 
 def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
-    """The node's value for every group; what is undefined or unknown is NaN (numbers, truth as 1 or 0) or None."""
+    """Compute a formula for every group.
+
+    Booleans are 1.0 and 0.0. Undefined and NULL results are NaN among numbers and booleans, None among texts.
+    """
     match node:
         case NoisyCell(index):
             return cells[index]
@@ -100,7 +101,7 @@ def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> 
         case FixedValue(value):
             return np.asarray(math.nan if value is None else float(value))
         case Average():
-            return _mean(node, cells, keys)
+            return _evaluate_average(node, cells, keys)
         case ClampedTo(inner, low, high):
             return np.asarray(np.clip(evaluate(inner, cells, keys), low, high))
         case FunctionCall(name, arguments):
@@ -108,7 +109,8 @@ def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> 
                 return np.asarray(FUNCTIONS[name](*(evaluate(part, cells, keys) for part in arguments)))
 
 
-def _mean(node: Average, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+def _evaluate_average(node: Average, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
+    """Compute an average; where the noisy size is not positive, return the centre."""
     total, size = evaluate(node.total, cells, keys), evaluate(node.size, cells, keys)
     safe = np.where(size > 0, size, 1.0)
     shift = np.where(size > 0, total / safe, 0.0)
@@ -125,7 +127,7 @@ def _round(value: Values, digits: Values | float = 0.0) -> Values:
 
 
 def _variance(squares: Values, total: Values, size: Values, lost: Values) -> Values:
-    """Around a centre: (sum of squares - total^2 / size) / (size - lost), never negative."""
+    """Compute max(0, (squares - total^2 / size) / (size - lost)) from sums around a centre; `lost` is 0 or 1."""
     size = np.where(size > lost, size, math.nan)
     return np.asarray(np.maximum((squares - total**2 / size) / (size - lost), 0.0))
 
@@ -135,9 +137,9 @@ def _covariance(product: Values, first: Values, second: Values, size: Values, lo
     return np.asarray((product - first * second / size) / (size - lost))
 
 
-def _case(*arguments: Values) -> Values:
+def _case_when(*arguments: Values) -> Values:
     arguments = (*arguments, np.asarray(math.nan)) if len(arguments) % 2 == 0 else arguments
-    results = _aligned(*arguments[1::2], arguments[-1])
+    results = _align_types(*arguments[1::2], arguments[-1])
     chosen = results[-1]
     for condition, result in zip(arguments[-3::-2], results[-2::-1], strict=True):
         chosen = np.where(condition == 1, result, chosen)
@@ -145,44 +147,44 @@ def _case(*arguments: Values) -> Values:
 
 
 def _coalesce(*arguments: Values) -> Values:
-    *others, result = _aligned(*arguments)
+    *others, result = _align_types(*arguments)
     for value in reversed(others):
-        result = np.where(missing(value), result, value)
+        result = np.where(is_missing(value), result, value)
     return result
 
 
-def _aligned(*arguments: Values) -> list[Values]:
-    """Texts and NULLs as objects, numbers as they are: NaN beside a text would become the text 'nan'."""
+def _align_types(*arguments: Values) -> list[Values]:
+    """Convert mixed arrays to objects with None for NULL: NumPy would turn NaN beside a text into the text 'nan'."""
     if all(value.dtype.kind == "f" for value in arguments):
         return list(arguments)
-    return [np.where(missing(value), np.asarray(None, dtype=object), value.astype(object)) for value in arguments]
+    return [np.where(is_missing(value), np.asarray(None, dtype=object), value.astype(object)) for value in arguments]
 
 
-def missing(value: Values) -> Values:
-    """Where a value is NULL or undefined."""
+def is_missing(value: Values) -> Values:
+    """Return a mask of the elements that are NULL or undefined."""
     if value.dtype.kind != "O":
         return np.isnan(value)
     return np.array([item is None or item != item for item in value.ravel()]).reshape(value.shape)
 
 
 def _nullif(value: Values, other: Values) -> Values:
-    one, none = _aligned(value, np.asarray(math.nan))
-    return np.where(_equal(value, other) == 1, none, one)
+    kept, null = _align_types(value, np.asarray(math.nan))
+    return np.where(_equals(value, other) == 1, null, kept)
 
 
 def _isin(value: Values, *options: Values) -> Values:
-    found = _equal(value, options[0])
+    matches = _equals(value, options[0])
     for option in options[1:]:
-        found = _or(found, _equal(value, option))
-    return found
+        matches = _or(matches, _equals(value, option))
+    return matches
 
 
-def _compared(operation: Callable[[Any, Any], Any]) -> Callable[[Values, Values], Values]:
-    """A comparison that is unknown where a side is."""
+def _comparison(operation: Callable[[Any, Any], Any]) -> Callable[[Values, Values], Values]:
+    """Make a comparison that returns NaN where a side is NULL."""
 
     def compare(one: Values, two: Values) -> Values:
         one, two = np.broadcast_arrays(one, two)
-        known = ~(missing(one) | missing(two))
+        known = ~(is_missing(one) | is_missing(two))
         result = np.full(one.shape, math.nan)
         result[known] = operation(one[known], two[known])
         return result
@@ -190,15 +192,16 @@ def _compared(operation: Callable[[Any, Any], Any]) -> Callable[[Values, Values]
     return compare
 
 
-_equal = _compared(operator.eq)
+_equals = _comparison(operator.eq)
 
 
 def _and(one: Values, two: Values) -> Values:
-    """False where a side is false, else unknown where a side is: the lesser of the two, NaN between them."""
+    """Three-valued AND: false where a side is false, else NaN where a side is NULL."""
     return np.where((one == 0) | (two == 0), 0.0, one * two)
 
 
 def _or(one: Values, two: Values) -> Values:
+    """Three-valued OR: true where a side is true, else NaN where a side is NULL."""
     return np.asarray(1 - _and(1 - one, 1 - two))
 
 
@@ -231,29 +234,31 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "greatest": _greatest,
     "variance": _variance,
     "covariance": _covariance,
-    "case": _case,
+    "case": _case_when,
     "coalesce": _coalesce,
     "nullif": _nullif,
-    "isnull": lambda value: missing(value).astype(float),
+    "isnull": lambda value: is_missing(value).astype(float),
     "isin": _isin,
-    "eq": _equal,
-    "ne": _compared(operator.ne),
-    "lt": _compared(operator.lt),
-    "le": _compared(operator.le),
-    "gt": _compared(operator.gt),
-    "ge": _compared(operator.ge),
+    "eq": _equals,
+    "ne": _comparison(operator.ne),
+    "lt": _comparison(operator.lt),
+    "le": _comparison(operator.le),
+    "gt": _comparison(operator.gt),
+    "ge": _comparison(operator.ge),
     "and": _and,
     "or": _or,
     "not": lambda value: 1 - value,
 }
-RISING = frozenset({"round", "floor", "ceil", "sqrt", "exp", "ln", "log10", "sign"})
-FOLDING = frozenset(
+# An interval maps through these end by end.
+INCREASING_FUNCTIONS = frozenset({"round", "floor", "ceil", "sqrt", "exp", "ln", "log10", "sign"})
+# These may decrease or jump, so quantiles of simulated values may miss the true one.
+FOLDING_FUNCTIONS = frozenset(
     {"abs", "mod", "power", "case", "nullif", "isnull", "isin", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 )
 
 
 def cells_of(node: Formula) -> frozenset[int]:
-    """The measured columns that the node reads."""
+    """Return the indexes of the noisy columns that a formula reads."""
     match node:
         case NoisyCell(index):
             return frozenset({index})
@@ -267,36 +272,28 @@ def cells_of(node: Formula) -> frozenset[int]:
             return frozenset()
 
 
-def reads_keys(node: Formula) -> bool:
-    """Whether the node reads a grouping key."""
-    match node:
-        case KeyValue():
-            return True
-        case FunctionCall(_, arguments):
-            return any(map(reads_keys, arguments))
-        case _:
-            return False
-
-
-def folds_at(node: Formula) -> bool:
-    """Whether a function in it turns back or jumps, so that its most common values need not include its true one."""
+def is_folding(node: Formula) -> bool:
+    """Return True if some function in a formula may decrease or jump: its likeliest values may then miss the truth."""
     match node:
         case FunctionCall(name, arguments):
             square = name == "mul" and arguments[0] == arguments[1]
-            return square or name in FOLDING or any(map(folds_at, arguments))
+            return square or name in FOLDING_FUNCTIONS or any(map(is_folding, arguments))
         case Average(total, size):
-            return folds_at(total) or folds_at(size)
+            return is_folding(total) or is_folding(size)
         case ClampedTo(inner):
-            return folds_at(inner)
+            return is_folding(inner)
         case _:
             return False
 
 
 def strip_monotone(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
-    """The rising functions around a core: an interval of the core, mapped through them, is one of the whole."""
+    """Split a formula into the increasing functions around it, outermost first, and its core.
+
+    An interval of the core, mapped through these functions, is an interval of the formula.
+    """
     if (
         isinstance(node, FunctionCall)
-        and node.name in RISING
+        and node.name in INCREASING_FUNCTIONS
         and all(isinstance(a, FixedValue) for a in node.arguments[1:])
     ):
         outer, core = strip_monotone(node.arguments[0])
@@ -305,7 +302,7 @@ def strip_monotone(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
 
 
 def as_affine(node: Formula) -> Affine | None:
-    """The node as constant + sum of weight * cell, where it is one."""
+    """Return a formula as constant + sum of weight * cell, or None if it is not affine."""
     match node:
         case NoisyCell(index):
             return Affine(0.0, {index: 1.0})
@@ -315,87 +312,86 @@ def as_affine(node: Formula) -> Affine | None:
             return Affine(float(value), {})
         case FunctionCall(name, arguments) if name in {"add", "sub", "mul", "div", "neg"}:
             parts = [as_affine(argument) for argument in arguments]
-            return None if any(part is None for part in parts) else _combine(name, *(p for p in parts if p is not None))
+            return (
+                None
+                if any(part is None for part in parts)
+                else _combine_affine(name, *(p for p in parts if p is not None))
+            )
         case _:
             return None
 
 
-def _combine(name: str, first: Affine, second: Affine | None = None) -> Affine | None:
+def _combine_affine(name: str, first: Affine, second: Affine | None = None) -> Affine | None:
+    """Add, subtract, multiply, divide or (without `second`) negate affine forms; None if the result is not affine."""
     if second is None:
-        return scale(first, -1.0)
+        return scale_affine(first, -1.0)
     if name in {"add", "sub"}:
-        return plus(first, scale(second, 1.0 if name == "add" else -1.0))
+        return add_affine(first, scale_affine(second, 1.0 if name == "add" else -1.0))
     if name == "div":
-        return scale(first, 1 / second.constant) if not second.weights and second.constant else None
+        return scale_affine(first, 1 / second.constant) if not second.weights and second.constant else None
     if not second.weights:
-        return scale(first, second.constant)
-    return scale(second, first.constant) if not first.weights else None
+        return scale_affine(first, second.constant)
+    return scale_affine(second, first.constant) if not first.weights else None
 
 
-def plus(first: Affine, second: Affine) -> Affine:
-    """The sum of two affine forms."""
+def add_affine(first: Affine, second: Affine) -> Affine:
+    """Add two affine forms."""
     names = {**first.weights, **second.weights}
     weights = {name: first.weights.get(name, 0.0) + second.weights.get(name, 0.0) for name in names}
     return Affine(first.constant + second.constant, weights)
 
 
-def scale(form: Affine, factor: float) -> Affine:
-    """The form times a number."""
+def scale_affine(form: Affine, factor: float) -> Affine:
+    """Multiply an affine form by a number."""
     return Affine(form.constant * factor, {name: weight * factor for name, weight in form.weights.items()})
 
 
-def ratio(node: Formula) -> Ratio | None:
-    """The node as offset + factor * affine / affine, where it is one."""
+def as_ratio(node: Formula) -> Ratio | None:
+    """Return a formula as offset + factor * affine / affine, or None if it is not such a ratio."""
     match node:
         case Average(total, size, centre, low, high):
             over, under = as_affine(total), as_affine(size)
             return Ratio(over, under, centre, 1.0, low, high) if over and under else None
         case FunctionCall("div", (first, second)):
-            return _quotient(first, second)
+            return _ratio_of_quotient(first, second)
         case FunctionCall("add" | "sub" | "mul" | "neg" as name, arguments):
-            return _shifted(name, arguments)
+            return _ratio_with_constant(name, arguments)
         case _:
             return None
 
 
-def _quotient(first: Formula, second: Formula) -> Ratio | None:
+def _ratio_of_quotient(first: Formula, second: Formula) -> Ratio | None:
+    """The form of affine / affine, or of ratio / constant."""
     over, under = as_affine(first), as_affine(second)
     if over and under and under.weights:
         return Ratio(over, under)
-    inner = ratio(first)
+    inner = as_ratio(first)
     if inner and under and not under.weights and under.constant:
-        return _moved(inner, 0.0, 1 / under.constant)
+        return _transform_ratio(inner, 0.0, 1 / under.constant)
     return None
 
 
-def _shifted(name: str, arguments: tuple[Formula, ...]) -> Ratio | None:
+def _ratio_with_constant(name: str, arguments: tuple[Formula, ...]) -> Ratio | None:
+    """The form of a ratio that is negated, or added to, subtracted from or multiplied by a constant."""
     if name == "neg":
-        inner = ratio(arguments[0])
-        return _moved(inner, 0.0, -1.0) if inner else None
+        inner = as_ratio(arguments[0])
+        return _transform_ratio(inner, 0.0, -1.0) if inner else None
     for position in (0, 1):
-        inner, other = ratio(arguments[position]), as_affine(arguments[1 - position])
+        inner, other = as_ratio(arguments[position]), as_affine(arguments[1 - position])
         if inner and other and not other.weights:
-            return _adjusted(name, inner, other.constant, position)
+            return _apply_constant(name, inner, other.constant, position)
     return None
 
 
-def _adjusted(name: str, inner: Ratio, number: float, position: int) -> Ratio:
+def _apply_constant(name: str, inner: Ratio, number: float, position: int) -> Ratio:
     if name == "mul":
-        return _moved(inner, 0.0, number)
+        return _transform_ratio(inner, 0.0, number)
     if name == "add":
-        return _moved(inner, number, 1.0)
-    return _moved(inner, -number, 1.0) if position == 0 else _moved(inner, number, -1.0)
+        return _transform_ratio(inner, number, 1.0)
+    return _transform_ratio(inner, -number, 1.0) if position == 0 else _transform_ratio(inner, number, -1.0)
 
 
-def _moved(form: Ratio, add: float, times: float) -> Ratio:
+def _transform_ratio(form: Ratio, add: float, times: float) -> Ratio:
+    """The form of ratio * times + add."""
     ends = sorted((form.low * times + add, form.high * times + add)) if times else [add, add]
     return Ratio(form.over, form.under, form.offset * times + add, form.factor * times, ends[0], ends[1])
-
-
-def check(name: str) -> str:
-    """The function's name, if answers may be passed through it."""
-    if name not in FUNCTIONS:
-        raise InvalidQuery(
-            f"{name.upper()} cannot be applied to an aggregate; these can: {', '.join(sorted(FUNCTIONS))}"
-        )
-    return name

@@ -1,4 +1,4 @@
-"""Part of the former privacy.accounting."""
+"""Explain a privacy loss: its epsilon-delta curve, its loss for groups, and the power of tests for one unit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure, Rational, rational
 from dither.privacy.accounting.composition import group
-from dither.privacy.accounting.conversion import _delta_of, _divergence, _least, epsilon_at
+from dither.privacy.accounting.conversion import delta_of, epsilon_at, renyi_divergence, smallest_bound
 from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_down, log_up
 
-FALSE_POSITIVES = (Fraction(1, 100), Fraction(1, 20), Fraction(1, 10), Fraction(1, 2))
+FALSE_POSITIVE_RATES = (Fraction(1, 100), Fraction(1, 20), Fraction(1, 10), Fraction(1, 2))
 
 
 def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fraction, Fraction], ...]:
-    """The epsilon at every delta.
+    """Return the pairs (delta, epsilon) of a loss at the given deltas.
 
     Proof: epsilon_delta.md.
     """
@@ -23,7 +23,7 @@ def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fractio
 
 
 def group_privacy_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Loss], ...]:
-    """The loss for groups of several sizes.
+    """Return the pairs (size, loss) for groups of the given sizes.
 
     Proof: group_privacy.md.
     """
@@ -31,40 +31,44 @@ def group_privacy_table(loss: Loss, sizes: Iterable[int]) -> tuple[tuple[int, Lo
 
 
 def power_of_test(loss: Loss, false_positive: Rational) -> Fraction:
-    """The most that an event of probability `false_positive` can have on a neighbour: the power of the best test.
+    """Bound the power of every test with this false positive rate that tells two neighbouring datasets apart.
 
     Proof: meaning.md.
     """
     rate = rational(false_positive, "false positive rate")
     if not 0 <= rate <= 1:
-        raise InvalidParameter(f"a false positive rate must be between 0 and 1, got {rate}")
+        raise InvalidParameter(f"a false positive rate must lie between 0 and 1, got {rate}")
     if isinstance(loss, Pure | Approximate):
-        return digits_up(_likely(loss.epsilon, _delta_of(loss), rate))
-    own = _delta_of(loss)
-    if own >= 1 or rate == 0:
-        return own
-    inner = min(Fraction(1), rate / (1 - own))
-    return digits_up(own + (1 - own) * _least(loss, lambda order: _hoelder(_divergence(loss, order), order, inner)))
+        return digits_up(_power_from_epsilon_delta(loss.epsilon, delta_of(loss), rate))
+    loss_delta = delta_of(loss)
+    if loss_delta >= 1 or rate == 0:
+        return loss_delta
+    inner = min(Fraction(1), rate / (1 - loss_delta))
+    return digits_up(
+        loss_delta
+        + (1 - loss_delta)
+        * smallest_bound(loss, lambda order: _power_from_renyi(renyi_divergence(loss, order), order, inner))
+    )
 
 
-def _likely(epsilon: Fraction, delta: Fraction, rate: Fraction) -> Fraction:
-    """min(e**epsilon a + delta, 1 - e**-epsilon (1 - a - delta)), at most 1."""
+def _power_from_epsilon_delta(epsilon: Fraction, delta: Fraction, rate: Fraction) -> Fraction:
+    """Compute min(e**epsilon a + delta, 1 - e**-epsilon (1 - a - delta)) for the rate a; it is at most 1."""
     other = 1 - exp_down(-epsilon) * max(Fraction(0), 1 - rate - delta)
     if epsilon > 200:
         return other if rate else min(delta, other)
     return min(exp_up(epsilon) * rate + delta, other)
 
 
-def _hoelder(divergence: Fraction, order: Fraction, rate: Fraction) -> Fraction:
-    """The power that a Renyi divergence allows: min((e**D a)**(1 - 1/o), 1 - e**-D (1 - a)**(o / (o - 1)))."""
+def _power_from_renyi(divergence: Fraction, order: Fraction, rate: Fraction) -> Fraction:
+    """Bound the power given a Renyi divergence: min((e**D a)**(1 - 1/o), 1 - e**-D (1 - a)**(o / (o - 1)))."""
     first = exp_up(min(Fraction(0), (1 - 1 / order) * (divergence + log_up(rate))))
     if rate == 1:
         return first
     return min(first, 1 - exp_down(order / (order - 1) * log_down(1 - rate) - divergence))
 
 
-def interpret(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVES) -> tuple[tuple[Fraction, Fraction], ...]:
-    """For each false positive rate, the highest power of any test for one unit's presence.
+def interpret(loss: Loss, rates: Iterable[Rational] = FALSE_POSITIVE_RATES) -> tuple[tuple[Fraction, Fraction], ...]:
+    """Return the pairs (false positive rate, highest power of any test for one unit's presence).
 
     Proof: meaning.md.
     """

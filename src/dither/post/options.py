@@ -41,7 +41,7 @@ class QueryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Option:
-    """What an option means, how its values are written, and what takes it."""
+    """The meaning of an option, the form of its values, and the kinds of query that take it."""
 
     help: str
     form: Form

@@ -17,7 +17,7 @@ from dither.post.contribution_bound import ContributionBound, parse_contribution
 from dither.post.estimate import typecheck
 from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
-from dither.post.estimate.explain import Expected, Explanation, expected, explanation
+from dither.post.estimate.explain import Expected, Explanation, expected_errors, explain_plan
 from dither.post.estimate.measured import estimated_bounds, measured_columns
 from dither.post.options import (
     OPTIONS,
@@ -149,7 +149,7 @@ class Session:
     def explain(self, query: str, **options: Unpack[QueryOptions]) -> Explanation:
         """Explain how a query is understood: its measures, bounds, formulas and sensitivities; free."""
         chosen = replace(options_for([query], options), epsilon=1, rho=None, max_error=None)
-        return explanation(self.context, self._plan([query], chosen).plans[0])
+        return explain_plan(self.context, self._plan([query], chosen).plans[0])
 
     def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
@@ -237,30 +237,30 @@ class Session:
         planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), False)
         plans = tuple(map(planner.plan, questions))
 
-        def planned(epsilon: Fraction) -> _PlannedQueries:
+        def plan_at(epsilon: Fraction) -> _PlannedQueries:
             spend, size = Spend(Pure(epsilon)), chosen.assumed_group_size
             return _PlannedQueries(plans, spend, confidence, size, wanted, chosen.repeat)
 
         low, high = Fraction(1, 10**6), Fraction(1000)
-        if self._widest(planned(high)) > wanted:
+        if self._widest(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
         while high > low * Fraction(1001, 1000):
             middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
-            low, high = (low, middle) if self._widest(planned(middle)) <= wanted else (middle, high)
-        return planned(rational(f"{float(high):.6g}"))
+            low, high = (low, middle) if self._widest(plan_at(middle)) <= wanted else (middle, high)
+        return plan_at(rational(f"{float(high):.6g}"))
 
     def _widest(self, planned: _PlannedQueries) -> float:
         batch = plan_batch(self.context, planned.plans, planned.spend)
-        return max((column.half_width for column in self._expected(batch, planned)), default=0.0)
+        return max((column.half_width for column in self._expected_errors(batch, planned)), default=0.0)
 
-    def _expected(self, batch: BatchPlan, planned: _PlannedQueries) -> tuple[Expected, ...]:
+    def _expected_errors(self, batch: BatchPlan, planned: _PlannedQueries) -> tuple[Expected, ...]:
         """Expected error of each column; uses default bounds where none is estimated yet."""
         defaults = batch.default_bounds()
         measurements = with_known_bounds(batch.answer_measurements(planned.spend, self.context), defaults)
         return tuple(
             column
             for place, plan in enumerate(planned.plans)
-            for column in expected(
+            for column in expected_errors(
                 self.context,
                 with_bounds(batch.plan_of(place, plan), self.context, defaults),
                 batch.parts_of(place, measurements),
@@ -276,7 +276,7 @@ class Session:
         unit, total = planned.plans[0].unit, loss or planned.spend.loss
         request = self._request(unit, [*more, *measurements], searches, repeat=planned.repeat)
         quoted: CostQuote = self.kernel.quote(request, self.token)
-        columns = self._expected(batch, planned)
+        columns = self._expected_errors(batch, planned)
         return Quote(
             loss=total,
             losses=quoted.losses,
@@ -328,7 +328,7 @@ class Session:
             answers.append(replace(answer, notes=(*answer.notes, *notes), draws=draws))
         if planned.max_error is None:
             return answers
-        return [planned.with_error_notes(answer, self._expected(batch, planned)) for answer in answers]
+        return [planned.with_error_notes(answer, self._expected_errors(batch, planned)) for answer in answers]
 
     # --- keys that the schema does not list --------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Session:
         question, spend = self._read(query, chosen), parse_spend(chosen.epsilon, chosen.rho)
         planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), spend.gaussian)
         delta, half = rational(chosen.delta or 0, "delta"), Fraction(1, 2)
-        measurement = selection_measurement(planner.undeclared(question), spend, half, delta)
+        measurement = selection_measurement(planner.selection_counts(question), spend, half, delta)
         return _KeySelection(question, planner, measurement, Spend(spend.share(half)), delta)
 
     def _plan_with_keys(

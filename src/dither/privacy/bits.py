@@ -1,4 +1,4 @@
-"""Cryptographic bit streams: AES-256-CTR keyed by the operating system, one stream for each thread of each process."""
+"""Cryptographic random bits: AES-256-CTR keyed by the operating system, one stream per thread of each process."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ class Bits(Protocol):
     """A source of independent fair coins."""
 
     def words(self, size: int, bits: int) -> Words:
-        """`size` uniform integers of `bits` bits (1 to 64), in the narrowest of u2, u4 and u8 that holds them."""
+        """Return `size` uniform integers of `bits` bits (1 to 64), in the narrowest of u2, u4 and u8 that fits."""
 
     def integer(self, bits: int) -> int:
-        """One uniform integer of `bits` bits, any number of them."""
+        """Return one uniform integer of `bits` bits, for any number of bits."""
 
 
 class Keystream:
-    """AES-256 in counter mode over zeros; the key comes from the operating system and is replaced every GiB."""
+    """An AES-256-CTR keystream; the key comes from the operating system and is replaced after every GiB."""
 
     def __init__(self) -> None:
         self._zeros = memoryview(bytes(PIECE))
         self._rekey()
 
     def _rekey(self) -> None:
+        """Take a fresh key and counter from the operating system."""
         self._cipher = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
         self._left = KEY_LIFETIME
 
@@ -51,7 +52,7 @@ class Keystream:
 
 
 def in_forked_child(forget: Callable[[], None]) -> None:
-    """Call `forget` in every child that Python forks; where there is no fork, there is nothing to forget."""
+    """Call `forget` in every child process that Python forks; do nothing on platforms without fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
 
@@ -60,7 +61,7 @@ _streams = threading.local()
 
 
 def _forget_stream() -> None:
-    """A forked child has one thread: without its stream, the next use draws a new key."""
+    """Drop the stream of a forked child's only thread, so that its next use draws a new key."""
     _streams.__dict__.clear()
 
 
@@ -68,6 +69,7 @@ in_forked_child(_forget_stream)
 
 
 def _stream() -> Keystream:
+    """Return this thread's keystream; create it on first use."""
     try:
         stream: Keystream = _streams.stream
     except AttributeError:
@@ -77,10 +79,10 @@ def _stream() -> Keystream:
 
 @final
 class SystemBits:
-    """The production source. It holds no state, so it may be shared, copied and pickled: keys never travel."""
+    """The production source. It holds no key, so it may be shared, copied and pickled."""
 
     def words(self, size: int, bits: int) -> Words:
-        """`size` uniform integers of `bits` bits."""
+        """Return `size` uniform integers of `bits` bits."""
         width = word_bytes(bits)
         words: Words = np.empty(size, f"u{width}")
         if size:
@@ -90,17 +92,17 @@ class SystemBits:
         return words
 
     def integer(self, bits: int) -> int:
-        """One uniform integer of `bits` bits."""
+        """Return one uniform integer of `bits` bits."""
         if bits < 0:
             raise InvalidParameter(f"bits must not be negative, got {bits}")
-        drawn = bytearray(-(-bits // 8))
-        if drawn:
-            _stream().fill(memoryview(drawn))
-        return int.from_bytes(drawn, "big") >> (-bits % 8)
+        buffer = bytearray(-(-bits // 8))
+        if buffer:
+            _stream().fill(memoryview(buffer))
+        return int.from_bytes(buffer, "big") >> (-bits % 8)
 
 
 def word_bytes(bits: int) -> int:
-    """Bytes of the narrowest word that holds `bits` bits."""
+    """Return the bytes of the narrowest word (2, 4 or 8) that holds `bits` bits."""
     if not 1 <= bits <= 64:
         raise InvalidParameter(f"bits must be from 1 to 64, got {bits}")
     return 2 if bits <= 16 else 4 if bits <= 32 else 8

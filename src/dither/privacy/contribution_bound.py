@@ -1,9 +1,9 @@
-"""How much units contribute, from noisy counts of them: a rule that turns what was released into a bound.
+"""Chooses a contribution bound from a noisy histogram of how much units contribute.
 
-All of it is postprocessing of a release; it stands on this side of the door so that finding a bound and answering at it
-are one charge. One unit contributes a mass (rows, or the weighted size of its values). A clip at T leaves min(mass, T);
-what it removes is estimated from how many units lie above each power of two, continued as a power law where noise hides
-the tail.
+All of this is postprocessing of a release. It runs inside the kernel so that one charge pays for choosing the bound and
+for answering at it. A unit's contribution is its number of rows, or the weighted size of its values. A bound T clips a
+contribution x to min(x, T). The total clipped off is estimated from the number of units above each power of two; where
+noise hides the tail, the counts are extrapolated to fall by a constant ratio or faster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dither.privacy.protocol import BoundRule, BoundSearch
 
 Floats = NDArray[np.float64]
 
-# In standard deviations: by chance alone, one of 26 bins of Laplace noise passes SURE in one of 400 searches.
+# In standard deviations: by chance alone, one of 26 bins of Laplace noise exceeds SURE in 1 of 400 searches.
 SURE, WIDER = 6.0, 3.0
 FASTEST, SLOWEST, HALF, CURVED = 0.1, 0.45, 0.5, 1.1
 FEWEST, FEWEST_HIGH = 4.0, 0.5
@@ -30,65 +30,66 @@ TYPICAL = 16
 
 @dataclass(frozen=True)
 class ContributionTail:
-    """How many units lie above each edge: an estimate and a cautious upper end."""
+    """The number of units whose contribution is above each edge: an estimate, and a cautious upper bound."""
 
     edges: Floats
     above: Floats
     above_high: Floats
 
-    def removed(self, bound: float) -> float:
-        """The sum of (mass - bound) over the units above the bound, about."""
-        points, counts = self._from(bound, self.above)
+    def clipped_total(self, bound: float) -> float:
+        """Estimate the sum of (contribution - bound) over the units above the bound."""
+        points, counts = self._tail_from(bound, self.above)
         return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
 
-    def removed_high(self, bound: float) -> float:
-        """The most that it may be: every unit at the upper end of its bin."""
-        points, _ = self._from(bound, self.above_high)
-        later = self.above_high[self.edges > bound]
+    def clipped_total_high(self, bound: float) -> float:
+        """Return a cautious upper bound of `clipped_total`: every unit at the upper end of its bin."""
+        points, _ = self._tail_from(bound, self.above_high)
+        beyond = self.above_high[self.edges > bound]
         first = self.above_high[max(0, int(np.searchsorted(self.edges, bound, side="right")) - 1)]
-        return float((np.diff(points) * np.concatenate([[first], later])[:-1]).sum())
+        return float((np.diff(points) * np.concatenate([[first], beyond])[:-1]).sum())
 
-    def squares(self, bound: float) -> float:
-        """The sum of (mass - bound)^2 over the units above the bound, about: how unevenly what is removed may fall."""
-        points, counts = self._from(bound, self.above)
+    def clipped_squares(self, bound: float) -> float:
+        """Estimate the sum of (contribution - bound)^2 over the units above the bound: how uneven clipping may be."""
+        points, counts = self._tail_from(bound, self.above)
         return float((np.diff((points - bound) ** 2) * (counts[1:] + counts[:-1]) / 2).sum())
 
-    def _from(self, bound: float, above: Floats) -> tuple[Floats, Floats]:
-        later = self.edges > bound
-        at = float(np.interp(np.log(bound), np.log(self.edges), above))
-        return np.concatenate([[bound], self.edges[later]]), np.concatenate([[at], above[later]])
+    def _tail_from(self, bound: float, above: Floats) -> tuple[Floats, Floats]:
+        """Return the edges from `bound` on, and the (interpolated) number of units above each."""
+        beyond = self.edges > bound
+        count_at_bound = float(np.interp(np.log(bound), np.log(self.edges), above))
+        return np.concatenate([[bound], self.edges[beyond]]), np.concatenate([[count_at_bound], above[beyond]])
 
-    def kept(self, bound: float) -> float:
-        """The sum of min(mass, bound) over all units, about."""
-        lower = self.edges < bound
-        at = float(np.interp(np.log(bound), np.log(self.edges), self.above))
-        points = np.concatenate([[0.0], self.edges[lower], [bound]])
-        counts = np.concatenate([[self.above[0]], self.above[lower], [at]])
+    def retained_total(self, bound: float) -> float:
+        """Estimate the sum of min(contribution, bound) over all units."""
+        inside = self.edges < bound
+        count_at_bound = float(np.interp(np.log(bound), np.log(self.edges), self.above))
+        points = np.concatenate([[0.0], self.edges[inside], [bound]])
+        counts = np.concatenate([[self.above[0]], self.above[inside], [count_at_bound]])
         return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
 
 
 def fit_tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> ContributionTail:
-    """Units above each edge, from a noisy count of units per bin; bin j + 1 holds masses from edge j to the next.
+    """Estimate the units above each edge from noisy counts; bin j + 1 counts contributions from edge j to the next.
 
-    Beyond the last bin that can be told from noise, counts are taken to fall at least by half from one power of two to
-    the next, and at least as fast as they did before. Where nothing can be seen, units are taken to have `TYPICAL` rows
-    or fewer.
+    Beyond the last bin that stands out from the noise, counts are assumed to fall by at least half from one power of
+    two to the next, and at least as fast as before. If no bin stands out, units are assumed to have at most `TYPICAL`
+    rows.
     """
     edges = np.asarray(points, float)
-    last = _last(noisy, std)
+    last = _last_significant_bin(noisy, std)
     if last is None:
         last = int(np.searchsorted(edges, TYPICAL * row, side="right"))
         noisy = np.where(np.arange(len(noisy)) < last, 0.0, noisy)
-    ratio, ratio_high = _ratios(noisy, last, std)
-    held = _continued(noisy, last, ratio, 0.5 * std, FEWEST)
-    lifted = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
-    wide = np.maximum(_continued(lifted, last, ratio_high, WIDER * std, FEWEST_HIGH), held)
-    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (held, wide))
+    ratio, ratio_high = _decay_ratios(noisy, last, std)
+    estimate = _extrapolate_tail(noisy, last, ratio, 0.5 * std, FEWEST)
+    raised = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
+    upper = np.maximum(_extrapolate_tail(raised, last, ratio_high, WIDER * std, FEWEST_HIGH), estimate)
+    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (estimate, upper))
     return ContributionTail(edges, above, above_high)
 
 
-def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
-    """The counts as seen up to the last sure bin, then falling by `ratio` or faster down to `fewest`."""
+def _extrapolate_tail(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
+    """Return the noisy counts up to bin `last`, then counts that fall by `ratio` or faster until below `fewest`."""
     counts = noisy.copy()
     for place in range(last + 1, len(counts)):
         before = max(counts[place - 1], 0.0)
@@ -98,14 +99,14 @@ def _continued(noisy: Floats, last: int, ratio: float, slack: float, fewest: flo
     return counts
 
 
-def _last(noisy: Floats, std: float) -> int | None:
-    """The last bin that noise does not explain, in whichever place."""
+def _last_significant_bin(noisy: Floats, std: float) -> int | None:
+    """Return the last bin that noise alone does not explain, or None."""
     sure = np.flatnonzero(noisy > SURE * std + 0.5)
     return int(sure[-1]) if len(sure) else None
 
 
-def _ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
-    """How fast counts fall from one power of two to the next near the last bin that is sure: about, and at slowest."""
+def _decay_ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
+    """Return the ratio of counts between powers of two near bin `last`: an estimate, and a cautious upper bound."""
     before, after = (noisy[place] + noisy[place - 1] if place > 0 else 0.0 for place in (last - 1, last))
     if before <= 2 * std:
         return SLOWEST, HALF
@@ -113,20 +114,20 @@ def _ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
     return float(np.clip(after / before, FASTEST, SLOWEST)), float(np.clip(high, FASTEST, HALF))
 
 
-def bound_error(shape: ContributionTail, bound: float, rule: BoundRule) -> float:
-    """Noise and what remains of the clipping together, in a cell of middling size.
+def bound_error(tail: ContributionTail, bound: float, rule: BoundRule) -> float:
+    """Return the error of a typical cell at this bound: the noise, and the clipping error that correction leaves.
 
-    Groups are unequal: with more of them, the middling one is further below the average.
+    Groups are unequal: the more there are, the further the typical one is below the average.
     """
     share = rule.cells * (1 + math.log2(rule.cells))
-    return math.hypot(float(rule.noise) * bound, RESIDUAL * shape.removed(bound) / share)
+    return math.hypot(float(rule.noise) * bound, RESIDUAL * tail.clipped_total(bound) / share)
 
 
 def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechanism: Mechanism) -> int:
-    """The bound that a first step chose: the cheapest of the grid by the rule, or the one at the index released."""
+    """Return the bound that a search chose: the grid point of least error by its rule, or at the released index."""
     grid, rule = search.grid, search.rule
     if rule is None:
         place = values[0] if values else 0
         return grid[min(max(place, 0), len(grid) - 1)]
-    shape = fit_tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
-    return min(grid, key=lambda bound: bound_error(shape, bound, rule))
+    tail = fit_tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
+    return min(grid, key=lambda bound: bound_error(tail, bound, rule))

@@ -1,4 +1,4 @@
-"""What a request costs, from public facts alone: the same function quotes, charges and verifies.
+"""Compute the privacy cost of a request from public facts alone: one function quotes, charges and verifies.
 
 Nothing here reads a record, and nothing is taken on trust from the request: sensitivities follow from the plan and the
 schema, scales from the loss that was asked for, and losses from both.
@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from sqlglot import exp
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.loss import Loss, Sensitivity
+from dither.loss import ZCDP, Loss, Pure, Sensitivity
 from dither.plan.context import Context
 from dither.plan.domains import EPOCH, period_starts
 from dither.plan.expressions.numeric import Clamp
@@ -27,16 +27,17 @@ from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit, Sample
 from dither.plan.relations.core import Relation
-from dither.plan.relations.facts import window_range
+from dither.plan.relations.facts import needs_order, window_range
 from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
+from dither.plan.relations.project import columns_read
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.dialect import RawKind
 from dither.plan.sql.statement import SqlStatement, TableSource
 from dither.plan.traversal import fill_limits, unfilled_limits, walk
-from dither.privacy.accounting.composition import compose, joint_gaussian, joint_laplace, parallel
+from dither.privacy.accounting.composition import compose, compose_parallel, joint_gaussian, joint_laplace
 from dither.privacy.accounting.filters import filter_of
-from dither.privacy.amplification import amplified
+from dither.privacy.amplification import amplify
 from dither.privacy.codec import decode
 from dither.privacy.mechanisms import (
     DiscreteGaussian,
@@ -52,6 +53,7 @@ from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, QuotedM
 from dither.schema import Boolean, BudgetCap, Category, Domain, Identifier, Moment, Number, Reference, Table
 
 NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
+KIND_OF: dict[type, str] = {Pure: "pure", ZCDP: "zcdp"}
 MOST_WEIGHTS = 1 << 20
 MOST_FILLINGS = 1 << 10
 MOST_WORK = 40_000
@@ -60,17 +62,23 @@ MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give u
 
 
 @dataclass(frozen=True)
-class CostedStep:
-    """One measure, ready to be read, and the mechanism that releases it."""
+class PricedMeasure:
+    """A measure and the mechanism that releases it: all that a loss depends on."""
 
     measure: Measure
     mechanism: Mechanism
+
+
+@dataclass(frozen=True)
+class CostedStep(PricedMeasure):
+    """A measure that is ready to be read, its mechanism, and everything public about its release."""
+
     quoted: QuotedMeasurement
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """What a request costs every budget, which windows it touches, and how its steps look at the widest bounds."""
+    """The cost of a request to every budget, the windows that it touches, and its steps at the widest bounds."""
 
     losses: tuple[UnitLoss, ...]
     windows: Mapping[str, tuple[str, ...]]
@@ -83,38 +91,40 @@ class PrivacyCost:
         return (*self.searches, *self.steps)
 
 
-def privacy_cost(ctx: Context, request: Request, dialect: bool = True) -> PrivacyCost:
-    """Checks a whole request against the schema and works out what it costs; raises if any unit's loss is unbounded.
+def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> PrivacyCost:
+    """Check a whole request against the schema and compute its cost; refuse it if any unit's loss is unbounded.
 
-    Whether it can be `spelled` for a database changes no loss, and may change from one version to the next.
+    A limit is a constant in a plan: other bounds change neither which rows and windows it reads nor its SQL's shape, so
+    these are checked at the widest bounds alone. With `compile_sql`, a plan that no database could run is refused; that
+    changes no loss, and may change from one version to the next.
     """
     used = {auto.tag for part in request.parts for auto in unfilled_limits(part.measure)}
     if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
         raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
-    find = tuple(_searched(ctx, request, search) for search in request.searches)
-    options = [_fillings(request.searches, part) for part in request.parts]
-    if (many := sum(map(len, options))) > MOST_FILLINGS:
+    searches = tuple(_search_step(ctx, request, search) for search in request.searches)
+    parts = [_bounded_part(request.searches, part) for part in request.parts]
+    if (many := sum(len(part.choices) for part in parts)) > MOST_FILLINGS:
         raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
-    if sum(sum(1 for _ in walk(each[0].measure)) * len(each) for each in options if len(each) > 1) > MOST_WORK:
+    if sum(sum(1 for _ in walk(p.part.measure)) * len(p.choices) for p in parts if len(p.choices) > 1) > MOST_WORK:
         raise InvalidPlan(f"the parts of a plan times the bounds that they may have must be at most {MOST_WORK}")
-    steps = [[step_of(ctx, request, each) for each in parts] for parts in options]
-    every = [*find, *(option for parts in steps for option in parts)]
+    steps = [step_of(ctx, request, part.at(part.choices[-1])) for part in parts]
+    widest = [step.measure for step in (*searches, *steps)]
     losses = tuple(
-        UnitLoss(budget.unit, budget.kind, _total(ctx, budget, find, steps)) for budget in ctx.dataset.budgets
+        UnitLoss(budget.unit, budget.kind, _total(ctx, budget, _own_unit(ctx, request), searches, parts, widest))
+        for budget in ctx.dataset.budgets
     )
     windows = {
-        budget.unit: _windows(ctx, [step.measure for step in every], budget.unit)
+        budget.unit: _windows(ctx, widest, budget.unit)
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    ends = [*find, *(parts[place] for parts in steps for place in (0, -1))] if dialect else []
-    for measure in dict.fromkeys(step.measure for step in ends):
+    for measure in dict.fromkeys(widest) if compile_sql else ():
         check_compilable(ctx, measure)
-    return PrivacyCost(losses, windows, find, tuple(options[-1] for options in steps))
+    return PrivacyCost(losses, windows, searches, tuple(steps))
 
 
-def _searched(ctx: Context, request: Request, search: BoundSearch) -> CostedStep:
-    """The step that finds a bound; a rule needs a cell for each of its bins, with noise of one known law."""
+def _search_step(ctx: Context, request: Request, search: BoundSearch) -> CostedStep:
+    """Cost the step that chooses a bound; a rule needs a count for each of its bins, with noise of one distribution."""
     step = step_of(ctx, request, Measurement(search.histogram, search.mechanism))
     if search.rule is not None:
         step.mechanism.std()
@@ -124,15 +134,17 @@ def _searched(ctx: Context, request: Request, search: BoundSearch) -> CostedStep
 
 
 def check_compilable(ctx: Context, measure: Measure) -> None:
-    """Spells a plan out as an engine would, without one: what cannot be spelled is refused before the charge."""
-    statement = SqlStatement(ctx, {name: origin_like(table) for name, table in ctx.dataset.tables.items()})
+    """Build the SQL of a plan as an engine would: a plan that no database could run is refused before the charge."""
+    sources = {node.table: source_like(ctx.table(node.table)) for node in walk(measure) if isinstance(node, Scan)}
+    counted = frozenset(columns_read(measure))
+    statement = SqlStatement(ctx, sources, counted_columns=counted, keeps_order=needs_order(measure))
     measure.plan(statement)
     most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
-    if statement.extent.depth > MOST_DEPTH or statement.extent.columns > most:
+    if statement.size.depth > MOST_DEPTH or statement.size.columns > most:
         raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
 
 
-def origin_like(table: Table) -> TableSource:
+def source_like(table: Table) -> TableSource:
     """A table as any engine could hold it."""
     return TableSource(
         exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()}
@@ -140,7 +152,7 @@ def origin_like(table: Table) -> TableSource:
 
 
 def kind_like(domain: Domain) -> RawKind:
-    """How values of a domain are most simply stored."""
+    """The simplest storage type for values of a domain."""
     match domain:
         case Number():
             return "decimal"
@@ -157,9 +169,9 @@ def kind_like(domain: Domain) -> RawKind:
 
 
 def recompute_losses(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
-    """What a recorded request costs, and the windows that it touches: for the verifier."""
-    appraisal = privacy_cost(ctx, decode(request.encode(), Request), dialect=False)
-    return appraisal.losses, appraisal.windows
+    """Recompute what a recorded request costs and the windows that it touches, for the verifier."""
+    cost = privacy_cost(ctx, decode(request.encode(), Request), compile_sql=False)
+    return cost.losses, cost.windows
 
 
 def steps_at_bounds(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[CostedStep, ...]:
@@ -170,25 +182,48 @@ def steps_at_bounds(ctx: Context, request: Request, bounds: Sequence[int]) -> tu
     )
 
 
-def _fillings(searches: Sequence[BoundSearch], part: Measurement) -> list[Measurement]:
-    """A part at all bounds that could be found, the smallest first and the largest last."""
-    tags = {auto.tag for auto in unfilled_limits(part.measure)}
+@dataclass(frozen=True)
+class BoundedPart:
+    """A part of a request and the bounds that its limits may get: the smallest first, the largest last."""
+
+    part: Measurement
+    choices: tuple[Mapping[str, int], ...]
+
+    def at(self, bounds: Mapping[str, int]) -> Measurement:
+        """The part with its limits filled."""
+        return Measurement(fill_limits(self.part.measure, bounds), self.part.mechanism) if bounds else self.part
+
+    def price(self, ctx: Context, unit: str, bounds: Mapping[str, int]) -> PricedMeasure:
+        """The part's measure at these bounds, with the mechanism that is calibrated for it."""
+        measure = self.at(bounds).measure
+        return PricedMeasure(measure, _mechanism(self.part.mechanism, measure.sensitivity(ctx, unit)))
+
+
+def _bounded_part(searches: Sequence[BoundSearch], part: Measurement) -> BoundedPart:
+    """A part with every combination of the candidate bounds that its limits may get."""
+    tags = {limit.tag for limit in unfilled_limits(part.measure)}
     used = [search for search in searches if search.tag in tags]
     if prod(len(search.grid) for search in used) > MOST_FILLINGS:
         raise InvalidPlan(f"the bounds that a part uses must have at most {MOST_FILLINGS} combinations")
-    found = [dict(zip([search.tag for search in used], each, strict=True)) for each in product(*(s.grid for s in used))]
-    return [Measurement(fill_limits(part.measure, tags), part.mechanism) if tags else part for tags in found]
+    names = [search.tag for search in used]
+    combinations = product(*(search.grid for search in used))
+    return BoundedPart(part, tuple(dict(zip(names, each, strict=True)) for each in combinations))
+
+
+def _own_unit(ctx: Context, request: Request) -> str:
+    """The unit that mechanisms are calibrated for."""
+    unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
+    ctx.unit(unit)
+    return unit
 
 
 def step_of(ctx: Context, request: Request, part: Measurement) -> CostedStep:
-    """A part with its mechanism made and everything public about it worked out."""
+    """Make the mechanism of a part, and work out everything public about its release."""
     measure = part.measure
     if unfilled_limits(measure):
         raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
-    unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
-    ctx.unit(unit)
     check_covered(ctx, measure)
-    sensitivity = measure.sensitivity(ctx, unit)
+    sensitivity = measure.sensitivity(ctx, _own_unit(ctx, request))
     mechanism = _mechanism(part.mechanism, sensitivity)
     shape, steps = _shape(ctx, measure, mechanism)
     quoted = QuotedMeasurement(
@@ -199,7 +234,7 @@ def step_of(ctx: Context, request: Request, part: Measurement) -> CostedStep:
 
 def check_covered(ctx: Context, plan: Any) -> None:
     """Refuses to read a private table for which no budget pays, but as context: joined to others by its unique key."""
-    covered = {table for unit in ctx.budgeted for table in ctx.unit(unit).keys}
+    covered = {table for unit in ctx.budgeted_units for table in ctx.unit(unit).keys}
     free = sorted({name for name in _read(plan) if ctx.table(name).private and name not in covered})
     if free:
         raise Unsupported(
@@ -236,7 +271,7 @@ def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[
         return (), ()
     steps = measure.steps(ctx)
     shape = (*(len(axis.values) for axis in measure.axes(ctx)), len(steps))
-    mechanism.admit(prod(shape))
+    mechanism.check_length(prod(shape))
     return shape, steps
 
 
@@ -244,25 +279,42 @@ def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[
 
 
 def _total(
-    ctx: Context, budget: BudgetCap, find: Sequence[CostedStep], options: Sequence[Sequence[CostedStep]]
+    ctx: Context,
+    budget: BudgetCap,
+    unit: str,
+    searches: Sequence[CostedStep],
+    parts: Sequence[BoundedPart],
+    widest: Sequence[Measure],
 ) -> Loss:
-    """What the whole request costs one budget: for an automatic bound, the dearest of those that could be found."""
-    single = [steps[0] for steps in options if len(steps) == 1]
-    losses = _together(ctx, budget, [*single, *find])
-    losses += [parallel([_loss(ctx, budget, step) for step in steps]) for steps in options if len(steps) > 1]
-    every = [step.measure for steps in (find, *options) for step in steps]
-    return amplified(ctx, budget.unit, every, compose(losses))
+    """The cost of a whole request to one budget; `unit` is the one that mechanisms are calibrated for."""
+    single = [part.price(ctx, unit, part.choices[0]) for part in parts if len(part.choices) == 1]
+    losses = _together(ctx, budget, [*single, *searches])
+    losses += [_largest_loss(ctx, budget, unit, part) for part in parts if len(part.choices) > 1]
+    return amplify(ctx, budget.unit, widest, compose(losses))
 
 
-def _loss(ctx: Context, budget: BudgetCap, step: CostedStep) -> Loss:
-    """What one step costs one budget, in the kind that the budget counts."""
+def _largest_loss(ctx: Context, budget: BudgetCap, unit: str, part: BoundedPart) -> Loss:
+    """The largest loss that a part has at any of its bounds.
+
+    What is calibrated for this unit costs at most the loss asked for, at every bound: where the largest bound costs
+    just that, no other costs more. Proof: two_steps.md.
+    """
+    wanted, widest = part.part.mechanism, part.price(ctx, unit, part.choices[-1])
+    calibrated = isinstance(wanted, Calibrate) and budget.unit == unit and budget.kind == KIND_OF.get(type(wanted.loss))
+    if calibrated and _loss(ctx, budget, widest) == wanted.loss:
+        return wanted.loss
+    return compose_parallel([_loss(ctx, budget, part.price(ctx, unit, each)) for each in part.choices])
+
+
+def _loss(ctx: Context, budget: BudgetCap, step: PricedMeasure) -> Loss:
+    """The loss of one step to one budget, in the kind that the budget counts."""
     sensitivity = step.measure.sensitivity(ctx, budget.unit)
     return step.mechanism.zcdp_loss(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
 
 
-def _together(ctx: Context, budget: BudgetCap, steps: Sequence[CostedStep]) -> list[Loss]:
+def _together(ctx: Context, budget: BudgetCap, steps: Sequence[PricedMeasure]) -> list[Loss]:
     """The losses of several steps, those over one partition at their joint cost where that is less."""
-    families: dict[object, list[CostedStep]] = {}
+    families: dict[object, list[PricedMeasure]] = {}
     for number, step in enumerate(steps):
         linear = isinstance(step.mechanism, DiscreteLaplace | DiscreteGaussian)
         base = step.measure.child if isinstance(step.measure, LinearQuery) else step.measure
@@ -270,16 +322,16 @@ def _together(ctx: Context, budget: BudgetCap, steps: Sequence[CostedStep]) -> l
     return [_cheaper(ctx, budget, family) for family in families.values()]
 
 
-def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[CostedStep]) -> Loss:
+def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[PricedMeasure]) -> Loss:
     alone = compose([_loss(ctx, budget, step) for step in family])
     joint = _joint(ctx, budget, family) if len(family) > 1 else None
     if joint is None:
         return alone
     cap = filter_of(budget)
-    return min(alone, joint, key=cap.spend)
+    return min(alone, joint, key=cap.femto_cost)
 
 
-def _joint(ctx: Context, budget: BudgetCap, family: Sequence[CostedStep]) -> Loss | None:
+def _joint(ctx: Context, budget: BudgetCap, family: Sequence[PricedMeasure]) -> Loss | None:
     """The largest column norm of the noise-weighted matrix, times how far one unit moves the partition below it."""
     base = family[0].measure.child if isinstance(family[0].measure, LinearQuery) else family[0].measure
     size = base.size(ctx)

@@ -1,10 +1,12 @@
-"""The one door to the data: validate, charge, read, release, on schedule.
+"""The kernel: the only way to private data. It checks, charges, reads, adds noise and releases on schedule.
 
-appraise        what the request costs, from public facts; refuses what is not bounded
-ledger.charge   durable before any data is read; never refunded
-_read           the only read: demands the charge's receipt
-_draw           the only exit: demands the charge's receipt
-ledger.record   the answer, on schedule: kept at the instant at which it may be seen, and before it leaves
+`LocalKernel.answer` takes these steps in this order:
+
+privacy_cost            compute the request's cost from public facts; refuse a request of unbounded sensitivity
+ledger.charge           write the charge durably before any data is read; a charge is never refunded
+ReceiptedRead._read     read the exact values (or _read_groups); nothing else reads, and it redeems the receipt
+ReceiptedRead._draw     add the noise; nothing else lets data out, and it redeems the receipt
+ledger.record           write the answer to the ledger at its scheduled release time, before it is returned
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from dither.schema import Dataset, Scalar, Unit, load
 
 @cache
 def code_version() -> str:
-    """The version that a release was made by."""
+    """Return the installed version of Dither, which every charge and release records."""
     try:
         return version("dither")
     except PackageNotFoundError:
@@ -60,16 +62,16 @@ def code_version() -> str:
 
 @dataclass
 class EngineSlot:
-    """A place for one engine; one that failed is replaced by the next request that gets the place."""
+    """A slot in the engine pool. The next request that checks out the slot replaces an engine that has failed."""
 
     engine: Engine
     failed: bool = False
-    corrected: Counter[str] = field(default_factory=Counter)  # by engines that had this place before
+    corrected: Counter[str] = field(default_factory=Counter)  # corrections that earlier engines of this slot made
 
 
 @dataclass(frozen=True)
 class RegisteredDataset:
-    """A registered dataset: its context, its engines (each serves one request at a time) and its noisy sizes."""
+    """A registered dataset: its context, its engines (each serves one request at a time) and its noisy row counts."""
 
     context: Context
     version: str
@@ -82,18 +84,18 @@ class RegisteredDataset:
 
     @contextmanager
     def engine(self) -> Iterator[EngineSlot]:
-        """An engine that is free; kept until the answer leaves, so that waiting depends on the schedule alone."""
-        taken = self.engines.get()
+        """Check out an idle engine until the answer is released, so that queueing delay does not depend on data."""
+        slot = self.engines.get()
         try:
-            yield taken
+            yield slot
         finally:
-            taken.engine.ctx.memo.clear()  # what was worked out for this request's plan
-            self.engines.put(taken)
+            slot.engine.ctx.memo.clear()  # drop everything computed for this request's plan
+            self.engines.put(slot)
 
 
 @dataclass(frozen=True)
 class ChargedRequest:
-    """A charged request, and the engine that will answer it."""
+    """A charged request, the engine slot that answers it, and the receipt (or the answer already recorded)."""
 
     registered: RegisteredDataset
     slot: EngineSlot
@@ -103,7 +105,7 @@ class ChargedRequest:
 
 
 class LocalKernel:
-    """The kernel in this process. With `trusted`, a token is an account's name and is believed; else it is checked."""
+    """The kernel in this process. If `trusted`, a token is an account name; otherwise it is verified."""
 
     def __init__(
         self,
@@ -127,58 +129,58 @@ class LocalKernel:
         for dataset in (datasets,) if isinstance(datasets, Dataset) else datasets:
             self.register(dataset)
 
-    # --- The door ---
+    # --- Answering: charge, read, add noise, record ---
 
     def answer(self, request: Request, token: str) -> Release:
-        """Charges, reads, releases; on schedule."""
-        account, registered = self._authorize(request.dataset, token)
+        """Answer a request: charge its cost, read the data, add noise, and return the release at its scheduled time."""
+        account, registered = self._authorize_query(request.dataset, token)
         request, cost = self._cost_request(registered, request)
         self._check_open(request, registered)
-        outcome = self._charge(self._charge_for(registered, request, cost, account.name))
+        outcome = self._charge(self._build_charge(registered, request, cost, account.name))
         if isinstance(outcome, RecordedAnswer) and outcome.paid:
-            return self._recorded(outcome, cached=True)
-        with registered.gate.passing(lambda: self._misses_left(request.dataset)), registered.engine() as slot:
-            return self._paced(ChargedRequest(registered, slot, request, cost, outcome))
+            return self._decode_recorded(outcome, cached=True)
+        with registered.gate.enter(lambda: self._misses_left(request.dataset)), registered.engine() as slot:
+            return self._answer_on_schedule(ChargedRequest(registered, slot, request, cost, outcome))
 
     def _charge(self, charge: Charge) -> Receipt | RecordedAnswer:
-        """The durable charge; a refusal reads nothing and is noted apart."""
+        """Write the charge durably. If a budget is exceeded, note the refusal outside the chain and read nothing."""
         try:
             return self.ledger.charge(charge)
         except BudgetExceeded:
-            self.ledger.refuse(charge.account, charge.dataset, BudgetExceeded.code)
+            self.ledger.record_refusal(charge.account, charge.dataset, BudgetExceeded.code)
             raise
 
-    def _paced(self, task: ChargedRequest) -> Release:
-        """What the task gives, or the one constant error, at an instant that public facts decide.
+    def _answer_on_schedule(self, task: ChargedRequest) -> Release:
+        """Return the release, or raise the constant EngineFailure, at a time computed from public facts.
 
-        Until then nothing changes that anyone can see: neither the ledger nor the number of misses.
+        Nothing observable changes before that time: neither the ledger nor the count of misses.
         """
         if self._schedule is None:
-            return self._now(task)
-        name, work = task.request.dataset, self._work(task.registered, task.cost)
+            return self._answer_now(task)
+        name, work = task.request.dataset, self._estimate_work(task.registered, task.cost)
         start = self._clock.milliseconds()
         instants = self._schedule.instants(start, work, self.ledger.latency_step(name, work.time_class))
         try:
-            drawn: Release | EngineFailure = self._guarded(task, lambda: self._draw_all(task, instants[-1]))
+            result: Release | EngineFailure = self._hide_failures(task, lambda: self._make_release(task, instants[-1]))
         except EngineFailure as problem:
-            drawn = problem
-            task.slot.failed &= self._clock.milliseconds() < instants[-1]  # being cut off breaks no engine
+            result = problem
+            task.slot.failed &= self._clock.milliseconds() < instants[-1]  # cut off at the deadline: not broken
         leaving = departure(instants, self._clock.milliseconds())
         self._clock.wait_until(leaving.instant)
-        if leaving.missed or isinstance(drawn, EngineFailure):
+        if leaving.missed or isinstance(result, EngineFailure):
             self.ledger.record_miss(name, work.time_class)
             self.log.note(event="miss", dataset=name, time_class=work.time_class)
-        if isinstance(drawn, EngineFailure):
-            raise drawn
-        release = drawn
-        return self._guarded(task, lambda: self._record(task, release))
+        if isinstance(result, EngineFailure):
+            raise result
+        release = result
+        return self._hide_failures(task, lambda: self._record(task, release))
 
-    def _now(self, task: ChargedRequest) -> Release:
-        """What the task gives, without a schedule."""
-        return self._guarded(task, lambda: self._record(task, self._draw_all(task, None)))
+    def _answer_now(self, task: ChargedRequest) -> Release:
+        """Compute and record the release without a schedule."""
+        return self._hide_failures(task, lambda: self._record(task, self._make_release(task, None)))
 
-    def _guarded(self, task: ChargedRequest, work: Callable[[], Release]) -> Release:
-        """After the charge every failure looks the same; the curator's log has the detail."""
+    def _hide_failures(self, task: ChargedRequest, work: Callable[[], Release]) -> Release:
+        """Run `work`; replace any failure by the constant EngineFailure and write the detail to the curator's log."""
         try:
             return work()
         except Exception as problem:
@@ -188,25 +190,25 @@ class LocalKernel:
             self.log.note(event="failure", dataset=name, error=type(problem).__name__, detail=detail[:2000])
             raise EngineFailure from None
 
-    def _draw_all(self, task: ChargedRequest, deadline: int | None) -> Release:
-        """Reads and draws each step."""
+    def _make_release(self, task: ChargedRequest, deadline: int | None) -> Release:
+        """Read the data and add noise for each step: first the bound searches, then the parts at the chosen bounds."""
         outcome, request, cost = task.outcome, task.request, task.cost
         if isinstance(outcome, RecordedAnswer):
-            return self._recorded(outcome, cached=False)
-        left, secret = partial(self._left, deadline), self._bits.integer(128)
-        drawing = ReceiptedRead(outcome, self._working(task), self._bits, secret, left)
-        find = tuple(drawing.release(f"find {number}", step) for number, step in enumerate(cost.searches))
-        bound = _bounds(request, find)
-        steps = steps_at_bounds(replace(task.registered.context), request, bound) if find else cost.steps
-        parts = tuple(drawing.release(f"part {number}", step) for number, step in enumerate(steps))
+            return self._decode_recorded(outcome, cached=False)
+        seconds_left, secret = partial(self._seconds_left, deadline), self._bits.integer(128)
+        reader = ReceiptedRead(outcome, self._working_engine(task), self._bits, secret, seconds_left)
+        search_steps = tuple(reader.release(f"find {number}", step) for number, step in enumerate(cost.searches))
+        bounds = _choose_bounds(request, search_steps)
+        steps = steps_at_bounds(replace(task.registered.context), request, bounds) if search_steps else cost.steps
+        parts = tuple(reader.release(f"part {number}", step) for number, step in enumerate(steps))
         return Release(
             dataset=request.dataset,
             data_version=task.registered.context.dataset.data_version,
             digest=digest(request),
             parts=parts,
             losses=cost.losses,
-            chosen_bounds=bound or None,
-            search_results=find or None,
+            chosen_bounds=bounds or None,
+            search_results=search_steps or None,
             cached=False,
             sequence=outcome.sequence,
             head=self.ledger.head,
@@ -214,86 +216,93 @@ class LocalKernel:
             code=code_version(),
         )
 
-    def _record(self, task: ChargedRequest, drawn: Release) -> Release:
-        """The answer, once it stands in the ledger: this draw, or that of whoever was faster with the same question."""
+    def _record(self, task: ChargedRequest, result: Release) -> Release:
+        """Record the release in the ledger and return it, or the one that a concurrent equal request recorded first."""
         if isinstance(task.outcome, RecordedAnswer):
-            return drawn
-        release = encode(replace(drawn, head=self.ledger.head)).decode()
+            return result
+        release = encode(replace(result, head=self.ledger.head)).decode()
         recorded = self.ledger.record(task.outcome, release)
-        mine = RecordedAnswer(task.outcome.sequence, recorded, paid=False, own=task.outcome.own)
-        return self._recorded(mine, cached=False)
+        own_answer = RecordedAnswer(task.outcome.sequence, recorded, paid=False, own_charge=task.outcome.own_charge)
+        return self._decode_recorded(own_answer, cached=False)
 
-    def _working(self, task: ChargedRequest) -> Engine:
-        """The task's engine, replaced if it has failed: the public tables must be those that were registered."""
+    def _working_engine(self, task: ChargedRequest) -> Engine:
+        """Return the slot's engine, replaced if it has failed; the new one must see the registered public tables."""
         if task.slot.failed:
-            before, opened = task.slot.engine, partial(self._open, task.registered.context.dataset)
-            working = next((slot.engine for slot in task.registered.slots if not slot.failed), None)
-            task.slot.engine = opened() if working is None else another_engine(working, opened)
-            task.slot.corrected.update(before.corrections())
+            failed_engine, reopen = task.slot.engine, partial(self._open, task.registered.context.dataset)
+            healthy = next((slot.engine for slot in task.registered.slots if not slot.failed), None)
+            task.slot.engine = reopen() if healthy is None else another_engine(healthy, reopen)
+            task.slot.corrected.update(failed_engine.corrections())
             with suppress(Exception):
-                before.close()
+                failed_engine.close()
             if task.slot.engine.ctx.facts != task.registered.context.facts:
                 raise EngineFailure
             task.slot.failed = False
         return task.slot.engine
 
-    def _left(self, deadline: int | None) -> float | None:
-        """Seconds until the engine is cut off."""
+    def _seconds_left(self, deadline: int | None) -> float | None:
+        """Return the seconds until the engine is cut off, or None without a deadline."""
         return None if deadline is None else max(0.001, (deadline - self._clock.milliseconds()) / 1000)
 
-    def _recorded(self, outcome: RecordedAnswer, cached: bool) -> Release:
+    def _decode_recorded(self, outcome: RecordedAnswer, cached: bool) -> Release:
+        """Decode a recorded release; give it the current head, and this request's own charge if it made one."""
         release = decode(outcome.release.encode(), Release, RESPONSE)
-        sequence, time = outcome.own if outcome.own[1] else (release.sequence, release.time)
+        sequence, time = outcome.own_charge if outcome.own_charge[1] else (release.sequence, release.time)
         return replace(release, cached=cached, head=self.ledger.head, sequence=sequence, time=time)
 
     # --- Before the charge ---
 
-    def _authorize(self, dataset: str, token: str) -> tuple[Account, RegisteredDataset]:
-        account = self._account(token)
+    def _authorize_query(self, dataset: str, token: str) -> tuple[Account, RegisteredDataset]:
+        """Return the analyst's account and the dataset; refuse an account that may not query it."""
+        account = self._authenticate(token)
         if account.role != "analyst" or not self._may_see(dataset, account):
-            raise NotAllowed("this account may not ask this dataset")
-        return account, self._registered(dataset)
+            raise NotAllowed("this account may not query this dataset; ask its curator for access")
+        return account, self._find_dataset(dataset)
 
-    def _account(self, token: str) -> Account:
+    def _authenticate(self, token: str) -> Account:
+        """Return the account of a token; to a trusted kernel the token is the account's name."""
         if not self._trusted:
-            name = self._sign_in(token)  # who somebody is by a token that is not the ledger's
+            name = self._sign_in(token)  # an account name, if the token is not one of the ledger's
             return self.ledger.authenticate(token) if name is None else self.ledger.account(name)
         if not token or token == KERNEL:
-            raise NotAllowed("an account needs a name, and not the kernel's own")
+            raise NotAllowed(f"an account needs a name other than {KERNEL!r}")
         return Account(token, "analyst")
 
     def _may_see(self, dataset: str, account: Account) -> bool:
+        """Return whether the dataset is registered and the account may see it; auditors and curators see all."""
         return dataset in self._datasets and (account.role != "analyst" or self.ledger.may_ask(dataset, account.name))
 
-    def _registered(self, dataset: str) -> RegisteredDataset:
+    def _find_dataset(self, dataset: str) -> RegisteredDataset:
+        """Return a registered dataset by name."""
         if dataset not in self._datasets:
-            raise NotFound(f"there is no dataset {dataset[:60]!r}")
+            raise NotFound(f"no dataset is called {dataset[:60]!r}")
         return self._datasets[dataset]
 
-    def _seeing(self, dataset: str, token: str, *roles: str) -> Account:
-        """An account that may look: in this process, everyone may."""
-        account = self._account(token)
+    def _authorize_view(self, dataset: str, token: str, *roles: str) -> Account:
+        """Return the account if it may see the dataset and has one of `roles`; a trusted kernel ignores roles."""
+        account = self._authenticate(token)
         if not self._may_see(dataset, account) or (roles and account.role not in roles and not self._trusted):
-            raise NotAllowed("this account may not see this")
+            raise NotAllowed("this account may not see this; ask the dataset's curator for access")
         return account
 
     def _cost_request(self, registered: RegisteredDataset, request: Request) -> tuple[Request, PrivacyCost]:
-        """The request as its JSON says it, and what it costs: nothing but a plan gets further.
+        """Return the request, decoded from its own JSON, and its cost. Only what JSON can express gets further.
 
-        The context is a copy, so that what is worked out for this plan is forgotten with it.
+        The context is copied, so that whatever is computed for this plan is dropped with it.
         """
-        plain = decode(encode(request), Request)
-        if plain.schema_hash and plain.schema_hash != schema_hash(registered.context):
-            raise InvalidPlan("the dataset's description is not what it was when this session began; connect again")
-        return plain, privacy_cost(replace(registered.context), plain)
+        decoded = decode(encode(request), Request)
+        if decoded.schema_hash and decoded.schema_hash != schema_hash(registered.context):
+            raise InvalidPlan("the dataset's schema has changed since this session began; connect again")
+        return decoded, privacy_cost(replace(registered.context), decoded)
 
     def _check_open(self, request: Request, registered: RegisteredDataset) -> None:
+        """Refuse a request that expects another ledger head, or whose dataset is locked after late answers."""
         if request.expect_head is not None:
             self.ledger.check_head(request.expect_head)
         if self.locked(request.dataset):
             raise NotAllowed(LOCKED)
 
-    def _charge_for(self, registered: RegisteredDataset, request: Request, cost: PrivacyCost, account: str) -> Charge:
+    def _build_charge(self, registered: RegisteredDataset, request: Request, cost: PrivacyCost, account: str) -> Charge:
+        """Build the charge of a request; the recorded text leaves out what does not change the question."""
         question = replace(request, request_id="", expect_head=None, schema_hash="")
         return Charge(
             dataset=request.dataset,
@@ -308,96 +317,97 @@ class LocalKernel:
             code=code_version(),
         )
 
-    def _work(self, registered: RegisteredDataset, cost: PrivacyCost) -> Work:
+    def _estimate_work(self, registered: RegisteredDataset, cost: PrivacyCost) -> Work:
+        """Estimate the work of all steps from public facts: the plans, noisy row counts and the number of cells."""
         cells = sum(prod(step.quoted.shape) for step in cost.all_steps)
         return work_of([step.measure for step in cost.all_steps], registered.rows, cells)
 
-    # --- What may be known ---
+    # --- Free calls: they charge nothing and read no records ---
 
-    def whose(self, token: str) -> str:
-        """The account that a token belongs to."""
-        return self._account(token).name
+    def account_name(self, token: str) -> str:
+        """Return the name of the account that a token belongs to."""
+        return self._authenticate(token).name
 
     def datasets(self, token: str) -> tuple[str, ...]:
-        """The datasets that the account may ask or see."""
-        account = self._account(token)
+        """Return the names of the datasets that the account may query or see."""
+        account = self._authenticate(token)
         return tuple(name for name in sorted(self._datasets) if self._may_see(name, account))
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset, without where its records are: also noisy sizes, and if ranks are stored."""
-        self._seeing(dataset, token)
-        registered = self._registered(dataset)
+        """Return a dataset's schema without its sources, with noisy row counts and whether ranks are stored."""
+        self._authorize_view(dataset, token)
+        registered = self._find_dataset(dataset)
         return with_public_facts(without_sources(registered.context.dataset), registered.prepared, registered.rows)
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
-        """What was counted in the dataset's public tables."""
-        self._seeing(dataset, token)
-        return self._registered(dataset).context.facts
+        """Return the facts counted in the dataset's public tables."""
+        self._authorize_view(dataset, token)
+        return self._find_dataset(dataset).context.facts
 
     def quote(self, request: Request, token: str) -> CostQuote:
-        """What a request would cost; free, and reads nothing."""
-        account, registered = self._authorize(request.dataset, token)
+        """Quote a request: its cost and its waiting time. Charges nothing and reads no data."""
+        account, registered = self._authorize_query(request.dataset, token)
         request, cost = self._cost_request(registered, request)
-        free, affordable = self.ledger.preview(self._charge_for(registered, request, cost, account.name))
-        pace, work = self._schedule, self._work(registered, cost)
+        free, affordable = self.ledger.preview(self._build_charge(registered, request, cost, account.name))
+        pace, work = self._schedule, self._estimate_work(registered, cost)
         wait = 0 if pace is None else pace.prediction(work, self.ledger.latency_step(request.dataset, work.time_class))
-        find = tuple(step.quoted for step in cost.searches) or None
+        search_steps = tuple(step.quoted for step in cost.searches) or None
         parts = tuple(step.quoted for step in cost.steps)
         return CostQuote(
-            request.dataset, parts, cost.losses, find, free, affordable, work.time_class, wait, self.ledger.head
+            request.dataset, parts, cost.losses, search_steps, free, affordable, work.time_class, wait, self.ledger.head
         )
 
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
-        """The budgets that the account's charges count against; everyone's for auditors and curators."""
-        account = self._seeing(dataset, token)
-        who = account.name if account.role == "analyst" else None
-        return self.ledger.balances(dataset, who, self._all_windows(self._registered(dataset).context))
+        """Return the budgets that the account's charges count against; for auditors and curators, all budgets."""
+        account = self._authorize_view(dataset, token)
+        analyst = account.name if account.role == "analyst" else None
+        return self.ledger.balances(dataset, analyst, self._all_windows(self._find_dataset(dataset).context))
 
     def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """The charges that the account may see."""
-        account = self._seeing(dataset, token)
+        """Return the charges that the account may see."""
+        account = self._authorize_view(dataset, token)
         return self.ledger.history(dataset, account.name if account.role == "analyst" else None)
 
     def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Every row, so that the chain can be checked; auditors and curators."""
-        self._seeing(dataset, token, "auditor", "curator")
+        """Return every ledger row, so that an auditor or a curator can check the hash chain."""
+        self._authorize_view(dataset, token, "auditor", "curator")
         return tuple(LedgerRow(row.sequence, row.kind, row.time, row.body, row.hash) for row in self.ledger.rows())
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:
-        """The facts of the privacy statement."""
-        account = self._seeing(dataset, token)
-        described = self._registered(dataset).context.dataset
-        who = account.name if described.policy == "separate" and account.role == "analyst" else None
-        counts = self.ledger.charges(dataset), self.ledger.unlocked(dataset)
+        """Return the facts of the dataset's privacy statement."""
+        account = self._authorize_view(dataset, token)
+        description = self._find_dataset(dataset).context.dataset
+        analyst = account.name if description.policy == "separate" and account.role == "analyst" else None
+        counts = self.ledger.charges(dataset), self.ledger.unlock_count(dataset)
         bits = 0 if self._schedule is None else self._schedule.residual_bits(*counts)
-        balances = self.ledger.balances(dataset, who, self._all_windows(self._registered(dataset).context))
+        balances = self.ledger.balances(dataset, analyst, self._all_windows(self._find_dataset(dataset).context))
         return PrivacyStatement(
-            dataset, described.population, described.policy, tuple(map(_described_unit, described.units.values())),
-            balances, tuple(self._assumptions(described)), bits, self.ledger.head, code_version(),
+            dataset, description.population, description.policy, tuple(map(_describe_unit, description.units.values())),
+            balances, tuple(self._assumptions(description)), bits, self.ledger.head, code_version(),
         )  # fmt: skip
 
     def _assumptions(self, dataset: Dataset) -> Iterator[str]:
-        """What the guarantee rests on, in words."""
+        """Yield the assumptions behind the guarantee, each a sentence."""
         yield "the guarantee is the cap on each budget, whatever was spent so far; questions may follow from answers"
         yield "a changed record counts as one removed and one added: twice the loss, unless the statement says less"
         if dataset.policy == "separate":
             yield "each group's guarantee holds as long as the groups do not share answers with each other"
         for unit in dataset.units.values():
-            held = [name for name, table in dataset.tables.items() if table.private and name not in unit.keys]
-            if held:
-                yield f"for unit {unit.name}, the tables {', '.join(held)} are held fixed"
+            fixed_tables = [name for name, table in dataset.tables.items() if table.private and name not in unit.keys]
+            if fixed_tables:
+                yield f"for unit {unit.name}, the tables {', '.join(fixed_tables)} are held fixed"
         if self._schedule is None:
             yield "this kernel runs in its user's own process and trusts that user; answers are not delayed"
 
     def _all_windows(self, ctx: Context) -> dict[str, tuple[str, ...]]:
-        """Every declared window of every window unit that has a budget."""
+        """Return every declared window of each window unit that has a budget."""
         units = {cap.unit: ctx.unit(cap.unit) for cap in ctx.dataset.budgets}
         return {name: windows_of(ctx, name) for name, unit in units.items() if unit.kind == "window"}
 
-    # --- What the curator does ---
+    # --- For the curator ---
 
     def register(self, dataset: Dataset) -> None:
-        """Opens a dataset: writes its description down, and measures its size privately before anything else."""
+        """Open a dataset: record its schema in the ledger, then measure its size privately before any query."""
         slots = tuple(map(EngineSlot, engine_pool(self._slots, partial(self._open, dataset))))
         first = slots[0].engine
         engines: queue.Queue[EngineSlot] = queue.Queue()
@@ -405,61 +415,61 @@ class LocalKernel:
             engines.put(slot)
         self.ledger.register(dataset, first.ctx.facts)
         prepared = bool(getattr(first, "prepared", False))
-        bare = RegisteredDataset(first.ctx, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
-        self._datasets[dataset.name] = replace(bare, rows=self._sized(bare))
+        unsized = RegisteredDataset(first.ctx, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
+        self._datasets[dataset.name] = replace(unsized, rows=self._measure_size(unsized))
 
-    def _sized(self, registered: RegisteredDataset) -> dict[str, int]:
-        """The noisy number of (clipped) rows of each private table, charged like any question."""
+    def _measure_size(self, registered: RegisteredDataset) -> dict[str, int]:
+        """Return the noisy number of (clipped) rows of each private table, charged like any query."""
         parts, tables = size_measurements(registered.context)
         if not parts:
             return {}
         request, cost = self._cost_request(registered, Request(registered.context.dataset.name, tuple(parts)))
         try:
-            outcome = self.ledger.charge(self._charge_for(registered, request, cost, KERNEL))
+            outcome = self.ledger.charge(self._build_charge(registered, request, cost, KERNEL))
         except BudgetExceeded:
-            return self._size_before(request, tables)
+            return self._previous_size(request, tables)
         with registered.engine() as slot:
-            return _rows(tables, self._now(ChargedRequest(registered, slot, request, cost, outcome)))
+            return _rows_by_table(tables, self._answer_now(ChargedRequest(registered, slot, request, cost, outcome)))
 
-    def _size_before(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
-        """The size of an earlier version of the data: a new one needs budget that is not left."""
+    def _previous_size(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
+        """Return the size measured for an earlier version of the data, since no budget is left to measure it again."""
         found = self.ledger.last_answer(request.dataset, KERNEL, digest(request))
-        return {} if found is None else _rows(tables, decode(found.encode(), Release, RESPONSE))
+        return {} if found is None else _rows_by_table(tables, decode(found.encode(), Release, RESPONSE))
 
     @property
     def registered(self) -> tuple[str, ...]:
-        """The names of all datasets."""
+        """The names of all registered datasets."""
         return tuple(sorted(self._datasets))
 
     def balances(self, dataset: str) -> tuple[Balance, ...]:
-        """Everyone's budgets."""
-        return self.ledger.balances(dataset, None, self._all_windows(self._registered(dataset).context))
+        """Return all budgets of a dataset."""
+        return self.ledger.balances(dataset, None, self._all_windows(self._find_dataset(dataset).context))
 
     def locked(self, dataset: str) -> bool:
-        """Whether late answers have closed a dataset."""
+        """Return whether late answers have locked a dataset."""
         return self._misses_left(dataset) <= 0
 
     def _misses_left(self, dataset: str) -> int:
-        """How many more answers may be late before the dataset locks; without a schedule none ever is."""
+        """Return how many more answers may be late before the dataset locks; without a schedule it never does."""
         return self._slots if self._schedule is None else self._schedule.most_misses - self.ledger.misses(dataset)[1]
 
     def unlock(self, dataset: str) -> None:
-        """Lets a dataset that was locked by late answers answer again."""
+        """Unlock a dataset that late answers have locked."""
         self.ledger.unlock(dataset)
 
     def reset_latency(self, dataset: str) -> None:
-        """Lets every class of plans be as quick again as before its late answers; these stay counted."""
+        """Reset latency predictions to those before any late answer; the count of misses is unchanged."""
         self.ledger.reset_latency(dataset)
 
     def corrections(self, dataset: str) -> Mapping[str, int]:
-        """How many values had to be corrected in answers so far; for the curator only."""
+        """Return how many values were corrected into their domains in answers so far; for the curator only."""
         totals = Counter[str]()
-        for slot in self._registered(dataset).slots:
+        for slot in self._find_dataset(dataset).slots:
             totals.update(slot.corrected + Counter(slot.engine.corrections()))
         return totals
 
     def close(self) -> None:
-        """Lets go of the data and the ledger."""
+        """Close the engines and the ledger."""
         for registered in self._datasets.values():
             for _ in registered.slots:
                 registered.engines.get().engine.close()
@@ -468,20 +478,26 @@ class LocalKernel:
 
 
 class ReceiptedRead:
-    """One charge being drawn: the only reads and the only exits, each of them against the receipt."""
+    """Reads data and adds noise for one charge; every read and every draw redeems the receipt of that charge."""
 
     def __init__(
-        self, receipt: Receipt, engine: Engine, bits: Bits, secret: int, left: Callable[[], float | None]
+        self, receipt: Receipt, engine: Engine, bits: Bits, secret: int, seconds_left: Callable[[], float | None]
     ) -> None:
-        self._receipt, self._engine, self._bits, self._secret, self._left = receipt, engine, bits, secret, left
+        self._receipt, self._engine, self._bits, self._secret, self._seconds_left = (
+            receipt,
+            engine,
+            bits,
+            secret,
+            seconds_left,
+        )
         self._vectors: dict[Measure, Vector] = {}
 
     def release(self, name: str, step: CostedStep) -> ReleasedMeasurement:
-        """Reads one step's exact integers and lets them out through its mechanism."""
+        """Read the exact integers of one step and release them through its mechanism."""
         keys: tuple[tuple[Scalar, ...], ...] | None = None
         if isinstance(step.measure, PartitionCounts):
             found, exact = self._read_groups(name, step.measure)
-            # Places in a list that depends on the data would tell more than the keys that they stand for.
+            # Release keys, not indices: the list depends on the data, so indices would reveal more than the keys do.
             keys, values = tuple(found[place] for place in self._draw(name, step.mechanism, exact)), ()
         else:
             values = tuple(self._draw(name, step.mechanism, self._read(name, step.measure)).tolist())
@@ -491,34 +507,38 @@ class ReceiptedRead:
         )
 
     def _read(self, name: str, measure: Measure) -> Vector:
+        """Redeem the receipt for reading this step, then return its exact vector."""
         self._receipt.redeem(f"read {name}")
-        # A joint cost is that of one vector: what several steps map linearly is read once.
+        # The joint cost of linear queries assumes that all of them use one vector: read it once.
         if isinstance(measure, LinearQuery):
-            return measure.applied(self._vector(measure.child))
+            return measure.apply(self._vector(measure.child))
         return self._vector(measure)
 
     def _vector(self, measure: Measure) -> Vector:
+        """Return the exact vector of a measure; read it at most once for each charge."""
         if measure not in self._vectors:
-            self._vectors[measure] = self._engine.vector(measure, self._left(), self._secret)
+            self._vectors[measure] = self._engine.vector(measure, self._seconds_left(), self._secret)
         return self._vectors[measure]
 
     def _read_groups(self, name: str, measure: PartitionCounts) -> tuple[tuple[tuple[Scalar, ...], ...], Vector]:
+        """Redeem the receipt for reading this step, then return the keys in the data and the exact count of each."""
         self._receipt.redeem(f"read {name}")
-        groups = self._engine.groups(measure, self._left(), self._secret)
+        groups = self._engine.groups(measure, self._seconds_left(), self._secret)
         return groups.keys, groups.counts
 
     def _draw(self, name: str, mechanism: Mechanism, exact: Vector) -> Vector:
+        """Redeem the receipt for drawing this step, then release the exact vector through the mechanism."""
         self._receipt.redeem(f"draw {name}")
         return mechanism.release(exact, self._bits)
 
 
-def _rows(tables: Sequence[str], size: Release) -> dict[str, int]:
-    """Noisy rows by table; the last part counts units."""
+def _rows_by_table(tables: Sequence[str], size: Release) -> dict[str, int]:
+    """Return the noisy rows of each table; the part without a table name counts units and is left out."""
     return {table: max(0, part.values[0]) for table, part in zip(tables, size.parts, strict=True) if table}
 
 
-def _described_unit(unit: Unit) -> str:
-    """A unit in words."""
+def _describe_unit(unit: Unit) -> str:
+    """Describe a privacy unit in words."""
     tables = ", ".join(unit.keys)
     match unit.kind:
         case "row":
@@ -531,15 +551,15 @@ def _described_unit(unit: Unit) -> str:
             assert_never(unit.kind)
 
 
-def _bounds(request: Request, find: Sequence[ReleasedMeasurement]) -> tuple[int, ...]:
-    """The bounds that the first steps chose: functions of what they released, each of its public grid."""
+def _choose_bounds(request: Request, search_steps: Sequence[ReleasedMeasurement]) -> tuple[int, ...]:
+    """Choose each bound from what its search step released: postprocessing, and always a point of its public grid."""
     return tuple(
         choose_contribution_bound(search, part.values, part.mechanism)
-        for search, part in zip(request.searches, find, strict=True)
+        for search, part in zip(request.searches, search_steps, strict=True)
     )
 
 
 def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:
-    """The kernel of a dataset's description in this process; its ledger lies beside the description."""
+    """Open a kernel in this process from a schema file. The ledger is stored beside that file by default."""
     path = Path(target)
     return LocalKernel(load(path), ledger if ledger is not None else path.with_suffix(".ledger"), **options)

@@ -1,8 +1,8 @@
-"""When an answer may leave: at instants that follow from public facts, whatever the data did.
+"""Release schedules: answers leave at times computed from public facts; only misses let timing depend on data.
 
-Predictive mitigation (Askarov, Zhang and Myers 2010): an answer leaves at the first of a fixed series of instants after
-its charge by which it is ready. Being later than the first is a miss; misses are counted, make later predictions
-longer, and at a cap lock the dataset.
+Predictive mitigation (Askarov, Zhang and Myers 2010): after its charge, an answer leaves at the first of a fixed series
+of instants by which it is ready. An answer that leaves later than the first instant is a miss. Misses are counted, make
+later predictions longer, and lock the dataset once they reach a cap.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ DOUBLINGS = 4
 
 
 class Clock(Protocol):
-    """Time, so that tests can hold it."""
+    """A source of time that tests can replace."""
 
     def utc(self) -> datetime:
-        """The calendar's time; it may jump, also backwards."""
+        """Return the calendar time, which may jump forwards or backwards."""
 
     def milliseconds(self) -> int:
-        """Time that only goes forward."""
+        """Return the milliseconds of a clock that never goes backwards."""
 
     def wait_until(self, instant: int) -> None:
-        """Returns at that instant of `milliseconds`, or at once if it has passed."""
+        """Wait until `milliseconds` reaches the instant; return at once if it has passed."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of this machine."""
 
     def utc(self) -> datetime:
-        """The calendar's time."""
+        """Return the calendar time in UTC."""
         return datetime.now(UTC)
 
     def milliseconds(self) -> int:
-        """Milliseconds of the monotonic clock."""
+        """Return the milliseconds of the monotonic clock."""
         return time.monotonic_ns() // 1_000_000
 
     def wait_until(self, instant: int) -> None:
-        """Sleeps until the instant."""
-        while (left := instant - self.milliseconds()) > 0:
-            time.sleep(left / 1000)
+        """Sleep until the instant."""
+        while (remaining := instant - self.milliseconds()) > 0:
+            time.sleep(remaining / 1000)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is public about the work that a plan asks for: passes and sorts over (noisily counted) rows, cells out.
+    """The public amount of work in a plan: passes and sorts over rows (a noisy count), and cells in the result.
 
-    `nodes` is the plan's own size: long conditions take time to spell and to parse, however few the rows.
+    `nodes` is the size of the plan itself: long conditions take time to compile and to parse, however few the rows.
     """
 
     passes: int
@@ -68,19 +68,19 @@ class Work:
 
     @property
     def time_class(self) -> str:
-        """Its name: plans of one class wait equally long."""
-        done = f"{_power(self.passes + 4 * self.sorts)}x{_power(self.rows)}"
-        return f"{done}+{_power(self.cells)}+{_power(self.nodes)}"
+        """The name of the work's time class; all plans of one class wait equally long."""
+        reading = f"{_magnitude(self.passes + 4 * self.sorts)}x{_magnitude(self.rows)}"
+        return f"{reading}+{_magnitude(self.cells)}+{_magnitude(self.nodes)}"
 
 
-def _power(count: int) -> int:
-    """The number of bits of a count: what is told apart is only its order of magnitude."""
+def _magnitude(count: int) -> int:
+    """Return the number of bits of a count, which distinguishes only its order of magnitude."""
     return max(0, count).bit_length()
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The predicted time of a class: `floor` milliseconds, and nanoseconds for a row and pass, a cell, and a node."""
+    """Predicts how long work takes: `floor` milliseconds, plus nanoseconds for each row and pass, cell and node."""
 
     floor: int = 200
     row: int = 400
@@ -90,24 +90,26 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if min(self.floor, self.row, self.cell, self.node) < 0 or self.floor < 1 or self.most_misses < 1:
-            raise InvalidParameter("a schedule needs a floor of at least 1 ms, costs from 0 up and at least one miss")
+            raise InvalidParameter(
+                "a schedule needs floor >= 1 (ms), most_misses >= 1, and row, cell and node >= 0 (ns)"
+            )
 
     def prediction(self, work: Work, misses: int) -> int:
-        """Milliseconds from the charge to the first instant; each miss so far doubles it."""
-        weight = 1 << _power(work.passes + 4 * work.sorts)
-        nanoseconds = self.row * weight * (1 << _power(work.rows)) + self.cell * (1 << _power(work.cells))
-        nanoseconds += self.node * (1 << _power(work.nodes))
+        """Return the milliseconds from the charge to the first instant; each earlier miss doubles them, to a limit."""
+        weight = 1 << _magnitude(work.passes + 4 * work.sorts)
+        nanoseconds = self.row * weight * (1 << _magnitude(work.rows)) + self.cell * (1 << _magnitude(work.cells))
+        nanoseconds += self.node * (1 << _magnitude(work.nodes))
         return (self.floor + nanoseconds // 1_000_000) << min(misses, 2 * DOUBLINGS)
 
     def instants(self, start: int, work: Work, misses: int) -> tuple[int, ...]:
-        """When an answer may leave: at the prediction, or at its doublings; the last is where the engine is cut off."""
+        """Return the times at which an answer may leave: the prediction and its doublings. The last is the deadline."""
         first = self.prediction(work, misses)
         return tuple(start + (first << doubling) for doubling in range(DOUBLINGS))
 
     def residual_bits(self, charges: int, unlocked: int = 0) -> int:
-        """Bits that misses among so many charges could tell at most: which were late or failed, and when they left.
+        """Return an upper bound on the bits that the timing of `charges` answers reveals: which missed, and when.
 
-        Each time that the curator unlocked the dataset has allowed as many misses again.
+        Each time that the curator unlocked the dataset allowed `most_misses` more.
         """
         most = min(charges, self.most_misses * (1 + unlocked))
         ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
@@ -115,17 +117,17 @@ class Schedule:
 
 
 class Gate:
-    """Lets so few answers be under way at once that, were all of them late, the cap on misses would still hold."""
+    """Limits the answers in progress, so that the cap on misses holds even if all of them are late."""
 
     def __init__(self) -> None:
         self._changed, self._under_way = threading.Condition(), 0
 
     @contextmanager
-    def passing(self, allowed: Callable[[], int]) -> Iterator[None]:
-        """Waits for a turn, and ends it when the answer has left; refuses where no more may be late (`allowed`)."""
+    def enter(self, misses_left: Callable[[], int]) -> Iterator[None]:
+        """Hold a place until the answer has left; wait for one first. Refuse if no further miss is allowed."""
         with self._changed:
-            self._changed.wait_for(lambda: not 0 < allowed() <= self._under_way)
-            if allowed() <= 0:
+            self._changed.wait_for(lambda: not 0 < misses_left() <= self._under_way)
+            if misses_left() <= 0:
                 raise NotAllowed(LOCKED)
             self._under_way += 1
         try:
@@ -138,14 +140,14 @@ class Gate:
 
 @dataclass(frozen=True)
 class Departure:
-    """When an answer leaves, and whether that is later than was predicted."""
+    """The time at which an answer leaves, and whether it is later than predicted."""
 
     instant: int
     missed: bool
 
 
 def departure(instants: tuple[int, ...], ready: int) -> Departure:
-    """The first instant at which what is ready may leave; past the last, that last one (it was cut off there)."""
+    """Return the first instant at or after `ready`; after the last one, the last, since the engine is cut off there."""
     for number, instant in enumerate(instants):
         if ready <= instant:
             return Departure(instant, number > 0)

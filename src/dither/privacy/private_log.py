@@ -1,4 +1,4 @@
-"""What only the curator may see: engine failures, late answers, and whatever else may depend on a record."""
+"""The curator's private log: engine failures, late answers, and other events that may depend on records."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import threading
 import time
 from collections import deque
 
-KEPT_EVENTS = 1000
-EVENTS_A_MINUTE = 60
+MOST_EVENTS = 1000
+EVENTS_PER_MINUTE = 60
 
 
 class PrivateLog:
-    """What only the curator may see: written by a thread of its own, so that no answer waits for it; rate-limited."""
+    """A rate-limited log that only the curator may read. Its own thread writes it, so that no answer waits for it."""
 
     def __init__(self) -> None:
-        self.events: deque[dict[str, object]] = deque(maxlen=KEPT_EVENTS)
+        self.events: deque[dict[str, object]] = deque(maxlen=MOST_EVENTS)
         self.dropped = 0
         self._minute, self._count = 0, 0
         self._queue: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
 
     def note(self, **event: object) -> None:
-        """Keeps an event and lets the writer have it."""
+        """Store an event and pass it to the writer thread; drop it if this minute has had too many."""
         minute = int(time.monotonic() // 60)
         self._minute, self._count = minute, (self._count if minute == self._minute else 0) + 1
-        if self._count > EVENTS_A_MINUTE:
+        if self._count > EVENTS_PER_MINUTE:
             self.dropped += 1
             return
         self.events.append(event)
@@ -36,6 +36,7 @@ class PrivateLog:
             self._writer.start()
 
     def _write(self) -> None:
+        """Write queued events to the logger `dither.private`, forever."""
         while True:
             event = self._queue.get()
             logging.getLogger("dither.private").warning("kernel", extra={"event": event})

@@ -1,4 +1,4 @@
-"""What crosses between processes: requests, quotes, releases, and the protocol that every kernel speaks."""
+"""The messages between clients and kernels (requests, quotes, releases), and the interface of every kernel."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Stands for a mechanism: the kernel takes the scale at which `kind` costs at most `loss` to the request's unit.
+    """A mechanism given by its cost: the kernel chooses a scale at which it costs the request's unit at most `loss`.
 
-    `options` are those of `calibrate`: (("quantiles", (Fraction(1, 2),)),), (("k", 3),).
+    `options` are passed to `calibrate`, for example (("quantiles", (Fraction(1, 2),)),) or (("count", 3),).
     """
 
     kind: str
@@ -45,11 +45,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BoundRule:
-    """Reads a bound off noisy counts of units by contribution: where noise and clipping are smallest together.
+    """Chooses a contribution bound from a noisy histogram of contributions, to minimize noise plus clipping error.
 
-    The counts are of units below `points[0]`, from each point to the next, and above the last; `noise` is the standard
-    deviation that a bound of 1 brings to a cell, `cells` how many cells share what clipping removes, and `row` the mass
-    of one row.
+    The histogram counts units below `points[0]`, from each point to the next, and above the last. `noise` is the
+    standard deviation of a cell's noise at a bound of 1, `cells` the number of cells that share the clipping error, and
+    `row` the contribution of one row.
     """
 
     points: tuple[int, ...]
@@ -58,18 +58,18 @@ class BoundRule:
     row: int = 1
 
     def __post_init__(self) -> None:
-        _check_ladder(self.points, "points")
+        _check_increasing(self.points, "points")
         if not 0 <= self.noise <= LARGEST or not 1 <= min(self.cells, self.row) <= max(self.cells, self.row) <= LARGEST:
-            raise InvalidPlan("a rule needs noise from 0, and cells and rows from 1, to 2^62")
+            raise InvalidPlan("a bound rule needs noise from 0 to 2^62, and cells and row from 1 to 2^62")
 
 
 @dataclass(frozen=True)
 class BoundSearch:
-    """Find a bound first: from the vector `find`, `mechanism` chooses an index of `grid`; then the parts answer.
+    """A private search for a bound before the parts are answered: `mechanism` chooses an index of `grid`.
 
-    With a `rule`, the mechanism releases the vector with noise and the rule chooses. In every part, a limit `Auto(tag)`
-    takes the bound that was found; the parts use `Calibrate`, so that their loss is known before the bound is. An index
-    outside the grid stands for its nearest end.
+    The mechanism reads the vector `histogram`. With a `rule`, it releases that vector with noise and the rule chooses.
+    In every part, `EstimatedLimit(tag)` becomes the chosen bound; the parts use `Calibrate`, so that their loss is
+    known before the bound is. An index outside the grid means the nearest end of the grid.
     """
 
     histogram: Measure
@@ -79,24 +79,24 @@ class BoundSearch:
     rule: BoundRule | None = None
 
     def __post_init__(self) -> None:
-        _check_ladder(self.grid, "grid")
+        _check_increasing(self.grid, "grid")
 
 
-def _check_ladder(points: tuple[int, ...], name: str) -> None:
-    """What is computed with these after the charge must not fail, whatever was released."""
+def _check_increasing(points: tuple[int, ...], name: str) -> None:
+    """Check bounds before the charge, because nothing computed from them after it may fail."""
     rising = 1 <= len(points) <= MOST_BOUNDS and list(points) == sorted(set(points))
     if not rising or points[0] < 1 or points[-1] > LARGEST:
-        raise InvalidPlan(f"{name} must hold 1 to {MOST_BOUNDS} increasing bounds, from 1 to 2^62")
+        raise InvalidPlan(f"{name} must be 1 to {MOST_BOUNDS} increasing integers from 1 to 2^62")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A question: vectors to measure together, in one charge, after the bounds that it first finds in that charge.
+    """A query: searches for bounds, then measurements, all in one charge.
 
-    `unit` is the unit that every `Calibrate` refers to (default: the dataset's first budget's). Two requests with the
-    same `request_id` from one account are one request. `draw` tells repetitions apart: another number is another draw.
-    `described` is `codec.description` of what the asker names cells by; if it is no longer the kernel's, the request is
-    refused.
+    `unit` is the unit that every `Calibrate` refers to (default: the unit of the dataset's first budget). Two requests
+    with the same `request_id` from one account are one request. `repeat` distinguishes repetitions of a query: a new
+    number draws new noise and is charged again. `schema_hash` is `codec.schema_hash` of the client's schema; the kernel
+    refuses the request if its own schema has another hash.
     """
 
     dataset: str
@@ -110,18 +110,18 @@ class Request:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.parts) <= MOST_PARTS:
-            raise InvalidPlan(f"a request has 1 to {MOST_PARTS} parts, got {len(self.parts)}")
+            raise InvalidPlan(f"a request must have 1 to {MOST_PARTS} parts, got {len(self.parts)}")
         if self.request_id and not REQUEST_ID.fullmatch(self.request_id):
-            raise InvalidParameter("request_id must be 1 to 64 of A-Z a-z 0-9 _ . : -")
+            raise InvalidParameter("request_id must be 1 to 64 characters from A-Z a-z 0-9 _ . : -")
         if not 0 <= self.repeat < 2**31:
-            raise InvalidParameter("draw must be between 0 and 2^31")
+            raise InvalidParameter("repeat must be from 0 to 2^31 - 1")
         if not len({each.tag for each in self.searches}) == len(self.searches) <= MOST_SEARCHES:
-            raise InvalidPlan(f"a request finds at most {MOST_SEARCHES} bounds first, each of another tag")
+            raise InvalidPlan(f"a request must have at most {MOST_SEARCHES} searches, each with its own tag")
 
 
 @dataclass(frozen=True)
 class LedgerHead:
-    """The end of the ledger's chain: how many rows, and the last one's hash in hexadecimal."""
+    """The head of the ledger's hash chain: the number of rows, and the hash of the last one in hexadecimal."""
 
     sequence: int
     hash: str
@@ -129,7 +129,7 @@ class LedgerHead:
 
 @dataclass(frozen=True)
 class UnitLoss:
-    """What one unit of that name loses, as budgets of a kind count it."""
+    """The privacy loss of one unit, in the kind of loss that its budget counts."""
 
     unit: str
     kind: Literal["pure", "zcdp", "renyi"]
@@ -138,7 +138,7 @@ class UnitLoss:
 
 @dataclass(frozen=True)
 class QuotedMeasurement:
-    """A part as it would be released; with an automatic bound, at the largest bound of the grid."""
+    """The public facts of one measurement before it is made; with a bound search, at the largest bound of the grid."""
 
     mechanism: Mechanism
     sensitivity: Sensitivity
@@ -150,7 +150,7 @@ class QuotedMeasurement:
 
 @dataclass(frozen=True)
 class CostQuote:
-    """What a request would cost, from public facts only: nothing was read and nothing spent."""
+    """The cost of a request, from public facts only: nothing is read and nothing is charged."""
 
     dataset: str
     parts: tuple[QuotedMeasurement, ...]
@@ -165,10 +165,10 @@ class CostQuote:
 
 @dataclass(frozen=True)
 class ReleasedMeasurement:
-    """Noisy integers in the order of the measure's labels, and what was done to make them.
+    """The noisy integers of one measurement, in the order of the measure's labels, and how they were made.
 
-    A cell's quantity is its integer times its value's step. `keys` holds the keys that partition selection let through;
-    for every other measure they are the declared ones, and `keys` is None.
+    The value of a cell is its integer times its step. `keys` holds the keys that partition selection released; for
+    every other measure the keys are the declared ones, and `keys` is None.
     """
 
     values: tuple[int, ...]
@@ -183,7 +183,7 @@ class ReleasedMeasurement:
 
 @dataclass(frozen=True)
 class Release:
-    """The recorded answer to a request; `find` and `bound` hold each first step and what it chose."""
+    """The recorded answer to a request; `search_results` and `chosen_bounds` hold each bound search and its result."""
 
     dataset: str
     data_version: str
@@ -201,7 +201,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Balance:
-    """One budget that the account's charges count against, in multiples of 1e-15 of each of its `components`."""
+    """One budget that the account's charges count against; amounts are multiples of 1e-15 for each of `components`."""
 
     level: Literal["dataset", "group", "analyst"]
     name: str
@@ -214,7 +214,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One charge in an account's history; `answered` is false where the charge stands without an answer."""
+    """One charge in an account's history; `answered` is false if the charge has no recorded answer."""
 
     sequence: int
     time: str
@@ -237,7 +237,7 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """The facts of a dataset's privacy statement; `dither.post` and the servers put them into prose."""
+    """The facts of a dataset's privacy statement; the untrusted layers turn them into prose."""
 
     dataset: str
     population: str
@@ -251,31 +251,31 @@ class PrivacyStatement:
 
 
 class Kernel(Protocol):
-    """The one door. A kernel behind a socket checks the token; one in-process takes an account's name and trusts it."""
+    """The only interface to private data. Behind a socket, a kernel verifies tokens; in-process, a token is a name."""
 
     def datasets(self, token: str) -> tuple[str, ...]:
-        """The datasets that the account may ask."""
+        """Return the names of the datasets that the account may query."""
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset, without where its records are."""
+        """Return a dataset's schema without its sources."""
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
-        """What was counted in the dataset's public tables; with the schema, all that a plan is read in."""
+        """Return the facts counted in the dataset's public tables; a plan needs only these and the schema."""
 
     def quote(self, request: Request, token: str) -> CostQuote:
-        """What a request would cost; free, and reads nothing."""
+        """Quote a request. Charges nothing and reads no data."""
 
     def answer(self, request: Request, token: str) -> Release:
-        """Charges, reads, releases."""
+        """Answer a request: charge, read, release."""
 
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
-        """The budgets that the account's charges count against."""
+        """Return the budgets that the account's charges count against."""
 
     def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """The charges that the account may see: everyone's under a shared budget, its group's under separate ones."""
+        """Return the charges that the account may see: all under a shared policy, its group's under a separate one."""
 
     def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Every row that concerns the dataset; auditors and curators."""
+        """Return every ledger row, for auditors and curators."""
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:
-        """The facts of the privacy statement."""
+        """Return the facts of the privacy statement."""

@@ -1,4 +1,4 @@
-"""How large a dataset is: measured privately when it is registered, so that time may depend on it."""
+"""Measurements of a dataset's size, taken privately at registration, so that schedules may depend on it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
 from dither.privacy.protocol import Calibrate, Measurement
 
-SIZE_ROWS = 256  # rows of one unit that count towards the noisy size
+SIZE_ROWS = 256  # at most this many rows of one unit count towards the noisy size
 
 
 def size_measurements(ctx: Context) -> tuple[list[Measurement], list[str]]:
-    """How a dataset's size is measured: clipped rows of every private table, then the units, for the size's epsilon."""
-    unit = _sizing_unit(ctx)
+    """Return the measurements of a dataset's size, and the table of each ("" for the count of units).
+
+    They count the clipped rows of every private table, then the units, and share the dataset's `size_epsilon`.
+    """
+    unit = _coarsest_unit(ctx)
     tables = [name for name, table in ctx.dataset.tables.items() if table.private and name in ctx.unit(unit).keys]
-    counts: list[Measure] = [Count(_clipped(ctx, name, unit)) for name in tables]
+    counts: list[Measure] = [Count(_limited_scan(ctx, name, unit)) for name in tables]
     if tables and ctx.unit(unit).kind != "row":
         counts.append(count_units(Scan(tables[0]), unit))
-    kept = [(measure, name) for measure, name in zip(counts, [*tables, ""], strict=False) if _bounded(ctx, measure)]
-    if not kept:
+    counted = [
+        (measure, name) for measure, name in zip(counts, [*tables, ""], strict=False) if _is_bounded(ctx, measure)
+    ]
+    if not counted:
         return [], []
-    share = Calibrate("discrete_laplace", Pure(ctx.dataset.size_epsilon / len(kept)))
-    return [Measurement(measure, share) for measure, _ in kept], [name for _, name in kept]
+    calibration = Calibrate("discrete_laplace", Pure(ctx.dataset.size_epsilon / len(counted)))
+    return [Measurement(measure, calibration) for measure, _ in counted], [name for _, name in counted]
 
 
-def _sizing_unit(ctx: Context) -> str:
-    """The coarsest unit with a budget."""
+def _coarsest_unit(ctx: Context) -> str:
+    """Return the coarsest unit with a budget."""
     order = ("user", "window", "row")
     return min((cap.unit for cap in ctx.dataset.budgets), key=lambda name: order.index(ctx.unit(name).kind))
 
 
-def _clipped(ctx: Context, table: str, unit: str) -> Relation:
+def _limited_scan(ctx: Context, table: str, unit: str) -> Relation:
+    """Return a scan of the table with at most SIZE_ROWS rows of each unit."""
     return Scan(table) if ctx.unit(unit).kind == "row" else LimitRowsPerUnit(Scan(table), unit, SIZE_ROWS)
 
 
-def _bounded(ctx: Context, measure: Measure) -> bool:
+def _is_bounded(ctx: Context, measure: Measure) -> bool:
+    """Return whether the measure's sensitivity is bounded for every unit that has a budget."""
     try:
         for cap in ctx.dataset.budgets:
             measure.sensitivity(ctx, cap.unit)

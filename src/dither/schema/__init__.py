@@ -1,4 +1,4 @@
-"""What is public about a dataset: its nouns, and the file that states them."""
+"""The public description of a dataset: its classes, and `load`, which reads it from a YAML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first description of data files: names and types only, every bound left for the curator."""
+"""Draft a description of data files from their column names and types; the curator fills in every bound."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow.parquet
 from dither.errors import InvalidParameter
 from dither.schema.parser.scalars import NAME
 
-WHY = """\
-# A draft. Each empty entry waits for a decision that only a curator can make.
-# Bounds and values are left open on purpose: whatever is written here becomes public, and a bound read from
-# the records (the greatest salary, the set of diagnoses present) would tell something about one person in them.
-# Write what anyone could know without looking: ages 0 to 120, the countries of the world, the year of the survey.
+HEADER = """\
+# A draft. Fill in each empty entry: these are decisions that only a curator can make.
+# Bounds and values are left empty on purpose: everything in this file becomes public, and a bound taken from the
+# records (the greatest salary, the diagnoses that occur) would reveal something about the people in them.
+# Write what anyone could know without seeing the data: ages 0 to 120, all countries, the year of the survey.
 # Then: dither check {name}.yml
 version: 1
 name: {name}
@@ -28,18 +28,19 @@ units:
     keys: # each private table, and its column that names the person
 {keys}
 budgets:
-  - {{unit: user, kind: pure, epsilon: }} # the most that all answers together may cost
+  - {{unit: user, kind: pure, epsilon: }} # the total privacy loss of all answers together
 """
 
 
 def draft(paths: list[Path]) -> str:
-    """The YAML of a description of Parquet or CSV files; reads names and declared types, never a value."""
-    head = WHY.format(name=_name(paths[0].stem))
+    """Return the YAML draft of a description of Parquet or CSV files; it reads names and types, never a value."""
+    head = HEADER.format(name=_name(paths[0].stem))
     units = UNITS.format(keys="\n".join(f"      {_name(path.stem)}: " for path in paths))
     return f"{head}tables:\n{''.join(_table(path) for path in paths)}{units}"
 
 
 def _table(path: Path) -> str:
+    """Return the YAML draft of a table."""
     kind = "csv" if path.suffix.lower() in (".csv", ".tsv") else "parquet"
     columns = "".join(f"      {_name(name)}: {text}\n" for name, text in _columns(path, kind))
     return (
@@ -48,7 +49,7 @@ def _table(path: Path) -> str:
 
 
 def _columns(path: Path, kind: str) -> list[tuple[str, str]]:
-    """Names and what may stand after them; of a CSV file only the names, since its types would come from its values."""
+    """Return column names with draft declarations; CSV columns get no type, since it would come from their values."""
     try:
         if kind == "csv":
             with path.open(newline="", encoding="utf-8-sig") as file:
@@ -59,6 +60,7 @@ def _columns(path: Path, kind: str) -> list[tuple[str, str]]:
 
 
 def _column(kind: pa.DataType) -> str:
+    """Return the draft declaration of a column of an Arrow type."""
     if pa.types.is_boolean(kind):
         return "{type: boolean}"
     if pa.types.is_integer(kind):
@@ -73,5 +75,5 @@ def _column(kind: pa.DataType) -> str:
 
 
 def _name(text: str) -> str:
-    """A name as it stands if it is one, else quoted so that the check will ask for another."""
+    """Return a valid name unchanged; quote any other text, so that `dither check` asks for another name."""
     return text if NAME.fullmatch(text) else repr(text)

@@ -1,4 +1,4 @@
-"""What is public about a dataset: tables, columns, domains, units of privacy, budgets."""
+"""The classes of a dataset's public description: tables, columns, domains, units of privacy, budgets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """One of a few declared texts, compared in NFC."""
+    """One of a declared list of texts, compared in Unicode NFC."""
 
     values: tuple[str, ...]
     nullable: bool = False
@@ -33,7 +33,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Reference:
-    """A value of a column of a public table: a long public list of keys."""
+    """A value of a column of a public table, for long public lists of keys."""
 
     table: str
     column: str
@@ -50,7 +50,7 @@ class Boolean:
 
 @dataclass(frozen=True)
 class Moment:
-    """A date (precision day) or a timestamp, in microseconds since 1970 in UTC, bounds included."""
+    """A date (precision day) or a timestamp, in microseconds since 1970 in UTC; both bounds are inclusive."""
 
     lo: int
     hi: int
@@ -60,7 +60,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Identifier:
-    """An opaque name of a person or thing: may be compared and counted, never read or released."""
+    """An opaque identifier of a person or thing: it can be compared and counted, but never released."""
 
     kind: Literal["integer", "text"]
     nullable: bool = False
@@ -72,7 +72,7 @@ Scalar = int | Fraction | str | bool | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column, its domain, and what stands in for a value that lies outside and cannot be clamped."""
+    """A column and its domain; `default` replaces values that lie outside the domain and cannot be clamped."""
 
     name: str
     domain: Domain
@@ -82,7 +82,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a table's records are; `options` are engine-specific (path, table, dsn_env...)."""
+    """The location of a table's records; `options` depend on the engine (path, table, dsn_env...)."""
 
     kind: Literal["parquet", "csv", "duckdb", "postgres", "spark"]
     options: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `unique` is a key that holds at most one row per value, and is enforced when read."""
+    """A table; `unique` names a column with at most one row per value, which is enforced on reading."""
 
     name: str
     private: bool
@@ -102,7 +102,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Unit:
-    """What neighbours differ by: all rows of a key, one row, or a key's rows in one calendar window.
+    """The unit of privacy: all rows of a key, one row, or the rows of a key in one calendar window.
+
+    Neighbouring datasets differ by one unit.
 
     `keys` maps each table that the unit covers to its key column (row units: the table to None);
     `times` maps it to the column that places a row in a window.
@@ -117,7 +119,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class BudgetCap:
-    """A cap on the loss of one unit. kind pure: epsilon; zcdp: rho and delta; renyi: order, epsilon and delta."""
+    """A cap on the privacy loss of one unit. pure: epsilon; zcdp: rho and delta; renyi: order, epsilon and delta."""
 
     unit: str
     kind: Literal["pure", "zcdp", "renyi"]
@@ -129,7 +131,7 @@ class BudgetCap:
 
 @dataclass(frozen=True)
 class Group:
-    """Analysts who share a budget; under a shared policy the caps lie below the dataset's."""
+    """Analysts who share a budget; under a shared policy its caps apply in addition to the dataset's."""
 
     name: str
     analysts: tuple[str, ...] = ()
@@ -139,7 +141,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The whole public description; `dither.schema.parser` reads it from YAML."""
+    """The public description of a dataset; `dither.schema.parser.load` reads it from a YAML file."""
 
     name: str
     population: str
@@ -162,46 +164,50 @@ class Dataset:
                     _check_number(f"column {column.name} of {table.name}", column.domain)
 
 
-def fits_lattice(most: Fraction, step: Fraction) -> bool:
-    """Whether integers up to `most` can be put on multiples of a step (coarser ones take twice as much)."""
-    largest = most * step.denominator
+def fits_int64(bound: Fraction, step: Fraction) -> bool:
+    """Return True if values up to `bound` can be rounded to multiples of `step` in 64-bit integers.
+
+    Rounding to a step that is not 1/n needs twice the range.
+    """
+    largest = bound * step.denominator
     return largest < 1 << 63 if step.numerator == 1 else 2 * largest + step.numerator < 1 << 63
 
 
-def _check_number(what: str, domain: Number) -> None:
-    """Records are put on their lattice in 64-bit integers, which must not overflow on the way."""
-    most = max(abs(domain.lo), abs(domain.hi))
-    if not fits_lattice(most, domain.step):
+def _check_number(subject: str, domain: Number) -> None:
+    """Reject bounds that would overflow the 64-bit integers in which records are rounded to their step."""
+    bound = max(abs(domain.lo), abs(domain.hi))
+    if not fits_int64(bound, domain.step):
         raise InvalidSchema(
-            f"{what}: bounds of up to {most} are too large for steps of {domain.step}; use smaller ones"
+            f"{subject}: bounds of up to {bound} are too large for a step of {domain.step}; declare smaller bounds"
         )
 
 
 def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:
-    """A unit's keys name one kind of thing in all its tables, and its windows are told by moments."""
-    what = f"unit {unit.name}"
-    keys = [_domain(tables, table, key, what) for table, key in unit.keys.items() if unit.kind != "row"]
+    """Check that a unit's keys have one kind in all its tables, and that its windows have a period and times."""
+    subject = f"unit {unit.name}"
+    keys = [_domain_of(tables, table, key, subject) for table, key in unit.keys.items() if unit.kind != "row"]
     if any(isinstance(domain, Boolean | Moment) for domain in keys):
-        raise InvalidSchema(f"the keys of {what} must be identifiers, integers or categories")
+        raise InvalidSchema(f"the keys of {subject} must be identifiers, integers or categories")
     if len({key_kind(domain) for domain in keys}) > 1:
-        raise InvalidSchema(f"the keys of {what} must be {ONE_KIND}")
+        raise InvalidSchema(f"the keys of {subject} must be {SAME_KEY_KIND}")
     if unit.kind == "window":
-        times = [_domain(tables, table, time, what) for table, time in unit.times.items()]
+        times = [_domain_of(tables, table, time, subject) for table, time in unit.times.items()]
         if set(unit.times) != set(unit.keys) or unit.every is None or not all(isinstance(t, Moment) for t in times):
-            raise InvalidSchema(f"{what} needs a period, and a date or timestamp in each of its tables")
+            raise InvalidSchema(f"{subject} needs a period, and a date or timestamp in each of its tables")
 
 
-def _domain(tables: Mapping[str, Table], table: str, column: str | None, what: str) -> Domain:
+def _domain_of(tables: Mapping[str, Table], table: str, column: str | None, subject: str) -> Domain:
+    """Return the domain of a column; refuse a name that does not exist."""
     if table not in tables or column is None or column not in tables[table].columns:
-        raise InvalidSchema(f"{what} names a column that does not exist, in table {table}")
+        raise InvalidSchema(f"{subject} names table {table} or a column of it that does not exist")
     return tables[table].columns[column].domain
 
 
-ONE_KIND = "of one kind: all texts, or all integers with the same step"
+SAME_KEY_KIND = "of one kind: all texts, or all integers with the same step"
 
 
 def key_kind(domain: Domain) -> tuple[str, Fraction]:
-    """What two tables must share for equal keys to be the same unit."""
+    """Return the type and step of a key; equal keys of two tables are the same unit only if these agree."""
     match domain:
         case Number(step=step):
             return "integer", step

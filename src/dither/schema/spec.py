@@ -1,4 +1,4 @@
-"""The fields of a description, in one table: the loader checks against it and the JSON Schema is made from it."""
+"""The fields of a description, in one table; the parser checks files against it and `json_schema` is built from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One entry of a mapping: the kind of its value and, for people, what it means."""
+    """A field of a mapping: the kind of its value, a help text, and its choices if it has any."""
 
     kind: Kind
     help: str
@@ -26,15 +26,15 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class ObjectSpec:
-    """A mapping: its fields, or by `by` the field whose value chooses further ones."""
+    """A mapping: its fields, and the further fields of each variant, chosen by the value of `variant_field`."""
 
-    what: str
+    subject: str
     fields: dict[str, FieldSpec]
-    by: str = ""
+    variant_field: str = ""
     variants: dict[str, dict[str, FieldSpec]] = field(default_factory=dict)
 
-    def allowed(self, variant: str = "") -> dict[str, FieldSpec]:
-        """The fields that may stand here."""
+    def allowed_fields(self, variant: str = "") -> dict[str, FieldSpec]:
+        """Return the fields that a variant of the mapping can have."""
         return self.fields | self.variants.get(variant, {})
 
 
@@ -52,19 +52,19 @@ SHAPES: dict[str, ObjectSpec] = {
         "a dataset",
         {
             "version": FieldSpec("version", "the version of this format", required=True),
-            "name": FieldSpec("name", "the name by which analysts ask", required=True),
-            "description": FieldSpec("text", "for people"),
-            "population": FieldSpec("name", "datasets of one population share their budgets; the name unless given"),
+            "name": FieldSpec("name", "the dataset's name in queries", required=True),
+            "description": FieldSpec("text", "a description for readers"),
+            "population": FieldSpec("name", "datasets of one population share budgets; default: the name"),
             "data_version": FieldSpec(
-                "text", "changed when new data come; empties the cache of answers, never a budget"
+                "text", "change it with the data; empties the cache of answers, resets no budget"
             ),
-            "timezone": FieldSpec("text", "where a timestamp without offset belongs; UTC unless given"),
-            "size_epsilon": FieldSpec("number", "spent once, on the private size; 0.01 unless given"),
+            "timezone": FieldSpec("text", "the time zone of timestamps without an offset; default: UTC"),
+            "size_epsilon": FieldSpec("number", "the epsilon spent once on the private size; default: 0.01"),
             "tables": FieldSpec("shapes_by_name", "the tables", required=True, shape="table"),
-            "units": FieldSpec("shapes_by_name", "what neighbours differ by", required=True, shape="unit"),
-            "budgets": FieldSpec("shapes", "the caps on the loss of each unit", required=True, shape="budget"),
+            "units": FieldSpec("shapes_by_name", "the units of privacy", required=True, shape="unit"),
+            "budgets": FieldSpec("shapes", "the caps on the privacy loss of each unit", required=True, shape="budget"),
             "policy": FieldSpec(
-                "text", "one budget whose answers all share, or one per group", choices=("shared", "separate")
+                "text", "one budget shared by everyone, or one per group", choices=("shared", "separate")
             ),
             "groups": FieldSpec("shapes", "analysts who share a budget", shape="group"),
         },
@@ -72,12 +72,12 @@ SHAPES: dict[str, ObjectSpec] = {
     "table": ObjectSpec(
         "a table",
         {
-            "private": FieldSpec("boolean", "whether its records are secret", required=True),
-            "description": FieldSpec("text", "for people"),
-            "source": FieldSpec("shape", "where its records are", required=True, shape="source"),
-            "unique": FieldSpec("name", "a column with at most one row per value, enforced when read"),
+            "private": FieldSpec("boolean", "true if its records must be protected", required=True),
+            "description": FieldSpec("text", "a description for readers"),
+            "source": FieldSpec("shape", "the location of its records", required=True, shape="source"),
+            "unique": FieldSpec("name", "a column with at most one row per value, enforced on reading"),
             "columns": FieldSpec(
-                "shapes_by_name", "its columns; others in the source are never read", required=True, shape="column"
+                "shapes_by_name", "its columns; others of the source are never read", required=True, shape="column"
             ),
         },
     ),
@@ -88,26 +88,26 @@ SHAPES: dict[str, ObjectSpec] = {
                 "text", "the engine or format", required=True, choices=("parquet", "csv", "duckdb", "postgres", "spark")
             )
         },
-        by="kind",
+        variant_field="kind",
         variants={
             "parquet": {"path": FieldSpec("text", "a file or pattern, relative to this description", required=True)},
             "csv": {
                 "path": FieldSpec("text", "a file or pattern, relative to this description", required=True),
-                "delimiter": FieldSpec("text", "a comma unless given"),
+                "delimiter": FieldSpec("text", "the field separator; default: a comma"),
             },
             "duckdb": {
                 "path": FieldSpec("text", "a database file, relative to this description", required=True),
                 "table": FieldSpec("text", "a table or view of it", required=True),
             },
             "postgres": {
-                "dsn_env": FieldSpec("text", "the environment variable that holds the address", required=True),
-                "table": FieldSpec("text", "a table or view, with its schema if need be", required=True),
+                "dsn_env": FieldSpec("text", "the environment variable with the connection string", required=True),
+                "table": FieldSpec("text", "a table or view, with its schema if needed", required=True),
             },
             "spark": {
                 "path": FieldSpec("text", "a path that the cluster can read"),
-                "format": FieldSpec("text", "of the path; parquet unless given"),
+                "format": FieldSpec("text", "the format of the files at path; default: parquet"),
                 "table": FieldSpec("text", "a table of the session's catalogue, instead of a path"),
-                "master": FieldSpec("text", "a cluster's address; a local session unless given"),
+                "master": FieldSpec("text", "the address of a cluster; default: a local session"),
                 "remote": FieldSpec("text", "a Spark Connect address, instead of a master"),
             },
         },
@@ -117,36 +117,36 @@ SHAPES: dict[str, ObjectSpec] = {
         {
             "type": FieldSpec(
                 "text",
-                "what its values are",
+                "the type of its values",
                 required=True,
                 choices=("integer", "decimal", "category", "boolean", "date", "timestamp", "identifier"),
             ),
-            "description": FieldSpec("text", "for people"),
-            "nullable": FieldSpec("boolean", "whether a value may be missing; false unless given"),
-            "default": FieldSpec("scalar", "stands in for a value that lies outside and cannot be clamped"),
+            "description": FieldSpec("text", "a description for readers"),
+            "nullable": FieldSpec("boolean", "true if values may be missing; default: false"),
+            "default": FieldSpec("scalar", "replaces values that lie outside the domain and cannot be clamped"),
         },
-        by="type",
+        variant_field="type",
         variants={
             "integer": {
                 "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
                 "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
-                "step": FieldSpec("number", "the lattice that values lie on; 1 unless given"),
+                "step": FieldSpec("number", "values are multiples of this step; default: 1"),
             },
             "decimal": {
                 "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
                 "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
-                "step": FieldSpec("number", "the lattice that values lie on, such as 0.01", required=True),
+                "step": FieldSpec("number", "values are multiples of this step, such as 0.01", required=True),
             },
             "category": {
-                "values": FieldSpec("texts", "every value, present in the data or not"),
+                "values": FieldSpec("texts", "every possible value, whether or not it occurs in the data"),
                 "values_from": FieldSpec("text", "table.column of a public table, instead of values"),
                 "kind": FieldSpec(
-                    "text", "of the values in values_from, where that column does not say", choices=("integer", "text")
+                    "text", "the kind of values_from, if its column declares none", choices=("integer", "text")
                 ),
             },
             "boolean": {},
             "date": _MOMENT,
-            "timestamp": _MOMENT | {"precision": FieldSpec("text", "microsecond unless given", choices=_PRECISIONS)},
+            "timestamp": _MOMENT | {"precision": FieldSpec("text", "default: microsecond", choices=_PRECISIONS)},
             "identifier": {"kind": FieldSpec("text", "integer or text", required=True, choices=("integer", "text"))},
         },
     ),
@@ -155,12 +155,12 @@ SHAPES: dict[str, ObjectSpec] = {
         {
             "kind": FieldSpec(
                 "text",
-                "all rows of a key, one row, or a key's rows in a calendar window",
+                "all rows of a key, one row, or the rows of a key in a calendar window",
                 required=True,
                 choices=("user", "row", "window"),
             )
         },
-        by="kind",
+        variant_field="kind",
         variants={
             "user": {
                 "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True)
@@ -176,10 +176,10 @@ SHAPES: dict[str, ObjectSpec] = {
     "budget": ObjectSpec(
         "a budget",
         {
-            "unit": FieldSpec("name", "the unit that it protects", required=True),
-            "kind": FieldSpec("text", "how losses add up", required=True, choices=("pure", "zcdp", "renyi")),
+            "unit": FieldSpec("name", "the unit of privacy that the budget protects", required=True),
+            "kind": FieldSpec("text", "the privacy measure", required=True, choices=("pure", "zcdp", "renyi")),
         },
-        by="kind",
+        variant_field="kind",
         variants={
             "pure": {"epsilon": FieldSpec("number", "the cap", required=True)},
             "zcdp": {
@@ -187,7 +187,7 @@ SHAPES: dict[str, ObjectSpec] = {
                 "delta": FieldSpec("number", "for mechanisms that need one; 0 unless given"),
             },
             "renyi": {
-                "order": FieldSpec("number", "the order, above 1, fixed for good", required=True),
+                "order": FieldSpec("number", "the order, above 1; it cannot be changed later", required=True),
                 "epsilon": FieldSpec("number", "the cap at that order", required=True),
                 "delta": FieldSpec("number", "for mechanisms that need one; 0 unless given"),
             },
@@ -197,9 +197,9 @@ SHAPES: dict[str, ObjectSpec] = {
         "a group",
         {
             "name": FieldSpec("name", "the group's name", required=True),
-            "analysts": FieldSpec("texts", "its accounts"),
-            "budgets": FieldSpec("shapes", "caps of the whole group", shape="budget"),
-            "analyst_budgets": FieldSpec("shapes", "caps of each analyst in it", shape="budget"),
+            "analysts": FieldSpec("texts", "the accounts of its analysts"),
+            "budgets": FieldSpec("shapes", "caps for the whole group", shape="budget"),
+            "analyst_budgets": FieldSpec("shapes", "caps for each of its analysts", shape="budget"),
         },
     ),
 }
@@ -221,7 +221,7 @@ _PLAIN: dict[str, dict[str, Any]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The format as a JSON Schema, for editors; `dither check` says more."""
+    """Return the format as a JSON Schema for editors; `dither check` also checks what a schema cannot express."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A Dither dataset description, version 1",
@@ -231,17 +231,22 @@ def json_schema() -> dict[str, Any]:
 
 
 def _shape_schema(shape: ObjectSpec) -> dict[str, Any]:
-    if not shape.by:
-        return _object(shape.fields)
-    return {"oneOf": [_object(_fixed(shape, variant)) for variant in shape.variants]}
+    """Return the JSON Schema of a mapping: one alternative for each variant."""
+    if not shape.variant_field:
+        return _object_schema(shape.fields)
+    return {"oneOf": [_object_schema(_variant_fields(shape, variant)) for variant in shape.variants]}
 
 
-def _fixed(shape: ObjectSpec, variant: str) -> dict[str, FieldSpec]:
-    chooser = shape.fields[shape.by]
-    return shape.allowed(variant) | {shape.by: FieldSpec("text", chooser.help, required=True, choices=(variant,))}
+def _variant_fields(shape: ObjectSpec, variant: str) -> dict[str, FieldSpec]:
+    """Return the fields of a variant, with the variant as the only choice of its field."""
+    chooser = shape.fields[shape.variant_field]
+    return shape.allowed_fields(variant) | {
+        shape.variant_field: FieldSpec("text", chooser.help, required=True, choices=(variant,))
+    }
 
 
-def _object(fields: dict[str, FieldSpec]) -> dict[str, Any]:
+def _object_schema(fields: dict[str, FieldSpec]) -> dict[str, Any]:
+    """Return the JSON Schema of an object with these fields."""
     return {
         "type": "object",
         "properties": {name: _field_schema(entry) for name, entry in fields.items()},
@@ -251,6 +256,7 @@ def _object(fields: dict[str, FieldSpec]) -> dict[str, Any]:
 
 
 def _field_schema(entry: FieldSpec) -> dict[str, Any]:
+    """Return the JSON Schema of a field."""
     reference = {"$ref": f"#/$defs/{entry.shape}"}
     match entry.kind:
         case "shape":

@@ -1,4 +1,4 @@
-"""What a description makes public, as plain data: for `dither check`, the servers and statements."""
+"""The public facts of a description as plain data, for `dither check`, the servers and privacy statements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN_VALUES = 8
 
 
 def public_facts(dataset: Dataset) -> dict[str, Any]:
-    """Everything that analysts learn from the description alone."""
+    """Return everything that analysts learn from the description alone."""
     return {
         "name": dataset.name,
         "description": dataset.description,
@@ -51,6 +51,7 @@ def public_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def _table(table: Table) -> dict[str, Any]:
+    """Return the public facts of a table."""
     return {
         "private": table.private,
         "description": table.description,
@@ -61,10 +62,12 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _unit(unit: Unit) -> dict[str, Any]:
+    """Return the public facts of a unit of privacy."""
     return {"kind": unit.kind, "tables": dict(unit.keys), "times": dict(unit.times), "every": unit.every}
 
 
 def _budget(cap: BudgetCap) -> dict[str, Any]:
+    """Return the public facts of a budget; leave out parameters that it does not have."""
     numbers = {"epsilon": cap.epsilon, "rho": cap.rho, "order": cap.order, "delta": cap.delta or None}
     return {"unit": cap.unit, "kind": cap.kind} | {
         key: str(value) for key, value in numbers.items() if value is not None
@@ -72,7 +75,7 @@ def _budget(cap: BudgetCap) -> dict[str, Any]:
 
 
 def column_text(column: Column) -> str:
-    """A column's domain in words."""
+    """Describe a column's domain in words, with its default."""
     text = domain_text(column.domain)
     if column.domain.nullable:
         text += "; may be missing"
@@ -82,7 +85,7 @@ def column_text(column: Column) -> str:
 
 
 def domain_text(domain: Domain) -> str:
-    """A domain in words.
+    """Describe a domain in words.
 
     >>> from fractions import Fraction
     >>> domain_text(Number(Fraction(18), Fraction(65)))
@@ -107,19 +110,19 @@ def domain_text(domain: Domain) -> str:
 
 
 def moment_text(micros: int) -> str:
-    """An instant as ISO text, a date alone at midnight."""
+    """Format an instant as ISO text, or as a date alone if it is midnight."""
     return (EPOCH + timedelta(microseconds=micros)).isoformat().removesuffix("+00:00").removesuffix("T00:00:00")
 
 
 def warnings(dataset: Dataset) -> Iterator[str]:
-    """What a curator may not have meant, though it is allowed."""
+    """Yield a warning for each valid declaration that a curator may not have intended."""
     budgeted = {cap.unit for cap in dataset.budgets}
     for unit in dataset.units.values():
         if unit.name not in budgeted:
-            yield f"unit {unit.name} has no budget, so nothing bounds what is learned about it"
+            yield f"unit {unit.name} has no budget, so nothing limits its privacy loss"
         for table in dataset.tables.values():
             if unit.name in budgeted and table.private and table.name not in unit.keys:
-                yield f"under unit {unit.name}, table {table.name} is held fixed: its records are not protected"
+                yield f"under unit {unit.name}, table {table.name} is not covered: its records are not protected"
     for cap in dataset.budgets:
         if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
-            yield f"epsilon {cap.epsilon} lets odds change by a factor above 22,000; budgets of 1 to 10 are usual"
+            yield f"epsilon {cap.epsilon} lets odds change by a factor above 22,000; usual budgets are 1 to 10"

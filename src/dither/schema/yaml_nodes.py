@@ -1,4 +1,4 @@
-"""YAML text as a tree whose every node knows its line; no anchors, no tags, limits on size and depth."""
+"""Parse YAML to a tree whose nodes carry their line numbers; without anchors or tags, of limited size and depth."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import yaml
 
 from dither.errors import InvalidSchema
 
-LARGEST_FILE = 4_000_000
-MOST_NODES = 200_000
-DEEPEST = 12
-LONGEST_SHOWN = 40
+MAX_FILE_BYTES = 4_000_000
+MAX_NODES = 200_000
+MAX_DEPTH = 12
+MAX_EXCERPT = 40
 
-# The C parser where it was built; both raise the same errors with the same marks.
+# The C parser if it is available; both raise the same errors at the same lines.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of a file."""
+    """A line of a file, for error messages."""
 
     file: str
     line: int
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise the one-line error of this place."""
+        """Raise `InvalidSchema` with a one-line message that starts with the file and line."""
         raise InvalidSchema(f"{self.file}:{self.line}: {message}")
 
 
 @dataclass(frozen=True)
 class YamlText:
-    """A scalar as it was written; `quoted` tells "null" from null."""
+    """A scalar as written in the file; `quoted` distinguishes "null" from null."""
 
     place: SourceLine
     value: str
@@ -45,7 +45,7 @@ class YamlText:
 
 @dataclass(frozen=True)
 class YamlList:
-    """A list."""
+    """A list of nodes."""
 
     place: SourceLine
     items: tuple[Node, ...]
@@ -53,7 +53,7 @@ class YamlList:
 
 @dataclass(frozen=True)
 class YamlMapping:
-    """A mapping; keys are texts, each once."""
+    """A mapping with distinct text keys; `keys` holds the line of each key."""
 
     place: SourceLine
     items: dict[str, Node]
@@ -64,38 +64,38 @@ Node = YamlText | YamlList | YamlMapping
 
 
 def excerpt(text: object) -> str:
-    """A text from the file, short and on one line."""
+    """Quote a text from the file for a message, shortened to `MAX_EXCERPT` characters."""
     value = str(text)
-    return repr(value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "...")
+    return repr(value if len(value) <= MAX_EXCERPT else value[:MAX_EXCERPT] + "...")
 
 
 def read(path: Path) -> Node:
-    """The tree of a file."""
+    """Read and parse a file."""
     place = SourceLine(str(path), 1)
     return parse(read_text(path, place), place.file)
 
 
 def read_text(path: Path, place: SourceLine) -> str:
-    """The text of a regular file of bounded size."""
+    """Read a regular file of at most `MAX_FILE_BYTES` as UTF-8 text."""
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
-            place.refuse("this is not a file; give the path of a YAML file")
-        if state.st_size > LARGEST_FILE:
+            place.refuse("this is not a regular file; give the path of a YAML file")
+        if state.st_size > MAX_FILE_BYTES:
             place.refuse(
-                f"the file is larger than {LARGEST_FILE:,} bytes; long lists belong in a public table: values_from"
+                f"the file is larger than {MAX_FILE_BYTES:,} bytes; put long lists in a public table (values_from)"
             )
-        return path.read_bytes()[: LARGEST_FILE + 1].decode("utf-8-sig")
+        return path.read_bytes()[: MAX_FILE_BYTES + 1].decode("utf-8-sig")
     except UnicodeDecodeError:
-        place.refuse("the file is not UTF-8 text")
+        place.refuse("the file is not UTF-8 text; save it as UTF-8")
     except (OSError, RuntimeError, ValueError) as error:
         place.refuse(f"the file cannot be read: {getattr(error, 'strerror', None) or 'not a valid path'}")
 
 
 def parse(text: str, file: str) -> Node:
-    """The tree of a text."""
+    """Parse a YAML text; errors name `file`."""
     try:
-        return _document(Events(text, file))
+        return _document(EventReader(text, file))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else 1
@@ -103,47 +103,49 @@ def parse(text: str, file: str) -> Node:
         SourceLine(file, line).refuse(f"not valid YAML: {' '.join(str(problem).split())}")
 
 
-class Events:
-    """The parser's events, counted."""
+class EventReader:
+    """The parser's events, with a limit on their number."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
         self.count = 0
         self.events: Iterator[Any] = iter(yaml.parse(text, Loader=_Loader))
 
-    def take(self) -> Any:
-        """The next event, refused if it is one that descriptions do not use."""
+    def next_event(self) -> Any:
+        """Return the next event; refuse anchors, aliases, tags and files with too many events."""
         event = next(self.events)
         self.count += 1
-        place = self.place(event)
-        if self.count > MOST_NODES:
-            place.refuse(f"more than {MOST_NODES:,} entries; long lists belong in a public table: values_from")
+        place = self.line_of(event)
+        if self.count > MAX_NODES:
+            place.refuse(f"more than {MAX_NODES:,} entries; put long lists in a public table (values_from)")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            place.refuse("anchors (&) and aliases (*) are not used here; write the value out")
+            place.refuse("anchors (&) and aliases (*) are not supported; write the value out")
         if getattr(event, "tag", None) is not None:
-            place.refuse("tags (!) are not used here; write a plain value")
+            place.refuse("tags (!) are not supported; write a plain value")
         return event
 
-    def place(self, event: Any) -> SourceLine:
-        """Where an event begins."""
+    def line_of(self, event: Any) -> SourceLine:
+        """Return the line on which an event begins."""
         return SourceLine(self.file, event.start_mark.line + 1)
 
 
-def _document(events: Events) -> Node:
-    events.take()
-    if isinstance(first := events.take(), yaml.StreamEndEvent):
-        events.place(first).refuse("the file is empty; start with 'version: 1'")
-    root = _node(events, events.take(), 0)
-    events.take()
-    if not isinstance(more := events.take(), yaml.StreamEndEvent):
-        events.place(more).refuse("one document only; remove the '---' and what follows")
+def _document(events: EventReader) -> Node:
+    """Read the only document of a file."""
+    events.next_event()
+    if isinstance(first := events.next_event(), yaml.StreamEndEvent):
+        events.line_of(first).refuse("the file is empty; start with 'version: 1'")
+    root = _node(events, events.next_event(), 0)
+    events.next_event()
+    if not isinstance(more := events.next_event(), yaml.StreamEndEvent):
+        events.line_of(more).refuse("a file must hold one document only; remove '---' and everything after it")
     return root
 
 
-def _node(events: Events, event: Any, depth: int) -> Node:
-    place = events.place(event)
-    if depth > DEEPEST:
-        place.refuse(f"nested more than {DEEPEST} deep")
+def _node(events: EventReader, event: Any, depth: int) -> Node:
+    """Read the node that begins with an event; refuse deep nesting."""
+    place = events.line_of(event)
+    if depth > MAX_DEPTH:
+        place.refuse(f"nested more than {MAX_DEPTH} levels deep; a description needs fewer")
     match event:
         case yaml.ScalarEvent():
             return YamlText(place, unicodedata.normalize("NFC", event.value), quoted=bool(event.style))
@@ -153,20 +155,22 @@ def _node(events: Events, event: Any, depth: int) -> Node:
             return _mapping(events, place, depth)
 
 
-def _items(events: Events, depth: int) -> Iterator[Node]:
-    while not isinstance(event := events.take(), yaml.SequenceEndEvent):
+def _items(events: EventReader, depth: int) -> Iterator[Node]:
+    """Yield the nodes of a list."""
+    while not isinstance(event := events.next_event(), yaml.SequenceEndEvent):
         yield _node(events, event, depth + 1)
 
 
-def _mapping(events: Events, place: SourceLine, depth: int) -> YamlMapping:
+def _mapping(events: EventReader, place: SourceLine, depth: int) -> YamlMapping:
+    """Read a mapping; refuse duplicate keys and keys that are not texts."""
     items: dict[str, Node] = {}
     keys: dict[str, SourceLine] = {}
-    while not isinstance(event := events.take(), yaml.MappingEndEvent):
+    while not isinstance(event := events.next_event(), yaml.MappingEndEvent):
         key = _node(events, event, depth + 1)
         if not isinstance(key, YamlText):
-            key.place.refuse("a name was expected here, and a list or mapping came")
+            key.place.refuse("a name was expected here; got a list or mapping")
         if key.value in items:
             key.place.refuse(f"{excerpt(key.value)} is given twice, first on line {keys[key.value].line}")
         keys[key.value] = key.place
-        items[key.value] = _node(events, events.take(), depth + 1)
+        items[key.value] = _node(events, events.next_event(), depth + 1)
     return YamlMapping(place, items, keys)

@@ -1,4 +1,4 @@
-"""What the gateway answers, as plain data: numbers that must stay exact travel as text."""
+"""Answers and quotes as plain data for JSON; numbers that must stay exact are strings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pyarrow as pa
 from dither.loss import to_json as loss_data
 from dither.post.estimate.answer import Answer
 from dither.post.session import Quote
-from dither.views.ledger import losses_data, plain
+from dither.views.ledger import json_value, losses_data
 
 
 def answer_data(answer: Answer) -> dict[str, Any]:
-    """Estimates with intervals, and everything that was done to get them."""
+    """Return an answer's estimates and intervals, with its losses, bounds, notes and releases."""
     return {
         "columns": [{"name": column.name, "key": column.key} for column in answer.columns],
-        "rows": plain(answer.to_dicts()),
+        "rows": json_value(answer.to_dicts()),
         "confidence": answer.confidence,
         "loss": [loss_data(loss) for loss in answer.loss],
         "losses": [losses_data(release.losses) for release in answer.releases],
         "free": all(release.cached for release in answer.releases),
-        "bounds": {tag: found.bound for tag, found in answer.bounds.items()},
+        "bounds": {tag: chosen.bound for tag, chosen in answer.bounds.items()},
         "notes": list(answer.notes),
-        "noisy": plain(answer.measurements),
+        "noisy": json_value(answer.measurements),
         "releases": [
             {"digest": release.digest, "sequence": release.sequence, "time": release.time, "code": release.code}
             for release in answer.releases
@@ -32,7 +32,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
 
 
 def answer_arrow(answer: Answer) -> bytes:
-    """The answer's table as an Arrow stream."""
+    """Return the answer's table as an Arrow stream."""
     sink = pa.BufferOutputStream()
     table = answer.table
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -41,15 +41,15 @@ def answer_arrow(answer: Answer) -> bytes:
 
 
 def quote_data(quote: Quote) -> dict[str, Any]:
-    """What a question would cost, and how far off its answer would be."""
+    """Return the cost of a query and the expected error of its columns."""
     return {
         "loss": loss_data(quote.loss),
         "losses": losses_data(quote.losses),
         "expected": [
             {
                 "column": column.name,
-                "half_width": plain(column.half_width),
-                "std_error": plain(column.std_error),
+                "half_width": json_value(column.half_width),
+                "std_error": json_value(column.std_error),
                 "needs_rows": column.needs_rows,
             }
             for column in quote.expected

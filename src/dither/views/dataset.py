@@ -1,4 +1,4 @@
-"""Part of the former serve.documents."""
+"""Datasets as plain data for JSON: tables, columns with their domains, units and budgets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment
 
 
 def dataset_data(dataset: Dataset) -> dict[str, Any]:
-    """What an analyst needs to ask: tables, columns and their domains, units, budgets."""
+    """Return the public facts that a query needs: tables, columns and their domains, units and budgets."""
     return {
         "name": dataset.name,
         "population": dataset.population,
@@ -28,7 +28,7 @@ def dataset_data(dataset: Dataset) -> dict[str, Any]:
 
 
 def domain_text(domain: Domain) -> str:
-    """A domain in a few words."""
+    """Describe a domain in a few words."""
     match domain:
         case Number():
             return f"{_number(domain.lo)} to {_number(domain.hi)} in steps of {_number(domain.step)}"
@@ -48,4 +48,5 @@ def domain_text(domain: Domain) -> str:
 
 
 def _number(value: Fraction) -> str:
+    """Format a number without unnecessary digits."""
     return f"{float(value):g}" if value.denominator != 1 else str(value)

@@ -1,4 +1,4 @@
-"""Part of the former serve.documents."""
+"""Budgets, charges, ledger rows and privacy statements as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from dither.loss import to_json as loss_data
 from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, LedgerRow, PrivacyStatement, UnitLoss
 
-UNIT = Decimal(10) ** -15
+LEDGER_UNIT = Decimal(10) ** -15
 
 
-def plain(value: Any) -> Any:
-    """A value that JSON can hold: numbers that are not finite become null, everything unknown its text."""
+def json_value(value: Any) -> Any:
+    """Convert a value to JSON types: non-finite numbers become null, and unknown types their string."""
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {str(name): plain(item) for name, item in value.items()}
+            return {str(name): json_value(item) for name, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [json_value(item) for item in value]
         case _:
             return str(value)
 
 
 def budget_data(balances: Iterable[Balance]) -> list[dict[str, Any]]:
-    """Budgets; amounts as exact decimal text."""
+    """Return budgets, with amounts as exact decimal strings."""
     return [
         {
             "level": balance.level,
@@ -37,15 +37,15 @@ def budget_data(balances: Iterable[Balance]) -> list[dict[str, Any]]:
             "unit": balance.cap.unit,
             "kind": balance.cap.kind,
             "window": balance.window,
-            "limit": dict(zip(balance.components, map(decimal, balance.limit), strict=True)),
-            "spent": dict(zip(balance.components, map(decimal, balance.spent), strict=True)),
+            "limit": dict(zip(balance.components, map(decimal_text, balance.limit), strict=True)),
+            "spent": dict(zip(balance.components, map(decimal_text, balance.spent), strict=True)),
         }
         for balance in balances
     ]
 
 
 def history_data(entries: Iterable[HistoryEntry]) -> list[dict[str, Any]]:
-    """Charges that an account may see."""
+    """Return the charges that an account may see."""
     return [
         {
             "sequence": entry.sequence,
@@ -60,17 +60,17 @@ def history_data(entries: Iterable[HistoryEntry]) -> list[dict[str, Any]]:
 
 
 def losses_data(losses: Iterable[UnitLoss]) -> dict[str, Any]:
-    """What every budget was charged: those of other units too."""
+    """Return the loss charged to the budget of each unit."""
     return {f"{part.unit} ({part.kind})": loss_data(part.loss) for part in losses}
 
 
 def ledger_data(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
-    """Rows of the ledger, as an auditor checks them."""
+    """Return rows of the ledger with all fields that an auditor checks."""
     return [dict(vars(row)) for row in rows]
 
 
 def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
-    """The facts of a privacy statement."""
+    """Return the facts of a privacy statement."""
     return {
         "dataset": statement.dataset,
         "population": statement.population,
@@ -85,15 +85,15 @@ def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
 
 
 def head_data(head: LedgerHead) -> dict[str, Any]:
-    """The end of the chain."""
+    """Return a ledger head."""
     return {"sequence": head.sequence, "hash": head.hash}
 
 
-def decimal(units: int) -> str:
-    """Multiples of 1e-15 as a decimal, exactly.
+def decimal_text(units: int) -> str:
+    """Format multiples of 1e-15 as an exact decimal.
 
-    >>> decimal(1500000000000000)
+    >>> decimal_text(1500000000000000)
     '1.5'
     """
-    text = f"{Decimal(units) * UNIT:f}"
+    text = f"{Decimal(units) * LEDGER_UNIT:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,4 +1,4 @@
-"""Answers, prices and budgets as tables for people; `dither.views.answers` has them as plain data for programs."""
+"""Answers, quotes and budgets as text and tables for the terminal; `dither.views.answers` has them as plain data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.post.estimate.answer import Answer
 from dither.post.session import Quote
 from dither.privacy.protocol import Balance, HistoryEntry
-from dither.views.ledger import decimal
+from dither.views.ledger import decimal_text
 
 BAR = 20
 
 
 def dataset_text(dataset: Mapping[str, Any]) -> str:
-    """A dataset's tables, and the domains of their columns."""
+    """Return a dataset's tables and the domains of their columns."""
     lines = [f"{dataset['name']} (version {dataset['data_version']}), units: {', '.join(dataset['units'])}"]
     for name, table in dataset["tables"].items():
         lines.append(f"  {name}" + ("" if table["private"] else " (public)"))
@@ -29,13 +29,13 @@ def dataset_text(dataset: Mapping[str, Any]) -> str:
 
 
 def answer_grid(answer: Answer) -> Grid:
-    """Estimates, each with half the width of its interval."""
+    """Return a table of estimates, each with half the width of its interval."""
     grid = Grid(*(column.name for column in answer.columns))
     for row in range(len(answer)):
         cells = []
-        for place, column in enumerate(answer.columns):
+        for position, column in enumerate(answer.columns):
             if column.key:
-                cells.append(str(answer.keys.column(place)[row].as_py()))
+                cells.append(str(answer.keys.column(position)[row].as_py()))
             else:
                 cells.append(estimate_text(column.estimate, row))
         grid.add_row(*cells)
@@ -43,7 +43,7 @@ def answer_grid(answer: Answer) -> Grid:
 
 
 def estimate_text(estimate: Any, row: int) -> str:
-    """One estimate, rounded to what its error leaves meaningful."""
+    """Format one estimate with the digits that its error leaves meaningful."""
     value, low, high = estimate.value[row], estimate.low[row], estimate.high[row]
     if isinstance(value, str):
         return f"{value} ({low} to {high})"
@@ -53,14 +53,14 @@ def estimate_text(estimate: Any, row: int) -> str:
 
 
 def cost_text(answer: Answer) -> str:
-    """What an answer cost; nothing if it had been given before."""
+    """Return the cost of an answer; a repeated query costs nothing."""
     if all(release.cached for release in answer.releases):
-        return f"cost: nothing, since it was asked before (for {loss_text(answer.loss)})"
+        return f"cost: nothing, because this query was answered before (for {loss_text(answer.loss)})"
     return f"cost: {loss_text(answer.loss)}"
 
 
 def loss_text(losses: Iterable[Loss]) -> str:
-    """Losses in words, those of a kind added up: epsilon 2."""
+    """Format losses, adding up those of one kind, such as "epsilon 2"."""
     totals: dict[str, Fraction] = {}
     for loss in losses:
         for name, value in _numbers(loss).items():
@@ -69,6 +69,7 @@ def loss_text(losses: Iterable[Loss]) -> str:
 
 
 def _numbers(loss: Loss) -> dict[str, Fraction]:
+    """Return the parameters of a loss by name."""
     match loss:
         case Pure(epsilon=epsilon):
             return {"epsilon": epsilon}
@@ -83,19 +84,19 @@ def _numbers(loss: Loss) -> dict[str, Fraction]:
 
 
 def number_text(value: Fraction) -> str:
-    """A rational as people write it: a decimal where it is one, else p/q.
+    """Format a rational as a decimal if it is one, else as p/q.
 
     >>> number_text(Fraction(9, 5)), number_text(Fraction(1, 3))
     ('1.8', '1/3')
     """
-    decimal_places = Decimal(value.numerator) / Decimal(value.denominator)
-    return f"{decimal_places:f}" if Fraction(decimal_places) == value else str(value)
+    decimal = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
 
 
-def quote_grid(price: Quote) -> Grid:
-    """The expected error of each column."""
+def quote_grid(quote: Quote) -> Grid:
+    """Return a table of the expected error of each column."""
     grid = Grid("column", "expected ±")
-    for column in price.expected:
+    for column in quote.expected:
         grid.add_row(
             column.name,
             f"{column.half_width:,.3g}"
@@ -105,19 +106,21 @@ def quote_grid(price: Quote) -> Grid:
 
 
 def budget_grid(balances: Iterable[Balance]) -> Grid:
-    """Budgets with a bar for what is spent."""
+    """Return a table of budgets with a bar for the spent part."""
     grid = Grid("budget", "unit", "of", "spent", "limit", "")
     for balance in balances:
         for component, limit, spent in zip(balance.components, balance.limit, balance.spent, strict=True):
             if limit:
                 name = " ".join(filter(None, (balance.level, balance.name, balance.window)))
-                grid.add_row(name, balance.cap.unit, component, decimal(spent), decimal(limit), bar(spent, limit))
+                grid.add_row(
+                    name, balance.cap.unit, component, decimal_text(spent), decimal_text(limit), spent_bar(spent, limit)
+                )
     return grid
 
 
 def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
-    """Charges, one a line."""
-    grid = Grid("#", "time", "account", "question", "loss", "answered")
+    """Return a table with one charge per line."""
+    grid = Grid("#", "time", "account", "query", "loss", "answered")
     for entry in entries:
         losses = "; ".join(f"{part.unit}: {loss_text([part.loss])}" for part in entry.losses)
         row = (str(entry.sequence), entry.time, entry.account, entry.digest[:12], losses)
@@ -125,7 +128,7 @@ def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
     return grid
 
 
-def bar(spent: int, limit: int) -> str:
-    """What is spent, drawn."""
+def spent_bar(spent: int, limit: int) -> str:
+    """Draw the spent part of a budget as a bar."""
     full = min(BAR, -(-spent * BAR // limit))
     return "█" * full + "░" * (BAR - full)

@@ -16,9 +16,9 @@ from dither.audit import neighbours, zoo
 from dither.audit.blackbox import api as blackbox
 from dither.audit.blackbox import learners, search
 from dither.audit.blackbox.events import ColumnScore, Event, OutcomeSpace, SampleTable
-from dither.audit.blackbox.plan import evidence
-from dither.audit.blackbox.plots import Tracer
-from dither.audit.blackbox.report import PrivacyResult, briefly
+from dither.audit.blackbox.plan import make_evidence
+from dither.audit.blackbox.plots import PlotRecorder
+from dither.audit.blackbox.report import PrivacyResult, shorten
 from dither.audit.claims import ceiling
 from dither.audit.confidence import Counts, p_value, strength_lower
 from dither.audit.sampling import as_outputs, takes_size
@@ -60,11 +60,11 @@ def test_a_right_scale_is_not_refuted_and_power_is_stated() -> None:
     assert result.counterexample is None
     assert 0.5 < result.epsilon_lower <= 1.0
     assert 1.0 < result.detectable < 2.0
-    assert "would have been found" in str(result)
+    assert "would refute a true strength" in str(result)
 
 
 def test_judging_the_searched_sample_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: without fresh runs for the judgement, a mechanism that keeps its claim is refuted."""
+    """The named bug: without fresh runs for the test, a true claim is refuted."""
     # Pure noise in 40 columns: the best of many learned events looks far from fair on the sample that taught it.
     rng = np.random.default_rng(3)
     draws = {value: rng.integers(0, 40, size=(60, 40)) for value in (0.0, 1.0)}
@@ -192,14 +192,14 @@ def test_neighbours_are_probed_when_none_are_named() -> None:
     result = audit.privacy(total, Pure(1), samples=40_000, seed=1)
     assert result.refuted
     assert isinstance(result.evidence.a, list)
-    with pytest.raises(InvalidParameter, match="name the neighbours"):
+    with pytest.raises(InvalidParameter, match="pass neighbours="):
         audit.privacy(lambda value: value.nothing, Pure(1))
 
 
 def test_neighbours_from_hypothesis() -> None:
     pairs = strategies.integers(0, 5).map(lambda n: (n, n + 1))
-    drawn = neighbours.generated(pairs, 20)
-    assert drawn == neighbours.generated(pairs, 20)
+    drawn = neighbours.from_strategy(pairs, 20)
+    assert drawn == neighbours.from_strategy(pairs, 20)
     assert len(drawn) > 1
     assert all(b == a + 1 for a, b in drawn)
 
@@ -238,7 +238,7 @@ def test_bad_parameters_are_refused(options: dict[str, Any], message: str) -> No
         audit.privacy(Laplace(1), Pure(1), **({"neighbours": [(0.0, 1.0)]} | options))
 
 
-def test_a_mechanism_that_gives_too_few_is_told_so() -> None:
+def test_a_mechanism_that_returns_too_few_outputs_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="vectorised=False"):
         audit.privacy(lambda value, size: np.zeros(1), Pure(1), [(0, 1)])
     with pytest.raises(InvalidParameter, match="callable"):
@@ -296,7 +296,7 @@ def test_samples_are_divided_as_stated(narrow: bool) -> None:
     for pairs, samples in ((5, 1_000_000), (1, 1_000_000), (30, 4000), (8, 10**9)):
         plan = blackbox.AuditPlan(None, Pure(1), ((0, 1),) * pairs, samples, 0.01, np.random.default_rng(), print)  # type: ignore[arg-type]
         rounds = plan.rounds(narrow)
-        assert sum(budget for _, budget in rounds) <= plan.searching(narrow) * samples <= 0.5 * samples
+        assert sum(budget for _, budget in rounds) <= plan.search_share(narrow) * samples <= 0.5 * samples
         assert rounds[0][0] == pairs
         assert rounds[-1][0] == 1
 
@@ -316,16 +316,16 @@ def test_outputs_that_are_one_number_leave_more_for_the_judgement() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_of_longer_outputs_the_last_look_leaves_out_what_chose_the_pair(
+def test_the_last_round_leaves_out_the_runs_that_chose_the_pair_if_outputs_are_long(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, looks = blackbox._closer, list[tuple[int, int]]()
+    real, looks = blackbox._search_pair, list[tuple[int, int]]()
 
-    def closer(plan: Any, look: Any, more: Any, *rest: Any) -> Any:
-        looks.append((len(look.seen[0]) if look.seen else 0, len(more[0])))
-        return real(plan, look, more, *rest)
+    def record(plan: Any, current: Any, batch: Any, *rest: Any) -> Any:
+        looks.append((len(current.outputs[0]) if current.outputs else 0, len(batch[0])))
+        return real(plan, current, batch, *rest)
 
-    monkeypatch.setattr(blackbox, "_closer", closer)
+    monkeypatch.setattr(blackbox, "_search_pair", record)
     rng = np.random.default_rng(28)
 
     def noisy(value: int, size: int) -> Any:
@@ -337,22 +337,24 @@ def test_of_longer_outputs_the_last_look_leaves_out_what_chose_the_pair(
     assert looks[-1][0] == (seen + added if columns == 1 else added)
 
 
-def sides_and_leads(rng: np.random.Generator) -> tuple[list[Any], list[search.Lead]]:
+def sides_and_candidates(rng: np.random.Generator) -> tuple[list[Any], list[search.CandidateEvent]]:
     """Outputs of six numbers on two inputs, and the events that a quick search finds, best first."""
     sides = [np.rint(1024 * rng.laplace(shift, 1, (5000, 6))) / 1024 for shift in (0.0, 0.3)]
     space = OutcomeSpace.learn(*sides)
     sample = SampleTable(space, *(space.encode(side) for side in sides))
-    value = search.worth(Pure(0.1), 10_000, 0.05)
-    return sides, search.leads(space, search.tries(sample, learners.quick(space)), value, *search.LAST[False])
+    value = search.worth_function(Pure(0.1), 10_000, 0.05)
+    return sides, search.candidate_events(
+        space, search.try_scores(sample, learners.quick(space)), value, *search.FINAL_CAUTION[False]
+    )
 
 
 def test_one_event_alone_is_judged() -> None:
-    """The named bug: the better of two events is taken, as if the second look were free; or what is shown decides."""
+    """The named bug: the better of two events decides, without a correction for two tests; or the event shown decides."""
     rng = np.random.default_rng(21)
-    sides, found = sides_and_leads(rng)
-    judged = [found[0], next(lead for lead in found if lead.plain)]
+    sides, found = sides_and_candidates(rng)
+    judged = [found[0], next(lead for lead in found if lead.checkable_by_hand)]
     plan = blackbox.AuditPlan(None, Pure("1/10"), ((0, 1),), 10_000, 0.05, rng, print)  # type: ignore[arg-type]
-    tracer = Tracer(judged[0])
+    tracer = PlotRecorder(judged[0])
     tracer.add(*sides)
     weak, strong = Counts(520, 5000, 500, 5000), Counts(900, 5000, 500, 5000)
     for counted, refuted in (([weak, strong], False), ([strong, weak], True)):
@@ -373,16 +375,19 @@ def test_the_best_learners_on_a_part_learn_from_everything() -> None:
     rng = np.random.default_rng(27)
     sides = [rng.laplace(shift, 1, (3000, 4)) for shift in (0.0, 0.5)]
     space = OutcomeSpace.learn(*sides)
-    sample, value = SampleTable(space, *(space.encode(side) for side in sides)), search.worth(Pure(0.1), 10_000, 0.05)
+    sample, value = (
+        SampleTable(space, *(space.encode(side) for side in sides)),
+        search.worth_function(Pure(0.1), 10_000, 0.05),
+    )
     teachers = learners.thorough(space)
     assert search.shortlist(sample, teachers, value) == teachers
     sample = SampleTable(space, *(side[np.arange(search.SHORT_ROWS + 1) % 3000] for side in (sample.a, sample.b)))
     kept = search.shortlist(sample, [*[lambda given: None] * search.SHORTLIST, *teachers[:3]], value)
     assert len(kept) == search.SHORTLIST and kept[-3:] == teachers[:3]
     # Whose score tells most of all outputs is kept too, however little its best event looks worth.
-    telling = [partial(learners.additive, columns=space.group("base"), bins=3), *teachers[:3]]
+    telling = [partial(learners.additive, columns=space.columns_in("base"), bins=3), *teachers[:3]]
     kept = search.shortlist(sample, telling * search.SHORTLIST, lambda p, q: -(p + q))
-    assert telling[0] in kept[: search.MOST_TELLING] and len(kept) <= search.SHORTLIST + search.MOST_TELLING
+    assert telling[0] in kept[: search.MAX_BY_GAIN] and len(kept) <= search.SHORTLIST + search.MAX_BY_GAIN
 
 
 def test_an_input_that_pairs_share_is_run_once_a_round() -> None:
@@ -418,7 +423,7 @@ def test_the_input_on_which_the_event_is_rarer_has_more_of_the_judgement() -> No
 
 
 def test_categories_are_called_by_their_names() -> None:
-    """The named bug: numbers are given anew, and names are listed in the order in which outputs came."""
+    """The named bug: codes are assigned anew, and names are listed in the order in which outputs came."""
     rng = np.random.default_rng(3)
     names = np.array(["gnu", "hen", "cat", "emu", "fox", "dog"])
 
@@ -440,38 +445,38 @@ def test_categories_are_called_by_their_names() -> None:
         assert list(event.contains(["c28", "c29", "c27", "never seen"])) == inside
     assert str(replace(first, threshold=3.0)).endswith("'c13', 16 more)")
     mixed = OutcomeSpace.learn([["b", 1.0], ["a", 2.0]], [["c", 3.0], ["a", 4.0]])
-    assert any(name.endswith("the place in ('a', 'b', 'c'))") for name in mixed.names)
+    assert any(name.endswith("the index in ('a', 'b', 'c'))") for name in mixed.names)
     assert list(mixed.encoder.codes.values()) == [0, 1, 2]
 
 
-def test_outputs_of_an_event_that_words_do_not_tell_are_shown() -> None:
-    sides, found = sides_and_leads(np.random.default_rng(21))
-    learned = next(lead for lead in found if not lead.plain and lead.swapped)
-    plain = next(lead for lead in found if lead.plain)
-    tracer = Tracer(learned)
+def test_examples_are_shown_of_events_without_a_description() -> None:
+    sides, found = sides_and_candidates(np.random.default_rng(21))
+    learned = next(lead for lead in found if not lead.checkable_by_hand and lead.swapped)
+    plain = next(lead for lead in found if lead.checkable_by_hand)
+    tracer = PlotRecorder(learned)
     tracer.add(*sides)
     likelier = sides[int(learned.swapped)]
-    inside = {briefly(row) for row in likelier[learned.event.contains(likelier)]}
+    inside = {shorten(row) for row in likelier[learned.event.contains(likelier)]}
     assert len(tracer.examples) == 8 and set(tracer.examples) <= inside
     counts = Counts(900, 5000, 500, 5000)
-    shown = evidence((0, 1), learned, counts, 0.01, 0.05, tracer.examples)
+    shown = make_evidence((0, 1), learned, counts, 0.01, 0.05, tracer.examples)
     assert shown.examples == tracer.examples and tracer.examples[2] in str(shown)
     assert (shown.hits, shown.runs) == ((900, 500), (5000, 5000))
-    assert evidence((0, 1), plain, counts, 0.01, 0.05, tracer.examples).examples == ()
+    assert make_evidence((0, 1), plain, counts, 0.01, 0.05, tracer.examples).examples == ()
 
 
-def test_how_counts_are_judged_is_settled_before_they_are_seen() -> None:
+def test_the_kind_of_test_is_chosen_before_the_counts() -> None:
     """The named bug: the sharper of two tests is taken once the counts are known."""
-    thought = search.Lead(None, False, 0.0, 0.03, 0.01)  # type: ignore[arg-type]
-    assert blackbox._counts(Pure(1), thought, (5000, 5000), (10_000, 10_000)).rare
-    assert not blackbox._counts(Pure(1), replace(thought, p=0.031), (5, 0), (10_000, 10_000)).rare
+    thought = search.CandidateEvent(None, False, 0.0, 0.03, 0.01)  # type: ignore[arg-type]
+    assert blackbox._to_counts(Pure(1), thought, (5000, 5000), (10_000, 10_000)).rare
+    assert not blackbox._to_counts(Pure(1), replace(thought, p=0.031), (5, 0), (10_000, 10_000)).rare
     for claim in (Approximate(1, "1/1000"), ZCDP(1), Renyi(((2, 1),))):  # their ceilings are no multiples
-        assert not blackbox._counts(claim, thought, (5, 0), (10_000, 10_000)).rare
+        assert not blackbox._to_counts(claim, thought, (5, 0), (10_000, 10_000)).rare
 
 
 def test_a_rare_event_is_judged_by_how_its_hits_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, judged, count = np.random.default_rng(5), list[Counts](), blackbox._counts
-    monkeypatch.setattr(blackbox, "_counts", lambda *given: judged.append(count(*given)) or judged[-1])
+    rng, judged, count = np.random.default_rng(5), list[Counts](), blackbox._to_counts
+    monkeypatch.setattr(blackbox, "_to_counts", lambda *given: judged.append(count(*given)) or judged[-1])
 
     def seldom(value: int, size: int) -> Any:
         return rng.random(size) < (0.012 if value else 0.0006)
@@ -512,7 +517,7 @@ def test_outputs_whose_length_differs_are_told_apart(mode: str) -> None:
 
 
 def test_a_weak_difference_is_judged_by_what_differs_most() -> None:
-    """Where too few runs promise nothing, the event that is sure promises no less; it must not be chosen."""
+    """If the runs are too few for any bound, the certain event must not be chosen although it is worth as much."""
     for seed in range(4):
         rng = np.random.default_rng([24, seed])
 
@@ -530,7 +535,7 @@ def test_samples_are_a_whole_number(samples: Any) -> None:
 
 
 def test_outputs_as_large_as_floats_can_be_are_drawn() -> None:
-    """From -1e308 to 1e308: the distance is no number any more, and the report has its pictures."""
+    """From -1e308 to 1e308 the difference overflows, and the report still has its plots."""
     rng = np.random.default_rng(48)
 
     def huge(value: int, size: int) -> np.ndarray:
@@ -538,6 +543,6 @@ def test_outputs_as_large_as_floats_can_be_are_drawn() -> None:
 
     result = audit.privacy(huge, Pure(1), [(0, 1)], samples=4000, seed=1, vectorised=True)
     assert result.refuted
-    assert len(result.plots.places) > 2 and np.all(np.diff(result.plots.places) > 0)
+    assert len(result.plots.bin_starts) > 2 and np.all(np.diff(result.plots.bin_starts) > 0)
     page = result.report()
     assert "<svg" in page and "nan" not in page.split("<svg", 1)[1].split("</svg>")[0]

@@ -9,22 +9,22 @@ from dither.audit.blackbox.events import OutcomeSpace, SampleTable
 
 
 def test_columns_of_one_kind_share_a_table() -> None:
-    """Twenty columns that each tell little: with one table for all, the score follows the sum of the true ratios."""
+    """Twenty columns of little information each: with one shared table, the score follows the sum of the true ratios."""
     # Seeds are fixed. The named bug: a table for each column follows its own noise instead, and tells half as much.
     rng = np.random.default_rng(11)
     a, b = (np.rint((shift + rng.laplace(size=(6000, 20))) * 1024) / 1024 for shift in (0.03, 0.0))
     space = OutcomeSpace.learn(a, b)
     sample = SampleTable(space, space.encode(a), space.encode(b))
-    base = space.group("base")
+    base = space.columns_in("base")
     fresh = np.rint(rng.laplace(size=(4000, 20)) * 1024) / 1024
     truth = np.clip(fresh, 0, 0.03).sum(axis=1)
-    shared, own = learners.tied(sample, base, 2), learners.additive(sample, base, 6)
+    shared, own = learners.shared_table(sample, base, 2), learners.additive(sample, base, 6)
     assert shared is not None
     assert own is not None
-    told = [np.corrcoef(score.of(space.encode(fresh)), truth)[0, 1] for score in (shared, own)]
+    told = [np.corrcoef(score.evaluate(space.encode(fresh)), truth)[0, 1] for score in (shared, own)]
     assert told[0] > 0.9
     assert told[1] < 0.75
-    assert learners.tied(sample, base[:2], 2) is None
+    assert learners.shared_table(sample, base[:2], 2) is None
 
 
 def _slanted(rng: np.random.Generator, runs: int, slant: float) -> np.ndarray:
@@ -35,7 +35,7 @@ def _slanted(rng: np.random.Generator, runs: int, slant: float) -> np.ndarray:
 
 
 def test_a_surface_needs_few_outputs_where_tables_need_many() -> None:
-    """Neither column tells anything alone; what they tell together is learned from all outputs at once."""
+    """Neither column is informative alone; a surface learns their joint log-ratio from all outputs at once."""
     # Seeds are fixed. The named bug: a surface of degree 0 (no product of the columns) tells nothing.
     rng = np.random.default_rng(12)
     a, b = _slanted(rng, 4000, 0.3), _slanted(rng, 4000, 0.0)
@@ -44,13 +44,13 @@ def test_a_surface_needs_few_outputs_where_tables_need_many() -> None:
     fresh = rng.uniform(-1, 1, (4000, 2))
     told = {}
     for degree in (0, 2):
-        score = learners.surface(sample, (0, 1), degree)
+        score = learners.polynomial_surface(sample, (0, 1), degree)
         assert score is not None
-        values = score.of(space.encode(fresh))
+        values = score.evaluate(space.encode(fresh))
         told[degree] = float(np.corrcoef(values, fresh.prod(axis=1))[0, 1]) if np.ptp(values) > 1e-9 else 0.0
     assert told[2] > 0.8
     assert abs(told[0]) < 0.3
-    assert learners.surface(sample, (0, 1), 1, free=True) is None
+    assert learners.polynomial_surface(sample, (0, 1), 1, free=True) is None
 
 
 def test_a_feature_of_few_values_may_have_a_polynomial_for_each() -> None:
@@ -61,24 +61,24 @@ def test_a_feature_of_few_values_may_have_a_polynomial_for_each() -> None:
     a, b = np.column_stack([place[0], value[0]])[kept], np.column_stack([place[1], value[1]])
     space = OutcomeSpace.learn(a, b)
     sample = SampleTable(space, space.encode(a), space.encode(b))
-    score = learners.surface(sample, (0, 1), 1, free=True)
+    score = learners.polynomial_surface(sample, (0, 1), 1, free=True)
     assert score is not None
     line = np.linspace(-1, 1, 200)
-    told = [score.of(space.encode(np.column_stack([np.full(200, float(at)), line]))) for at in range(5)]
+    told = [score.evaluate(space.encode(np.column_stack([np.full(200, float(at)), line]))) for at in range(5)]
     assert np.corrcoef(told[3], line)[0, 1] > 0.95
     assert np.ptp(told[3]) > 3 * max(np.ptp(told[at]) for at in (0, 1, 2, 4))
 
 
-def test_the_last_look_learns_from_more_outputs_than_the_first() -> None:
-    """Of twenty columns a first look reads 150,000 outputs, however many were drawn; the last reads 500,000."""
+def test_the_last_round_learns_from_more_outputs_than_the_first() -> None:
+    """With twenty columns the first rounds read 150,000 outputs, however many were drawn; the last reads 500,000."""
     rng, width, runs = np.random.default_rng(31), 20, 300_000
     a, b = (np.rint(8 * rng.laplace(shift, 1, (runs, width))) / 8 for shift in (0.05, 0.0))
     space = OutcomeSpace.learn(a, b)
-    sample, base = SampleTable(space, space.encode(a), space.encode(b)), space.group("base")
+    sample, base = SampleTable(space, space.encode(a), space.encode(b)), space.columns_in("base")
     taught = [each.keywords for each in learners.thorough(space) if getattr(each, "func", None) is learners.additive]  # type: ignore[attr-defined]
     taught = [words for words in taught if words["columns"] == base and words["bins"] == 3]
     scores = [learners.additive(sample, base, 3), *(learners.additive(sample, **words) for words in taught)]
     # Every column is of one kind, so what differs between the columns' tables is noise.
     noise = [float(np.std(score.tables[:, [40, 200]], axis=0).mean()) for score in scores]  # type: ignore[union-attr]
     assert len(taught) == 1 and noise[1] < 0.85 * noise[0]
-    assert learners.MOST_READ // width == 150_000 and learners.MOST_READ_AT_LAST // width == 500_000
+    assert learners.MAX_READ // width == 150_000 and learners.MAX_READ_FINAL // width == 500_000

@@ -1,4 +1,4 @@
-"""Levels around a rare event: their weights, their counts, and that judging by them is valid whatever they are."""
+"""Weighted levels around a rare event: their weights and counts, and the validity of the test for any weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dither.audit import confidence as bounds
 from dither.audit import zoo
 from dither.audit.blackbox import api as blackbox
 from dither.audit.blackbox.events import ColumnScore, Encoded, Event, Levels
-from dither.audit.blackbox.levels import CHEAP, HEAVIEST, reweighted
-from dither.audit.blackbox.search import Lead
+from dither.audit.blackbox.levels import MAX_SHIFT, MAX_WEIGHT, choose_levels
+from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.claims import ceiling
 from dither.audit.confidence import Counts, Level
 from dither.loss import ZCDP, Approximate, Loss, Pure
@@ -31,13 +31,13 @@ def counted(weights: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], ru
     return Counts(sum(a), runs[0], sum(b), runs[1], True, levels)
 
 
-def lead(size: Any, ratio: Any, chosen: int, *, above: bool = True) -> Lead:
-    """The chosen one of nested events, the first of which is the widest."""
+def lead(size: Any, ratio: Any, chosen: int, *, above: bool = True) -> CandidateEvent:
+    """A candidate among nested events, widest first."""
     thresholds = np.arange(len(size), dtype=float) * (1 if above else -1)
     share = float(special.expit(ratio[chosen]))
     event = Event(None, SCORE, float(thresholds[chosen]), above)  # type: ignore[arg-type]
     nested = thresholds, np.asarray(size), np.asarray(ratio)
-    return Lead(event, False, 1.0, size[chosen] * share, size[chosen] * (1 - share), nested)
+    return CandidateEvent(event, False, 1.0, size[chosen] * share, size[chosen] * (1 - share), nested)
 
 
 def growing(most: float, count: int = 12, growth: float = 0.5) -> tuple[Any, Any]:
@@ -50,7 +50,7 @@ def growing(most: float, count: int = 12, growth: float = 0.5) -> tuple[Any, Any
 def test_independent_labels_put_no_less_weight_on_the_first_input(
     runs: tuple[int, int], odds: tuple[float, float]
 ) -> None:
-    """The law of labels given all hits, enumerated, for hits of odds up to the larger of two, and their bound."""
+    """The distribution of labels given all hits, enumerated, for hits of odds up to the larger of two, and its bound."""
     held, weights = (3, 2), (2, 5)
     others = sum(runs) - sum(held)
     law = dict.fromkeys(range(17), 0.0)
@@ -62,7 +62,7 @@ def test_independent_labels_put_no_less_weight_on_the_first_input(
     largest = max(odds) * runs[0] / (runs[1] - sum(held) + 1)
     for least in range(17):
         exact = sum(mass for weight, mass in law.items() if weight >= least) / total
-        bound = bounds._weighed_tail(least, weights, held, largest / (1 + largest))
+        bound = bounds._weighted_tail(least, weights, held, largest / (1 + largest))
         assert exact <= bound + 1e-12
 
 
@@ -78,7 +78,7 @@ def test_the_weight_of_independent_labels() -> None:
             law = np.convolve(law, part)
         tails = np.cumsum(law[::-1])[::-1]
         for least in rng.integers(0, len(law), 10):
-            found = bounds._weighed_tail(int(least), weights, hits, chance)
+            found = bounds._weighted_tail(int(least), weights, hits, chance)
             assert found == pytest.approx(tails[least], abs=bounds.ROUNDING)
 
 
@@ -99,7 +99,7 @@ def test_p_values_by_levels_are_valid(weights: tuple[int, int], epsilon: float) 
 
 
 def stats_of(hits: tuple[int, ...], runs: int, chances: tuple[float, ...]) -> float:
-    """How likely so many hits of levels are in so many runs."""
+    """The probability of these hits of the levels in so many runs."""
     rest = runs - sum(hits)
     ways = special.gammaln(runs + 1) - special.gammaln(rest + 1) - sum(special.gammaln(n + 1) for n in hits)
     likely = sum(n * log(chance) for n, chance in zip(hits, chances, strict=True))
@@ -107,7 +107,7 @@ def stats_of(hits: tuple[int, ...], runs: int, chances: tuple[float, ...]) -> fl
 
 
 def test_levels_are_judged_by_the_largest_odds_that_all_of_them_may_have() -> None:
-    """By another way: the bound of q is from the hits of all levels, and what it and the sum may miss is added."""
+    """Computed in another way: the bound on q is from the hits of all levels; its error and the sum's are added."""
     runs, epsilon = (700, 400), 0.5
     for weights, a, b in (((1, 4), (6, 3), (2, 0)), ((2, 3, 7), (4, 9, 2), (1, 1, 0)), ((1, 12), (0, 5), (3, 0))):
         most = stats.beta.isf(bounds.FLOOR_COST, sum(b) + 1, runs[1] - sum(b))
@@ -163,7 +163,7 @@ def test_what_levels_cannot_judge() -> None:
 @pytest.mark.parametrize("more", [0, 1])
 def test_more_hits_than_can_be_weighed_have_equal_weights(more: int) -> None:
     runs, limit = (4_000_000, 4_000_000), ceiling(Pure("1/10"), 0.1)
-    rest = bounds.MOST_WEIGHED + more - 1200
+    rest = bounds.MAX_WEIGHTED_HITS + more - 1200
     found = counted((1, 9), (rest // 2, 700), (rest - rest // 2, 500), runs)
     alike = replace(found, levels=tuple(replace(level, weight=1) for level in found.levels))
     assert (bounds.p_value(found, limit) == bounds.p_value(alike, limit)) is bool(more)
@@ -174,7 +174,7 @@ def test_levels_part_what_the_widest_event_holds(above: bool) -> None:
     codes = np.random.default_rng(2).integers(0, 256, (5000, 1)).astype(np.uint8)
     data = Encoded(codes, codes[:, 0].astype(np.uint64))
     cuts = [200.0, 220.0, 250.0] if above else [50.0, 20.0, 3.0]
-    found = Levels(SCORE, np.array(cuts), above, (1, 5, 12)).counts(data)
+    found = Levels(SCORE, np.array(cuts), above, (1, 5, 12)).count(data)
     beyond = [(codes[:, 0] >= cut if above else codes[:, 0] <= cut).sum() for cut in cuts]
     assert list(found) == [beyond[0] - beyond[1], beyond[1] - beyond[2], beyond[2]]
 
@@ -182,34 +182,34 @@ def test_levels_part_what_the_widest_event_holds(above: bool) -> None:
 @pytest.mark.parametrize("above", [True, False])
 def test_weights_grow_inwards_if_log_ratios_do(above: bool) -> None:
     size, ratio = growing(1e-3)
-    found = reweighted(lead(size, ratio, 7, above=above), (4_000_000, 4_000_000), 0.05)
+    found = choose_levels(lead(size, ratio, 7, above=above), (4_000_000, 4_000_000), 0.05)
     assert found is not None and found.above is above
-    assert list(found.weights) == sorted(set(found.weights)) and found.weights[-1] == HEAVIEST
+    assert list(found.weights) == sorted(set(found.weights)) and found.weights[-1] == MAX_WEIGHT
     assert len(found.weights) > 3 and np.all(np.diff(found.thresholds * (1 if above else -1)) > 0)
 
 
 def test_weights_are_left_out_where_they_do_not_pay() -> None:
     runs = (4_000_000, 4_000_000)
     size, ratio = growing(1e-3)
-    assert reweighted(lead(size, np.full(len(size), 1.0), 7), runs, 0.05) is None  # nothing grows
-    assert reweighted(lead(size, ratio[::-1], 7), runs, 0.05) is None  # it falls
-    assert reweighted(lead(size[:1], ratio[:1], 0), runs, 0.05) is None  # there is one event
-    assert reweighted(replace(lead(size, ratio, 7), nested=Lead.nested), runs, 0.05) is None
-    common = CHEAP ** (2 / 3) / sum(runs) ** (1 / 3)
-    assert reweighted(lead(*growing(30 * common, 6), 4), runs, 0.05) is None
+    assert choose_levels(lead(size, np.full(len(size), 1.0), 7), runs, 0.05) is None  # nothing grows
+    assert choose_levels(lead(size, ratio[::-1], 7), runs, 0.05) is None  # it falls
+    assert choose_levels(lead(size[:1], ratio[:1], 0), runs, 0.05) is None  # there is one event
+    assert choose_levels(replace(lead(size, ratio, 7), nested=CandidateEvent.nested), runs, 0.05) is None
+    common = MAX_SHIFT ** (2 / 3) / sum(runs) ** (1 / 3)
+    assert choose_levels(lead(*growing(30 * common, 6), 4), runs, 0.05) is None
     # What grows up to a common event is not said to grow on, however far inwards: its hits would be left out.
-    assert reweighted(lead(*growing(0.9, 30), 1), runs, 0.05) is None
-    assert reweighted(lead(*growing(30 * common, 16), 10), runs, 0.05) is not None
+    assert choose_levels(lead(*growing(0.9, 30), 1), runs, 0.05) is None
+    assert choose_levels(lead(*growing(30 * common, 16), 10), runs, 0.05) is not None
 
 
 @pytest.mark.parametrize("way", [1, -1])
-def test_weights_are_settled_before_the_counts_and_said(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bugs: weights that are chosen by the hits that they judge, or hits of the one input for the other's."""
+def test_weights_are_chosen_before_the_counts_and_reported(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bugs: weights chosen by the hits that they test, or hits of the two inputs exchanged."""
     order: list[str] = []
     monkeypatch.setattr(blackbox, "CHUNK_VALUES", 400_000)
-    count, weigh = blackbox._count, blackbox.reweighted
-    monkeypatch.setattr(blackbox, "reweighted", lambda *given: order.append("weights") or weigh(*given))
-    monkeypatch.setattr(blackbox, "_count", lambda *given: order.append("counts") or count(*given))
+    count, weigh = blackbox._count_hits, blackbox.choose_levels
+    monkeypatch.setattr(blackbox, "choose_levels", lambda *given: order.append("weights") or weigh(*given))
+    monkeypatch.setattr(blackbox, "_count_hits", lambda *given: order.append("counts") or count(*given))
     member = zoo.member("noisy_max4")
     found = audit.privacy(
         member.mechanism(5), Pure("1/10"), [member.neighbours[5][::way]], samples=1_000_000, alpha=0.05, seed=5
@@ -224,8 +224,10 @@ def test_weights_are_settled_before_the_counts_and_said(way: int, monkeypatch: p
     assert found.p_value == bounds.p_value(counts, ceiling(found.claim, 0.1))
     told = json.loads(found.report(kind="json"))["evidence"]["levels"]
     assert told == [vars(each) for each in levels]
-    assert all(each.within.startswith("output in nothing or [-inf, ") for each in levels)
-    assert f"{levels[-1].weight}: {levels[-1].hits_a} and {levels[-1].hits_b} hits (output in nothing" in found.report()
+    assert all(each.within.startswith("output in undefined or [-inf, ") for each in levels)
+    assert (
+        f"{levels[-1].weight}: {levels[-1].hits_a} and {levels[-1].hits_b} hits (output in undefined" in found.report()
+    )
 
 
 @pytest.mark.parametrize("way", [1, -1])
@@ -242,13 +244,13 @@ def test_what_was_counted_is_judged_whatever_it_is(way: int, monkeypatch: pytest
         turn[value] += size
         return np.where(places % 2 == 0, places // 2 % 10, 0 if value else 5)
 
-    def stub(lead: Lead, runs: tuple[int, int], alpha: float) -> Levels:
+    def stub(lead: CandidateEvent, runs: tuple[int, int], alpha: float) -> Levels:
         turn[0] = turn[1] = 0
         columns = np.arange(256.0)
         return Levels(ColumnScore(0, columns), np.array([1.0, 4.0, 7.0, 10.0]), True, (12, 3, 5, 1))
 
     monkeypatch.setattr(blackbox, "CHUNK_VALUES", 4000)
-    monkeypatch.setattr(blackbox, "reweighted", stub)
+    monkeypatch.setattr(blackbox, "choose_levels", stub)
     monkeypatch.setattr(blackbox, "_verdict", lambda *given: judged.extend(given[3]) or verdict(*given))
     result = audit.privacy(in_turn, Pure(1), [(0, 1)[::way]], samples=6000, alpha=0.05, seed=1)
     assert result.p_value == bounds.p_value(judged[0], ceiling(Pure(1), 1.0)) > 0.01
@@ -265,8 +267,8 @@ def test_what_was_counted_is_judged_whatever_it_is(way: int, monkeypatch: pytest
 
 @pytest.mark.parametrize("claim", [Approximate("1/10", 1e-9), ZCDP("1/200")], ids=str)
 def test_other_claims_are_not_judged_in_levels(claim: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Lead] = []
-    monkeypatch.setattr(blackbox, "reweighted", lambda lead, *given: asked.append(lead))
+    asked: list[CandidateEvent] = []
+    monkeypatch.setattr(blackbox, "choose_levels", lambda lead, *given: asked.append(lead))
     member = zoo.member("noisy_max4")
     for stated, count in ((claim, 0), (Pure("1/10"), 1)):
         audit.privacy(member.mechanism(5), stated, [member.neighbours[5]], samples=20_000, alpha=0.05, seed=5)
@@ -287,5 +289,5 @@ def test_levels_find_more_than_the_best_event_alone(monkeypatch: pytest.MonkeyPa
         return float(np.mean(found))
 
     with_levels = mean()
-    monkeypatch.setattr(blackbox, "reweighted", lambda *given: None)
+    monkeypatch.setattr(blackbox, "choose_levels", lambda *given: None)
     assert with_levels > 1.02 * mean()

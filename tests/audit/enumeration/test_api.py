@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from dither.audit.enumeration import api as exactly
-from dither.audit.enumeration import sampler_models as standing
-from dither.audit.enumeration import symbolic as lazily
+from dither.audit.enumeration import api, sampler_models, symbolic
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.paths import UNIT, ExactDistribution, Tape
-from dither.audit.enumeration.sampler_models import enumerable, exact_distribution, sampler_distribution
+from dither.audit.enumeration.sampler_models import exact_distribution, install_sampler_models, sampler_distribution
 from dither.errors import Unsupported
 from dither.loss import ZCDP, Pure, Renyi
 from dither.privacy.bits import SystemBits
@@ -32,7 +30,7 @@ F = Fraction
 Undecodable = UnicodeDecodeError
 
 
-# ---- laws of Dither's samplers, at full width and as they run in production ----------------------------------------
+# ---- distributions of Dither's samplers, at full width and as they run in production -------------------------------
 
 
 def test_discrete_laplace_at_full_width() -> None:
@@ -70,7 +68,7 @@ def test_comparisons_split_exactly() -> None:
 
     found = exact_distribution(run, 0)
     shares = [sum(mass for outcome, mass in found.masses.items() if outcome[place]) for place in range(4)]  # type: ignore[index]
-    assert [F(share, UNIT) for share in shares] == [F(1, 4), F(3, 8), F(5, 8), F(3, 4)] and found.left == 0
+    assert [F(share, UNIT) for share in shares] == [F(1, 4), F(3, 8), F(5, 8), F(3, 4)] and found.undecided == 0
     equal = exact_distribution(
         lambda bits: (bits.below(8) == 3, bits.below(8) != 3, bool(bits.below(8)), int(bits.below(3))), 1e-9
     )
@@ -79,7 +77,7 @@ def test_comparisons_split_exactly() -> None:
 
 @pytest.mark.tier("test")
 def test_rejected_attempts_are_summed() -> None:
-    """Few cells, so that places in them are accepted or rejected; production has such tables from scale 64 on."""
+    """A table of few cells, where places are accepted or rejected; production has such tables from scale 64 on."""
     sampler = lattice.Sampler(lattice.LatticeWeights(1, F(5)), replace(FULL, cells=2))
     assert sampler.k > 0
     found = sampler_distribution(sampler)
@@ -89,7 +87,7 @@ def test_rejected_attempts_are_summed() -> None:
     assert found.residual < 1e-15 and worst < 1e-9
 
 
-def test_what_is_left_counts_against_the_claim() -> None:
+def test_undecided_mass_counts_against_the_claim() -> None:
     half = ExactDistribution({0: UNIT // 2}, 1)
     found = ExactResult(0, 1, half, half, "made up")
     assert found.delta_upper(1) == F(1, 2) and found.delta_lower(1) == 0 and found.epsilon_lower() == 0
@@ -98,19 +96,19 @@ def test_what_is_left_counts_against_the_claim() -> None:
 
 def test_a_pair_stands_for_its_family_only_where_that_is_proved() -> None:
     moved = exact(DiscreteLaplace(F(1)), ([7], [8]))
-    assert "every pair" in moved.family and moved.law_b.masses[(8,)] == moved.law_a.masses[(7,)]
+    assert "every pair" in moved.family and moved.distribution_b.masses[(8,)] == moved.distribution_a.masses[(7,)]
     assert exact(Geometric(F(1), -5, 5), ([4], [5]), residual=1e-6).family == "this pair alone"
 
 
-def test_what_cannot_be_split_is_refused_by_name() -> None:
+def test_an_operation_with_too_many_cases_is_refused() -> None:
     with pytest.raises(Unsupported, match="cases"):
         exact(lambda value, bits: (bits.integer(40) % 7 + value) % 7, (0, 1))
 
 
-def test_renyi_claims_set_aside_no_more_than_their_delta() -> None:
+def test_renyi_claims_exclude_no_more_than_their_delta() -> None:
     half, whole = ExactDistribution({0: UNIT // 2, 1: UNIT // 2}, 1), ExactDistribution({0: UNIT}, 1)
     found = ExactResult(0, 1, half, whole, "made up")
-    assert found.aside == F(1, 2) and found.rho_upper() == 0
+    assert found.excluded == F(1, 2) and found.rho_upper() == 0
     assert found.certifies(ZCDP(0, F(1, 2))) and not found.certifies(ZCDP(5, F(49, 100)))
     assert found.certifies(Renyi(((2, 0),), F(1, 2))) and not found.certifies(Renyi(((2, 9),), F(1, 10)))
     uneven = ExactResult(0, 1, half, ExactDistribution({0: UNIT // 4, 1: UNIT - UNIT // 4}, 1), "made up")
@@ -119,15 +117,15 @@ def test_renyi_claims_set_aside_no_more_than_their_delta() -> None:
     assert uneven.certifies(Renyi(((2, F(second)),))) and not uneven.certifies(Renyi(((2, F(second) - F(1, 1000)),)))
 
 
-def two(*p: float) -> ExactDistribution:
-    """A law of as many outputs."""
+def distribution_of(*p: float) -> ExactDistribution:
+    """Return the distribution of as many outputs as there are probabilities."""
     return ExactDistribution(dict(enumerate(int(F(each) * UNIT) for each in p)), 1)
 
 
 @mpmath.workdps(50)
 def least_rho(first: list[float], second: list[float]) -> float:
-    """The largest divergence over its order: the best of many orders, and then of orders around it."""
-    p, q = ([mpf(each) / mpmath.fsum(law) for each in law] for law in (first, second))
+    """Return the largest divergence over its order, searched over many orders and then around the best one."""
+    p, q = ([mpf(each) / mpmath.fsum(distribution) for each in distribution] for distribution in (first, second))
 
     def at(log_gap: Any) -> Any:
         gap = mpmath.exp(log_gap)
@@ -142,7 +140,7 @@ def least_rho(first: list[float], second: list[float]) -> float:
 
 
 RARE = [math.exp(-20), math.exp(-30)]
-LAWS = {
+DISTRIBUTIONS = {
     "randomized response": ([0.9, 0.1], [0.1, 0.9]),
     "nearly equal": ([0.5001, 0.4999], [0.5, 0.5]),
     "a rare output": ([1 - RARE[0], RARE[0]], [1 - RARE[1], RARE[1]]),
@@ -152,20 +150,26 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("work", [exactly.WORK, 60])
-@pytest.mark.parametrize("laws", LAWS)
-def test_no_order_loses_more_than_the_certified_rho(laws: str, work: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: orders between those of a grid, and below its first, were not looked at."""
-    monkeypatch.setattr(exactly, "WORK", work)
-    monkeypatch.setattr(exactly, "FEWEST_ORDERS", 30)
-    p, q = LAWS[laws]
-    found, truth = ExactResult(0, 1, two(*q), two(*p), "made up"), max(least_rho(p, q), least_rho(q, p))
-    assert found.rho_upper() == replace(found, law_a=found.law_b, law_b=found.law_a).rho_upper()
+@pytest.mark.parametrize("work", [api.MAX_TERMS, 60])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_order_loses_more_than_the_certified_rho(name: str, work: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: orders between those of the grid, and below its first order, were not checked."""
+    monkeypatch.setattr(api, "MAX_TERMS", work)
+    monkeypatch.setattr(api, "FEWEST_ORDERS", 30)
+    p, q = DISTRIBUTIONS[name]
+    found, truth = (
+        ExactResult(0, 1, distribution_of(*q), distribution_of(*p), "made up"),
+        max(least_rho(p, q), least_rho(q, p)),
+    )
+    assert (
+        found.rho_upper()
+        == replace(found, distribution_a=found.distribution_b, distribution_b=found.distribution_a).rho_upper()
+    )
     if work == 60:
         assert truth <= found.rho_upper() <= 1.5 * truth
         return
     assert truth - 1e-12 <= found.rho_upper() <= truth + 1e-7
-    assert found.certifies(ZCDP(F(truth))) and not found.certifies(ZCDP(F(truth) * F(99, 100)), within=0)
+    assert found.certifies(ZCDP(F(truth))) and not found.certifies(ZCDP(F(truth) * F(99, 100)), tolerance=0)
 
 
 def test_the_certified_rho_of_a_gaussian_is_its_own() -> None:
@@ -174,9 +178,9 @@ def test_the_certified_rho_of_a_gaussian_is_its_own() -> None:
     assert found.certifies(ZCDP("1/2")) and not found.certifies(ZCDP("0.499"))
 
 
-def test_equal_and_foreign_laws_have_rhos_too() -> None:
-    assert ExactResult(0, 1, two(0.25, 0.75), two(0.25, 0.75), "made up").rho_upper() == 0
-    apart = ExactResult(0, 1, two(0.5, 0.5), ExactDistribution({7: UNIT}, 1), "made up")
+def test_equal_and_disjoint_distributions_have_rhos_too() -> None:
+    assert ExactResult(0, 1, distribution_of(0.25, 0.75), distribution_of(0.25, 0.75), "made up").rho_upper() == 0
+    apart = ExactResult(0, 1, distribution_of(0.5, 0.5), ExactDistribution({7: UNIT}, 1), "made up")
     assert apart.rho_upper() == math.inf and apart.renyi_upper((2.0,)) == [(2.0, math.inf)]
     assert not apart.certifies(ZCDP(100, 1))
 
@@ -185,16 +189,16 @@ def test_code_that_reads_other_randomness_is_refused() -> None:
     def two_sources(value: int, bits: Tape) -> int:
         return value + (1 if bits.random() < random.random() else 0)
 
-    with pytest.raises(Unsupported, match="elsewhere"):
+    with pytest.raises(Unsupported, match="not from `bits`"):
         exact(two_sources, (0, 1), most_runs=500)
 
 
-def test_production_code_is_put_back() -> None:
-    before = [getattr(home, name) for home, name, _ in standing.SAMPLER_MODELS]
-    with pytest.raises(ZeroDivisionError), enumerable():
+def test_production_code_is_restored() -> None:
+    before = [getattr(home, name) for home, name, _ in sampler_models.SAMPLER_MODELS]
+    with pytest.raises(ZeroDivisionError), install_sampler_models():
         _ = 1 / 0
-    assert [getattr(home, name) for home, name, _ in standing.SAMPLER_MODELS] == before
-    with enumerable():
+    assert [getattr(home, name) for home, name, _ in sampler_models.SAMPLER_MODELS] == before
+    with install_sampler_models():
         assert len(discrete_laplace(F(1), 5000, SystemBits())) == 5000
         assert NoisyMax(F(1)).release(np.array([0, 5000]), SystemBits()).tolist() == [1]
         assert TopK(1, F(1)).release(np.array([0, 5000]), SystemBits()).tolist() == [1]
@@ -238,11 +242,11 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", WORDS)
-def test_words_are_computed_with_as_numpy_does(what: str) -> None:
-    """The named bugs: halves of words were cut to whole numbers, so that what they told was certified; none wrapped."""
+def test_lazy_words_behave_as_numpy_arrays(what: str) -> None:
+    """Regression: halves of words were truncated to integers, which hid a leak, and integers did not wrap around."""
     late = exact_distribution(lambda bits: WORDS[what](bits.words(1, 3)), 0)
     soon = exact_distribution(lambda bits: WORDS[what](np.array([int(bits.below(8))], np.uint16)), 0)
-    assert late.masses == soon.masses and not late.left
+    assert late.masses == soon.masses and not late.undecided
 
 
 LATE: dict[str, Callable[[Any], Any]] = {
@@ -261,15 +265,15 @@ LATE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", LATE)
-def test_numbers_that_are_decided_late_end_as_those_that_are_decided_first(what: str) -> None:
-    """The named bugs: errors of the comparison itself were outcomes of the code, and nan was equal to everything."""
+def test_lazy_numbers_give_the_outcomes_of_decided_ones(what: str) -> None:
+    """Regression: errors of the comparison itself counted as outcomes of the code, and NaN was equal to everything."""
     late = exact_distribution(lambda bits: LATE[what](bits.below(8)), 0)
     soon = exact_distribution(lambda bits: LATE[what](int(bits.below(8))), 0)
-    assert late.masses == soon.masses and not late.left
+    assert late.masses == soon.masses and not late.undecided
 
 
 def test_words_are_copied_and_their_source_is_not() -> None:
-    """The named bug: copies were decided on a tape of their own, so that their likeliest outcome was sure."""
+    """Regression: copies were decided on a tape of their own, so that their most probable outcome had probability 1."""
     assert len(exact_distribution(lambda bits: deepcopy(bits.words(1, 2)) + 1, 0).masses) == 4
     for copied in (copy, deepcopy):
         with pytest.raises(Unsupported, match="copies its source"):
@@ -291,15 +295,15 @@ FAILING: dict[str, Callable[[Any, Tape], Any]] = {
 
 
 @pytest.mark.parametrize("what", FAILING)
-def test_what_fails_for_some_numbers_is_not_said_to_fail_for_all(what: str) -> None:
-    """The named bug: where the first or last number made the code fail, all did, on both inputs: it was certified."""
+def test_code_that_fails_for_some_numbers_is_refused(what: str) -> None:
+    """Regression: if the code failed for the first or last number, it counted as failing for all, and was certified."""
     with pytest.raises(Unsupported, match="fails for some"):
         exact(FAILING[what], (0, 1))
 
 
-def test_code_that_catches_everything_does_not_hide_that_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: it caught the refusal too, gave the same output on both inputs, and was certified."""
-    monkeypatch.setattr(lazily, "MOST_VALUES", 10)
+def test_code_that_catches_every_exception_is_still_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the code caught the refusal too, returned the same output on both inputs, and was certified."""
+    monkeypatch.setattr(symbolic, "MOST_VALUES", 10)
     nothing = ExactDistribution({}, 1)
 
     def caught(value: int, bits: Tape, act: Callable[[Tape], Any]) -> int:
@@ -311,14 +315,14 @@ def test_code_that_catches_everything_does_not_hide_that_it_is_refused(monkeypat
     for act in (lambda bits: bits.integer(5), lambda bits: math.floor(np.log(bits.below(8)))):
         with pytest.raises(Unsupported):
             exact(lambda value, bits, act=act: caught(value, bits, act), (0, 1))
-    assert exact_distribution(lambda bits: caught(1, bits, lambda tape: tape.draw(nothing)), 0, 5).left == UNIT
+    assert exact_distribution(lambda bits: caught(1, bits, lambda tape: tape.draw(nothing)), 0, 5).undecided == UNIT
 
 
-# ---- bugs, found exactly -------------------------------------------------------------------------------------------
+# ---- bugs that enumeration detects ---------------------------------------------------------------------------------
 
 
 def signed_geometric(bits: Any, reject_negative_zero: bool) -> int:
-    """Discrete Laplace noise of scale 1 from a sign and a geometric magnitude."""
+    """Draw discrete Laplace noise of scale 1 from a sign and a geometric magnitude."""
     while True:
         magnitude = 0
         while bernoulli_exp(F(1), 1, bits)[0]:
@@ -370,15 +374,15 @@ ALIKE: dict[str, list[Any]] = {
 
 
 def shown(outcome: Any) -> Any:
-    """An outcome as code gives it: errors are raised."""
+    """Return an outcome, or raise it if it is an error."""
     if isinstance(outcome, type):
         raise outcome("x") if outcome is not Undecodable else outcome("ascii", b"", 0, 1, "x")
     return outcome
 
 
 @pytest.mark.parametrize("alike", ALIKE)
-def test_what_an_analyst_can_tell_apart_is_not_one_output(alike: str) -> None:
-    """The named bug: 1, 1.0 and yes were counted as one, so that code that showed its input by type was certified."""
+def test_outputs_that_an_analyst_can_distinguish_are_different(alike: str) -> None:
+    """Regression: 1, 1.0 and True counted as one outcome, so that code whose type revealed its input was certified."""
     for place, first in enumerate(ALIKE[alike]):
         for other, second in enumerate(ALIKE[alike]):
             found = exact(lambda value, bits, one=first, two=second: shown(two if value else one), (0, 1))
@@ -387,8 +391,8 @@ def test_what_an_analyst_can_tell_apart_is_not_one_output(alike: str) -> None:
             assert found.epsilon_lower() == (0 if same else math.inf)
 
 
-def test_outputs_that_only_numpy_tells_apart_are_one() -> None:
-    """Random numbers are Python's here and numpy's in production: what depends on that alone refutes nothing."""
+def test_outputs_that_differ_in_numpy_type_only_are_equal() -> None:
+    """Random numbers are Python's here and numpy's in production; a difference of that kind refutes nothing."""
     numbers = ((1, np.int64(1), np.uint8(1), np.array(1)), (1.5, np.float64(1.5), np.float32(1.5)), (True, np.True_))
     for one, *others in numbers:
         for each in others:
@@ -396,27 +400,27 @@ def test_outputs_that_only_numpy_tells_apart_are_one() -> None:
             assert exact(lambda value, bits, a=one, b=each: [b if value else a], (0, 1)).certifies(Pure(0))
 
 
-def test_outputs_are_shown_and_looked_up_as_the_code_gives_them() -> None:
+def test_outputs_are_shown_and_looked_up_as_the_code_returns_them() -> None:
     found = exact(lambda value, bits: [True, 1.0, 1, (1, 0.5), [2, {1: np.array([3.0])}]][int(bits.below(5))], (0, 1))
-    assert sorted(map(repr, found.law_a.masses)) == ["(1, 0.5)", "1", "1.0", "True", "[2, {1: array([3.])}]"]
+    assert sorted(map(repr, found.distribution_a.masses)) == ["(1, 0.5)", "1", "1.0", "True", "[2, {1: array([3.])}]"]
     for outcome in (True, 1.0, 1, np.int64(1), (1, 0.5), [2, {1: np.array([3.0])}]):
-        assert found.law_a.interval(outcome)[0] == pytest.approx(1 / 5)
+        assert found.distribution_a.interval(outcome)[0] == pytest.approx(1 / 5)
     for text in ("nan", "inf", "-0.0", "0.25"):
-        assert exact(lambda value, bits, text=text: float(text), (0, 1)).law_a.interval(float(text)) == (1, 1)
-    assert found.law_a.interval(1 + 0j) == (0, F(found.law_a.left, UNIT))
+        assert exact(lambda value, bits, text=text: float(text), (0, 1)).distribution_a.interval(float(text)) == (1, 1)
+    assert found.distribution_a.interval(1 + 0j) == (0, F(found.distribution_a.undecided, UNIT))
 
 
 def test_zeros_of_a_random_number_keep_their_signs() -> None:
-    """The named bug: a number that was decided late took the sign of its first zero for all of them."""
+    """Regression: a lazy number took the sign of its first zero for all of its zeros."""
     found = exact_distribution(lambda bits: (bits.below(4) - 1) * 0.0, 0)
     assert [found.interval(each)[0] for each in (-0.0, 0.0, 0)] == [F(1, 4), F(3, 4), 0]
 
 
-def test_a_tie_that_is_followed_no_further_is_undecided() -> None:
-    """The named bug: it was counted as an output of its own, an error, and so as decided."""
+def test_an_abandoned_tie_is_undecided() -> None:
+    """Regression: the abandoned tie counted as an outcome, an error, and so as decided."""
     none = ExactDistribution({}, 1)
     found = exact_distribution(lambda bits: int(bits.draw(none)) if bits.integer(1) == 1 else 0, 0)
-    assert found.masses == {0: UNIT // 2} and found.left == UNIT // 2
+    assert found.masses == {0: UNIT // 2} and found.undecided == UNIT // 2
 
 
 def test_clamped_noise_is_found_though_no_sample_would_show_it() -> None:
@@ -431,11 +435,11 @@ def test_clamped_noise_is_found_though_no_sample_would_show_it() -> None:
     assert found.delta_lower(1) > F(1, 10**10)  # about e^-20: no number of runs that anyone makes
 
 
-# ---- other people's code -------------------------------------------------------------------------------------------
+# ---- code of other libraries ---------------------------------------------------------------------------------------
 
 
 class DiffprivlibGeometric:
-    """The arithmetic of diffprivlib 0.6.6's Geometric, for machines without it (findings.md has the real one)."""
+    """The arithmetic of diffprivlib 0.6.6's Geometric, for machines without it (findings.md has the library's own)."""
 
     def __init__(self, epsilon: float, rng: Any) -> None:
         self._scale, self._rng = -epsilon, rng
@@ -450,7 +454,7 @@ class DiffprivlibGeometric:
 def test_a_float_geometric_through_its_random_hook() -> None:
     found: ExactResult = exact(lambda value, bits: DiffprivlibGeometric(1.0, bits).randomise(value), (0, 1), residual=0)
     assert found.residual == 0  # 2^53 floats, all of them
-    assert sum(found.law_a.masses.values()) == UNIT
-    assert found.refutes(Pure(1)) and not found.certifies(Pure(1), within=0)
+    assert sum(found.distribution_a.masses.values()) == UNIT
+    assert found.refutes(Pure(1)) and not found.certifies(Pure(1), tolerance=0)
     assert 0 < found.delta_lower(1) < F(1, 10**13)
-    assert set(found.law_a.masses) - set(found.law_b.masses)  # outputs on one side only
+    assert set(found.distribution_a.masses) - set(found.distribution_b.masses)  # outputs on one side only

@@ -1,4 +1,4 @@
-"""Every mechanism of Dither, certified by enumerating its own code; and faults in that code, which must be seen."""
+"""Certify every mechanism of Dither by enumerating its own code, and detect faults injected into that code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dither.audit.enumeration import sampler_models as standing
+from dither.audit.enumeration import sampler_models
 from dither.audit.enumeration.api import exact
 from dither.audit.enumeration.certify import CASES, CertifiedCase, certificate
 from dither.audit.enumeration.paths import UNIT, ExactDistribution
@@ -29,7 +29,7 @@ F = Fraction
 
 def cases() -> Iterator[Any]:
     for number, case in enumerate(CASES):
-        slow = case.mechanism == NoisyMax(F(3)) or (case.short and "threshold_scale" in str(case.mechanism))
+        slow = case.mechanism == NoisyMax(F(3)) or (case.gap_reason and "threshold_scale" in str(case.mechanism))
         tiers = ["deep"] if case.large else ["test"] if slow else []
         yield pytest.param(case, id=f"{number} {case.mechanism.name}", marks=[pytest.mark.tier(tier) for tier in tiers])
 
@@ -42,15 +42,15 @@ def test_mechanisms_are_certified_on_canonical_pairs(case: CertifiedCase) -> Non
     assert made.certified and made.residual <= 1e-15
     if isinstance(claim, Pure):
         assert not found.refutes(claim) and made.at_most <= float(claim.epsilon) + 1e-6
-        if not case.short:
+        if not case.gap_reason:
             assert made.at_least is not None and made.at_least >= float(claim.epsilon) - 1e-6
             assert not found.certifies(Pure(claim.epsilon - F(1, 1000))) and found.refutes(
                 Pure(claim.epsilon - F(1, 1000))
             )
     elif isinstance(claim, Approximate):
         assert not found.refutes(claim)
-    elif not case.short and not claim.delta:
-        assert not found.certifies(ZCDP(claim.rho * F(99, 100)), within=1e-6)
+    elif not case.gap_reason and not claim.delta:
+        assert not found.certifies(ZCDP(claim.rho * F(99, 100)), tolerance=1e-6)
 
 
 def test_every_mechanism_has_a_pair() -> None:
@@ -58,7 +58,7 @@ def test_every_mechanism_has_a_pair() -> None:
 
 
 def test_the_pairs_that_cost_their_delta() -> None:
-    """A group of one unit against none: the delta that is lost is the one that is claimed, to six digits."""
+    """A group of one unit against none loses the claimed delta, to six digits."""
     for case in CASES:
         claim = case.claim
         if isinstance(claim, Approximate) and case.a == (0,):
@@ -66,8 +66,8 @@ def test_the_pairs_that_cost_their_delta() -> None:
             assert float(found.delta_lower(claim.epsilon)) == pytest.approx(float(claim.delta), rel=1e-6)
 
 
-def probability(law: ExactDistribution, outcome: Any) -> float:
-    return float(F(law.masses[outcome], UNIT))
+def probability(distribution: ExactDistribution, outcome: Any) -> float:
+    return float(F(distribution.masses[outcome], UNIT))
 
 
 @pytest.mark.parametrize(("scores", "rate"), [([0, 1], F(1)), ([0, 2], F(1, 3))])
@@ -80,19 +80,19 @@ def test_noisy_max_is_permute_and_flip(scores: list[int], rate: Fraction) -> Non
 
 @pytest.mark.parametrize("widths", [{"ticks": 2, "more": 2}, {"ticks": 3, "more": 4}], ids=str)
 @pytest.mark.tier("test")
-def test_the_law_does_not_depend_on_the_widths(widths: dict[str, int], fresh: None, monkeypatch: Any) -> None:
-    """What the narrow widths of the enumeration rest on, besides the proof."""
-    monkeypatch.setattr(standing, "NARROW", replace(FULL, **widths))
+def test_the_distribution_does_not_depend_on_the_widths(widths: dict[str, int], fresh: None, monkeypatch: Any) -> None:
+    """The narrow widths of the enumeration rely on this, besides the proof."""
+    monkeypatch.setattr(sampler_models, "NARROW", replace(FULL, **widths))
     found = exact_distribution(lambda tape: selection.noisy_max(np.array([0, 1]), F(1, 3), tape), 1e-4, 3000)
     low, high = found.interval(0)
     assert low <= math.exp(-1 / 3) / 2 <= high <= low + F(1, 15)
 
 
-def test_three_candidates_follow_the_exponential_law() -> None:
+def test_three_candidates_follow_the_exponential_mechanism() -> None:
     found = exact(ExponentialMechanism(F(3)), ([0, 1, 2], [1, 0, 2]))
     weights = [math.exp(score / 3) for score in (0, 1, 2)]
     for place in range(3):
-        assert probability(found.law_a, (place,)) == pytest.approx(weights[place] / sum(weights), abs=1e-14)
+        assert probability(found.distribution_a, (place,)) == pytest.approx(weights[place] / sum(weights), abs=1e-14)
 
 
 # ---- faults in the code that is enumerated -------------------------------------------------------------------------
@@ -100,11 +100,11 @@ def test_three_candidates_follow_the_exponential_law() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No law that was enumerated from other code, and none followed far, to be quick."""
-    monkeypatch.setattr(standing, "FURTHEST", 24)
-    kept, standing._memory.laws = standing._memory.laws, {}
+    """Forget distributions enumerated from other code, and follow ties less far, to be quick."""
+    monkeypatch.setattr(sampler_models, "MOST_TIED_DIGITS", 24)
+    kept, sampler_models._state.distributions = sampler_models._state.distributions, {}
     yield
-    standing._memory.laws = kept
+    sampler_models._state.distributions = kept
 
 
 def loser() -> float:
@@ -119,16 +119,16 @@ def test_ties_that_go_to_the_first_are_seen(fresh: None, monkeypatch: pytest.Mon
         return next(i for i, (shift, known) in rivals.items() if shift * (1 << precision) + known + 1 > best)
 
     assert loser() == pytest.approx(0.5, abs=1e-5)
-    standing._memory.laws.clear()
+    sampler_models._state.distributions.clear()
     monkeypatch.setattr(race, "compare_exponentials", first_of_a_tie)
     assert abs(loser() - 0.5) > 0.05
 
 
 def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uniform further digits: production would lean by 2^-37, which no sample shows."""
-    monkeypatch.setattr(race, "refine", lambda *given: True)
+    """With uniform further digits, production would be off by 2^-37, which no sample shows."""
+    monkeypatch.setattr(race, "decide_below", lambda *given: True)
     found = exact_distribution(
-        lambda tape: int(race.bernoulli_exp_each(F(1, 3), np.array([1]), tape, standing.NARROW)[0]), 1e-6
+        lambda tape: int(race.bernoulli_exp_each(F(1, 3), np.array([1]), tape, sampler_models.NARROW)[0]), 1e-6
     )
     assert abs(probability(found, 1) - math.exp(-1 / 3)) > 1e-3
 
@@ -139,9 +139,9 @@ def test_a_choice_that_gives_up_is_seen(fresh: None, monkeypatch: pytest.MonkeyP
         kept = np.flatnonzero(selection.bernoulli_exp_each(rate, misses[proposed], bits))
         return int(proposed[kept[0]] if len(kept) else proposed[0])
 
-    monkeypatch.setattr(selection, "draw", gives_up)
+    monkeypatch.setattr(selection, "draw_index", gives_up)
     found = exact(ExponentialMechanism(F(1)), ([0, 17], [1, 16]))
-    assert abs(probability(found.law_a, (0,)) - math.exp(-17)) > 0.1
+    assert abs(probability(found.distribution_a, (0,)) - math.exp(-17)) > 0.1
 
 
 @pytest.mark.tier("test")

@@ -60,7 +60,7 @@ def _spread(drawn: QuestionDraws, shares: list[float] | None = None) -> tuple[fl
     plan, columns = combine_measurements(drawn, {}, 0.95)
     cells = [column.estimate for column in columns]
     values = evaluate(plan.outputs[0].node, cells, []) if shares is None else np.average(cells, axis=0, weights=shares)
-    return float(np.var(values)), 1 / sum(1 / column.law.variance for column in columns)
+    return float(np.var(values)), 1 / sum(1 / column.noise.variance for column in columns)
 
 
 def test_draws_are_weighted_by_inverse_variance(session: Session, kernel: BareKernel) -> None:

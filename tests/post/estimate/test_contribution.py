@@ -1,4 +1,4 @@
-"""Bounds that are found privately: near the best, honest about what they cut, and unmoved by noise alone."""
+"""Bounds that are chosen privately: near the best, not moved by noise, with intervals that cover what they clip."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator) -> R
         bound = choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
         if bound not in kept:
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
-        law = ScaledNoise("laplace", bound / LEFT)
-        values = np.rint(kept[bound]) + law.quantile(random.random(len(truth)))
+        noise = ScaledNoise("laplace", bound / LEFT)
+        values = np.rint(kept[bound]) + noise.quantile(random.random(len(truth)))
         source = with_clipping(
-            values, law, np.abs(values), estimate_bound(bound, points, noisy, mechanism.std()), False, 1.0
+            values, noise, np.abs(values), estimate_bound(bound, points, noisy, mechanism.std()), False, 1.0
         )
         answer = estimate(NoisyCell(0), [source], [], 0.95)
         held += (answer.low <= truth) & (truth <= answer.high)
@@ -115,7 +115,7 @@ def test_intervals_cover_what_was_clipped_whatever_the_shape(name: str, how: str
 
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: noise alone, as if the bound had removed nothing."""
-    monkeypatch.setattr(EstimatedBound, "most", lambda self, share: np.zeros_like(share))
+    monkeypatch.setattr(EstimatedBound, "most_missing", lambda self, share: np.zeros_like(share))
     random = np.random.default_rng(6)
     result = redrawn(WORLDS["heavy tail"](random), "alike", 25, random)
     assert result.held.min() < (binom.ppf(ALARM, 25, 0.95) - 1) / 25
@@ -135,7 +135,11 @@ def test_one_giant_cannot_be_seen_and_the_answer_says_so() -> None:
     masses = np.concatenate([[1_000_000], random.poisson(20, 10_000)])
     assert redrawn(masses, "one cell", 25, random).held.max() < 0.5
     assert redrawn(masses[1:], "one cell", 25, random).held.min() > 0.6
-    assert 0 < estimate_bound(64, (1, 2, 4), np.array([0.0, 5, 5, 0]), DiscreteLaplace(Fraction(5)).std()).unseen < 50
+    assert (
+        0
+        < estimate_bound(64, (1, 2, 4), np.array([0.0, 5, 5, 0]), DiscreteLaplace(Fraction(5)).std()).unseen_units
+        < 50
+    )
 
 
 def chosen(noisy: Any, scale: float, noise: float, cells: int) -> EstimatedBound:
@@ -167,10 +171,10 @@ def test_without_noise_nothing_is_imagined() -> None:
 
 
 def test_empty_data_have_a_small_bound() -> None:
-    points, law = histogram_edges(ROW), ScaledNoise("laplace", 5.0)
+    points, noise = histogram_edges(ROW), ScaledNoise("laplace", 5.0)
     random = np.random.default_rng(1)
     for _ in range(50):
-        best = chosen(law.quantile(random.random(len(points) + 1)), 5.0, 2**0.5 / LEFT, 6)
+        best = chosen(noise.quantile(random.random(len(points) + 1)), 5.0, 2**0.5 / LEFT, 6)
         assert 1 <= best.bound <= 16 * ROW and np.isfinite(best.removed_high)
 
 

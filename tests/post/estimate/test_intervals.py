@@ -23,9 +23,9 @@ from dither.post.estimate.intervals import Banded, Measured, estimate, fieller
 from dither.post.estimate.measured import measured_columns
 from dither.post.formulas import Average, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
 from dither.post.noise import ScaledNoise
-from dither.post.query import request as asking
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner, QueryPlan
+from dither.post.query.request import answer_measurements, mechanism_of
 from dither.post.query.spend import Spend
 from dither.post.session import Session
 from dither.privacy.bits import SystemBits
@@ -81,9 +81,9 @@ def released(
     """What is released over `times` redraws of one exact vector, and the same without noise."""
     noisy, exact = [], []
     bits = SystemBits()
-    for part in asking.answer_measurements(plan, budget, session.context):
+    for part in answer_measurements(plan, budget, session.context):
         sensitivity = part.measure.sensitivity(session.context, plan.unit)
-        mechanism = asking.mechanism_of(part, sensitivity)
+        mechanism = mechanism_of(part, sensitivity)
         if part.measure not in kernel.exact:
             kernel.exact[part.measure] = kernel.vector(part.measure)
         vector = np.asarray(kernel.exact[part.measure], np.int64)
@@ -122,7 +122,7 @@ def coverages(
         wanted = np.tile(truth, times)
         slack = 1e-9 * (1 + np.abs(wanted))
         held = ((found.low <= wanted + slack) & (wanted - slack <= found.high)).reshape(times, groups)
-        wide = all(isinstance(s, Measured) and s.law.spread >= 10 for s in noisy)
+        wide = all(isinstance(s, Measured) and s.noise.spread >= 10 for s in noisy)
         results += [(float(rate), wide) for rate in held.mean(axis=0)]
     return results
 
@@ -175,12 +175,12 @@ def test_ranks_cover(query: str, session: Session, kernel: BareKernel, tier: Tie
         assert rate >= fewest(times), (query, rate)
 
 
-def test_a_wrong_law_is_caught(session: Session, kernel: BareKernel) -> None:
+def test_noise_of_the_wrong_scale_is_caught(session: Session, kernel: BareKernel) -> None:
     """The named bug: intervals for noise of half its true scale. Coverage falls to about 0.78."""
     times = 2_000
     plan = planned(session, "SELECT COUNT(*) FROM users", BUDGETS["pure"])
     (noisy,), (exact,) = redraws(session, kernel, plan, BUDGETS["pure"], times)
-    wrong = replace(noisy, law=ScaledNoise("laplace", noisy.law.spread / 2, noisy.law.step))
+    wrong = replace(noisy, noise=ScaledNoise("laplace", noisy.noise.spread / 2, noisy.noise.step))
     found = estimate(NoisyCell(0), [wrong], [], CONFIDENCE)
     rate = np.mean((found.low <= exact.values[0]) & (exact.values[0] <= found.high))
     assert rate < fewest(times)
@@ -211,7 +211,7 @@ def test_fieller_agrees_with_the_quadratic_of_the_textbook() -> None:
     assert np.allclose([low[0], high[0]], roots, rtol=3e-2)
 
 
-def test_rising_functions_carry_the_interval() -> None:
+def test_increasing_functions_map_the_interval() -> None:
     column = Measured(np.array([100.0]), ScaledNoise("laplace", 2.0))
     inner = estimate(NoisyCell(0), [column], [], 0.95)
     outer = estimate(FunctionCall("sqrt", (NoisyCell(0),)), [column], [], 0.95)
@@ -219,7 +219,7 @@ def test_rising_functions_carry_the_interval() -> None:
 
 
 def test_clipping_widens_the_interval_to_the_side_it_removed_from() -> None:
-    column = Measured(np.array([100.0]), ScaledNoise("laplace", 1.0), missing=10.0, least=0.0, most=30.0)
+    column = Measured(np.array([100.0]), ScaledNoise("laplace", 1.0), missing=10.0, missing_low=0.0, missing_high=30.0)
     found = estimate(NoisyCell(0), [column], [], 0.95)
     assert found.value[0] == 110.0
     assert found.low[0] == 97.0 and found.high[0] == 133.0
@@ -238,10 +238,10 @@ FOLDED = {
 @pytest.mark.parametrize("node", FOLDED.values(), ids=FOLDED)
 @pytest.mark.parametrize("truth", [0.0, 3.0])
 def test_functions_that_turn_back_cover(node: Formula, kind: Literal["laplace", "gaussian"], truth: float) -> None:
-    """The named bug: quantiles of a folded law never include the fold, where the truth may be."""
+    """The named bug: quantiles of a folded distribution never include the fold, where the truth may be."""
     times, random = 2_000, np.random.default_rng(7)
-    law = ScaledNoise(kind, 9.0)
-    columns = [Measured(truth + law.quantile(random.random(times)), law) for _ in range(2)]
+    noise = ScaledNoise(kind, 9.0)
+    columns = [Measured(truth + noise.quantile(random.random(times)), noise) for _ in range(2)]
     found = estimate(node, columns, [], CONFIDENCE)
     wanted = evaluate(node, [np.array([truth])] * 2, [])
     held = (found.low <= wanted + 1e-9) & (wanted - 1e-9 <= found.high)
@@ -256,7 +256,13 @@ def test_variances_allow_for_clipping_of_each_sum(gone: tuple[float, ...]) -> No
     """
     values, least, most = (5_000.0, 0.0, 200.0), (0.0, -200.0, 0.0), (900.0, 200.0, 40.0)
     columns = [
-        Measured(np.array([value]), ScaledNoise("laplace", 1e-6), missing=(low + high) / 2, least=low, most=high)
+        Measured(
+            np.array([value]),
+            ScaledNoise("laplace", 1e-6),
+            missing=(low + high) / 2,
+            missing_low=low,
+            missing_high=high,
+        )
         for value, low, high in zip(values, least, most, strict=True)
     ]
     node = FunctionCall("variance", (NoisyCell(0), NoisyCell(1), NoisyCell(2), FixedValue(1.0)))
@@ -271,7 +277,7 @@ def test_variances_allow_for_clipping_of_each_sum(gone: tuple[float, ...]) -> No
 
 
 def test_many_clipped_columns_are_not_tried_in_every_way() -> None:
-    columns = [Measured(np.array([10.0]), ScaledNoise("laplace", 1e-6), most=5.0) for _ in range(8)]
+    columns = [Measured(np.array([10.0]), ScaledNoise("laplace", 1e-6), missing_high=5.0) for _ in range(8)]
     node: Formula = NoisyCell(0)
     for place in range(1, 8):
         node = FunctionCall("mul", (node, NoisyCell(place)))

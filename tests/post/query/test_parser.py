@@ -1,4 +1,4 @@
-"""The SQL front: what is refused, why, and what may be written instead."""
+"""The SQL parser: refused queries, with the reason and what to write instead."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_privacy_options_in_the_text(blind: Session) -> None:
     assert str(price.loss) == "Pure(epsilon=Fraction(1, 2))"
 
 
-def test_several_spellings_mean_one_plan(blind: Session) -> None:
+def test_several_ways_to_write_a_query_mean_one_plan(blind: Session) -> None:
     same = [
         "SELECT AVG(age) FROM users WHERE country = 'DE'",
         "select avg(Age) from USERS where Country = 'DE'",
@@ -92,6 +92,6 @@ def test_a_column_outside_group_by_is_named(blind: Session) -> None:
 
 def test_joining_on_another_key_needs_limits(blind: Session) -> None:
     query = "SELECT COUNT(*) FROM users a JOIN users b ON a.age = b.age"
-    with pytest.raises(Unsupported, match="join_rows"):
+    with pytest.raises(Unsupported, match="max_rows_per_key"):
         blind.quote(query, epsilon=1)
     assert blind.quote(query, epsilon=1, max_contributions=1, max_rows_per_key=5).affordable

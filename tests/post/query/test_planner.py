@@ -1,4 +1,4 @@
-"""The planner: which bound it takes by itself, from public facts alone."""
+"""The planner: the bound that it chooses, from public facts alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(context: Context, query: str, bound: object = "auto") -> QueryPlan:
 
 
 def measure(context: Context, query: str, bound: object = "auto") -> Measure:
-    (piece,) = planned(context, query, bound).pieces
+    (piece,) = planned(context, query, bound).measures
     return piece.measure
 
 
@@ -71,7 +71,7 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
             sizes = [option.pop("rows", None) for option in options]
             assert options == [{"ranks": "stored"} if ready else {}] * 3
             assert sizes[2] is None and all(size is not None and size.isdigit() for size in sizes[:2])
-            assert [session.context.rows(table) is None for table in ("users", "urls")] == [False, True]
+            assert [session.context.noisy_rows(table) is None for table in ("users", "urls")] == [False, True]
             answer = session.sql(COUNTED, epsilon=1)
             assert list(answer.bounds) == (["rows"] if ready else ["mass"])
         finally:
@@ -96,5 +96,5 @@ def test_a_bound_says_how_by_itself() -> None:
 )
 def test_what_intervals_do_not_allow_for_is_said(query: str, silent: bool, blind: Session) -> None:
     notes = planned(blind.context, query).notes
-    assert any("allow for no others" in note for note in notes) == silent
-    assert not any("allow for no others" in note for note in planned(blind.context, query, 20).notes)
+    assert any("leave out the rows beyond" in note for note in notes) == silent
+    assert not any("leave out the rows beyond" in note for note in planned(blind.context, query, 20).notes)

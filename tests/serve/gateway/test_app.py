@@ -1,8 +1,9 @@
-"""The gateway over a real kernel socket: every route, its limits, its document, and the session that speaks to it."""
+"""Test the gateway over a real kernel socket: routes, limits, the OpenAPI document, and remote sessions."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import uvicorn
 
 from conftest import Tier, require
 from dither.connection import connect
-from dither.errors import BudgetExceeded, Busy, InvalidParameter, InvalidPlan, NotAllowed
+from dither.errors import BudgetExceeded, Busy, DitherError, InvalidParameter, InvalidPlan, InvalidToken, NotAllowed
 from dither.loss import Pure
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
@@ -27,13 +28,15 @@ from dither.privacy.codec import encode
 from dither.privacy.protocol import Calibrate, Measurement, Request
 from dither.schema import load
 from dither.serve.gateway import app as gateway_module
-from dither.serve.gateway.app import ARROW, Gateway, Settings, application, to_next_tick
+from dither.serve.gateway.app import ARROW, AppSettings, Gateway, application, error_response, to_next_tick
 from dither.serve.gateway.openapi import CALLS as LISTED
-from dither.serve.gateway.openapi import document
+from dither.serve.gateway.openapi import openapi_document
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.fair_queue import QueueLimits
-from dither.serve.kernel.server import READERS
+from dither.serve.kernel.server import READ_LIMITS
+from dither.serve.transport.errors import KernelUnreachable
 from dither.serve.transport.http_client import connect as connect_http
+from dither.serve.transport.socket_client import RemoteKernel
 from serve.servers import Place, place, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
@@ -63,8 +66,8 @@ def test_a_quote_is_free_and_explains(there: Place) -> None:
     assert lines[0] == "unit of privacy: person" and there.spent() == before
 
 
-def test_a_quote_is_of_the_draw_that_is_asked(there: Place) -> None:
-    """The named bug: /v1/quote took `draw`, and said of every draw what was true of the first."""
+def test_a_quote_respects_repeat(there: Place) -> None:
+    """Regression test: /v1/quote ignored `repeat`, and quoted every repetition like the first."""
     body = {"dataset": "town", "query": COUNT, "epsilon": "1/7"}
     many = {"dataset": "town", "queries": [COUNT, COUNT], "epsilon": "1/7"}
     assert not there.post("/v1/answer", {**body, "repeat": 2}).json()["free"]
@@ -135,8 +138,54 @@ def test_expired_and_revoked_tokens_are_refused(there: Place) -> None:
     assert there.get("/v1/datasets", renewed).status_code == 200 and there.get("/v1/datasets", token).status_code == 401
 
 
-def test_rate_limits_hold_for_accounts_and_strangers(tmp_path: Path) -> None:
-    settings = Settings(account=Rate(0.001, 3), stranger=Rate(0.001, 2))
+@pytest.mark.parametrize(
+    ("error", "status", "headers"),
+    [
+        (InvalidToken("in any words"), 401, {"www-authenticate": "Bearer"}),
+        (NotAllowed("the token is not valid"), 403, {}),
+        (Busy("the kernel cannot be reached"), 503, {"retry-after": "1"}),
+    ],
+    ids=str,
+)
+def test_the_status_depends_on_the_error_class_and_not_on_its_message(
+    error: DitherError, status: int, headers: dict[str, str]
+) -> None:
+    reply = error_response(error)
+    names = ("www-authenticate", "retry-after")
+    assert (
+        reply.status_code == status
+        and {name: reply.headers[name] for name in names if name in reply.headers} == headers
+    )
+    assert json.loads(reply.body)["error"]["code"] == error.code
+
+
+def test_an_invalid_token_keeps_its_class_over_the_wire(there: Place) -> None:
+    with pytest.raises(InvalidToken):
+        there.remote.datasets("guess")
+    for token in ("guess", ""):
+        reply = there.http.get("/v1/datasets", headers={"authorization": f"Bearer {token}"} if token else {})
+        assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_token"
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("error", "count"), [(KernelUnreachable("in any words"), 1), (Busy("cannot be reached"), 0)])
+def test_only_an_unreachable_kernel_is_counted_as_such(
+    there: Place, monkeypatch: pytest.MonkeyPatch, error: Busy, count: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    def unreachable() -> int:
+        return int(there.http.get("/metrics").text.split()[-1])
+
+    before = unreachable()
+    monkeypatch.setattr(RemoteKernel, "exchange", fail)
+    assert there.get("/v1/datasets").status_code == 503
+    assert unreachable() == before + count
+
+
+def test_rate_limits_hold_for_accounts_and_unknown_tokens(tmp_path: Path) -> None:
+    settings = AppSettings(account_rate=Rate(0.001, 3), unknown_token_rate=Rate(0.001, 2))
     with place(tmp_path, settings=settings) as there:
         codes = [there.get("/v1/datasets").status_code for _ in range(5)]
         assert codes == [200, 200, 200, 200, 429]  # the first as a stranger, three as an account
@@ -146,38 +195,38 @@ def test_rate_limits_hold_for_accounts_and_strangers(tmp_path: Path) -> None:
         assert there.get("/v1/datasets").headers["retry-after"]
 
 
-def test_a_gateway_without_limits_lets_strangers_guess(tmp_path: Path) -> None:
-    """The weakened build: as many guesses as anyone likes."""
+def test_a_gateway_without_limits_lets_tokens_be_guessed(tmp_path: Path) -> None:
+    """The weakened build: an unlimited number of guessed tokens."""
     for stranger, codes in ((Rate(1, 5), {401, 429}), (Rate(10**9, 10**9), {401})):
         folder = tmp_path / str(len(codes))
-        with place(folder, settings=Settings(stranger=stranger, tick=0)) as there:
+        with place(folder, settings=AppSettings(unknown_token_rate=stranger, tick_ms=0)) as there:
             assert {there.get("/v1/datasets", f"guess{number}").status_code for number in range(30)} == codes
 
 
-def test_whoever_quotes_waits_in_a_line_of_their_own(tmp_path: Path) -> None:
-    """So many questions about prices at once, and no more of one account: they take the kernel's time too."""
+def test_quotes_wait_in_their_own_queue(tmp_path: Path) -> None:
+    """Quotes take the kernel's time too, so their number is limited, in total and per account."""
     with place(tmp_path) as there:
         body = {"dataset": "town", "query": COUNT, "epsilon": 1}
         with ExitStack() as stack:
-            for number in range(READERS.running):
-                stack.enter_context(there.server.readers.turn("town", f"somebody {number}"))
+            for number in range(READ_LIMITS.running):
+                stack.enter_context(there.server.read_queue.turn("town", f"somebody {number}"))
             mine = hashlib.sha256(b"ann").hexdigest()
-            for _ in range(READERS.account):
-                there.server.readers._enter("town", mine)
+            for _ in range(READ_LIMITS.account):
+                there.server.read_queue._enter("town", mine)
             reply = there.post("/v1/quote", body)
-            assert reply.status_code == 503 and "under way already" in reply.json()["error"]["message"]
+            assert reply.status_code == 503 and "queries in progress" in reply.json()["error"]["message"]
             assert there.get("/v1/history?dataset=town").status_code == 503
             assert there.ask(COUNT, 1).status_code == 200  # answers have another line
-        for _ in range(READERS.account):
-            there.server.readers._leave("town", mine)
+        for _ in range(READ_LIMITS.account):
+            there.server.read_queue._leave("town", mine)
         assert there.post("/v1/quote", body).status_code == 200
 
 
-def test_a_quote_says_how_many_wait(tmp_path: Path) -> None:
-    """How long one will wait is public: how many are ahead, and how long each takes."""
+def test_a_quote_reports_the_queue_length(tmp_path: Path) -> None:
+    """The expected waiting time is public: the number of waiting requests, and the time of each."""
     body = {"dataset": "town", "query": COUNT, "epsilon": 1}
     with place(tmp_path, limits=QueueLimits(running=1, waiting=9, account=9)) as there:
-        turns = there.server.turns
+        turns = there.server.answer_queue
         assert there.post("/v1/quote", body).json()["waiting"] == 0
         with turns.turn("town", "somebody"):
             for other in ("a", "b"):
@@ -187,18 +236,18 @@ def test_a_quote_says_how_many_wait(tmp_path: Path) -> None:
         assert told == [2, 2] and typed.headers["x-dither-waiting"] == "2"
 
 
-def test_a_request_waits_in_the_line_of_its_own_dataset(there: Place) -> None:
-    """The message's name of the dataset decides the line, so the plan inside must be for that one."""
+def test_a_request_waits_in_the_queue_of_its_own_dataset(there: Place) -> None:
+    """The dataset in a message's header selects the queue, so the plan in its body must be for the same dataset."""
     request = Request(
         "elsewhere", (Measurement(Count(Scan("people")), Calibrate("discrete_laplace", Pure(Fraction(1)))),)
     )
     for call in ("answer", "quote"):
-        with pytest.raises(InvalidPlan, match="another dataset"):
+        with pytest.raises(InvalidPlan, match="the same dataset"):
             there.remote.call(call, there.tokens["ann"], "town", encode(request))
 
 
-def test_a_description_that_changed_is_read_at_once(tmp_path: Path) -> None:
-    """Categories in another order: the next answer, a moment later, has them under their new labels."""
+def test_a_changed_description_takes_effect_at_once(tmp_path: Path) -> None:
+    """After a change of the order of categories, the next answer has the new labels."""
     with place(tmp_path, epsilon=1000) as there:
         query = "SELECT city, SUM(CASE WHEN city = 'north' THEN 1 ELSE 0 END) AS n FROM people GROUP BY city"
 
@@ -214,7 +263,7 @@ def test_a_description_that_changed_is_read_at_once(tmp_path: Path) -> None:
 
 
 def test_replies_leave_on_ticks() -> None:
-    """Whole multiples of a tick after the request came, however long a small thing took."""
+    """Replies leave at whole multiples of a tick after the request arrived."""
     waits = [
         round(1000 * (passed + to_next_tick(passed, 100))) for passed in (0.001, 0.004, 0.015, 0.0999, 0.101, 0.25)
     ]
@@ -222,8 +271,8 @@ def test_replies_leave_on_ticks() -> None:
 
 
 def test_no_reply_comes_before_its_tick(tmp_path: Path) -> None:
-    """Also refusals, and what needs no token."""
-    with place(tmp_path, settings=Settings(tick=150)) as there:
+    """Ticks also apply to refusals and to routes without a token."""
+    with place(tmp_path, settings=AppSettings(tick_ms=150)) as there:
         for path, who in (("/health", ""), ("/v1/budget?dataset=town", "ann"), ("/v1/datasets", "guess")):
             began = time.monotonic()
             there.get(path, who)
@@ -231,12 +280,12 @@ def test_no_reply_comes_before_its_tick(tmp_path: Path) -> None:
 
 
 def test_bodies_are_limited(tmp_path: Path) -> None:
-    with place(tmp_path, settings=Settings(body=1000)) as there:
+    with place(tmp_path, settings=AppSettings(max_body_bytes=1000)) as there:
         reply = there.http.post("/v1/answer", content=b"x" * 1001, headers=there.headers("ann"))
         assert reply.status_code == 413 and reply.json()["error"]["code"] == "invalid_parameter"
 
 
-def test_the_page_needs_nothing_from_elsewhere(there: Place) -> None:
+def test_the_page_loads_nothing_from_other_hosts(there: Place) -> None:
     for path in ("/", "/page.js", "/page.css"):
         reply = there.http.get(path)
         assert reply.status_code == 200 and "default-src 'none'" in reply.headers["content-security-policy"]
@@ -250,12 +299,12 @@ def test_the_document_lists_every_route(there: Place) -> None:
         (route.path, method.lower()) for route in Gateway(there.remote).routes() for method in route.methods or ()
     }
     pages = {(path, "get") for path in gateway_module.PAGES}
-    listed = {(path, method) for path, methods in document()["paths"].items() for method in methods}
+    listed = {(path, method) for path, methods in openapi_document()["paths"].items() for method in methods}
     assert {each for each in routes if each[1] != "head"} == listed | pages
     assert set(LISTED) == set(gateway_module.CALLS)
 
 
-def test_a_dead_kernel_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_dead_kernel_is_reported(tmp_path: Path) -> None:
     with place(tmp_path) as there:
         assert there.get("/health").json() == {"status": "ok", "kernel": True}
         there.server.close()
@@ -269,8 +318,8 @@ def test_a_dead_kernel_is_said_to_be_so(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(there: Place) -> Iterator[str]:
-    """The gateway on a port of its own, for clients that need one."""
-    settings = Settings(account=Rate(1000, 10_000), stranger=Rate(1000, 10_000), tick=0)
+    """Run the gateway on its own port, and return its address."""
+    settings = AppSettings(account_rate=Rate(1000, 10_000), unknown_token_rate=Rate(1000, 10_000), tick_ms=0)
     config = uvicorn.Config(application(there.remote, settings), port=0, log_level="error", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -303,7 +352,7 @@ def test_a_token_is_not_sent_in_the_clear(url: str) -> None:
         connect_http(url, "token")
 
 
-def test_a_gateway_that_is_not_there() -> None:
+def test_an_unreachable_gateway_is_reported() -> None:
     with pytest.raises(Busy, match="cannot be reached"):
         connect_http("http://127.0.0.1:9", "token").datasets("token")
 
@@ -316,8 +365,7 @@ CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conform
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("how", ["right", "wrong", "real"])
 def test_the_document_holds_under_schemathesis(there: Place, address: str, tier: Tier, how: str) -> None:
-    """Generated requests get documented answers of the documented form: such as the document describes, such as it
-    does not, and with any options that it allows beside a real question of a real dataset."""
+    """Generated requests get documented responses: valid ones, invalid ones, and any options beside a real query."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     require(schemathesis, "schemathesis")
     from hypothesis import HealthCheck, Phase, given, seed

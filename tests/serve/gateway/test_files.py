@@ -1,4 +1,4 @@
-"""Proofs and reports: anyone with an account reads them, and nothing else that lies beside them."""
+"""Test proofs and reports: every account can read them, and no other files beside them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from dither.errors import NotFound
-from dither.serve.gateway.app import Settings
+from dither.serve.gateway.app import AppSettings
 from dither.serve.gateway.files import PROOFS, DocumentFolder, list_documents, read_document
 from serve.servers import place
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Reports, and what is none."""
+    """Return a folder of reports, and of files that are no reports."""
     made = tmp_path / "reports"
     made.mkdir()
     (made / "zoo.html").write_text("<p>fine</p>")
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_only_papers_are_found(folder: Path) -> None:
+def test_only_documents_are_listed(folder: Path) -> None:
     assert [path.name for path in list_documents(folder)] == ["mechanism.json", "zoo.html"]
     assert list_documents(None) == [] == list_documents(folder / "nowhere")
     for name in ("link.txt", ".hidden.txt", "key.pem", "folder.md", "../outside.txt", "", "/etc/passwd"):
@@ -40,7 +40,7 @@ def test_only_papers_are_found(folder: Path) -> None:
 
 
 def test_auditors_read_proofs_and_reports(folder: Path, tmp_path: Path) -> None:
-    with place(tmp_path, settings=Settings(tick=0, reports=folder)) as there:
+    with place(tmp_path, settings=AppSettings(tick_ms=0, reports=folder)) as there:
         proofs = there.get("/v1/proofs", "aud").json()["items"]
         assert {each["name"] for each in proofs} == {path.name for path in PROOFS.glob("*.md")} and len(proofs) > 50
         text = there.get("/v1/proofs/kernel.md", "aud")
@@ -71,13 +71,13 @@ LATER = 10_000_000_000
 
 
 def later() -> int:
-    """A clock by which every file was written long ago."""
+    """Return a clock by which every file was written long ago."""
     return time.time_ns() + LATER
 
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed."""
+    """Record the names of the files that are hashed."""
     found: list[str] = []
     digest = hashlib.file_digest
 
@@ -89,41 +89,41 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_paper_that_stays_as_it_was_is_hashed_once(folder: Path, hashed: list[str]) -> None:
-    """Every listing once read every file: 57 pages of proofs, and reports of up to 16 MB."""
+def test_an_unchanged_document_is_hashed_once(folder: Path, hashed: list[str]) -> None:
+    """Regression test: every listing read every file, 57 proofs and reports of up to 16 MB."""
     shelf = DocumentFolder(folder, later)
-    first = shelf.listed()
-    assert shelf.listed() == shelf.listed() == first and hashed == ["mechanism.json", "zoo.html"]
+    first = shelf.entries()
+    assert shelf.entries() == shelf.entries() == first and hashed == ["mechanism.json", "zoo.html"]
     for each in first:
         text = (folder / each["name"]).read_bytes()
         assert (each["bytes"], each["sha256"]) == (len(text), hashlib.sha256(text).hexdigest())
 
 
-def test_a_paper_that_changed_is_hashed_again_whatever_its_size_and_time(folder: Path, hashed: list[str]) -> None:
+def test_a_changed_document_is_hashed_again_even_with_equal_size_and_time(folder: Path, hashed: list[str]) -> None:
     shelf, path = DocumentFolder(folder, later), folder / "mechanism.json"
-    before, state = shelf.listed(), path.stat()
+    before, state = shelf.entries(), path.stat()
     while path.stat().st_ctime_ns == state.st_ctime_ns:  # the clock ticks every few milliseconds
         path.write_text("[]")
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    after = shelf.listed()
+    after = shelf.entries()
     assert after[0]["sha256"] == hashlib.sha256(b"[]").hexdigest() != before[0]["sha256"] and after[1] == before[1]
     assert hashed == ["mechanism.json", "zoo.html", "mechanism.json"]
     (folder / "other.json").write_text("()")
     os.replace(folder / "other.json", path)
-    assert shelf.listed()[0]["sha256"] == hashlib.sha256(b"()").hexdigest()
+    assert shelf.entries()[0]["sha256"] == hashlib.sha256(b"()").hexdigest()
 
 
-def test_a_paper_of_this_very_moment_is_not_remembered(folder: Path, hashed: list[str]) -> None:
-    """Within one tick of a file system's clock it can change again and look the same."""
+def test_the_hash_of_a_document_written_just_now_is_not_reused(folder: Path, hashed: list[str]) -> None:
+    """Within the resolution of its clock, a file can change again and look the same."""
     shelf = DocumentFolder(folder)
-    assert shelf.listed() == shelf.listed() and len(hashed) == 4
+    assert shelf.entries() == shelf.entries() and len(hashed) == 4
 
 
-def test_a_paper_that_is_gone_is_forgotten(folder: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_document_is_forgotten(folder: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = DocumentFolder(folder, later)
-    shelf.listed()
+    shelf.entries()
     (folder / "zoo.html").unlink()
-    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"] and len(shelf._known) == 1
+    assert [each["name"] for each in shelf.entries()] == ["mechanism.json"] and len(shelf._hashes) == 1
     gone = folder / "gone.txt"
     monkeypatch.setattr("dither.serve.gateway.files.list_documents", lambda _: [gone, folder / "mechanism.json"])
-    assert [each["name"] for each in shelf.listed()] == ["mechanism.json"]
+    assert [each["name"] for each in shelf.entries()] == ["mechanism.json"]

@@ -1,4 +1,4 @@
-"""Frames, turns, limits, metrics, jobs, questions: the small parts, one by one."""
+"""Test messages, fair queues, rate limits, metrics, jobs and request parsing, one by one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from dither.errors import Busy, InvalidParameter, InvalidPlan, NotFound
 from dither.privacy.protocol import LedgerHead
-from dither.serve.gateway import requests as questions
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.gateway.metrics import Metrics
 from dither.serve.gateway.rate_limits import InFlight, Rate, RecentTokens, TokenBuckets
+from dither.serve.gateway.requests import read_query
 from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
-from dither.serve.transport.framing import LENGTH, Closed, Message, head_of, head_text, receive, send
+from dither.serve.transport.framing import LENGTH, ConnectionClosed, Message, head_text, parse_head, receive, send
 from dither.serve.transport.socket_client import SeenHeads
 from serve.servers import until, within
 
@@ -39,51 +39,49 @@ def test_a_malformed_frame_is_refused(data: bytes) -> None:
             receive(right, 1 << 10)
 
 
-def test_a_message_that_never_ends_is_given_up() -> None:
+def test_an_endless_message_times_out() -> None:
     left, right = socket.socketpair()
     with left, right:
         left.sendall(b"\x00")
-        with pytest.raises(Closed):
-            within(10, lambda: receive(right, 1 << 10, patience=0.05))
+        with pytest.raises(ConnectionClosed):
+            within(10, lambda: receive(right, 1 << 10, message_seconds=0.05))
 
 
-def test_a_connection_that_never_speaks_is_given_up() -> None:
+def test_a_silent_connection_times_out() -> None:
     left, right = socket.socketpair()
-    with left, right, pytest.raises(Closed):
-        within(10, lambda: receive(right, 1 << 10, idle=0.05))
+    with left, right, pytest.raises(ConnectionClosed):
+        within(10, lambda: receive(right, 1 << 10, idle_seconds=0.05))
 
 
-def test_ends_of_the_chain_are_written_one_way() -> None:
+def test_a_ledger_head_has_one_text_form() -> None:
     head = LedgerHead(17, "a" * 64)
-    assert head_of(head_text(head)) == head
+    assert parse_head(head_text(head)) == head
     for wrong in ("", "17", "x:" + "a" * 64, "1:2", "-1:" + "a" * 64, "١:" + "a" * 64):
         with pytest.raises(InvalidPlan):
-            head_of(wrong)
+            parse_head(wrong)
 
 
-def test_the_furthest_end_is_remembered_on_disk(tmp_path: Path) -> None:
+def test_the_latest_head_is_stored_on_disk(tmp_path: Path) -> None:
     heads = SeenHeads(tmp_path / "head")
-    heads.saw(LedgerHead(5, "a" * 64))
-    heads.saw(LedgerHead(4, "b" * 64))
+    heads.record(LedgerHead(5, "a" * 64))
+    heads.record(LedgerHead(4, "b" * 64))
     assert heads.last == LedgerHead(5, "a" * 64) == SeenHeads(tmp_path / "head").last
 
 
-def test_an_end_that_a_gap_gave_up_is_replaced_once(tmp_path: Path) -> None:
-    """Answers may overtake one another: on the new chain the furthest counts, and late ones change nothing."""
+def test_a_head_that_a_gap_replaced_is_replaced_once(tmp_path: Path) -> None:
+    """Responses can arrive out of order: after a gap the latest head counts, and late responses change nothing."""
     lost, heads = LedgerHead(41, "a" * 64), SeenHeads(tmp_path / "head")
-    heads.saw(lost)
-    heads.saw(LedgerHead(12, "b" * 64), LedgerHead(40, "c" * 64))  # another end was given up, not this one
+    heads.record(lost)
+    heads.record(LedgerHead(12, "b" * 64), LedgerHead(40, "c" * 64))  # another end was given up, not this one
     assert heads.last == lost
     for sequence, furthest in ((13, 13), (12, 13), (14, 14)):
-        heads.saw(LedgerHead(sequence, "b" * 64), lost)
+        heads.record(LedgerHead(sequence, "b" * 64), lost)
         assert heads.last == LedgerHead(furthest, "b" * 64) == SeenHeads(tmp_path / "head").last
-    heads.saw(LedgerHead(11, "b" * 64))
+    heads.record(LedgerHead(11, "b" * 64))
     assert heads.last == LedgerHead(14, "b" * 64) == SeenHeads(tmp_path / "head").last
 
 
-def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_heads_share_a_write_and_return_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, written, write = SeenHeads(tmp_path / "head"), list[str](), SeenHeads._write
 
     def slowly(self: SeenHeads, place: Path, text: str) -> None:
@@ -94,7 +92,7 @@ def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_ke
     monkeypatch.setattr(SeenHeads, "_write", slowly)
 
     def saw(number: int) -> bool:
-        heads.saw(LedgerHead(number, "a" * 64))
+        heads.record(LedgerHead(number, "a" * 64))
         return any(int(text.partition(":")[0]) >= number for text in written)
 
     with ThreadPoolExecutor(20) as pool:
@@ -103,14 +101,14 @@ def test_ends_that_come_together_share_a_write_and_none_is_known_before_it_is_ke
 
 
 @pytest.mark.parametrize("damage", ["", "17", "\x00" * 80])
-def test_a_damaged_memory_of_the_end_says_what_to_do(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_head_file_says_what_to_do(tmp_path: Path, damage: str) -> None:
     (tmp_path / "head").write_text(damage)
     with pytest.raises(InvalidParameter, match="remove the file"):
         SeenHeads(tmp_path / "head")
 
 
-def test_turns_go_round_the_accounts() -> None:
-    """One account's ten questions do not keep another's from being next."""
+def test_the_queue_rotates_over_accounts() -> None:
+    """Ten queries of one account do not delay the next query of another."""
     turns, order = FairQueue(QueueLimits(running=1, waiting=50, account=20)), list[str]()
 
     def ask(account: str) -> None:
@@ -128,15 +126,15 @@ def test_turns_go_round_the_accounts() -> None:
     assert order[:2] == ["greedy", "modest"] and turns.waiting("d") == 0
 
 
-def test_turns_refuse_before_anything_else() -> None:
+def test_a_full_queue_refuses_at_once() -> None:
     turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
 
     def refused() -> None:
         with turns.turn("d", "a"):
-            with pytest.raises(Busy, match="this account"), turns.turn("d", "a"):
+            with pytest.raises(Busy, match="an account may have"), turns.turn("d", "a"):
                 pass
             turns._enter("d", "b")
-            with pytest.raises(Busy, match="wait for this dataset"), turns.turn("d", "c"):
+            with pytest.raises(Busy, match="queue is full"), turns.turn("d", "c"):
                 pass
             with turns.turn("another", "a"):
                 pass
@@ -144,7 +142,7 @@ def test_turns_refuse_before_anything_else() -> None:
     within(10, refused)
 
 
-def test_a_turn_is_given_back_by_a_failure() -> None:
+def test_a_failure_frees_its_place_in_the_queue() -> None:
     turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
 
     def failing() -> None:
@@ -157,7 +155,7 @@ def test_a_turn_is_given_back_by_a_failure() -> None:
 
 def test_buckets_fill_with_time() -> None:
     now = [0.0]
-    buckets = TokenBuckets(Rate(2, 3), most=2, now=lambda: now[0])
+    buckets = TokenBuckets(Rate(2, 3), max_names=2, now=lambda: now[0])
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
     now[0] = 0.5
     assert buckets.take("a") == 0 and buckets.take("a") > 0 and buckets.take("b") == 0
@@ -165,20 +163,20 @@ def test_buckets_fill_with_time() -> None:
     assert buckets.take("a") == 0  # forgotten, since only two are kept
 
 
-def test_one_account_has_so_many_requests_under_way() -> None:
+def test_requests_in_progress_are_limited_per_account() -> None:
     under_way = InFlight(2)
-    with under_way.one_more("a"), under_way.one_more("a"):
-        with pytest.raises(Busy, match="under way already"), under_way.one_more("a"):
+    with under_way.admit("a"), under_way.admit("a"):
+        with pytest.raises(Busy, match="requests in progress"), under_way.admit("a"):
             pass
-        with under_way.one_more("b"):
+        with under_way.admit("b"):
             pass
-    with pytest.raises(KeyError), under_way.one_more("a"):
+    with pytest.raises(KeyError), under_way.admit("a"):
         raise KeyError
     assert not under_way._counts
 
 
-def test_known_names_are_few() -> None:
-    known = RecentTokens(most=2)
+def test_the_number_of_remembered_tokens_is_limited() -> None:
+    known = RecentTokens(max_names=2)
     for name in "abc":
         known.add(name, name.upper())
     assert known.get("a") is None and known.get("b") == "B"
@@ -190,18 +188,18 @@ def test_known_names_are_few() -> None:
 
 def test_metrics_know_routes_and_outcomes_only() -> None:
     metrics = Metrics()
-    metrics.began()
-    metrics.ended("/v1/answer", refused=False)
+    metrics.start_request()
+    metrics.end_request("/v1/answer", refused=False)
     assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in metrics.text()
     assert "dither_requests_open 0" in metrics.text()
 
 
 def test_jobs_belong_to_their_account() -> None:
-    jobs = Jobs(workers=1, each=1)
+    jobs = Jobs(workers=1, max_per_account=1)
     hold = threading.Event()
     job = jobs.submit("a", "one", "q", 1_000_000, lambda: {"waited": hold.wait(10)})
     assert jobs.submit("a", "one", "q", 5, dict) is job
-    with pytest.raises(InvalidParameter, match="another question"):
+    with pytest.raises(InvalidParameter, match="a different query"):
         jobs.submit("a", "one", "r", 5, dict)
     assert job.data()["status"] == "waiting" and job.data()["progress"] == 0.0
     with pytest.raises(Busy):
@@ -216,9 +214,9 @@ def test_jobs_belong_to_their_account() -> None:
     jobs.close()
 
 
-def test_a_job_that_failed_begins_anew() -> None:
-    """One that was refused because the kernel was busy can be asked again under its name."""
-    jobs, ends = Jobs(workers=1, each=1), iter([Busy("later"), None])
+def test_a_failed_job_can_start_again() -> None:
+    """A job that failed because the kernel was busy can be submitted again under its name."""
+    jobs, ends = Jobs(workers=1, max_per_account=1), iter([Busy("later"), None])
 
     def work() -> dict[str, int]:
         problem = next(ends)
@@ -240,11 +238,11 @@ def test_a_job_that_failed_begins_anew() -> None:
     b'{"dataset": "d"}', b'{"dataset": "d", "query": "q", "query": "r"}',
     b'{"dataset": "d", "query": "q", "repeat": NaN}',
 ])  # fmt: skip
-def test_a_question_of_the_wrong_form_is_refused(body: bytes) -> None:
+def test_malformed_requests_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidParameter):
-        questions.read_query(body)
+        read_query(body)
 
 
 def test_a_decimal_is_exact() -> None:
-    asked = questions.read_query(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
+    asked = read_query(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
     assert str(asked.options["epsilon"]) == "1/10" and asked.options["confidence"] == 0.9

@@ -1,4 +1,4 @@
-"""The curator's desk: accounts, datasets, the private log; each act a row; nothing of it behind the gateway."""
+"""Test the admin socket: accounts, datasets, the private log, ledger rows, and no access through the gateway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.kernel.admin import AdminService, admin_server, call_admin, load_seen_heads
+from dither.serve.kernel.admin import AdminService, admin_server, call_admin, load_registered_paths
 from dither.serve.kernel.server import unix_listener
 from serve.servers import town
 
@@ -76,22 +76,22 @@ def test_a_dataset_is_registered_and_remembered(desk: tuple[LocalKernel, Path], 
         second.read_text().replace("name: town", "name: village").replace("population: town", "population: v")
     )
     assert call_admin(path, "register", path=str(second)) == {"registered": "village"}
-    assert load_seen_heads(tmp_path / "datasets.json") == [str(second)] and "village" in kernel.registered
+    assert load_registered_paths(tmp_path / "datasets.json") == [str(second)] and "village" in kernel.registered
     assert [each["name"] for each in call_admin(path, "status")["datasets"]] == ["town", "village"]
 
 
-def test_acts_are_rows_and_the_chain_holds(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
+def test_actions_are_ledger_rows_and_the_ledger_is_valid(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     kernel, path = desk
     kernel.ledger.record_miss("town", "1x1+1")
     assert len(call_admin(path, "misses", dataset="town")["misses"]) == 1
     assert kernel.ledger.latency_step("town", "1x1+1") == 1
     call_admin(path, "unlock", dataset="town")
     assert kernel.ledger.latency_step("town", "1x1+1") == 1
-    assert call_admin(path, "quicken", dataset="town") == {"quickened": "town"}
+    assert call_admin(path, "reset_latency", dataset="town") == {"reset_latency": "town"}
     assert kernel.ledger.latency_step("town", "1x1+1") == 0
     call_admin(path, "log")
     call_admin(path, "corrections", dataset="town")
-    acts = ["unlock", "quicken", "read the private log", "read corrections"]
+    acts = ["unlock", "reset latency", "read the private log", "read corrections"]
     assert [row["act"] for row in rows(kernel, "act")] == acts
     assert verify(tmp_path / "l.sqlite").sound
     assert call_admin(path, "budget", dataset="town")[0]["level"] == "dataset"
@@ -106,16 +106,16 @@ def test_a_gap_is_marked(desk: tuple[LocalKernel, Path]) -> None:
         call_admin(path, "gap", head="99:" + "a" * 64)
 
 
-def test_what_is_not_there(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
+def test_unknown_names_and_calls_are_refused(desk: tuple[LocalKernel, Path], tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         call_admin(desk[1], "unlock", dataset="nowhere")
-    with pytest.raises(DitherError, match="no such call"):
+    with pytest.raises(DitherError, match="unknown call"):
         call_admin(desk[1], "close")
     with pytest.raises(NotFound, match="no kernel answers"):
         call_admin(tmp_path / "none.sock", "status")
 
 
-def test_the_command_line_speaks_to_the_desk(desk: tuple[LocalKernel, Path]) -> None:
+def test_the_command_line_uses_the_admin_socket(desk: tuple[LocalKernel, Path]) -> None:
     runner, at = CliRunner(), ["--socket", str(desk[1])]
     made = runner.invoke(cli.app, ["curator", "account", "bob", "--role", "auditor", *at, "--json"])
     assert made.exit_code == 0 and json.loads(made.stdout)["token"].startswith("dither_")

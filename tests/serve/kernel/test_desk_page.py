@@ -1,4 +1,4 @@
-"""The curator's page: for whoever has its address, on this machine, by its own forms."""
+"""Test the curator's desk: it opens with its address only, on this machine, and accepts its own forms only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.kernel.admin import AdminService, admin_server
-from dither.serve.kernel.desk_page import AdminPageServer, Page, table
+from dither.serve.kernel.desk_page import AdminPageServer, Page, html_table
 from dither.serve.kernel.server import unix_listener
 from serve.servers import town
 
@@ -36,7 +36,7 @@ def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, AdminPageServer]]:
 
 @contextmanager
 def opened(server: AdminPageServer) -> Iterator[httpx.Client]:
-    """A browser that has opened the address."""
+    """Return a browser that has opened the address."""
     with httpx.Client(base_url=f"http://127.0.0.1:{server.server_address[1]}") as client:
         reply = client.get(server.url)
         assert reply.status_code == 303 and "HttpOnly; SameSite=Strict" in reply.headers["set-cookie"]
@@ -58,7 +58,7 @@ def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, 
         assert "default-src 'none'" in client.get("/").headers["content-security-policy"]
 
 
-def test_its_forms_act_and_each_act_is_a_row(there: tuple[LocalKernel, AdminPageServer]) -> None:
+def test_its_forms_act_and_each_action_is_a_ledger_row(there: tuple[LocalKernel, AdminPageServer]) -> None:
     kernel, server = there
     token = kernel.ledger.add_account("ann", "analyst")
     kernel.ledger.record_miss("town", "1x1+1")
@@ -75,7 +75,7 @@ def test_its_forms_act_and_each_act_is_a_row(there: tuple[LocalKernel, AdminPage
 
 
 @pytest.mark.parametrize("how", ["no cookie", "a wrong cookie", "a wrong secret", "another name", "no name", "a path"])
-def test_nobody_else_sees_it(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
+def test_requests_without_the_secret_are_refused(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
     server = there[1]
     secret, base = server.page.secret, f"http://127.0.0.1:{server.server_address[1]}"
     path, headers = {
@@ -89,7 +89,7 @@ def test_nobody_else_sees_it(there: tuple[LocalKernel, AdminPageServer], how: st
 
 
 @pytest.mark.parametrize("how", ["no form", "a wrong form", "no cookie", "another name", "an unknown act", "too long"])
-def test_no_other_page_can_act(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
+def test_forms_of_other_pages_are_refused(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
     kernel, server = there
     token = kernel.ledger.add_account("ann", "analyst")
     with opened(server) as client:
@@ -111,12 +111,12 @@ def test_it_listens_on_this_machine_only(there: tuple[LocalKernel, AdminPageServ
     assert there[1].server_address[0] == "127.0.0.1" and there[1].page.secret not in repr(there[1].page)
 
 
-def test_nothing_is_taken_for_html() -> None:
-    made = table([{"<b>": "<script>alert(1)</script>", "x": "' onload='"}])
+def test_values_are_escaped() -> None:
+    made = html_table([{"<b>": "<script>alert(1)</script>", "x": "' onload='"}])
     assert "<script" not in made and "<b>" not in made and "' onload" not in made
 
 
-def test_a_kernel_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_missing_kernel_is_reported(tmp_path: Path) -> None:
     server = AdminPageServer(Page(tmp_path / "none.sock"), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with opened(server) as client:

@@ -1,4 +1,4 @@
-"""ID tokens: the right ones stand for their accounts; every known way to forge or bend one is refused by the kernel."""
+"""Test ID tokens: the kernel accepts valid tokens, and refuses every known kind of forgery."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from dither.errors import InvalidParameter, NotAllowed
-from dither.serve.gateway.app import Settings
+from dither.serve.gateway.app import AppSettings
 from dither.serve.gateway.rate_limits import Rate
-from dither.serve.kernel.oidc import LONGEST, Issuer, read_issuer
+from dither.serve.kernel.oidc import LONGEST_TOKEN, Issuer, read_issuer
 from serve.servers import place, until
 
 NOW = 1_800_000_000
@@ -74,7 +74,7 @@ def signed_ec(data: bytes, between: bytes = b"") -> bytes:
 
 
 def token(claims: Any = None, header: Any = None, sign: Callable[[bytes], bytes] = signed_rsa) -> str:
-    """A token; without anything said, a right one."""
+    """Return a token; by default a valid one."""
     parts = [{"alg": "RS256", "kid": "r", "typ": "JWT"} if header is None else header, claims or CLAIMS]
     body = ".".join(dialect(part if isinstance(part, bytes) else json.dumps(part).encode()) for part in parts)
     return f"{body}.{dialect(sign(body.encode()))}"
@@ -90,7 +90,7 @@ def headed(**header: Any) -> str:
     return token(header={name: value for name, value in made.items() if value is not None})
 
 
-def test_a_right_token_stands_for_its_account(issuer: Issuer) -> None:
+def test_a_valid_token_maps_to_its_account(issuer: Issuer) -> None:
     assert issuer.account(token()) == "ann" == issuer.account(token(header={"alg": "RS256", "kid": "r"}))
     assert issuer.account(token(header={"alg": "ES256", "kid": "e"}, sign=signed_ec)) == "ann"
     assert issuer.account(bent(aud=["dither"])) == "ann" == issuer.account(bent(azp="dither", nbf=NOW - 1))
@@ -104,7 +104,7 @@ def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def confused(secret: bytes, kid: str = "r") -> str:
-    """HS256 with something public as its secret."""
+    """Return a token signed by HS256 with a public value as its secret."""
     return token(header={"alg": "HS256", "kid": kid}, sign=lambda data: hmac.digest(secret, data, hashlib.sha256))
 
 
@@ -115,7 +115,7 @@ def changed(text: str, part: int, data: bytes) -> str:
 
 
 def loose(text: str) -> str:
-    """The same bytes in another spelling: bits of the last letter that stand for nothing."""
+    """Return the same bytes in non-canonical base64: unused bits of the last character are set."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     made = text[:-1] + letters[letters.index(text[-1]) + 1]
     data, again = (base64.urlsafe_b64decode(each.rpartition(".")[2] + "==") for each in (text, made))
@@ -189,17 +189,17 @@ FORGED = {
     "padded": lambda: token() + "==",
     "a line break": lambda: token() + "\n",
     "two dots": lambda: "..",
-    "too long": lambda: token({**CLAIMS, "more": "x" * LONGEST}),
+    "too long": lambda: token({**CLAIMS, "more": "x" * LONGEST_TOKEN}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("how", FORGED)
-def test_a_forged_or_bent_token_is_refused(issuer: Issuer, how: str) -> None:
+def test_a_forged_token_is_refused(issuer: Issuer, how: str) -> None:
     with pytest.raises(NotAllowed, match="the token is not valid"):
         issuer.account(FORGED[how]())
 
 
-def test_an_address_must_have_been_verified(issuer: Issuer) -> None:
+def test_an_email_address_must_be_verified(issuer: Issuer) -> None:
     by_mail = replace(issuer, claim="email", accounts={"ann@example.org": "ann"})
     mail = {"email": "ann@example.org"}
     assert by_mail.account(bent(**mail, email_verified=True)) == "ann"
@@ -213,7 +213,7 @@ def test_an_address_must_have_been_verified(issuer: Issuer) -> None:
     {**rsa_jwk(RSA_KEY), "alg": "HS256"}, {**rsa_jwk(RSA_KEY), "use": "enc"}, {**ec_jwk(EC_KEY), "crv": "P-384"},
     rsa_jwk(rsa.generate_private_key(65537, 1024)), {**rsa_jwk(RSA_KEY), "n": 7}, "r", {},
 ])  # fmt: skip
-def test_a_key_that_is_none_is_refused(tmp_path: Path, key: Any) -> None:
+def test_an_invalid_key_is_refused(tmp_path: Path, key: Any) -> None:
     with pytest.raises(InvalidParameter):
         read_issuer(described(tmp_path, [key]), lambda: datetime.now(UTC))
 
@@ -222,20 +222,20 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path, key: Any) -> None:
     {"issuer": "http://login.example.org"}, {"audience": ""}, {"audience": 3}, {"accounts": []}, {"accounts": None},
     {"accounts": {"u": 1}}, {"claim": ["sub"]}, {"keys": "nowhere.json"}, {"secret": "x"},
 ])  # fmt: skip
-def test_a_description_that_is_none_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_an_invalid_issuer_file_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):
         read_issuer(described(tmp_path, **more), lambda: datetime.now(UTC))
 
 
-def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="one name"):
+def test_two_keys_with_the_same_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="the same kid"):
         read_issuer(described(tmp_path, [rsa_jwk(RSA_KEY), rsa_jwk(THIEF)]), lambda: datetime.now(UTC))
 
 
 def test_an_analyst_asks_with_an_id_token(tmp_path: Path) -> None:
-    """Through the gateway; role, revocation and limits are those of the account, however many tokens it shows."""
+    """Role, revocation and limits are the account's, for any number of tokens."""
     made = read_issuer(described(tmp_path / "o"), lambda: datetime.fromtimestamp(NOW, UTC))
-    settings = Settings(account=Rate(0.001, 12), stranger=Rate(1000, 1000))
+    settings = AppSettings(account_rate=Rate(0.001, 12), unknown_token_rate=Rate(1000, 1000))
     query = "SELECT COUNT(*) FROM people"
     with place(tmp_path, sign_in=made.account, settings=settings) as there:
         first, second, auditor = bent(), bent(iat=NOW - 59), bent(sub="u-18")

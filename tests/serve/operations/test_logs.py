@@ -1,4 +1,4 @@
-"""The two streams of the log stay apart."""
+"""Test that the public and the private log stay separate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dither.serve.operations.logs import Logs, open_logs
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[Logs]:
-    opened = open_logs(tmp_path / "logs", largest=2_000, kept=2)
+    opened = open_logs(tmp_path / "logs", max_bytes=2_000, backups=2)
     yield opened
     opened.close()
 

@@ -1,4 +1,4 @@
-"""What others must not open: the kernel's own folder is closed, and a key that they could read is not used."""
+"""Test that the kernel's folder is closed to other users, and that keys which others can read are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import require
 from dither import cli
 from dither.errors import InvalidParameter
 from dither.serve.kernel.process import KernelProcess, KernelSettings
-from dither.serve.operations.permissions import private_folder, secret_file
+from dither.serve.operations.permissions import check_secret_file, secure_private_folder
 from serve.servers import town
 
 
@@ -22,14 +22,12 @@ def mode(path: Path) -> int:
 
 
 def test_a_new_folder_is_its_owners(tmp_path: Path) -> None:
-    assert private_folder(tmp_path / "private") == "" and mode(tmp_path / "private") == 0o700
-    assert private_folder(tmp_path / "private") == ""
+    assert secure_private_folder(tmp_path / "private") == "" and mode(tmp_path / "private") == 0o700
+    assert secure_private_folder(tmp_path / "private") == ""
 
 
-def test_an_open_folder_is_closed_and_said_to_have_been_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With all that is in it: an old ledger that anyone could read, too."""
+def test_an_open_folder_is_closed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files in the folder are closed too, such as an old ledger."""
     private = tmp_path / "state" / "private"
     (private / "logs").mkdir(parents=True)
     for path in (private / "old.sqlite", private / "logs" / "public.jsonl"):
@@ -40,30 +38,30 @@ def test_an_open_folder_is_closed_and_said_to_have_been_open(
     process.stop()
     process.kernel.close()
     said = capsys.readouterr().err
-    assert "closed to others" in said and "old.sqlite" in said and "public.jsonl" in said
+    assert "removed the access of other users" in said and "old.sqlite" in said and "public.jsonl" in said
     assert mode(private) == 0o700 and mode(private / "old.sqlite") == 0o600
-    assert private_folder(private) == ""
+    assert secure_private_folder(private) == ""
 
 
 @pytest.mark.parametrize("how", ["a link", "a file"])
-def test_what_is_no_folder_is_refused(tmp_path: Path, how: str) -> None:
+def test_a_file_or_link_instead_of_a_folder_is_refused(tmp_path: Path, how: str) -> None:
     place = tmp_path / "private"
     if how == "a link":
         (tmp_path / "elsewhere").mkdir()
         place.symlink_to(tmp_path / "elsewhere")
     else:
         place.write_text("")
-    with pytest.raises(InvalidParameter, match="a folder of its own"):
-        private_folder(place)
+    with pytest.raises(InvalidParameter, match="must be a folder"):
+        secure_private_folder(place)
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     require(os.geteuid() == 0, "only root can give a folder away")
     place = tmp_path / "private"
     place.mkdir()
     os.chown(place, 12345, -1)
-    with pytest.raises(InvalidParameter, match="another user"):
-        private_folder(place)
+    with pytest.raises(InvalidParameter, match="must belong to the user"):
+        secure_private_folder(place)
 
 
 @pytest.mark.parametrize(("bits", "fine"), [(0o600, True), (0o400, True), (0o640, True), (0o644, False), (0o660, False),
@@ -73,14 +71,14 @@ def test_a_key_that_others_can_open_is_refused(tmp_path: Path, bits: int, fine: 
     key.write_text("")
     key.chmod(bits)
     if fine:
-        assert secret_file(key) == key
+        assert check_secret_file(key) == key
     else:
         with pytest.raises(InvalidParameter, match="chmod 600"):
-            secret_file(key)
+            check_secret_file(key)
 
 
-def test_the_commands_look_at_their_keys(tmp_path: Path) -> None:
-    """Before they listen anywhere."""
+def test_the_commands_check_their_keys(tmp_path: Path) -> None:
+    """Keys are checked before a command listens on any address."""
     made = {name: tmp_path / name for name in ("c.pem", "open.key", "a.pem")}
     for path in made.values():
         path.write_text("")
@@ -92,4 +90,4 @@ def test_the_commands_look_at_their_keys(tmp_path: Path) -> None:
         ["gateway", "--https-certificate", str(made["c.pem"]), "--https-key", str(made["open.key"])],
     ):
         result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 2 and "others can open" in result.stderr, (words, result.output)
+        assert result.exit_code == 2 and "other users can open" in result.stderr, (words, result.output)

@@ -1,4 +1,4 @@
-"""Mutual TLS between gateway and kernel: both show a certificate of the one authority, or nothing is said."""
+"""Test mutual TLS between gateway and kernel: both need a certificate of the one authority."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
 
 @dataclass(frozen=True)
 class Authority:
-    """Somebody who signs certificates, and the folder that they are kept in."""
+    """An authority that signs certificates, and the folder of its files."""
 
     folder: Path
     name: str
@@ -62,7 +62,7 @@ class Authority:
         return self.folder / f"{self.name}.pem"
 
     def sign(self, name: str, *, client: bool, days: tuple[int, int] = (-1, 30)) -> tuple[Path, Path]:
-        """The files of a new certificate and its key."""
+        """Return the files of a new certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         use = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -92,7 +92,7 @@ def _dated(builder: x509.CertificateBuilder, first: int, last: int) -> x509.Cert
 
 @dataclass(frozen=True)
 class Far:
-    """A kernel that listens with TLS, and what a gateway needs to reach it."""
+    """A kernel that listens with TLS, and the settings of a gateway that reaches it."""
 
     kernel: LocalKernel
     mutual: MutualTls
@@ -113,7 +113,7 @@ def far(folder: Path) -> Iterator[Far]:
     ours, theirs = Authority.made(folder, "ours"), Authority.made(folder, "theirs")
     kernel = LocalKernel(load(town(folder / "data")), folder / "l.sqlite", trusted=False)
     listener = tls_listener("127.0.0.1", 0, *ours.sign("kernel", client=False), ours.path)
-    server = KernelServer(kernel, listener, ledger=kernel.ledger, patience=5)
+    server = KernelServer(kernel, listener, ledger=kernel.ledger, message_seconds=5)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = listener.getsockname()[1]
     mutual = MutualTls("127.0.0.1", port, *ours.sign("gateway", client=True), ours.path)
@@ -128,12 +128,12 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
         yield made
 
 
-def test_the_right_gateway_is_let_in(there: Far) -> None:
+def test_a_gateway_with_a_valid_certificate_connects(there: Far) -> None:
     assert there.asked(there.mutual) == ("town",)
 
 
-def test_a_gateway_asks_over_it(there: Far) -> None:
-    """Questions through the whole of a gateway, whose connection is used again."""
+def test_a_gateway_queries_over_mutual_tls(there: Far) -> None:
+    """Queries go through a whole gateway, which reuses its connection."""
     remote = RemoteKernel(there.mutual)
     with TestClient(application(remote), raise_server_exceptions=False) as http:
         headers = {"authorization": f"Bearer {there.token}"}
@@ -146,7 +146,7 @@ def test_a_gateway_asks_over_it(there: Far) -> None:
 
 @pytest.mark.parametrize("who", ["of another authority", "expired", "not yet valid", "a server's"])
 def test_a_wrong_certificate_is_refused(there: Far, who: str) -> None:
-    """Also a kernel's own: a stolen server certificate does not make a gateway."""
+    """A kernel's own certificate is refused too: a stolen server certificate does not make a gateway."""
     made = {
         "of another authority": lambda: there.theirs.sign("thief", client=True),
         "expired": lambda: there.ours.sign("late", client=True, days=(-10, -1)),
@@ -158,7 +158,7 @@ def test_a_wrong_certificate_is_refused(there: Far, who: str) -> None:
 
 
 def hears(there: Far, context: ssl.SSLContext) -> bool:
-    """Whether somebody who shakes hands in that way gets a word out of the kernel."""
+    """Return true if a client with this TLS context gets a response of the kernel."""
     try:
         with socket.create_connection(("127.0.0.1", there.mutual.port), 10) as plain:
             connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
@@ -193,7 +193,7 @@ def test_old_protocols_and_plain_text_are_refused(there: Far) -> None:
 
 @pytest.mark.parametrize("who", ["of another authority", "expired", "a client's"])
 def test_a_gateway_refuses_a_wrong_kernel(there: Far, who: str, tmp_path: Path) -> None:
-    """No token is sent to whoever merely listens there."""
+    """The gateway sends no token to a server without a valid certificate."""
     made = {
         "of another authority": lambda: there.theirs.sign("kernel", client=False),
         "expired": lambda: there.ours.sign("old", client=False, days=(-10, -1)),
@@ -207,7 +207,7 @@ def test_a_gateway_refuses_a_wrong_kernel(there: Far, who: str, tmp_path: Path) 
             heard.append(message)
             return super().respond(message)
 
-    server = Listening(there.kernel, listener, patience=5)
+    server = Listening(there.kernel, listener, message_seconds=5)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.raises(Busy):
         there.asked(replace(there.mutual, port=listener.getsockname()[1]))
@@ -216,18 +216,18 @@ def test_a_gateway_refuses_a_wrong_kernel(there: Far, who: str, tmp_path: Path) 
 
 
 def test_a_kernel_of_another_name_is_refused(there: Far) -> None:
-    """The certificate is for localhost and 127.0.0.1; the same place under another name is not it."""
+    """The certificate is for localhost and 127.0.0.1; the same address under another name is refused."""
     assert there.asked(replace(there.mutual, host="localhost")) == ("town",)
     with pytest.raises(Busy):
         there.asked(replace(there.mutual, host="127.1"))
 
 
-def test_those_who_never_shake_hands_are_few(tmp_path: Path) -> None:
-    """Connections that have not shown a certificate are counted, and hung up on beyond twice the most."""
+def test_connections_without_a_handshake_are_limited(tmp_path: Path) -> None:
+    """Connections without a finished handshake are counted, and closed beyond twice the maximum."""
     authority = Authority.made(tmp_path, "ours")
     kernel = LocalKernel(load(town(tmp_path / "data")), tmp_path / "l.sqlite", trusted=False)
     listener = tls_listener("127.0.0.1", 0, *authority.sign("kernel", client=False), authority.path)
-    server = KernelServer(kernel, listener, most=2, patience=30)
+    server = KernelServer(kernel, listener, max_connections=2, message_seconds=30)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(8)]
     for each in silent[4:]:
@@ -240,15 +240,15 @@ def test_those_who_never_shake_hands_are_few(tmp_path: Path) -> None:
     kernel.close()
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(NotAllowed, match="cannot be read"):
+def test_invalid_tls_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotAllowed, match="cannot read"):
         tls_listener("127.0.0.1", 0, tmp_path / "a", tmp_path / "b", tmp_path / "c")
 
 
 @pytest.mark.tier("test")
 @pytest.mark.xdist_group("servers")
-def test_two_processes_speak_over_it(tmp_path: Path) -> None:
-    """`dither kernel --listen` and `dither gateway --kernel tls://`, with an analyst over HTTPS in front."""
+def test_two_processes_communicate_over_mutual_tls(tmp_path: Path) -> None:
+    """Run `dither kernel --listen` and `dither gateway --kernel tls://`, with an analyst over HTTPS."""
     ours, state, port = Authority.made(tmp_path, "ours"), tmp_path / "s", free_port()
     kernel_files, gateway_files = ours.sign("kernel", client=False), ours.sign("gateway", client=True)
     me = [sys.executable, "-m", "dither"]
@@ -276,7 +276,7 @@ def test_two_processes_speak_over_it(tmp_path: Path) -> None:
         reply = httpx.post(f"{url}/v1/answer", json={"dataset": "town", "query": COUNT, "epsilon": 1},
                            headers={"authorization": f"Bearer {token}"}, verify=trusting, timeout=60)  # fmt: skip
         assert reply.status_code == 200 and len(reply.json()["rows"]) == 3
-        with pytest.raises(Exception, match="not one that this machine trusts"):
+        with pytest.raises(Exception, match="this machine does not trust"):
             connect(url, token=token)
     finally:
         for child in reversed(children):

@@ -1,4 +1,4 @@
-"""What all SQL engines share: from a measure to one statement, its groups, and the vector; facts of public tables."""
+"""The base of all SQL engines: builds one statement from a measure, runs it, and converts its groups to the vector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.result_vector import ReleasedGroups, corrections_in, read_columns, to_groups, to_vector
+from dither.access.result_vector import GroupCounts, columns_to_count, corrections_in, to_groups, to_vector
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure, Vector
@@ -18,14 +18,14 @@ from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.cleaning import is_clean
 from dither.plan.relations.facts import needs_order
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, case, integer, is_not_null, rows_count, select
+from dither.plan.sql.builders import Sql, case, count_star, integer, is_not_null, select
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Column, Dataset, Reference, Scalar, Table
 
 
 class SqlEngine(ABC):
-    """Answers measures with SQL; an engine says how tables are found, statements run and stopped."""
+    """Answers measures with SQL; a subclass finds the tables, and runs and stops statements."""
 
     dialect: Dialect
 
@@ -34,112 +34,119 @@ class SqlEngine(ABC):
         self._corrections: dict[str, int] = {}
         self.failure: str | None = None
         self.ctx = Context(dataset)
-        self._origins = {name: self._origin(table) for name, table in dataset.tables.items()}
+        self._sources = {name: self._table_source(table) for name, table in dataset.tables.items()}
         self._lock_down(dataset)
         self.ctx = Context(dataset, self._facts())
 
     def _lock_down(self, dataset: Dataset) -> None:
-        """Gives up what is no longer needed once the tables are found."""
+        """Give up permissions that are not needed once the tables are found."""
 
     @abstractmethod
-    def _origin(self, table: Table) -> TableSource:
-        """Where a table is and how its columns are stored; InvalidSchema where it cannot be read."""
+    def _table_source(self, table: Table) -> TableSource:
+        """Return the SQL that reads a table and the kinds of its columns; raise InvalidSchema if it cannot be read."""
 
     @abstractmethod
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        """Runs a statement, for so many seconds at most."""
+        """Run a statement for at most `deadline` seconds."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stops what is running, from another thread."""
+        """Stop the running statement, from another thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the data."""
+        """Close the connection to the data."""
 
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
-        """The integers of a measure, one per declared cell."""
+        """Return the integers of a measure, one per declared cell."""
         plan = measure.plan(self._statement(measure, secret))
-        return to_vector(measure, plan, self._answer(plan.select, deadline))
+        return to_vector(measure, plan, self._run_safely(plan.select, deadline))
 
-    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> ReleasedGroups:
-        """The keys that occur and their counts."""
+    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> GroupCounts:
+        """Return the keys that occur and their counts."""
         plan = measure.plan(self._statement(measure, secret))
-        return to_groups(self.ctx, measure, self._answer(plan.select, deadline))
+        return to_groups(self.ctx, measure, self._run_safely(plan.select, deadline))
 
     def sql(self, measure: Measure) -> str:
-        """The SQL that would run, for the curator's eyes."""
+        """Return the SQL that would run, for the curator."""
         return self.dialect.render(measure.plan(self._statement(measure)).select)
 
     def _statement(self, measure: Measure, secret: int = 0) -> SqlStatement:
-        counted, ordered = read_columns(measure), needs_order(measure)
-        return SqlStatement(self.ctx, self._origins, self.dialect, secret, counted, ordered=ordered)
+        """Start the statement of a measure."""
+        counted_columns, ordered = columns_to_count(measure), needs_order(measure)
+        return SqlStatement(self.ctx, self._sources, self.dialect, secret, counted_columns, keeps_order=ordered)
 
-    def _answer(self, statement: Sql, deadline: float | None) -> pa.Table:
+    def _run_safely(self, statement: Sql, deadline: float | None) -> pa.Table:
+        """Run a statement; report any failure as an EngineFailure without details, and count corrections."""
         with self._lock:
             try:
-                found = self._run(statement, deadline)
-            except Exception as error:  # whatever a driver raises, its text may hold a value: the curator's log only
+                result = self._run(statement, deadline)
+            except Exception as error:  # a driver's error text may contain a value: for the curator only
                 self.failure = str(error)
                 raise EngineFailure from None
-        self._corrections["values"] = self._corrections.get("values", 0) + corrections_in(found)
-        return found
+        self._corrections["values"] = self._corrections.get("values", 0) + corrections_in(result)
+        return result
 
     def corrections(self) -> Mapping[str, int]:
-        """For the curator: how many values were corrected on their way into the answers so far."""
+        """Return, for the curator, the number of values corrected in the answers so far."""
         return dict(self._corrections)
 
     def inspect(self) -> Mapping[str, int]:
-        """For the curator: corrected values by "table.column", and rows dropped for want of a unit key by "table"."""
-        found = [self._inspected(name) for name in self.ctx.dataset.tables]
-        return {key: count for table in found for key, count in table.items()}
+        """Return, for the curator, corrected values by "table.column" and rows dropped for lack of a key by "table"."""
+        table_counts = [self._inspect_table(name) for name in self.ctx.dataset.tables]
+        return {key: count for table in table_counts for key, count in table.items()}
 
-    def _inspected(self, name: str) -> dict[str, int]:
+    def _inspect_table(self, name: str) -> dict[str, int]:
+        """Count the corrected values of each column and the dropped rows of one table."""
         table = self.ctx.table(name)
-        flags = [with_alias(self._flagged(name, column), f"c{i}") for i, column in enumerate(table.columns.values())]
-        rows = select(*flags, with_alias(rows_count(), "n")).from_(self._origins[name].source.copy(), copy=False)
+        flags = [
+            with_alias(self._count_incorrect(name, column), f"c{i}") for i, column in enumerate(table.columns.values())
+        ]
+        rows = select(*flags, with_alias(count_star(), "n")).from_(self._sources[name].source.copy(), copy=False)
         row = self._run(rows).to_pylist()[0]
         counts = {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
-        return counts | {name: int(row["n"]) - self._kept(name)}
+        return counts | {name: int(row["n"]) - self._count_valid_rows(name)}
 
-    def _flagged(self, table: str, column: Column) -> Sql:
-        """How many records of a column need a correction."""
-        origin, raw = self._origins[table], exp.column(column.name, quoted=True)
-        right = is_clean(column, raw, origin.kinds[column.name], self.dialect)
-        return exp.Sum(this=case([(right, integer(0))], integer(1)))
+    def _count_incorrect(self, table: str, column: Column) -> Sql:
+        """Build the count of records of a column that need a correction."""
+        table_source, raw = self._sources[table], exp.column(column.name, quoted=True)
+        is_valid = is_clean(column, raw, table_source.kinds[column.name], self.dialect)
+        return exp.Sum(this=case([(is_valid, integer(0))], integer(1)))
 
-    def _kept(self, table: str) -> int:
-        statement = SqlStatement(self.ctx, self._origins, self.dialect, ordered=False)
+    def _count_valid_rows(self, table: str) -> int:
+        """Count the rows that a scan of the table keeps."""
+        statement = SqlStatement(self.ctx, self._sources, self.dialect, keeps_order=False)
         scan = statement.table(Scan(table))
-        counted = self._run(statement.finish(select(with_alias(rows_count(), "n")).from_(scan, copy=False)))
+        counted = self._run(statement.finish(select(with_alias(count_star(), "n")).from_(scan, copy=False)))
         return int(counted.column("n")[0].as_py())
 
     def _facts(self) -> PublicTableFacts:
-        """What may be counted: public tables only."""
+        """Count the values and multiplicities of the columns of public tables, and of no others."""
         columns = [column.domain for table in self.ctx.dataset.tables.values() for column in table.columns.values()]
-        wanted = {(domain.table, domain.column) for domain in columns if isinstance(domain, Reference)}
+        referenced = {(domain.table, domain.column) for domain in columns if isinstance(domain, Reference)}
         public = [table for table in self.ctx.dataset.tables.values() if not table.private]
         values: dict[str, tuple[Scalar, ...]] = {}
         multiplicity: dict[str, int] = {}
-        for table, name in ((place, name) for place in public for name in place.columns):
-            found = self._frequencies(table.name, name)
-            multiplicity[f"{table.name}.{name}"] = max(found.values(), default=0)
-            if (table.name, name) in wanted:
-                values[f"{table.name}.{name}"] = tuple(sorted(found, key=lambda value: (str(type(value)), value)))
+        for table, name in ((public_table, name) for public_table in public for name in public_table.columns):
+            frequencies = self._frequencies(table.name, name)
+            multiplicity[f"{table.name}.{name}"] = max(frequencies.values(), default=0)
+            if (table.name, name) in referenced:
+                values[f"{table.name}.{name}"] = tuple(sorted(frequencies, key=lambda value: (str(type(value)), value)))
         return PublicTableFacts(values, multiplicity)
 
     def _frequencies(self, table: str, column: str) -> dict[Scalar, int]:
-        statement = SqlStatement(self.ctx, self._origins, self.dialect, ordered=False)
+        """Count the rows of each value of a column, NULL excluded."""
+        statement = SqlStatement(self.ctx, self._sources, self.dialect, keeps_order=False)
         scan = statement.table(Scan(table))
         key = column_ref(f"c{list(self.ctx.table(table).columns).index(column)}")
-        body = select(with_alias(key, "k"), with_alias(rows_count(), "n")).from_(scan, copy=False)
+        body = select(with_alias(key, "k"), with_alias(count_star(), "n")).from_(scan, copy=False)
         body.where(is_not_null(key), copy=False)
-        found = self._run(statement.finish(body.group_by(key.copy(), copy=False)))
-        return dict(zip(found.column("k").to_pylist(), found.column("n").to_pylist(), strict=True))
+        counted_rows = self._run(statement.finish(body.group_by(key.copy(), copy=False)))
+        return dict(zip(counted_rows.column("k").to_pylist(), counted_rows.column("n").to_pylist(), strict=True))
 
 
 def kinds_of(table: Table, stored: Mapping[str, RawKind]) -> dict[str, RawKind]:
-    """How each declared column is stored; refused where one is missing."""
+    """Return the kind of each declared column; refuse a source that lacks one."""
     missing = [name for name in table.columns if name not in stored]
     if missing:
         raise InvalidSchema(f"the source of table {table.name} has no column {', '.join(missing)}")
@@ -147,22 +154,23 @@ def kinds_of(table: Table, stored: Mapping[str, RawKind]) -> dict[str, RawKind]:
 
 
 @contextlib.contextmanager
-def alarm(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` after so many seconds, and again until the block ends: an early call may find nothing to stop."""
+def time_limit(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` after `seconds`, and again until the block ends: an early call may find nothing to stop."""
     if seconds is None:
         yield
         return
     ended = threading.Event()
-    watch = threading.Thread(target=_watch, args=(ended, seconds, stop), daemon=True)
-    watch.start()
+    watcher = threading.Thread(target=_stop_repeatedly, args=(ended, seconds, stop), daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         ended.set()
-        watch.join()
+        watcher.join()
 
 
-def _watch(ended: threading.Event, seconds: float, stop: Callable[[], None]) -> None:
+def _stop_repeatedly(ended: threading.Event, seconds: float, stop: Callable[[], None]) -> None:
+    """Call `stop` after `seconds`, then every 50 ms, until the event is set."""
     wait = max(0.0, seconds)
     while not ended.wait(wait):
         stop()

@@ -1,4 +1,4 @@
-"""DuckDB, in the process: Parquet, CSV and DuckDB's own files; read-only, with limits on memory, disk and time."""
+"""DuckDB, in the process: reads Parquet, CSV and DuckDB files, with limits on memory, disk and time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from dither.access.csv_quotes import first_unclosed
-from dither.access.engines.base import SqlEngine, alarm, kinds_of
+from dither.access.csv_quotes import first_unclosed_quote
+from dither.access.engines.base import SqlEngine, kinds_of, time_limit
 from dither.errors import InvalidSchema
 from dither.plan.sql.builders import Sql, select
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
 
-# The most that DuckDB takes for all engines over one dataset; the process is then below 4 GB.
+# The memory limit of DuckDB for all engines over one dataset; the process then stays below 4 GB.
 MEMORY = "3500MB"
-# DuckDB keeps about 10 KB for each statement that ranks rows, up to 20 MB, and gives it back when it is closed; opening
-# it again takes 50 ms.
-STATEMENTS = 64
+# DuckDB retains about 10 KB for each statement that ranks rows, up to 20 MB, until it is closed; reopening takes 50 ms.
+MOST_STATEMENTS = 64
 KINDS: dict[str, RawKind] = {
     "TINYINT": "integer", "SMALLINT": "integer", "INTEGER": "integer", "BIGINT": "integer", "HUGEINT": "integer",
     "UTINYINT": "integer", "USMALLINT": "integer", "UINTEGER": "integer", "UBIGINT": "integer", "UHUGEINT": "integer",
@@ -41,24 +40,25 @@ KINDS: dict[str, RawKind] = {
 
 
 def kind_of(declared: str) -> RawKind:
-    """How records of a DuckDB type are read."""
+    """Return the kind of a DuckDB type."""
     if declared.startswith("DECIMAL"):
         return "decimal"
     return "text" if declared.startswith("ENUM") else KINDS.get(declared, "other")
 
 
-def _csv(table: str, path: str, delimiter: str) -> Sql:
-    """A CSV file in one fixed dialect, every column as text.
+def _csv_source(table: str, path: str, delimiter: str) -> Sql:
+    """Read a CSV file with fixed options, every column as text.
 
-    Types, quotes or widths guessed from the data would be a function of all records: one of them could change how the
-    others are read. A record that does not fit is padded, cut or left out, alone.
+    Types, quotes or widths guessed from the data would depend on all records: one record could change how the others
+    are read. A record that does not fit is padded, cut or dropped, without effect on others.
     """
-    texts = [
-        _option(exp.Literal.string(name), exp.Literal.string("VARCHAR")) for name in _header(table, path, delimiter)
+    column_types = [
+        _option(exp.Literal.string(name), exp.Literal.string("VARCHAR"))
+        for name in _column_names(table, path, delimiter)
     ]
-    fixed: dict[str, Sql] = {
+    csv_options: dict[str, Sql] = {
         "auto_detect": exp.false(),
-        "columns": exp.Struct(expressions=texts),
+        "columns": exp.Struct(expressions=column_types),
         "header": exp.true(),
         "delim": exp.Literal.string(delimiter),
         "quote": exp.Literal.string('"'),
@@ -67,25 +67,25 @@ def _csv(table: str, path: str, delimiter: str) -> Sql:
         "null_padding": exp.true(),
         "strict_mode": exp.false(),
         "ignore_errors": exp.true(),
-        # Read in parallel, a quoted line's end beside a short record would fail the whole file.
+        # A parallel reader fails on the whole file if a quoted line break is next to a short record.
         "parallel": exp.false(),
     }
-    named_options = [_option(exp.to_identifier(name), value) for name, value in fixed.items()]
+    named_options = [_option(exp.to_identifier(name), value) for name, value in csv_options.items()]
     return exp.Anonymous(this="read_csv", expressions=[exp.Literal.string(path), *named_options])
 
 
 def _check_quotes(table: str, path: str, delimiter: str) -> None:
-    """Refuses files in which a quote is left open, while nothing has been asked yet: it would swallow records."""
-    for each in sorted(glob(path)):
+    """Refuse files with an unclosed quote, before the first query: the quote would swallow records."""
+    for file_path in sorted(glob(path)):
         try:
-            with _opened(each, errors="replace") as file:
-                line = first_unclosed(file, delimiter)
+            with _open_text(file_path, errors="replace") as file:
+                line = first_unclosed_quote(file, delimiter)
         except (OSError, EOFError):
             raise InvalidSchema(f"the source of table {table} cannot be read") from None
         if line is not None:
             raise InvalidSchema(
-                f"a quote in line {line} of {Path(each).name}, a file of table {table}, is left open or misplaced, so"
-                " that the records after it would be lost: close it, and double every quote inside a quoted field"
+                f"a quote in line {line} of {Path(file_path).name}, a file of table {table}, is unclosed or misplaced"
+                " and would swallow the records after it; close it, and double every quote inside a quoted field"
             )
 
 
@@ -93,129 +93,135 @@ def _option(name: Sql, value: Sql) -> Sql:
     return exp.PropertyEQ(this=name, expression=value)
 
 
-def _header(table: str, path: str, delimiter: str) -> list[str]:
-    """The names in the first line, the same in every file of a table: they are the curator's, not a record's."""
+def _column_names(table: str, path: str, delimiter: str) -> list[str]:
+    """Return the names in the first line, the same in every file; they come from the curator, not from a record."""
     try:
-        found = [_first_line(each, delimiter) for each in sorted(glob(path))]
+        headers = [_first_line(file_path, delimiter) for file_path in sorted(glob(path))]
     except (OSError, EOFError, ValueError, TypeError, csv.Error):
         raise InvalidSchema(f"the source of table {table} cannot be read") from None
-    if not found or not found[0] or any(names != found[0] for names in found):
-        raise InvalidSchema(f"the files of table {table} must begin with one line of column names, the same in each")
-    return found[0]
+    if not headers or not headers[0] or any(names != headers[0] for names in headers):
+        raise InvalidSchema(f"every file of table {table} must begin with the same line of column names")
+    return headers[0]
 
 
 def _first_line(path: str, delimiter: str) -> list[str]:
-    with _opened(path) as file:
+    """Return the fields of a file's first line."""
+    with _open_text(path) as file:
         return next(csv.reader(file, delimiter=delimiter), [])
 
 
-def _opened(path: str, errors: str = "strict") -> TextIO:
+def _open_text(path: str, errors: str = "strict") -> TextIO:
+    """Open a text file, which may be compressed with gzip."""
     if path.endswith(".gz"):
         return gzip.open(path, "rt", newline="", encoding="utf-8-sig", errors=errors)
     return open(path, newline="", encoding="utf-8-sig", errors=errors)
 
 
-class Opening:
-    """One DuckDB, from when it is opened until its last statement has ended."""
+class DatabaseInstance:
+    """One DuckDB instance, from when it is opened until its last statement has ended."""
 
-    def __init__(self, scratch: str, settled: Sequence[str] = ()) -> None:
-        # Two that overlap must not spill into each other's files.
+    def __init__(self, scratch: str, setup: Sequence[str] = ()) -> None:
+        # Two instances that overlap must not spill into each other's files.
         self._spill = tempfile.TemporaryDirectory(dir=scratch)
         self.connection = duckdb.connect(":memory:", config={"temp_directory": self._spill.name})
-        self.statements = self.at_work = 0
-        self.worn = self.broken = False
+        self.statement_count = self.running_statements = 0
+        self.had_failure = self.is_broken = False
         try:
-            for statement in settled:
+            for statement in setup:
                 self.connection.execute(statement)
         except duckdb.Error:
             self.close()
             raise
 
     @property
-    def spent(self) -> bool:
-        """Whether the next statement should find another one: at once if this one is broken, else once it is idle."""
-        return self.broken or (not self.at_work and (self.worn or self.statements >= STATEMENTS))
+    def needs_replacement(self) -> bool:
+        """True if the next statement must use a new instance: at once if this one is broken, else once it is idle."""
+        return self.is_broken or (
+            not self.running_statements and (self.had_failure or self.statement_count >= MOST_STATEMENTS)
+        )
 
-    def failed(self, problem: duckdb.Error) -> None:
-        """A statement failed; after some problems DuckDB refuses all others."""
-        self.worn = True
-        self.broken |= isinstance(problem, duckdb.FatalException | duckdb.InternalException)
+    def record_failure(self, problem: duckdb.Error) -> None:
+        """Note that a statement failed; after fatal and internal errors DuckDB refuses all other statements."""
+        self.had_failure = True
+        self.is_broken |= isinstance(problem, duckdb.FatalException | duckdb.InternalException)
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Close the connection and remove its temporary files."""
         self.connection.close()
         self._spill.cleanup()
 
 
 class Database:
-    """One DuckDB of this process, which several engines share; while none is at work it is opened anew, now and then.
+    """A DuckDB shared by several engines of this process, reopened now and then while it is idle.
 
-    One for each engine would cost 5 MB and nine threads, and what each keeps of its statements would add up.
+    One database per engine would cost 5 MB and nine threads each, and the memory that each keeps for its statements
+    would add up.
     """
 
     def __init__(self) -> None:
         self.scratch = tempfile.TemporaryDirectory(prefix="dither-")
-        self._opening = Opening(self.scratch.name)
+        self._instance = DatabaseInstance(self.scratch.name)
         self._engines: set[int] = set()
         self._lock = threading.Lock()
-        self._settled: list[str] = []
+        self._setup: list[str] = []
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """What later statements will use."""
-        return self._opening.connection
+        """The connection for later statements."""
+        return self._instance.connection
 
-    def settle(self, statement: str) -> None:
-        """Runs what holds for every later statement, also once it is opened anew."""
-        self._settled.append(statement)
+    def run_setup(self, statement: str) -> None:
+        """Run a setup statement now, and again whenever the database is reopened."""
+        self._setup.append(statement)
         self.connection.execute(statement)
 
     @contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection for one statement; after one that failed, the next finds a new database."""
-        opening = self._entered()
+        """Open a connection for one statement; after a failed statement, the next uses a new instance."""
+        instance = self._acquire()
         try:
-            with closing(opening.connection.cursor()) as cursor:
+            with closing(instance.connection.cursor()) as cursor:
                 yield cursor
         except duckdb.Error as problem:
             with self._lock:
-                opening.failed(problem)
+                instance.record_failure(problem)
             raise
         finally:
-            self._left(opening)
+            self._release(instance)
 
-    def _entered(self) -> Opening:
-        """What a statement works on; a new one, as limited as the one before, where that is spent."""
+    def _acquire(self) -> DatabaseInstance:
+        """Return the instance for a statement; replace it first by a new one with the same setup if needed."""
         with self._lock:
-            if self._opening.spent:
-                before, self._opening = self._opening, Opening(self.scratch.name, self._settled)
-                self._retire(before)
-            self._opening.at_work += 1
-            self._opening.statements += 1
-            return self._opening
+            if self._instance.needs_replacement:
+                replaced, self._instance = self._instance, DatabaseInstance(self.scratch.name, self._setup)
+                self._retire(replaced)
+            self._instance.running_statements += 1
+            self._instance.statement_count += 1
+            return self._instance
 
-    def _left(self, opening: Opening) -> None:
+    def _release(self, instance: DatabaseInstance) -> None:
+        """Return an instance after a statement, and close it if it has been replaced."""
         with self._lock:
-            opening.at_work -= 1
-            if opening is not self._opening:
-                self._retire(opening)
+            instance.running_statements -= 1
+            if instance is not self._instance:
+                self._retire(instance)
 
-    def _retire(self, opening: Opening) -> None:
-        """Closes what nobody will use again, once nobody does."""
-        if not opening.at_work:
-            opening.close()
+    def _retire(self, instance: DatabaseInstance) -> None:
+        """Close a replaced instance once it is idle."""
+        if not instance.running_statements:
+            instance.close()
 
-    def join(self, engine: object) -> None:
-        """One more engine uses it."""
+    def add_engine(self, engine: object) -> None:
+        """Register one more engine."""
         with self._lock:
             self._engines.add(id(engine))
 
-    def leave(self, engine: object) -> None:
-        """An engine uses it no more; the last one closes it."""
+    def remove_engine(self, engine: object) -> None:
+        """Unregister an engine, and close the database after the last one."""
         with self._lock:
             self._engines.discard(id(engine))
             if not self._engines:
-                self._opening.close()
+                self._instance.close()
                 self.scratch.cleanup()
 
 
@@ -226,26 +232,27 @@ class DuckDBEngine(SqlEngine):
 
     def __init__(self, dataset: Dataset, memory: str = MEMORY, disk: str = "20GB", threads: int | None = None) -> None:
         self._database = Database()
-        self._database.join(self)
-        self._busy: duckdb.DuckDBPyConnection | None = None
-        self._limit(memory, disk, threads)
+        self._database.add_engine(self)
+        self._running_cursor: duckdb.DuckDBPyConnection | None = None
+        self._set_limits(memory, disk, threads)
         super().__init__(dataset)
 
     def another(self) -> DuckDBEngine:
-        """One more engine over the same tables, which may be at work at the same time."""
-        made = copy.copy(self)
-        made._lock, made._corrections, made.failure = threading.Lock(), {}, None
-        made._busy, made.ctx = None, replace(self.ctx)
-        self._database.join(made)
-        return made
+        """Return one more engine over the same tables, which may run at the same time."""
+        clone = copy.copy(self)
+        clone._lock, clone._corrections, clone.failure = threading.Lock(), {}, None
+        clone._running_cursor, clone.ctx = None, replace(self.ctx)
+        self._database.add_engine(clone)
+        return clone
 
-    def _limit(self, memory: str, disk: str, threads: int | None) -> None:
+    def _set_limits(self, memory: str, disk: str, threads: int | None) -> None:
+        """Set the limits on memory, disk and threads, and the options on which results depend."""
         settings = {
             "memory_limit": memory,
             "max_temp_directory_size": disk,
-            # The first rewrites ROW_NUMBER() <= k at 2.5 times the time and spills without end. The second splits a
-            # window by the file's row groups, at 1.4 times the time. The third believes Parquet's statistics, which
-            # leave NaN out, and folds away every check for it.
+            # The first rewrites ROW_NUMBER() <= k, which takes 2.5 times as long and spills without limit. The second
+            # splits a window by the file's row groups, which takes 1.4 times as long. The third trusts Parquet's
+            # statistics, which ignore NaN, and removes every check for it.
             "disabled_optimizers": "top_n_window_elimination,partitioned_execution,statistics_propagation",
             "preserve_insertion_order": "false",
             "TimeZone": "UTC",
@@ -257,35 +264,36 @@ class DuckDBEngine(SqlEngine):
 
     def _set(self, name: str, value: Sql) -> None:
         item = exp.SetItem(this=exp.EQ(this=exp.var(name), expression=value), kind="GLOBAL")
-        self._settle(exp.Set(expressions=[item]))
+        self._run_setup(exp.Set(expressions=[item]))
 
-    def _settle(self, statement: Sql) -> None:
-        self._database.settle(self.dialect.render(statement))
+    def _run_setup(self, statement: Sql) -> None:
+        self._database.run_setup(self.dialect.render(statement))
 
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
-        """For what is found out before any question."""
+        """The connection for statements that run before the first query."""
         return self._database.connection
 
     def _lock_down(self, dataset: Dataset) -> None:
-        """Nothing outside the sources can be read from here on, and no setting changed."""
+        """Forbid access outside the sources and changes of settings."""
         allowed = [
-            exp.Literal.string(path) for path in dict.fromkeys([*self._places(dataset), self._database.scratch.name])
+            exp.Literal.string(path)
+            for path in dict.fromkeys([*self._readable_directories(dataset), self._database.scratch.name])
         ]
         self._set("allowed_directories", exp.Array(expressions=allowed))
         self._set("enable_external_access", exp.false())
         self._set("lock_configuration", exp.true())
 
-    def _places(self, dataset: Dataset) -> list[str]:
-        """The directories that may be read."""
+    def _readable_directories(self, dataset: Dataset) -> list[str]:
+        """List the directories that may be read."""
         return [str(Path(table.source.options["path"]).parent) for table in dataset.tables.values()]
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        with self._database.cursor() as self._busy, alarm(deadline, self.cancel):
-            found: pa.Table = self._busy.sql(self.dialect.render(statement)).to_arrow_table()
-        return found
+        with self._database.cursor() as self._running_cursor, time_limit(deadline, self.cancel):
+            result: pa.Table = self._running_cursor.sql(self.dialect.render(statement)).to_arrow_table()
+        return result
 
-    def _origin(self, table: Table) -> TableSource:
+    def _table_source(self, table: Table) -> TableSource:
         try:
             source = self._source(table, table.source.options)
             described = self._connection.execute(
@@ -299,58 +307,61 @@ class DuckDBEngine(SqlEngine):
         return TableSource(source, kinds_of(table, {str(row[0]): kind_of(str(row[1])) for row in described}))
 
     def _coarse_moments(self, table: Table) -> list[str]:
-        """The declared columns whose files count time in units that reach further than microseconds do."""
+        """List the declared columns whose files store time in units with a wider range than microseconds."""
         schema = exp.Anonymous(this="parquet_schema", expressions=[exp.Literal.string(table.source.options["path"])])
         columns = ("name", "type", "converted_type", "logical_type")
-        found = self._connection.execute(
+        schema_rows = self._connection.execute(
             self.dialect.render(select(*map(exp.column, columns)).from_(schema, copy=False))
         ).fetchall()
-        marks = ("INT96", "TIMESTAMP_MILLIS", "MilliSeconds")
-        coarse = {name for name, *kinds in found if any(mark in str(kind) for kind in kinds for mark in marks)}
+        coarse_types = ("INT96", "TIMESTAMP_MILLIS", "MilliSeconds")
+        coarse = {
+            name for name, *kinds in schema_rows if any(mark in str(kind) for kind in kinds for mark in coarse_types)
+        }
         return [name for name in table.columns if name in coarse]
 
     def _check_moments(self, table: Table, name: str, source: Sql) -> None:
-        """Reads a column once: the reader fails where a moment does not fit, and would do so for every question."""
+        """Read a column once: the reader fails on a moment out of range, and would fail in every query."""
         moments = exp.Anonymous(this="epoch_us", expressions=[exp.column(name, quoted=True)])
-        every = select(exp.Anonymous(this="bit_xor", expressions=[moments])).from_(source.copy(), copy=False)
+        read_all = select(exp.Anonymous(this="bit_xor", expressions=[moments])).from_(source.copy(), copy=False)
         try:
-            self._connection.execute(self.dialect.render(every)).fetchall()
+            self._connection.execute(self.dialect.render(read_all)).fetchall()
         except duckdb.Error:
             raise InvalidSchema(
-                f"the column {name} of table {table.name} holds timestamps too far away to be read; store it in"
+                f"the column {name} of table {table.name} has timestamps outside the range of microseconds; store it in"
                 " microseconds, or replace those values"
             ) from None
 
     def _source(self, table: Table, options: Mapping[str, str]) -> Sql:
+        """Return the SQL that reads a table's files; attach DuckDB files read-only."""
         path = exp.Literal.string(options["path"])
         match table.source.kind:
             case "parquet":
                 return exp.Anonymous(this="read_parquet", expressions=[path])
             case "csv":
                 delimiter = options.get("delimiter", ",")
-                found = _csv(table.name, options["path"], delimiter)
+                csv_source = _csv_source(table.name, options["path"], delimiter)
                 _check_quotes(table.name, options["path"], delimiter)
-                return found
+                return csv_source
             case _:
                 name = f"source_{table.name}"
-                attached = exp.Attach(
+                attach = exp.Attach(
                     this=exp.alias_(path, name), expressions=[exp.AttachOption(this=exp.var("READ_ONLY"))]
                 )
-                self._settle(attached)
+                self._run_setup(attach)
                 return exp.table_(
                     options.get("table", table.name), db=options.get("schema", "main"), catalog=name, quoted=True
                 )
 
     def cancel(self) -> None:
-        """Stops what is running, from another thread."""
-        if self._busy is not None:
-            self._busy.interrupt()
+        """Stop the running statement, from another thread."""
+        if self._running_cursor is not None:
+            self._running_cursor.interrupt()
 
     def close(self) -> None:
-        """Lets go of the data and of scratch files, if no other engine needs them."""
-        self._database.leave(self)
+        """Release the data and scratch files, unless other engines use them."""
+        self._database.remove_engine(self)
 
 
 def open_engine(dataset: Dataset, memory: str = MEMORY, disk: str = "20GB") -> DuckDBEngine:
-    """An engine over the dataset's files."""
+    """Open an engine over the dataset's files."""
     return DuckDBEngine(dataset, memory, disk)

@@ -1,8 +1,8 @@
-"""Spark 4, by pyspark: local, on a standalone cluster or through Spark Connect; Parquet and tables of the catalogue.
+"""Spark 4, by pyspark: local, on a standalone cluster or through Spark Connect; reads Parquet and catalogue tables.
 
 The session's configuration is set, not assumed: ANSI mode off (a cast or an overflow in an expression is then never an
 error), the clock in UTC, dates before 1582 as they are written, no substitution of ${variables} in a query. Texts are
-cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers come back as Arrow.
+cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers are returned as Arrow.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
-from dither.access.engines.base import SqlEngine, alarm, kinds_of
+from dither.access.engines.base import SqlEngine, kinds_of, time_limit
 from dither.access.engines.guarded_dialect import MOST, GuardedDialect
 from dither.errors import InvalidSchema
-from dither.plan.sql.builders import Sql, and_, binary, case, cast, detached, literal, string
+from dither.plan.sql.builders import Sql, and_, binary, case, cast, detach, literal, string
 from dither.plan.sql.dialect import RawKind
 from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
@@ -40,55 +40,55 @@ SETTINGS = {
 }
 SAFE_DAYS = 106_000_000
 WIDE = exp.DataType.build("decimal(38, 0)")
-SUMMED = exp.DataType.build("decimal(28, 0)")
+SUM_INPUT = exp.DataType.build("decimal(28, 0)")
 
 
-def sql_function(name: str, *arguments: Sql) -> Sql:
-    """A function of Spark's own."""
-    return exp.Anonymous(this=name, expressions=[detached(argument) for argument in arguments])
+def function_call(name: str, *arguments: Sql) -> Sql:
+    """Build a call of a Spark function."""
+    return exp.Anonymous(this=name, expressions=[detach(argument) for argument in arguments])
 
 
 class SparkDialect(GuardedDialect):
-    """Spark's way."""
+    """SQL of Spark."""
 
     sqlglot_name = "spark"
 
-    def wide(self, value: Sql) -> Sql:
-        """38 digits."""
-        return exp.Cast(this=detached(value), to=WIDE.copy())
+    def widen(self, value: Sql) -> Sql:
+        """Cast to a decimal of 38 digits."""
+        return exp.Cast(this=detach(value), to=WIDE.copy())
 
-    def total(self, value: Sql) -> Sql:
-        """SUM of 64 bits would wrap; of 28 digits it has 38."""
-        return exp.Sum(this=exp.Cast(this=detached(value), to=SUMMED.copy()))
+    def exact_sum(self, value: Sql) -> Sql:
+        """Sum decimals of 28 digits, whose SUM has 38: a SUM of 64-bit integers would wrap."""
+        return exp.Sum(this=exp.Cast(this=detach(value), to=SUM_INPUT.copy()))
 
-    def instant(self, microseconds: Sql) -> Sql:
-        """A timestamp of the session, whose clock is UTC."""
-        return sql_function("timestamp_micros", microseconds)
+    def to_timestamp(self, microseconds: Sql) -> Sql:
+        """Return a timestamp of the session, whose clock is UTC."""
+        return function_call("timestamp_micros", microseconds)
 
-    def microseconds(self, moment: Sql) -> Sql:
-        """Timestamps with and without a zone are the same in UTC."""
-        return sql_function("unix_micros", cast(moment, "timestamp"))
+    def to_microseconds(self, moment: Sql) -> Sql:
+        """Cast to a timestamp first: with and without a zone they are the same in UTC."""
+        return function_call("unix_micros", cast(moment, "timestamp"))
 
     def moment_of_date(self, value: Sql) -> Sql:
-        """Dates reach further than timestamps, and that cast fails in every mode."""
-        day = sql_function("unix_date", value)
+        """Cast only dates in the range of timestamps: the cast of others fails in every mode."""
+        day = function_call("unix_date", value)
         inside = and_([binary(exp.GTE, day, literal(-SAFE_DAYS)), binary(exp.LTE, day, literal(SAFE_DAYS))])
         return case([(inside, cast(value, "timestamp"))])
 
     def fingerprint(self, value: Sql) -> Sql:
-        """Hexadecimal digits by CONV."""
-        digits = exp.Substring(this=exp.MD5(this=detached(value)), start=literal(1), length=literal(8))
-        return cast(sql_function("conv", digits, literal(16), literal(10)), "bigint")
+        """Convert the hexadecimal digits with CONV."""
+        digits = exp.Substring(this=exp.MD5(this=detach(value)), start=literal(1), length=literal(8))
+        return cast(function_call("conv", digits, literal(16), literal(10)), "bigint")
 
     def matches(self, value: Sql, pattern: str) -> Sql:
-        r"""In Java's patterns $ also matches before a last line break; \z does not."""
+        r"""End the pattern with \z: in Java's patterns $ also matches before a final line break."""
         return super().matches(value, pattern.removesuffix("$") + r"\z")
 
     def integer_of_wide(self, value: Sql) -> Sql:
-        """Unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
+        """Check the range first: unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
         least = binary(exp.Sub, literal(-MOST), literal(1))
-        fits = and_([binary(exp.GTE, value, least), binary(exp.LTE, value, literal(MOST))])
-        return case([(fits, cast(value, "bigint"))])
+        in_range = and_([binary(exp.GTE, value, least), binary(exp.LTE, value, literal(MOST))])
+        return case([(in_range, cast(value, "bigint"))])
 
 
 class SparkEngine(SqlEngine):
@@ -102,7 +102,7 @@ class SparkEngine(SqlEngine):
         self._remote = "connect" in type(self._session).__module__
         super().__init__(dataset)
 
-    def _origin(self, table: Table) -> TableSource:
+    def _table_source(self, table: Table) -> TableSource:
         view = f"{self._tag}_{table.name}"
         try:
             frame = self._frame(table)
@@ -111,83 +111,86 @@ class SparkEngine(SqlEngine):
             raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
         stored: dict[str, str] = dict(frame.dtypes)
         kinds = kinds_of(table, {name: kind_of(kind) for name, kind in stored.items()})
-        picked = [_readable(name, stored[name]) for name in table.columns]
-        return TableSource(exp.select(*picked).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
+        readable = [_readable_column(name, stored[name]) for name in table.columns]
+        return TableSource(exp.select(*readable).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
 
     def _frame(self, table: Table) -> DataFrame:
+        """Return the data frame of a table."""
         options = table.source.options
         if "table" in options:
             return self._session.table(options["table"])
         kind = options.get("format", "parquet")
         reader = self._session.read.format(kind)
-        # Types guessed from the data would be a function of the records: CSV is read as text.
+        # CSV is read as text, since inferred types would depend on the records.
         reader = reader.options(header="true", inferSchema="false") if kind == "csv" else reader
         return reader.load(options["path"])
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
-        self._mark()
-        with alarm(deadline, self.cancel):
+        self._tag_jobs()
+        with time_limit(deadline, self.cancel):
             return self._session.sql(self.dialect.render(statement)).toArrow()
 
-    def _mark(self) -> None:
-        """What this thread starts can be found again: by a job group, or by a tag through Spark Connect."""
+    def _tag_jobs(self) -> None:
+        """Tag the jobs that this thread starts, to cancel them later: by a job group, or by a tag of Spark Connect."""
         if self._remote:
             self._session.addTag(self._tag)
         else:
             self._session.sparkContext.setJobGroup(self._tag, "dither", interruptOnCancel=True)
 
     def cancel(self) -> None:
-        """Interrupts what this engine has started."""
+        """Interrupt the jobs of this engine."""
         if self._remote:
             self._session.interruptTag(self._tag)
         else:
             self._session.sparkContext.cancelJobGroup(self._tag)
 
     def close(self) -> None:
-        """Forgets the tables; the Spark application belongs to the process, and other engines may share it."""
+        """Drop this engine's views; the Spark application belongs to the process, and other engines may share it."""
         for name in self.ctx.dataset.tables:
             self._session.catalog.dropTempView(f"{self._tag}_{name}")
 
 
 def session_of(dataset: Dataset) -> SparkSession:
-    """A session of its own on the cluster that the dataset names, or on this machine."""
+    """Open a new session on the cluster that the dataset names, or on this machine."""
     masters = {table.source.options.get("master", "local[*]") for table in dataset.tables.values()}
     remotes = {table.source.options.get("remote", "") for table in dataset.tables.values()}
     if len(masters) != 1 or len(remotes) != 1:
-        raise InvalidSchema("the tables of one dataset must be on one Spark cluster")
+        raise InvalidSchema("all tables of one dataset must be on the same Spark cluster")
     try:
         if remote := remotes.pop():
             return SparkSession.builder.remote(remote).create()
         builder = SparkSession.builder.master(masters.pop()).appName("dither")
-        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-        return builder.config(map=quiet).getOrCreate().newSession()
+        ui_settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+        return builder.config(map=ui_settings).getOrCreate().newSession()
     except (PySparkException, OSError, RuntimeError):
-        raise InvalidSchema("the Spark cluster of this dataset cannot be reached or used") from None
+        raise InvalidSchema(
+            "cannot connect to the Spark cluster of this dataset; check its master or remote address"
+        ) from None
 
 
 def with_settings(session: SparkSession, partitions: str | None) -> SparkSession:
-    """The session, with every setting on which a meaning or an error depends."""
-    shuffles = {} if partitions is None else {"spark.sql.shuffle.partitions": partitions}
-    for name, value in {**SETTINGS, **shuffles}.items():
+    """Set every setting on which a result or an error depends, and return the session."""
+    shuffle_settings = {} if partitions is None else {"spark.sql.shuffle.partitions": partitions}
+    for name, value in {**SETTINGS, **shuffle_settings}.items():
         session.conf.set(name, value)
     return session
 
 
 def kind_of(declared: str) -> RawKind:
-    """How records of a Spark type are read; unsigned 64-bit integers of Parquet come as decimal(20,0)."""
+    """Return the kind of a Spark type; Parquet's unsigned 64-bit integers are decimal(20,0) in Spark."""
     if declared.startswith("decimal"):
         return "integer" if declared == "decimal(20,0)" else "decimal"
     return "text" if declared.startswith("string") else KINDS.get(declared, "other")
 
 
-def _readable(name: str, declared: str) -> Sql:
-    """Text is compared by its bytes, whatever collation the table declares."""
+def _readable_column(name: str, declared: str) -> Sql:
+    """Select a column, with text in the binary collation whatever collation the table declares."""
     raw = exp.column(name, quoted=True)
     if declared.startswith("string collate"):
-        return exp.alias_(sql_function("collate", raw, string("UTF8_BINARY")), name, quoted=True)
+        return exp.alias_(function_call("collate", raw, string("UTF8_BINARY")), name, quoted=True)
     return raw
 
 
 def open_engine(dataset: Dataset, partitions: str | None = None) -> SparkEngine:
-    """An engine over the dataset's files or tables in Spark."""
+    """Open an engine over the dataset's files or tables in Spark."""
     return SparkEngine(dataset, partitions)

@@ -1,10 +1,10 @@
-"""Attacks on a running service: each is a few requests and the statement of what must not be learned from them.
+"""Attacks on a running service: each sends a few requests and names the secret that they must not reveal.
 
-    from dither.audit.attacks import Target, run
-    findings = run([Target.of("http://127.0.0.1:8765", {"analyst": token})])
+    from dither.audit.attacks import ServiceTarget, run
+    findings = run([ServiceTarget.of("http://127.0.0.1:8765", {"analyst": token})])
 
-With one target an attack looks for what no answer may hold (undocumented failures, detail of the engine, free answers);
-with two targets, whose data differ by one person, everything but the noise must be equal.
+With one target, an attack looks for undocumented failures, internal detail of the engine and answers without a charge.
+With two targets, whose data differ by one person, replies must be equal except for noise.
 """
 
 from __future__ import annotations

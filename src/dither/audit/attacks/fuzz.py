@@ -1,4 +1,4 @@
-"""A structured fuzzer of plans: real requests with parts swapped, stretched, dropped, doubled or made absurd."""
+"""A structured fuzzer of plans: it swaps, repeats, drops or replaces parts of real requests."""
 
 from __future__ import annotations
 
@@ -16,80 +16,79 @@ ABSURD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a tree."""
+def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path to every value in a tree of objects and lists."""
     yield path
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in inner:
-        yield from _places(value, (*path, key))
+        yield from _paths(value, (*path, key))
 
 
-def _at(tree: Any, path: Sequence[Any]) -> Any:
+def _value_at(tree: Any, path: Sequence[Any]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
 
 
 def _role(path: Sequence[Any]) -> Any:
-    """The name of the field that a place belongs to, and whether it is an item of that field."""
+    """Return the name of the field that a path leads to, and True if the path ends at an item of a list in it."""
     names = [key for key in path if isinstance(key, str)]
     return (names[-1] if names else "", isinstance(path[-1], int) if path else False)
 
 
-def _put(tree: Any, path: Sequence[Any], value: Any) -> Any:
-    """The tree with another value at a place."""
+def _replace_at(tree: Any, path: Sequence[Any], value: Any) -> Any:
+    """Return the tree with another value at a path; the tree itself changes."""
     if not path:
         return value
-    _at(tree, path[:-1])[path[-1]] = value
+    _value_at(tree, path[:-1])[path[-1]] = value
     return tree
 
 
 class Fuzzer:
-    """Makes plans from seeds; the same numbers give the same plans."""
+    """Makes plans by mutating sample requests; the same samples and seed give the same plans in a fresh process."""
 
-    def __init__(self, seeds: Sequence[bytes], number: int) -> None:
-        self._random = Random(number)
-        self._seeds = [json.loads(seed) for seed in seeds]
-        self._nodes = [
-            _at(seed, path)
-            for seed in self._seeds
-            for path in _places(seed)
-            if isinstance(_at(seed, path), dict) and "node" in _at(seed, path)
-        ]
-        self._seen: dict[Any, list[Any]] = {}
-        for seed in self._seeds:
-            for path in _places(seed):
-                self._seen.setdefault(_role(path), []).append(_at(seed, path))
+    def __init__(self, samples: Sequence[bytes], seed: int) -> None:
+        self._random = Random(seed)
+        self._samples = [json.loads(sample) for sample in samples]
+        values = [(path, _value_at(sample, path)) for sample in self._samples for path in _paths(sample)]
+        self._nodes = [value for _, value in values if isinstance(value, dict) and "node" in value]
+        self._values_by_role: dict[Any, list[Any]] = {}
+        for path, value in values:
+            self._values_by_role.setdefault(_role(path), []).append(value)
 
     def plans(self, count: int) -> Iterator[bytes]:
-        """So many plans as bytes."""
+        """Yield `count` plans as JSON."""
         for _ in range(count):
-            tree = copy.deepcopy(self._random.choice(self._seeds))
-            change = self._random.choice((self._changed, self._exchanged))
+            tree = copy.deepcopy(self._random.choice(self._samples))
+            change = self._random.choice((self._mutate, self._exchange))
             for _ in range(self._random.choice((1, 1, 1, 2, 2, 3, 5))):
                 tree = change(tree)
             yield json.dumps(tree).encode(errors="replace")
 
-    def _exchanged(self, tree: Any) -> Any:
-        """Something replaced by what stands in the same role elsewhere: most such plans have the right form."""
-        path = self._random.choice(list(_places(tree))[1:])
-        value = _at(tree, path)
+    def _exchange(self, tree: Any) -> Any:
+        """Replace a value by another one of the same field, or change a number; most such plans have a valid form."""
+        path = self._random.choice(list(_paths(tree))[1:])
+        value = _value_at(tree, path)
         if isinstance(value, int) and not isinstance(value, bool) and self._random.random() < 0.5:
-            return _put(tree, path, value + self._random.choice((-1, 1, 10, -value, value)))
-        return _put(tree, path, copy.deepcopy(self._random.choice(self._seen.get(_role(path), [value]))))
+            return _replace_at(tree, path, value + self._random.choice((-1, 1, 10, -value, value)))
+        return _replace_at(
+            tree, path, copy.deepcopy(self._random.choice(self._values_by_role.get(_role(path), [value])))
+        )
 
-    def _changed(self, tree: Any) -> Any:
+    def _mutate(self, tree: Any) -> Any:
+        """Replace, drop, add, stretch or nest a value, without regard to the form of plans."""
         random = self._random
-        places = list(_places(tree))
-        path = random.choice(places)
-        value = _at(tree, path)
+        path = random.choice(list(_paths(tree)))
+        value = _value_at(tree, path)
         match random.randrange(7):
             case 0:
-                return _put(tree, path, copy.deepcopy(random.choice(ABSURD)))
+                return _replace_at(tree, path, copy.deepcopy(random.choice(ABSURD)))
             case 1:
-                return _put(tree, path, copy.deepcopy(random.choice(self._nodes)))
+                return _replace_at(tree, path, copy.deepcopy(random.choice(self._nodes)))
             case 2 if isinstance(value, int) and not isinstance(value, bool):
-                return _put(tree, path, value * random.choice((-1, 0, 2, 1000, 10**12)) + random.choice((-1, 0, 1)))
+                return _replace_at(
+                    tree, path, value * random.choice((-1, 0, 2, 1000, 10**12)) + random.choice((-1, 0, 1))
+                )
             case 3 if isinstance(value, dict) and value:
                 value.pop(random.choice(list(value)))
                 return tree
@@ -97,15 +96,15 @@ class Fuzzer:
                 value[random.choice(("node", "child", "unit", "loss", "extra"))] = random.choice(ABSURD)
                 return tree
             case 5 if isinstance(value, list):
-                return _put(tree, path, value * random.choice((0, 2, 50, 400)))
+                return _replace_at(tree, path, value * random.choice((0, 2, 50, 400)))
             case _:
-                return self._wrapped(tree, path, value)
+                return self._wrap(tree, path, value)
 
-    def _wrapped(self, tree: Any, path: tuple[Any, ...], value: Any) -> Any:
-        """A node inside many of its own kind."""
+    def _wrap(self, tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+        """Nest a node inside copies of itself; replace any other value by one from another path."""
         if not isinstance(value, dict) or "child" not in value:
-            other = self._random.choice(list(_places(tree)))
-            return _put(tree, path, copy.deepcopy(_at(tree, other)))
+            other = self._random.choice(list(_paths(tree)))
+            return _replace_at(tree, path, copy.deepcopy(_value_at(tree, other)))
         for _ in range(self._random.choice((1, 3, 60, 120))):
             value = {**value, "child": value}
-        return _put(tree, path, value)
+        return _replace_at(tree, path, value)

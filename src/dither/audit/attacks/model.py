@@ -1,4 +1,4 @@
-"""What an attack is: requests to one target or to two that differ by one person, and what was learned."""
+"""Attacks: requests to one service, or to two whose data differ by one person, and a check of the replies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 from dither.errors import InvalidParameter
 
-DOCUMENTED = {200, 202, 400, 401, 402, 403, 404, 405, 408, 413, 429, 503}
-TALKATIVE = re.compile(
+DOCUMENTED_STATUSES = {200, 202, 400, 401, 402, 403, 404, 405, 408, 413, 429, 503}
+INTERNAL_DETAIL = re.compile(
     rb"Traceback|File \"|duckdb|psycopg|pyspark|parquet|sqlite|Conversion Error|Out of Range|Binder Error"
     rb"|Invalid Input Error|division by zero|/home/|/tmp/|/root/",
     re.IGNORECASE,
 )
-# What differs between neighbours by right: noise, the noisy size (and the time that follows from it), the ledger's end.
-NOISE = {
+# Fields that may differ between neighbours: noise, the noisy table size (and the time that depends on it), ledger ends.
+NOISY_FIELDS = {
     "values", "rows", "digest", "sequence", "time", "head", "hash", "spent", "balances", "free", "time_class",
     "milliseconds",
 }  # fmt: skip
@@ -27,14 +27,14 @@ NOISE = {
 
 @dataclass(frozen=True)
 class ServiceReply:
-    """What came back."""
+    """The status, headers and body of an HTTP response."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """The body as data, or None."""
+        """Return the body parsed as JSON, or None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -42,28 +42,28 @@ class ServiceReply:
 
     @property
     def code(self) -> str:
-        """The error's code, or nothing."""
+        """The code of the error, or an empty string."""
         data = self.json()
         error = data.get("error") if isinstance(data, dict) else None
         return str(error.get("code", "")) if isinstance(error, dict) else ""
 
-    def public(self) -> tuple[Any, ...]:
-        """All that may be compared between neighbours: everything but the noise and the place in the ledger."""
+    def public_parts(self) -> tuple[Any, ...]:
+        """Return the parts that must be equal between neighbours: all but noise and the position in the ledger."""
         data = self.json()
         names = tuple(sorted(name for name in self.headers if name.lower() != "content-length"))
         return self.status, names, json.dumps(_without_noise(data), sort_keys=True)
 
 
 def _without_noise(data: Any) -> Any:
-    """The data with every noisy number left out, and the keys of rows, in their order, kept."""
+    """Return the data without noisy numbers; rows are reduced to their keys, in order, and values to their number."""
     if isinstance(data, dict):
-        made = {name: _without_noise(value) for name, value in data.items() if name not in NOISE}
+        public = {name: _without_noise(value) for name, value in data.items() if name not in NOISY_FIELDS}
         if isinstance(data.get("rows"), list) and isinstance(data.get("columns"), list):
             keys = [column["name"] for column in data["columns"] if column.get("key")]
-            made["rows"] = [[row.get(key) for key in keys] for row in data["rows"]]
+            public["rows"] = [[row.get(key) for key in keys] for row in data["rows"]]
         if isinstance(data.get("values"), list):
-            made["values"] = len(data["values"])
-        return made
+            public["values"] = len(data["values"])
+        return public
     return [_without_noise(item) for item in data] if isinstance(data, list) else data
 
 
@@ -72,7 +72,7 @@ Send = Callable[[str, str, bytes, Mapping[str, str]], ServiceReply]
 
 @dataclass(frozen=True)
 class Columns:
-    """Names to attack with: a private table, a number in it and its range, a category, and the dataset's name."""
+    """The names that attacks use: a dataset, a private table, a numeric column with its range, a category."""
 
     dataset: str
     table: str
@@ -83,13 +83,16 @@ class Columns:
 
     @property
     def middle(self) -> int:
-        """A value within the number's range."""
+        """A value within the range of the numeric column."""
         return (self.low + self.high) // 2
 
 
 @dataclass(frozen=True)
 class ServiceTarget:
-    """A service, the tokens of accounts on it by name ("analyst", and perhaps "other", "auditor"), and its columns."""
+    """A service to attack: tokens by account name ("analyst", optionally "other" and "auditor"), and column names.
+
+    `epsilon` is the loss of each query; `secret` is a value of the numeric column that one person may have.
+    """
 
     send: Send
     tokens: Mapping[str, str]
@@ -101,46 +104,46 @@ class ServiceTarget:
     def of(
         cls, url: str, tokens: Mapping[str, str], dataset: str | None = None, epsilon: str = "1/1000"
     ) -> ServiceTarget:
-        """A service at an address."""
-        send = over_http(url)
+        """Connect to the service at a URL and choose the columns to attack."""
+        send = http_sender(url)
         try:
-            columns = discovered(send, tokens["analyst"], dataset)
+            columns = discover_columns(send, tokens["analyst"], dataset)
         except (OSError, http.client.HTTPException) as error:
-            raise InvalidParameter(f"{url} does not answer: {error}") from None
+            raise InvalidParameter(f"no answer from {url}: {error}") from None
         return cls(send, dict(tokens), columns, epsilon)
 
-    def call(self, method: str, path: str, body: Any = None, who: str = "analyst", **headers: str) -> ServiceReply:
-        """One request, as one of the accounts."""
-        token = self.tokens.get(who, who)
-        made = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
+    def call(self, method: str, path: str, body: Any = None, account: str = "analyst", **headers: str) -> ServiceReply:
+        """Send one request with the token of an account; an unknown account name is sent as the token itself."""
+        token = self.tokens.get(account, account)
+        named = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        return self.send(method, path, data, {name.replace("_", "-"): value for name, value in made.items()})
+        return self.send(method, path, data, {name.replace("_", "-"): value for name, value in named.items()})
 
-    def ask(self, query: str, who: str = "analyst", path: str = "/v1/answer", **more: Any) -> ServiceReply:
-        """A question in SQL."""
+    def ask(self, query: str, account: str = "analyst", path: str = "/v1/answer", **more: Any) -> ServiceReply:
+        """Send an SQL query; `more` holds further fields of the request."""
         body = {"dataset": self.columns.dataset, "query": query, "epsilon": self.epsilon, **more}
-        return self.call("POST", path, body, who)
+        return self.call("POST", path, body, account)
 
-    def spent(self, who: str = "analyst") -> dict[str, str]:
-        """What every budget that the account sees has spent."""
-        data = self.call("GET", f"/v1/budget?dataset={self.columns.dataset}", who=who).json()
+    def spent(self, account: str = "analyst") -> dict[str, str]:
+        """Return the amount spent of every budget that the account sees."""
+        data = self.call("GET", f"/v1/budget?dataset={self.columns.dataset}", account=account).json()
         items = data.get("items", []) if isinstance(data, dict) else []
         return {f"{each['level']} {each['name']} {each['unit']} {each['kind']}": str(each["spent"]) for each in items}
 
 
-def _has_port(url: str) -> bool:
-    """Whether the port, if one is named, can be one."""
+def _has_valid_port(url: str) -> bool:
+    """Return False if the URL names a port that is not a valid one."""
     try:
         return urlsplit(url).port != 0
     except ValueError:
         return False
 
 
-def over_http(url: str) -> Send:
-    """Sends over plain sockets, so that nothing is corrected on the way."""
+def http_sender(url: str) -> Send:
+    """Return a function that sends requests to a URL as they are, by http.client, which normalises nothing."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(url):
-        raise InvalidParameter("an address looks like http://127.0.0.1:8765")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(url):
+        raise InvalidParameter(f"the URL of a service must look like http://127.0.0.1:8765, got {url!r}")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def send(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
@@ -155,28 +158,28 @@ def over_http(url: str) -> Send:
     return send
 
 
-def discovered(send: Send, token: str, dataset: str | None = None) -> Columns:
-    """A private table with a number, from what the service makes public."""
+def discover_columns(send: Send, token: str, dataset: str | None = None) -> Columns:
+    """Find a private table with an integer column in the service's public list of datasets."""
     reply = send("GET", "/v1/datasets", b"", {"authorization": f"Bearer {token}"})
     if reply.status in (401, 403):
-        raise InvalidParameter("the service does not know the token")
-    data = reply.json()
-    for each in data.get("datasets", []) if isinstance(data, dict) else []:
-        if dataset is not None and each["name"] != dataset:
+        raise InvalidParameter("the service rejects the analyst's token")
+    listing = reply.json()
+    for entry in listing.get("datasets", []) if isinstance(listing, dict) else []:
+        if dataset is not None and entry["name"] != dataset:
             continue
-        for table, about in each["tables"].items():
-            columns = {name: text for name, text in about["columns"].items() if about["private"]}
-            for name, text in columns.items():
-                found = re.fullmatch(r"(-?\d+) to (-?\d+) in steps of 1", text)
-                if found:
-                    category = next((each for each, words in columns.items() if words.startswith("one of")), "")
-                    return Columns(each["name"], table, name, int(found[1]), int(found[2]), category)
-    raise InvalidParameter("the account sees no dataset with a private table that has a whole number in it")
+        for table, about in entry["tables"].items():
+            columns = {name: domain for name, domain in about["columns"].items() if about["private"]}
+            for name, domain in columns.items():
+                integers = re.fullmatch(r"(-?\d+) to (-?\d+) in steps of 1", domain)
+                if integers:
+                    category = next((other for other, words in columns.items() if words.startswith("one of")), "")
+                    return Columns(entry["name"], table, name, int(integers[1]), int(integers[2]), category)
+    raise InvalidParameter("the account sees no dataset with a private table that has an integer column")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of an attack; `learned` says that it succeeded, `evidence` by what."""
+    """The result of an attack: `learned` is True if it succeeded, and `evidence` says how."""
 
     attack: str
     family: str
@@ -191,51 +194,59 @@ Check = Callable[[Sequence[ServiceTarget]], str]
 
 @dataclass(frozen=True)
 class Attack:
-    """A few requests, and what must not be learned from them. `check` returns the evidence, or nothing."""
+    """A few requests and the secret that they must not reveal; `check` sends them and returns evidence, or "".
+
+    `needed_accounts` names the accounts whose tokens the attack uses besides the analyst's.
+    """
 
     name: str
     family: str
     secret: str
     check: Check
-    needs: tuple[str, ...] = field(default=())
+    needed_accounts: tuple[str, ...] = field(default=())
 
     def run(self, targets: Sequence[ServiceTarget]) -> Finding:
-        """Tries it; an attack that cannot even be tried has learned nothing."""
-        counting = [Counted(target) for target in targets]
-        evidence = self.check([each.target for each in counting])
-        requests = sum(each.count for each in counting)
+        """Run the attack and count its requests."""
+        counters = [CountingTarget(target) for target in targets]
+        evidence = self.check([counter.target for counter in counters])
+        requests = sum(counter.count for counter in counters)
         return Finding(self.name, self.family, self.secret, bool(evidence), evidence, requests)
 
 
-class Counted:
-    """A target that counts its requests."""
+class CountingTarget:
+    """Counts the requests that are sent through `target`."""
 
     def __init__(self, target: ServiceTarget) -> None:
         self.count, self._send = 0, target.send
-        self.target = ServiceTarget(self._counted, target.tokens, target.columns, target.epsilon, target.secret)
+        self.target = ServiceTarget(self._send_and_count, target.tokens, target.columns, target.epsilon, target.secret)
 
-    def _counted(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
+    def _send_and_count(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> ServiceReply:
         self.count += 1
         return self._send(method, path, body, headers)
 
 
-def judged(replies: Sequence[ServiceReply], sent: str = "") -> str:
-    """What is wrong with replies to the same request, if anything: undocumented, talkative, or not equal."""
+def find_problem(replies: Sequence[ServiceReply], sent: str = "") -> str:
+    """Return a problem of replies to the same request, or "".
+
+    Problems are undocumented statuses and error shapes, internal detail in the text, and replies of neighbours that
+    differ by more than noise. Text of the request `sent` may be quoted back.
+    """
     for reply in replies:
         if reply.code == "engine_failure":
             return "an expression made the engine fail"
-        if reply.status not in DOCUMENTED:
-            return f"an undocumented status {reply.status}"
-        if reply.status >= 400 and not _shaped(reply):
-            return f"an error of another shape, status {reply.status}"
-        for found in TALKATIVE.finditer(reply.body):
-            if found[0].decode().lower() not in sent.lower():  # what was sent may be quoted back
-                return f"the reply speaks of {found[0].decode()!r}"
-    if len({reply.public() for reply in replies}) > 1:
-        return "the replies of neighbours differ: " + "; ".join(str(reply.public()[0]) for reply in replies)
+        if reply.status not in DOCUMENTED_STATUSES:
+            return f"undocumented status {reply.status}"
+        if reply.status >= 400 and not _has_error_shape(reply):
+            return f"the error, of status {reply.status}, does not have the documented fields"
+        for detail in INTERNAL_DETAIL.finditer(reply.body):
+            if detail[0].decode().lower() not in sent.lower():
+                return f"the reply contains internal detail: {detail[0].decode()!r}"
+    if len({reply.public_parts() for reply in replies}) > 1:
+        statuses = "; ".join(str(reply.public_parts()[0]) for reply in replies)
+        return f"the replies of neighbours differ: statuses {statuses}"
     return ""
 
 
-def _shaped(reply: ServiceReply) -> bool:
+def _has_error_shape(reply: ServiceReply) -> bool:
     data = reply.json()
     return isinstance(data, dict) and set(data) == {"error"} and set(data["error"]) == {"code", "message"}

@@ -1,4 +1,4 @@
-"""Questions whose failure, shape or order would tell whether one person is there."""
+"""Queries whose failure, result shape or row order could reveal whether one person is in the data."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
 from __future__ import annotations
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dither.audit.attacks.model import Attack, Columns, ServiceTarget, judged
+from dither.audit.attacks.model import Attack, Columns, ServiceTarget, find_problem
 
-# {t} a private table, {n} a number in it, {v} a value that one person may have, {g} a category.
+# {t} is a private table, {n} a numeric column, {v} a value that one person may have, {g} a category.
 EXPRESSIONS = {
     "division by zero": "SUM(CLAMP(1 / ({n} - {v}), -1, 1))",
     "division of zero by zero": "SUM(CLAMP(({n} - {v}) / ({n} - {v}), 0, 1))",
@@ -145,33 +145,33 @@ SHAPES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def filled(template: str, columns: Columns, value: int) -> str:
-    """A template with the names of a target."""
+def fill_template(template: str, columns: Columns, value: int) -> str:
+    """Fill the marks of a query template with a target's names and a value."""
     names = {"{t}": columns.table, "{n}": columns.number, "{v}": str(value), "{g}": columns.category or "1"}
     for mark, name in names.items():
         template = template.replace(mark, name)
     return template
 
 
-def _asked(template: Callable[[], str], targets: Sequence[ServiceTarget]) -> str:
-    """The replies to a question, and to its quote and explanation, judged."""
+def _check_query(template: Callable[[], str], targets: Sequence[ServiceTarget]) -> str:
+    """Quote, explain and answer a query on every target; return the first problem of the replies, or ""."""
     value = int(targets[0].secret or targets[0].columns.middle)
-    query = filled(template(), targets[0].columns, value)
+    query = fill_template(template(), targets[0].columns, value)
     for path in ("/v1/quote", "/v1/explain", "/v1/answer"):
-        # Without `rows`, quotes of averages rest on the table's noisy size, whose noise each instance drew for itself.
+        # Without `rows`, quotes of averages use the noisy table size, whose noise differs between the instances.
         more: dict[str, Any] = {"rows": 1000} if path == "/v1/quote" else {}
-        if evidence := judged([target.ask(query, path=path, **more) for target in targets], query):
+        if evidence := find_problem([target.ask(query, path=path, **more) for target in targets], query):
             return f"{path}: {evidence}"
     return ""
 
 
 def attacks() -> Iterator[Attack]:
-    """All of them."""
-    there = "whether a person with a chosen value is in the data"
+    """Yield the attacks of this module."""
+    membership = "whether a person with a chosen value is in the data"
     for name, expression in EXPRESSIONS.items():
         query = f"SELECT {expression} FROM {{t}}"
-        yield Attack(name, "error oracles", there, partial(_asked, partial(str, query)))
+        yield Attack(name, "error oracles", membership, partial(_check_query, partial(str, query)))
     for name, query in QUERIES.items():
-        yield Attack(name, "shape and order", there, partial(_asked, partial(str, query)))
+        yield Attack(name, "shape and order", membership, partial(_check_query, partial(str, query)))
     for name, make in SHAPES.items():
-        yield Attack(name, "size and nesting", "anything by exhausting the parser", partial(_asked, make))
+        yield Attack(name, "size and nesting", "anything by exhausting the parser", partial(_check_query, make))

@@ -1,4 +1,4 @@
-"""Requests that no client of ours would send: no token, somebody else's, broken bodies, other methods and paths."""
+"""Requests that no proper client sends: missing or foreign tokens, malformed bodies, other methods and paths."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from dither.audit.attacks.model import Attack, ServiceReply, ServiceTarget, judged
+from dither.audit.attacks.model import Attack, ServiceReply, ServiceTarget, find_problem
 
 READS = ("/v1/datasets", "/v1/budget?dataset={d}", "/v1/history?dataset={d}", "/v1/statement?dataset={d}",
          "/v1/ledger?dataset={d}", "/v1/jobs/x", "/v1/proofs", "/v1/reports")  # fmt: skip
@@ -68,38 +68,38 @@ BODIES: dict[str, bytes] = {
 LOSSES: tuple[Any, ...] = (0, -1, "0", "-1/2", "1/0", "abc", [], {}, True, "1e400", "9" * 300, "0x10", " 1", "١")
 
 
-def _denied(header: str, targets: Sequence[ServiceTarget]) -> str:
-    """Whether a header opens anything."""
+def _check_header_denied(header: str, targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if any path accepts this authorization header."""
     for target in targets:
         for path in (*READS, *ASKS):
             method = "GET" if path in READS else "POST"
-            where = path.replace("{d}", target.columns.dataset)
+            filled_path = path.replace("{d}", target.columns.dataset)
             headers = {"authorization": header} if header else {}
-            reply = target.send(method, where, b"{}" if method == "POST" else b"", headers)
+            reply = target.send(method, filled_path, b"{}" if method == "POST" else b"", headers)
             if reply.status not in (401, 403, 429):
                 return f"{path} answered {reply.status}"
-            if evidence := judged([reply]):
+            if evidence := find_problem([reply]):
                 return f"{path}: {evidence}"
     return ""
 
 
-def _harmless(send: Callable[[ServiceTarget], Iterator[ServiceReply]], targets: Sequence[ServiceTarget]) -> str:
-    """Whether every reply is a documented refusal, and nothing was charged."""
+def _check_refused(send: Callable[[ServiceTarget], Iterator[ServiceReply]], targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence unless every request is refused as documented and nothing is charged."""
     before = [target.spent() for target in targets]
     for replies in zip(*(list(send(target)) for target in targets), strict=True):
-        if evidence := judged(replies):
+        if evidence := find_problem(replies):
             return evidence
         if replies[0].status in (200, 202):
-            return "it was accepted"
-    return "" if [target.spent() for target in targets] == before else "a budget moved"
+            return "the request was accepted"
+    return "" if [target.spent() for target in targets] == before else "a refused request was charged"
 
 
-def _bodies(body: bytes, target: ServiceTarget) -> Iterator[ServiceReply]:
+def _send_body(body: bytes, target: ServiceTarget) -> Iterator[ServiceReply]:
     for path in BODY_PATHS:
         yield target.call("POST", path, body)
 
 
-def _losses(target: ServiceTarget) -> Iterator[ServiceReply]:
+def _send_losses(target: ServiceTarget) -> Iterator[ServiceReply]:
     query = f"SELECT COUNT(*) FROM {target.columns.table}"
     for name in ("epsilon", "rho"):
         for value in LOSSES:
@@ -107,9 +107,9 @@ def _losses(target: ServiceTarget) -> Iterator[ServiceReply]:
             yield target.call("POST", "/v1/answer", body)
 
 
-def _options(target: ServiceTarget) -> Iterator[ServiceReply]:
+def _send_options(target: ServiceTarget) -> Iterator[ServiceReply]:
     query = f"SELECT COUNT(*) FROM {target.columns.table}"
-    wrong: list[dict[str, Any]] = [
+    invalid: list[dict[str, Any]] = [
         {"max_contributions": -1},
         {"max_contributions": 0},
         {"max_contributions": []},
@@ -143,58 +143,57 @@ def _options(target: ServiceTarget) -> Iterator[ServiceReply]:
         {"refine": "x"},
         {"refine": "1", "delta": "1/10"},
     ]
-    for each in wrong:
-        body = {"dataset": target.columns.dataset, "query": query, "epsilon": "1/1000", **each}
+    for options in invalid:
+        body = {"dataset": target.columns.dataset, "query": query, "epsilon": "1/1000", **options}
         yield target.call("POST", "/v1/answer", body)
 
 
-def _methods(target: ServiceTarget) -> Iterator[ServiceReply]:
+def _send_methods(target: ServiceTarget) -> Iterator[ServiceReply]:
     for path in ("/v1/answer", "/v1/datasets", "/v1/ledger", "/metrics", "/"):
         for method in ("PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "CONNECT", "FOO"):
             yield target.call(method, path)
 
 
-def _paths(targets: Sequence[ServiceTarget]) -> str:
+def _check_paths(targets: Sequence[ServiceTarget]) -> str:
     for path in PATHS:
         reply = targets[0].call("GET", path)
         if reply.status == 200 and path not in ("/v1/datasets/", "//v1/datasets"):
             return f"{path} was served"
-        if b"root:" in reply.body or judged([reply]):
-            return f"{path}: {judged([reply])}"
+        if b"root:" in reply.body or find_problem([reply]):
+            return f"{path}: {find_problem([reply])}"
         if "set-cookie" in {name.lower() for name in reply.headers}:
             return f"{path} set a cookie"
     return ""
 
 
-def _climbing(targets: Sequence[ServiceTarget]) -> str:
-    """An analyst reads the ledger; an auditor asks."""
+def _check_roles(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if an analyst can read the ledger, or an auditor can query data."""
     target = targets[0]
-    where = f"?dataset={target.columns.dataset}"
     for method, path in (("GET", "/v1/ledger"), ("POST", "/v1/kernel/ledger")):
-        if target.call(method, path + where).status == 200:
+        if target.call(method, f"{path}?dataset={target.columns.dataset}").status == 200:
             return "an analyst read the ledger"
     if "auditor" not in target.tokens:
         return ""
     query = f"SELECT COUNT(*) FROM {target.columns.table}"
     for path in ("/v1/answer", "/v1/quote"):
-        if target.ask(query, who="auditor", path=path).status == 200:
-            return f"an auditor got {path}"
+        if target.ask(query, account="auditor", path=path).status == 200:
+            return f"an auditor was answered by {path}"
     return ""
 
 
-def _ledger_tokens(targets: Sequence[ServiceTarget]) -> str:
-    """What the ledger keeps of tokens opens nothing."""
+def _check_ledger_tokens(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if an account's entry in the ledger holds a token that the service accepts."""
     target = targets[0]
-    rows = target.call("GET", f"/v1/ledger?dataset={target.columns.dataset}", who="auditor").json()
+    rows = target.call("GET", f"/v1/ledger?dataset={target.columns.dataset}", account="auditor").json()
     for row in rows.get("items", []) if isinstance(rows, dict) else []:
         token = json.loads(row["body"]).get("token") if row["kind"] == "account" else None
-        if token and target.call("GET", "/v1/datasets", who=token).status == 200:
-            return "a token stands in the ledger"
+        if token and target.call("GET", "/v1/datasets", account=token).status == 200:
+            return "the ledger contains a valid token"
     return ""
 
 
-def _secured(targets: Sequence[ServiceTarget]) -> str:
-    """The page cannot be framed, scripted from elsewhere, or cached."""
+def _check_security_headers(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if a response lacks the security policy, allows other origins, or names its server."""
     for path in ("/", "/nowhere", "/v1/datasets"):
         headers = {name.lower(): value for name, value in targets[0].call("GET", path).headers.items()}
         policy = headers.get("content-security-policy", "")
@@ -203,66 +202,76 @@ def _secured(targets: Sequence[ServiceTarget]) -> str:
             or "unsafe" in policy
             or headers.get("x-content-type-options") != "nosniff"
         ):
-            return f"{path} lacks a policy"
+            return f"{path} lacks a security policy"
         if "access-control-allow-origin" in headers or "server" in headers:
-            return f"{path} says too much"
+            return f"{path} allows other origins or names its server"
     return ""
 
 
-def _jobs(targets: Sequence[ServiceTarget]) -> str:
-    """One account's job is to another what a job that never was is: the same refusal, word for word, and no effect."""
-    target, mine, nobodys = targets[0], secrets.token_hex(8), secrets.token_hex(8)
+def _check_foreign_job(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if an account can see or delete another's job: it must look like a job that does not exist."""
+    target, job, missing = targets[0], secrets.token_hex(8), secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
-            "epsilon": target.epsilon, "request_id": mine}  # fmt: skip
+            "epsilon": target.epsilon, "request_id": job}  # fmt: skip
     if target.call("POST", "/v1/answer", body, prefer="respond-async").status != 202:
         return ""
     for method in ("GET", "DELETE"):
-        seen, unseen = (target.call(method, f"/v1/jobs/{name}", who="other") for name in (mine, nobodys))
-        if seen.status != 404 or (seen.status, seen.body) != (unseen.status, unseen.body):
-            return f"{method} told another account that the job is there"
-    if target.call("GET", f"/v1/jobs/{mine}").status != 200:
+        foreign, absent = (target.call(method, f"/v1/jobs/{name}", account="other") for name in (job, missing))
+        if foreign.status != 404 or (foreign.status, foreign.body) != (absent.status, absent.body):
+            return f"{method} showed another account that the job exists"
+    if target.call("GET", f"/v1/jobs/{job}").status != 200:
         return "another account deleted the job"
-    target.call("DELETE", f"/v1/jobs/{mine}")
+    target.call("DELETE", f"/v1/jobs/{job}")
     return ""
 
 
-def _same_name(targets: Sequence[ServiceTarget]) -> str:
-    """A job's name stands for one question: another one under it is refused, and not given the first one's answer."""
+def _check_reused_job_name(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if a second query under the same job name is not refused."""
     target, name = targets[0], secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": f"SELECT COUNT(*) FROM {target.columns.table}",
             "epsilon": target.epsilon, "request_id": name}  # fmt: skip
     other = {**body, "query": f"SELECT SUM({target.columns.number}) FROM {target.columns.table}"}
     first, second = (target.call("POST", "/v1/answer", each, prefer="respond-async") for each in (body, other))
     target.call("DELETE", f"/v1/jobs/{name}")
-    return "two questions shared a job" if first.status == 202 and second.status != 400 else ""
+    return "two queries shared a job" if first.status == 202 and second.status != 400 else ""
 
 
-def _others_id(targets: Sequence[ServiceTarget]) -> str:
-    """A request id belongs to an account: somebody else's stands for nothing, and does not even show."""
+def _check_foreign_request_id(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if a request id of one account has any effect on another account's request with the same id."""
     target, name = targets[0], secrets.token_hex(8)
     mine = target.ask(f"SELECT COUNT(*) FROM {target.columns.table}", request_id=name)
     query = f"SELECT SUM({target.columns.number}) FROM {target.columns.table}"
     other = target.ask(query, "other", request_id=name)
     if mine.status != 200 or other.status not in (200, 402):
-        return f"an id that somebody else used was refused: {other.status}" if mine.status == 200 else ""
-    digests = [[each["digest"] for each in reply.json().get("releases", ())] for reply in (mine, other)]
-    return "one account's id gave it another's answer" if digests[0] == digests[1] else ""
+        return f"an id that another account used was refused: {other.status}" if mine.status == 200 else ""
+    digests = [[release["digest"] for release in reply.json().get("releases", ())] for reply in (mine, other)]
+    return "a request id returned another account's answer" if digests[0] == digests[1] else ""
 
 
 def attacks() -> Iterator[Attack]:
-    """All of them."""
+    """Yield the attacks of this module."""
     for name, header in TOKENS.items():
-        yield Attack(name, "accounts", "anything without an account", partial(_denied, header))
+        yield Attack(name, "accounts", "anything without an account", partial(_check_header_denied, header))
     for name, body in {**BODIES, "too large": b" " * (5 << 20)}.items():
-        sending = partial(_harmless, partial(_bodies, body))
-        yield Attack(f"a body: {name}", "malformed", "anything by a broken body", sending)
-    yield Attack("losses that are none", "malformed", "an answer for nothing", partial(_harmless, _losses))
-    yield Attack("options out of range", "malformed", "an answer outside the rules", partial(_harmless, _options))
-    yield Attack("other methods", "malformed", "anything by another method", partial(_harmless, _methods))
-    yield Attack("other paths", "malformed", "files, or the kernel's own calls", _paths)
-    yield Attack("climbing", "accounts", "what another role may see", _climbing)
-    yield Attack("tokens in the ledger", "accounts", "a token that still works", _ledger_tokens, ("auditor",))
-    yield Attack("security headers", "accounts", "a token, by a page of somebody else's", _secured)
-    yield Attack("somebody else's job", "accounts", "that another account has asked", _jobs, ("other",))
-    yield Attack("somebody else's request id", "accounts", "that another account has asked", _others_id, ("other",))
-    yield Attack("a job's name", "accounts", "one question's answer under another's name", _same_name)
+        sending = partial(_check_refused, partial(_send_body, body))
+        yield Attack(f"a body: {name}", "malformed", "anything by a malformed body", sending)
+    yield Attack("invalid losses", "malformed", "an answer for nothing", partial(_check_refused, _send_losses))
+    yield Attack(
+        "options out of range", "malformed", "an answer outside the rules", partial(_check_refused, _send_options)
+    )
+    yield Attack("other methods", "malformed", "anything by another method", partial(_check_refused, _send_methods))
+    yield Attack("other paths", "malformed", "files, or internal calls of the kernel", _check_paths)
+    yield Attack("roles", "accounts", "what another role may see", _check_roles)
+    yield Attack("tokens in the ledger", "accounts", "a token that still works", _check_ledger_tokens, ("auditor",))
+    yield Attack("security headers", "accounts", "a token, through a page of another origin", _check_security_headers)
+    yield Attack(
+        "another account's job", "accounts", "that another account sent a query", _check_foreign_job, ("other",)
+    )
+    yield Attack(
+        "another account's request id",
+        "accounts",
+        "that another account sent a query",
+        _check_foreign_request_id,
+        ("other",),
+    )
+    yield Attack("a reused job name", "accounts", "one query's answer under another's name", _check_reused_job_name)

@@ -1,4 +1,4 @@
-"""An audit that is repeated, and the history that it leaves: one line of JSON for each run, only ever added to."""
+"""Repeat an audit on a schedule and append one line of JSON for each run to a history file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dither.errors import InvalidParameter
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_OUTPUT = 4000
-FOUND = 1
-UNREADABLE = -1
-CRASHED = "error: internal error"
+FOUND_STATUS = 1
+UNREADABLE_STATUS = -1
+CRASH_MESSAGE = "error: internal error"
 
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """One run: when, what, how it ended, and the end of what it said."""
+    """One run of an audit: start, command, exit status, duration, and the end of its output."""
 
     started: str
     command: tuple[str, ...]
@@ -34,41 +34,41 @@ class ScheduleEntry:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found."""
+        """True if the audit found nothing."""
         return self.status == 0
 
     @property
     def ran(self) -> bool:
-        """Whether there is a result: bad input, a crash or an interruption gives none."""
-        return self.passed or (self.status == FOUND and CRASHED not in self.output)
+        """True if the run has a result; invalid input, a crash or an interruption gives none."""
+        return self.passed or (self.status == FOUND_STATUS and CRASH_MESSAGE not in self.output)
 
 
-def interval(text: str) -> float:
-    """Seconds in '30m', '12h' or '1d'."""
+def parse_interval(text: str) -> float:
+    """Return the seconds in a text such as '30m', '12h' or '1d'."""
     number, unit = text[:-1], text[-1:]
     if unit not in UNITS or not number.replace(".", "", 1).isdecimal() or float(number) <= 0:
-        raise InvalidParameter(f"an interval is a number and one of s, m, h, d, such as 12h; got {text!r}")
+        raise InvalidParameter(f"an interval must be a number followed by s, m, h or d, such as 12h; got {text!r}")
     return float(number) * UNITS[unit]
 
 
-def once(command: Sequence[str], history: Path) -> ScheduleEntry:
-    """Runs `dither audit <command>` in a process of its own and adds the result to the history."""
+def run_once(command: Sequence[str], history: Path) -> ScheduleEntry:
+    """Run `dither audit <command>` in a process of its own and append the result to the history."""
     if not command or command[0] == "schedule":
-        raise InvalidParameter("say which audit to repeat, for example: dither audit schedule -- service URL")
-    _ready(history)
+        raise InvalidParameter("name the audit to repeat, for example: dither audit schedule -- service URL")
+    _prepare_history(history)
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "dither", "audit", *command], capture_output=True, text=True, check=False
     )
-    said = (done.stdout + done.stderr)[-MOST_OUTPUT:]
-    entry = ScheduleEntry(started, tuple(command), done.returncode, round(time.monotonic() - clock, 3), said)
+    output = (process.stdout + process.stderr)[-MOST_OUTPUT:]
+    entry = ScheduleEntry(started, tuple(command), process.returncode, round(time.monotonic() - clock, 3), output)
     with history.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(entry)) + "\n")
     return entry
 
 
-def _ready(history: Path) -> None:
-    """The history can be added to; a line that an interruption left unfinished is ended."""
+def _prepare_history(history: Path) -> None:
+    """Check that the history can be written, and end a line that an interruption left unfinished."""
     try:
         history.parent.mkdir(parents=True, exist_ok=True)
         with history.open("a+b") as file:
@@ -78,49 +78,50 @@ def _ready(history: Path) -> None:
         raise InvalidParameter(f"the history {history} cannot be written: {error.strerror}") from None
 
 
-def repeated(
+def repeat_audit(
     command: Sequence[str],
     history: Path,
     every: float,
     times: int | None = None,
     sleep: Callable[[float], Any] = time.sleep,
 ) -> Iterator[ScheduleEntry]:
-    """Runs again and again; `times` ends it."""
-    done = 0
-    while times is None or done < times:
-        if done:
+    """Run an audit again every `every` seconds, `times` times or without end; yield the entry of each run."""
+    runs = 0
+    while times is None or runs < times:
+        if runs:
             sleep(every)
-        yield once(command, history)
-        done += 1
+        yield run_once(command, history)
+        runs += 1
 
 
 def verdict(last: ScheduleEntry, before: Sequence[ScheduleEntry]) -> str:
-    """In a word; what passed the last time that this audit had a result and does not now is a regression."""
+    """Return the verdict of a run: a regression if the same audit passed the last time that it had a result."""
     if last.passed or not last.ran:
         return "passed" if last.passed else "FAILED (no result)"
-    same = [each for each in before if each.command == last.command and each.ran]
-    return "REGRESSION" if same and same[-1].passed else "FOUND"
+    same_audit = [entry for entry in before if entry.command == last.command and entry.ran]
+    return "REGRESSION" if same_audit and same_audit[-1].passed else "FOUND"
 
 
-def format_result(kept: Sequence[ScheduleEntry]) -> list[str]:
-    """The history in words, one line for each run."""
+def format_history(entries: Sequence[ScheduleEntry]) -> list[str]:
+    """Return one line of text for each run of the history."""
     return [
-        f"{each.started}  {verdict(each, kept[:place])}  {each.seconds} s  {' '.join(each.command)}"
-        for place, each in enumerate(kept)
+        f"{entry.started}  {verdict(entry, entries[:place])}  {entry.seconds} s  {' '.join(entry.command)}"
+        for place, entry in enumerate(entries)
     ]
 
 
-def entries(history: Path) -> list[ScheduleEntry]:
-    """The history, oldest first."""
+def read_history(history: Path) -> list[ScheduleEntry]:
+    """Return the entries of the history, oldest first."""
     if not history.exists():
         return []
-    return [_entry(line) for line in history.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = history.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [_parse_entry(line) for line in lines if line.strip()]
 
 
-def _entry(line: str) -> ScheduleEntry:
-    """A line of the history; one that cannot be read is shown as a run without a result."""
+def _parse_entry(line: str) -> ScheduleEntry:
+    """Parse a line of the history; an unreadable line becomes a run without a result."""
     try:
-        read = json.loads(line)
-        return ScheduleEntry(**{**read, "command": tuple(read["command"])})
+        entry = json.loads(line)
+        return ScheduleEntry(**{**entry, "command": tuple(entry["command"])})
     except (ValueError, TypeError, KeyError):
-        return ScheduleEntry("unreadable line", (), UNREADABLE, 0.0, line)
+        return ScheduleEntry("unreadable line", (), UNREADABLE_STATUS, 0.0, line)

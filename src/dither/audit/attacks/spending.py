@@ -1,4 +1,4 @@
-"""Getting something for nothing: replays, retries, quotes, jobs, batches with a bad member, refunds."""
+"""Attempts to get fresh noise without a charge: replays, retries, quotes, jobs, batches with a bad query, refunds."""
 
 # ruff: noqa: S608 (these texts are sent to a service that must parse them, not to a database)
 from __future__ import annotations
@@ -15,46 +15,50 @@ def _query(target: ServiceTarget, mark: int) -> str:
 
 
 def _fresh(target: ServiceTarget) -> str:
-    """A question that nobody asked before."""
+    """Return a query that has probably not been sent before."""
     return _query(target, target.columns.low + secrets.randbelow(max(1, target.columns.high - target.columns.low)))
 
 
 def _values(reply: ServiceReply) -> object:
+    """Return the noisy values of a reply, or None if it has none."""
     data = reply.json()
     return [part["values"] for part in data["noisy"]] if isinstance(data, dict) and "noisy" in data else None
 
 
-def replayed(targets: Sequence[ServiceTarget]) -> str:
-    """The same request ten times: one draw."""
+def replay(targets: Sequence[ServiceTarget]) -> str:
+    """Send the same request ten times; it must have one draw."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
     replies = [target.ask(query, request_id=name) for _ in range(10)]
-    drawn = {str(_values(reply)) for reply in replies if reply.status == 200}
-    return "a replay drew again" if len(drawn) > 1 else ""
+    return "a replay drew fresh noise" if len(_distinct_draws(replies)) > 1 else ""
 
 
-def renamed(targets: Sequence[ServiceTarget]) -> str:
-    """The same question under other request ids and spellings: one draw for one charge."""
+def _distinct_draws(replies: Sequence[ServiceReply]) -> set[str]:
+    """Return the different noisy values among the successful replies."""
+    return {str(_values(reply)) for reply in replies if reply.status == 200}
+
+
+def rewrite_query(targets: Sequence[ServiceTarget]) -> str:
+    """Send the same query under other request ids, written differently; it must not have several draws for free."""
     target, query = targets[0], _fresh(targets[0])
-    spellings = (query, query.lower().replace("count", "COUNT"), f"  {query}  ", query.replace("<>", "!="))
+    variants = (query, query.lower().replace("count", "COUNT"), f"  {query}  ", query.replace("<>", "!="))
     before = target.spent()
-    replies = [target.ask(dialect, request_id=secrets.token_hex(8)) for dialect in spellings]
-    drawn = {str(_values(reply)) for reply in replies if reply.status == 200}
-    moved = before != target.spent()
-    return "several draws for one charge" if len(drawn) > 1 and not moved else ""
+    replies = [target.ask(variant, request_id=secrets.token_hex(8)) for variant in variants]
+    charged = before != target.spent()
+    return "several draws without a charge" if len(_distinct_draws(replies)) > 1 and not charged else ""
 
 
-def redrawn(targets: Sequence[ServiceTarget]) -> str:
-    """Another draw of the same question is charged again."""
+def request_second_draw(targets: Sequence[ServiceTarget]) -> str:
+    """Request a second draw of the same query; it must be charged."""
     target, query = targets[0], _fresh(targets[0])
-    first, at = target.ask(query, repeat=0), target.spent()
+    first, before = target.ask(query, repeat=0), target.spent()
     second = target.ask(query, repeat=1)
-    if first.status == second.status == 200 and target.spent() == at and _values(first) != _values(second):
+    if first.status == second.status == 200 and target.spent() == before and _values(first) != _values(second):
         return "a second draw was free"
     return ""
 
 
-def parallel(targets: Sequence[ServiceTarget]) -> str:
-    """Sixteen retries at once: one draw."""
+def retry_in_parallel(targets: Sequence[ServiceTarget]) -> str:
+    """Send the same request sixteen times at once; it must have one draw."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
     replies: list[ServiceReply] = []
     threads = [threading.Thread(target=lambda: replies.append(target.ask(query, request_id=name))) for _ in range(16)]
@@ -62,22 +66,21 @@ def parallel(targets: Sequence[ServiceTarget]) -> str:
         thread.start()
     for thread in threads:
         thread.join()
-    drawn = {str(_values(reply)) for reply in replies if reply.status == 200}
-    return "parallel retries drew again" if len(drawn) > 1 else ""
+    return "parallel retries drew fresh noise" if len(_distinct_draws(replies)) > 1 else ""
 
 
-def quoted(targets: Sequence[ServiceTarget]) -> str:
-    """Quotes and explanations cost nothing and say nothing noisy."""
+def quote_only(targets: Sequence[ServiceTarget]) -> str:
+    """Quote and explain the same query five times; quotes must be equal, and nothing may be charged."""
     target, query = targets[0], _fresh(targets[0])
     before = target.spent()
     replies = [target.ask(query, path=path) for path in ("/v1/quote", "/v1/explain") for _ in range(5)]
     if len({reply.body for reply in replies[:5]}) > 1:
-        return "quotes of the same question differ"
+        return "quotes of the same query differ"
     return "" if target.spent() == before else "a quote was charged"
 
 
-def spoiled(targets: Sequence[ServiceTarget]) -> str:
-    """A batch with one bad member is refused whole, before any charge."""
+def spoil_batch(targets: Sequence[ServiceTarget]) -> str:
+    """Send batches with one bad query; each must be refused as a whole, without a charge."""
     target = targets[0]
     before = target.spent()
     for bad in (
@@ -87,47 +90,59 @@ def spoiled(targets: Sequence[ServiceTarget]) -> str:
     ):
         body = {"dataset": target.columns.dataset, "queries": [_fresh(target), bad], "epsilon": target.epsilon}
         if target.call("POST", "/v1/batch", body).status == 200:
-            return "a batch with a bad member was answered"
+            return "a batch with a bad query was answered"
     return "" if target.spent() == before else "a refused batch was charged"
 
 
-def cancelled(targets: Sequence[ServiceTarget]) -> str:
-    """A job that is forgotten keeps its charge, and asking again gives the same answer."""
+def cancel_job(targets: Sequence[ServiceTarget]) -> str:
+    """Delete a job and send its request again twice; both replies must be equal, and the second must not be charged."""
     target, query, name = targets[0], _fresh(targets[0]), secrets.token_hex(8)
     body = {"dataset": target.columns.dataset, "query": query, "epsilon": target.epsilon, "request_id": name}
     target.call("POST", "/v1/answer", body, prefer="respond-async")
     target.call("DELETE", f"/v1/jobs/{name}")
-    first, at = target.call("POST", "/v1/answer", body), target.spent()
+    first, before = target.call("POST", "/v1/answer", body), target.spent()
     second = target.call("POST", "/v1/answer", body)
-    if first.status == 200 and (_values(first) != _values(second) or target.spent() != at):
-        return "a cancelled job was drawn twice"
+    if first.status == 200 and (_values(first) != _values(second) or target.spent() != before):
+        return "a cancelled job drew noise or was charged twice"
     return ""
 
 
-def stolen_id(targets: Sequence[ServiceTarget]) -> str:
-    """A request id stands for one question: another one under it is refused, not answered for free."""
+def reuse_request_id(targets: Sequence[ServiceTarget]) -> str:
+    """Send another query under a request id that was charged; it must not be answered for free."""
     target, name = targets[0], secrets.token_hex(8)
     low = target.columns.low
     first = target.ask(_query(target, low), request_id=name)
     before = target.spent()
     second = target.ask(_query(target, low + 1), request_id=name)
     if first.status == 200 and second.status == 200 and target.spent() == before and _values(first) != _values(second):
-        return "another question was answered under a paid id"
+        return "another query was answered for free under a charged request id"
     return ""
 
 
-def beyond(targets: Sequence[ServiceTarget]) -> str:
-    """More than the whole budget is refused, and the refusal moves nothing."""
+def overspend(targets: Sequence[ServiceTarget]) -> str:
+    """Request more than the whole budget; it must be refused, and no budget may change."""
     target = targets[0]
     before = target.spent()
     reply = target.ask(_fresh(target), epsilon="1000000000")
     if reply.status == 200:
-        return "a loss of a thousand million was granted"
-    return "" if target.spent() == before else "a refusal was charged or refunded"
+        return "an epsilon of 1000000000 was granted"
+    return "" if target.spent() == before else "a refused request was charged or refunded"
+
+
+CHECKS = {
+    "a replayed request": replay,
+    "a query written differently": rewrite_query,
+    "a second draw": request_second_draw,
+    "parallel retries": retry_in_parallel,
+    "quotes": quote_only,
+    "a batch with a bad query": spoil_batch,
+    "a cancelled job": cancel_job,
+    "a reused request id": reuse_request_id,
+    "more than the budget": overspend,
+}
 
 
 def attacks() -> Iterator[Attack]:
-    """All of them."""
-    free = "a fresh draw that nobody was charged for"
-    for check in (replayed, renamed, redrawn, parallel, quoted, spoiled, cancelled, stolen_id, beyond):
-        yield Attack(check.__name__.replace("_", " "), "spending", free, check)
+    """Yield the attacks of this module."""
+    for name, check in CHECKS.items():
+        yield Attack(name, "spending", "a fresh draw without a charge", check)

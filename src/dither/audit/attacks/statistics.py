@@ -1,4 +1,4 @@
-"""What can be learned from the numbers themselves: membership, averages of many draws, reconstruction."""
+"""Attacks on the released numbers themselves: membership, averages of many draws, reconstruction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Guess:
-    """How often a secret bit was guessed, and how often that may be."""
+class GuessResult:
+    """The right guesses of a secret bit, the rate that the loss allows, and the margin for sampling error."""
 
     right: int
     trials: int
-    most: float
+    allowed_rate: float
     margin: float
 
     @property
@@ -27,32 +27,32 @@ class Guess:
 
     @property
     def learned(self) -> bool:
-        """Whether the guesses are better than the loss allows, beyond the error of the sample."""
-        return self.rate > self.most + self.margin
+        """True if the rate exceeds the allowed one by more than the margin."""
+        return self.rate > self.allowed_rate + self.margin
 
 
-def most_right(epsilon: float, delta: float = 0.0) -> float:
-    """The best accuracy of guessing one unit's bit that a loss allows: (e^eps + delta) / (1 + e^eps)."""
+def best_accuracy(epsilon: float, delta: float = 0.0) -> float:
+    """Return the best accuracy of guessing one unit's bit that a loss allows: (e^eps + delta) / (1 + e^eps)."""
     return min(1.0, (math.exp(epsilon) + delta) / (1 + math.exp(epsilon)))
 
 
-def guessing(
-    there: Callable[[int], float], absent: Callable[[int], float], threshold: float, epsilon: float, trials: int,
+def guess_membership(
+    present: Callable[[int], float], absent: Callable[[int], float], threshold: float, epsilon: float, trials: int,
     false_alarm: float = 1e-9,
-) -> Guess:  # fmt: skip
-    """Guesses by a threshold whether a unit is in the data; `there(i)` and `absent(i)` draw a fresh statistic."""
-    right = sum((there(i) > threshold) + (absent(i) <= threshold) for i in range(trials))
+) -> GuessResult:  # fmt: skip
+    """Guess by a threshold whether a unit is in the data; `present(i)` and `absent(i)` draw a fresh statistic."""
+    right = sum((present(i) > threshold) + (absent(i) <= threshold) for i in range(trials))
     margin = math.sqrt(math.log(1 / false_alarm) / (2 * 2 * trials))  # Hoeffding, one-sided
-    return Guess(right, 2 * trials, most_right(epsilon), margin)
+    return GuessResult(right, 2 * trials, best_accuracy(epsilon), margin)
 
 
-def subsets(people: int, questions: int, number: int = 1) -> NDArray[np.int64]:
-    """Random subsets of people, one a row."""
-    random = Random(number)
-    return np.array([[random.random() < 0.5 for _ in range(people)] for _ in range(questions)], np.int64)
+def random_subsets(people: int, queries: int, seed: int = 1) -> NDArray[np.int64]:
+    """Return random subsets of people, one per row, as zeros and ones."""
+    random = Random(seed)
+    return np.array([[random.random() < 0.5 for _ in range(people)] for _ in range(queries)], np.int64)
 
 
-def reconstructed(asked: NDArray[np.int64], answers: Sequence[float]) -> NDArray[np.bool_]:
-    """Everybody's bit from noisy counts over subsets (Dinur and Nissim 2003), by least squares."""
-    found, *_ = np.linalg.lstsq(asked.astype(float), np.asarray(answers, float), rcond=None)
-    return np.asarray(found > 0.5)
+def reconstruct(subsets: NDArray[np.int64], answers: Sequence[float]) -> NDArray[np.bool_]:
+    """Estimate each person's bit from noisy counts over subsets by least squares (Dinur and Nissim 2003)."""
+    estimates, *_ = np.linalg.lstsq(subsets.astype(float), np.asarray(answers, float), rcond=None)
+    return np.asarray(estimates > 0.5)

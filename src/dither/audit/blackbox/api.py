@@ -1,9 +1,9 @@
-"""The black-box audit: is there a pair of neighbours and an event that break the claim?
+"""The black-box audit: search for a pair of neighbours and an event that break the claim.
 
-Fixed mode spends a stated number of samples: a little on every pair, more on the better half, much on what there is to
-learn about the best, and most of them, fresh, on judging one event of it; the input on which the event is rarer has
-more of the runs. Sequential mode (`sequential.py`) stops as soon as the evidence suffices. In both, nothing that is
-judged was seen by the search.
+Fixed mode spends a given number of samples. The search first runs every pair, then drops pairs in rounds and gives the
+remaining ones more runs. Most samples go to the test: fresh runs of the best pair, which test its best event. The input
+on which the event is rarer gets more of them. Sequential mode (`sequential.py`) stops as soon as the evidence suffices.
+In both modes, the test uses no output that the search has seen.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ from dither.audit import neighbours
 from dither.audit.blackbox import events, features, learners, search
 from dither.audit.blackbox.events import Levels, OutcomeSpace, SampleTable
 from dither.audit.blackbox.features import Encoder
-from dither.audit.blackbox.levels import reweighted
-from dither.audit.blackbox.plan import FEWEST_RUNS, AuditPlan, Progress, evidence
-from dither.audit.blackbox.plots import Tracer
+from dither.audit.blackbox.levels import choose_levels
+from dither.audit.blackbox.plan import MIN_RUNS, AuditPlan, Progress, make_evidence
+from dither.audit.blackbox.plots import PlotRecorder
 from dither.audit.blackbox.report import PrivacyResult
-from dither.audit.blackbox.search import Lead
-from dither.audit.blackbox.sequential import sequential
+from dither.audit.blackbox.search import CandidateEvent
+from dither.audit.blackbox.sequential import audit_sequential
 from dither.audit.claim_syntax import claim_text
-from dither.audit.claims import ceiling, delta, grows, strength
-from dither.audit.confidence import RARE, Counts, Level, as_weighed, detectable, epsilon_lower, p_value, strength_lower
-from dither.audit.neighbours import Pair, steps
+from dither.audit.claims import ceiling, delta, extends_to_steps, strength
+from dither.audit.confidence import (
+    RARE,
+    Counts,
+    Level,
+    detectable_strength,
+    drop_weights_if_many_hits,
+    epsilon_lower,
+    p_value,
+    strength_lower,
+)
+from dither.audit.neighbours import Pair, step_count
 from dither.audit.sampling import OutputSampler
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
 CHUNK_VALUES = 4_000_000
-# Runs on each input that make it worth while to try every learner.
-ENOUGH = 3000
-# More outputs of an input than these teach little more, and take long.
-MOST_ROWS = 1_600_000
+# With at least this many runs on each input, the last round tries every learner.
+ENOUGH_RUNS = 3000
+# The search learns from at most this many outputs of an input; more improve it little and take long.
+MAX_ROWS = 1_600_000
 
 
 def privacy(
@@ -55,76 +64,84 @@ def privacy(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> PrivacyResult:
-    """Looks for neighbours and an event that break `claim`; with probability at most `alpha` it wrongs a true claim.
+    """Search for neighbours and an event that break `claim`; reject a true claim with probability at most `alpha`.
 
-    `timed` makes the time of each call a part of its output; `bits=False` asks about the algorithm on real numbers and
-    leaves out what the bits of its floats give away.
+    `timed=True` includes the time of each call in its output. `bits=False` audits the algorithm on real numbers: it
+    ignores what the low-order bits of floats reveal.
     """
-    strength(claim)  # refuses what is no claim
-    _check(samples, alpha, mode)
-    source = OutputSampler.of(mechanism, vectorised, timed)
+    strength(claim)  # raises if `claim` is not a loss
+    _check_options(samples, alpha, mode)
+    sampler = OutputSampler.from_callable(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
-    pairs = tuple(_pairs(source, neighbours, rng))
-    if not grows(claim) and any(steps(pair) > 1 for pair in pairs):
+    pairs = tuple(_choose_pairs(sampler, neighbours, rng))
+    if not extends_to_steps(claim) and any(step_count(pair) > 1 for pair in pairs):
         raise InvalidParameter(
-            f"{claim_text(claim)} says nothing of inputs more than one step apart; name neighbours only"
+            f"the claim {claim_text(claim)} has no known bound for inputs more than one step apart; "
+            "pass neighbours only, no DistantPair"
         )
-    plan = AuditPlan(source, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
+    plan = AuditPlan(sampler, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
-    return fixed(plan, started) if mode == "fixed" else sequential(plan, started)
+    return audit_fixed(plan, started) if mode == "fixed" else audit_sequential(plan, started)
 
 
-def fixed(plan: AuditPlan, started: float) -> PrivacyResult:
-    """The audit with a stated number of samples."""
-    looks, narrow = [Look(pair) for pair in plan.pairs], _narrow(plan)
-    spent, rounds = 2 * FEWEST_RUNS, plan.rounds(narrow)
-    kept = int(plan.samples * (1 - plan.searching(narrow)) / 2)
+def audit_fixed(plan: AuditPlan, started: float) -> PrivacyResult:
+    """Run the audit that spends a given number of samples."""
+    searches, narrow = [PairSearch(pair) for pair in plan.pairs], _has_single_numbers(plan)
+    spent, rounds = 2 * MIN_RUNS, plan.rounds(narrow)
+    test_runs = int(plan.samples * (1 - plan.search_share(narrow)) / 2)
     for place, (width, budget) in enumerate(rounds):
-        looks = sorted(looks, key=lambda look: -look.worth)[:width]
-        drawn = _drawn(plan, looks, budget)
-        spent += sum(len(side) for side in {id(side): side for pair in drawn for side in pair}.values())
+        searches = sorted(searches, key=lambda each: -each.worth)[:width]
+        batches = _draw_all(plan, searches, budget)
+        spent += sum(len(side) for side in {id(side): side for batch in batches for side in batch}.values())
         last = place == len(rounds) - 1
-        # Claims other than pure ones are valued in standard errors already.
-        sure = search.LAST[narrow] if last and isinstance(plan.claim, Pure) else (search.CAUTION, search.CAUTION)
-        if last and not narrow:  # where there is much to choose from, not by the runs in which the pair looked good
-            looks = [replace(look, seen=look.recent) for look in looks]
-        looks = [_closer(plan, look, drawn[done], kept, sure, last, done) for done, look in enumerate(looks)]
-    return _judge(plan, looks[0].pair, list(looks[0].leads), max(200, plan.samples - spent), started)
+        # The worth of events under other claims is in standard errors already.
+        final = last and isinstance(plan.claim, Pure)
+        cautions = search.FINAL_CAUTION[narrow] if final else (search.CAUTION, search.CAUTION)
+        if last and not narrow:
+            # With many scores to choose from, leave out the runs that selected the pair in earlier rounds.
+            searches = [replace(each, outputs=each.recent_outputs) for each in searches]
+        searches = [
+            _search_pair(plan, each, batches[done], test_runs, cautions, last, done)
+            for done, each in enumerate(searches)
+        ]
+    return _judge(plan, searches[0].pair, list(searches[0].candidates), max(200, plan.samples - spent), started)
 
 
-def _narrow(plan: AuditPlan) -> bool:
-    """Whether outputs are one number each, by a first glance at them."""
-    glance = plan.source.draw_pair(*plan.pairs[0], (FEWEST_RUNS, FEWEST_RUNS), plan.rng)
-    encoder = features.learn(events.joined(*glance), plan.source.timed, plan.bits)
+def _has_single_numbers(plan: AuditPlan) -> bool:
+    """Return True if the first outputs of the first pair are one number each."""
+    outputs = plan.sampler.draw_pair(*plan.pairs[0], (MIN_RUNS, MIN_RUNS), plan.rng)
+    encoder = features.learn_encoder(events.concatenate_outputs(*outputs), plan.sampler.timed, plan.bits)
     return sum(feature.group == "base" for feature in encoder.features) == 1
 
 
 @dataclass(frozen=True)
-class Look:
-    """A pair, what was seen of it, of that the last, and what it all promises."""
+class PairSearch:
+    """The state of the search on one pair: its outputs as matrices, all and those of the last round, and its events."""
 
     pair: Pair
     encoder: Encoder | None = None
-    seen: tuple[Any, ...] = ()
-    recent: tuple[Any, ...] = ()
-    leads: tuple[Lead, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    recent_outputs: tuple[Any, ...] = ()
+    candidates: tuple[CandidateEvent, ...] = ()
 
     @property
     def worth(self) -> float:
-        """What the best event of the pair is worth."""
-        return self.leads[0].worth if self.leads else 0.0
+        """The worth of the pair's best event."""
+        return self.candidates[0].worth if self.candidates else 0.0
 
 
-def _pairs(source: OutputSampler, given: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
-    if given is None:
-        return neighbours.probed(lambda value: source.draw_pair(value, value, (1, 1), rng))
-    found = neighbours.distinct(given)
-    if not found:
-        raise InvalidParameter("there must be at least one pair of different neighbours")
-    return found
+def _choose_pairs(sampler: OutputSampler, pairs: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
+    """Return the distinct pairs of the caller, or standard pairs that the mechanism accepts."""
+    if pairs is None:
+        return neighbours.find_accepted(lambda value: sampler.draw_pair(value, value, (1, 1), rng))
+    distinct = neighbours.distinct_pairs(pairs)
+    if not distinct:
+        raise InvalidParameter("neighbours must contain at least one pair of different inputs")
+    return distinct
 
 
-def _check(samples: int, alpha: float, mode: str) -> None:
+def _check_options(samples: int, alpha: float, mode: str) -> None:
+    """Refuse options out of range."""
     if not isinstance(samples, int):
         raise InvalidParameter(f"samples must be a whole number such as 1_000_000, got {samples!r}")
     if samples < 1000:
@@ -135,117 +152,128 @@ def _check(samples: int, alpha: float, mode: str) -> None:
         raise InvalidParameter(f"mode must be 'fixed' or 'sequential', got {mode!r}")
 
 
-def _drawn(plan: AuditPlan, looks: list[Look], budget: int) -> list[tuple[Any, Any]]:
-    """Runs of every pair; an input that several pairs share is run once, unless times are compared."""
-    if plan.source.timed:
-        each = max(FEWEST_RUNS, budget // (2 * len(looks)))
-        return [plan.source.draw_pair(*look.pair, (each, each), plan.rng) for look in looks]
-    inputs = {id(value): value for look in looks for value in look.pair}
-    each = max(FEWEST_RUNS, budget // len(inputs))
-    runs = {key: plan.source.draw(value, each) for key, value in inputs.items()}
-    return [(runs[id(look.pair[0])], runs[id(look.pair[1])]) for look in looks]
+def _draw_all(plan: AuditPlan, searches: list[PairSearch], budget: int) -> list[tuple[Any, Any]]:
+    """Draw outputs of every pair; an input shared by several pairs is run once, unless times are compared."""
+    pairs = [each.pair for each in searches]
+    if plan.sampler.timed:
+        runs = max(MIN_RUNS, budget // (2 * len(pairs)))
+        return [plan.sampler.draw_pair(*pair, (runs, runs), plan.rng) for pair in pairs]
+    inputs = {id(value): value for pair in pairs for value in pair}
+    runs = max(MIN_RUNS, budget // len(inputs))
+    outputs = {key: plan.sampler.draw(value, runs) for key, value in inputs.items()}
+    return [(outputs[id(pair[0])], outputs[id(pair[1])]) for pair in pairs]
 
 
-def _closer(
+def _search_pair(
     plan: AuditPlan,
-    look: Look,
-    more: tuple[Any, Any],
-    kept: int,
-    doubts: tuple[float, float],
+    current: PairSearch,
+    batch: tuple[Any, Any],
+    test_runs: int,
+    cautions: tuple[float, float],
     last: bool,
     done: int,
-) -> Look:
-    """A closer look at a pair, with more of its outputs; the last is with every learner."""
+) -> PairSearch:
+    """Search a pair for events, with another batch of its outputs; the last round tries every learner."""
     plan.progress("search" if last else "explore", done, len(plan.pairs))
-    value = search.worth(plan.claim, kept, plan.alpha, steps(look.pair))
-    encoder = look.encoder or features.learn(events.joined(*more), plan.source.timed, plan.bits)
-    read = [encoder.read(side) for side in more]
-    seen = [np.concatenate(both) for both in zip(look.seen, read, strict=True)] if look.seen else read
-    space = OutcomeSpace.of(encoder, *seen)
-    sample = SampleTable(space, *(space.place(side[:MOST_ROWS]) for side in seen))
-    chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH else learners.quick(space)
-    tried = search.tries(sample, search.shortlist(sample, chosen, value) if last else chosen)
-    tried += search.committees(sample, tried, value) if last else []
-    more_tried, reference = search.referred(sample, tried) if last else ([], None)
-    found = search.leads(space, [*tried, *more_tried], value, *doubts, reference)
-    return Look(look.pair, encoder, tuple(seen), tuple(read), tuple(found))
+    worth = search.worth_function(plan.claim, test_runs, plan.alpha, step_count(current.pair))
+    encoder = current.encoder or features.learn_encoder(
+        events.concatenate_outputs(*batch), plan.sampler.timed, plan.bits
+    )
+    recent = [encoder.read(side) for side in batch]
+    outputs = (
+        [np.concatenate(both) for both in zip(current.outputs, recent, strict=True)] if current.outputs else recent
+    )
+    space = OutcomeSpace.from_matrices(encoder, *outputs)
+    sample = SampleTable(space, *(space.encode_matrix(side[:MAX_ROWS]) for side in outputs))
+    chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH_RUNS else learners.quick(space)
+    trials = search.try_scores(sample, search.shortlist(sample, chosen, worth) if last else chosen)
+    trials += search.average_trials(sample, trials, worth) if last else []
+    reference_trials, reference = search.build_reference(sample, trials) if last else ([], None)
+    candidates = search.candidate_events(space, [*trials, *reference_trials], worth, *cautions, reference)
+    return PairSearch(current.pair, encoder, tuple(outputs), tuple(recent), tuple(candidates))
 
 
-def _judge(plan: AuditPlan, pair: Pair, found: list[Lead], left: int, started: float) -> PrivacyResult:
-    """Fresh runs of one pair decide on the best event; one that a person can check by hand is counted too."""
-    plain = [] if found[0].plain else [lead for lead in found if lead.plain][:1]
-    judged, pure = [found[0], *plain], isinstance(plan.claim, Pure)
-    share = search.first_share(plan.claim, np.array([found[0].p]), np.array([found[0].q]), left, steps(pair))
+def _judge(plan: AuditPlan, pair: Pair, candidates: list[CandidateEvent], left: int, started: float) -> PrivacyResult:
+    """Test the best event on fresh runs of its pair; count an event that a person can check by hand too."""
+    best, pure = candidates[0], isinstance(plan.claim, Pure)
+    checkable = [] if best.checkable_by_hand else [each for each in candidates if each.checkable_by_hand][:1]
+    judged = [best, *checkable]
+    share = search.first_share(plan.claim, np.array([best.p]), np.array([best.q]), left, step_count(pair))
     likelier = int(share[0] * left)
-    runs = (left - likelier, likelier) if found[0].swapped else (likelier, left - likelier)
-    levels = reweighted(found[0], (likelier, left - likelier), plan.alpha) if pure else None
-    hits, rows, tracer = _count(plan, pair, judged, levels, runs)
-    counted = [_counts(plan.claim, lead, row, runs) for lead, row in zip(judged, hits, strict=True)]
+    runs = (left - likelier, likelier) if best.swapped else (likelier, left - likelier)
+    levels = choose_levels(best, (likelier, left - likelier), plan.alpha) if pure else None
+    hits, level_hits, recorder = _count_hits(plan, pair, judged, levels, runs)
+    counted = [_to_counts(plan.claim, candidate, row, runs) for candidate, row in zip(judged, hits, strict=True)]
     if levels is not None:
-        ordered = rows.T[:: -1 if found[0].swapped else 1].tolist()
-        within = [str(replace(found[0].event, threshold=float(each))) for each in levels.thresholds]
-        taken = [Level(*each) for each in zip(levels.weights, ordered[0], ordered[1], within, strict=True)]
-        counted[0] = replace(counted[0], levels=as_weighed(tuple(taken)))
-    return _verdict(plan, pair, judged, counted, tracer, started)
+        hits_a, hits_b = level_hits.T[:: -1 if best.swapped else 1].tolist()
+        within = [str(replace(best.event, threshold=float(threshold))) for threshold in levels.thresholds]
+        counted_levels = [Level(*each) for each in zip(levels.weights, hits_a, hits_b, within, strict=True)]
+        counted[0] = replace(counted[0], levels=drop_weights_if_many_hits(tuple(counted_levels)))
+    return _verdict(plan, pair, judged, counted, recorder, started)
 
 
-def _count(
-    plan: AuditPlan, pair: Pair, found: list[Lead], levels: Levels | None, runs: tuple[int, int]
-) -> tuple[Any, Any, Tracer]:
-    """How often each event, and each level if there are any, happens in fresh runs on each input."""
-    hits, space = np.zeros((len(found), 2), dtype=np.int64), found[0].event.space
-    rows = np.zeros((len(levels.weights) if levels else 0, 2), dtype=np.int64)
-    columns = tuple(sorted({column for lead in found for column in lead.event.score.columns}))
-    tracer, done = Tracer(found[0]), 0
+def _count_hits(
+    plan: AuditPlan, pair: Pair, judged: list[CandidateEvent], levels: Levels | None, runs: tuple[int, int]
+) -> tuple[Any, Any, PlotRecorder]:
+    """Draw fresh runs and count the hits of each event, and of each level if any, on each input."""
+    hits, space = np.zeros((len(judged), 2), dtype=np.int64), judged[0].event.space
+    level_hits = np.zeros((len(levels.weights) if levels else 0, 2), dtype=np.int64)
+    columns = tuple(sorted({column for candidate in judged for column in candidate.event.score.columns}))
+    recorder, done = PlotRecorder(judged[0]), 0
     for sizes in _chunks(runs, space):
         plan.progress("judge", done, sum(runs))
-        outputs = plan.source.draw_pair(*pair, sizes, plan.rng)
+        outputs = plan.sampler.draw_pair(*pair, sizes, plan.rng)
         encoded = [space.encode(side, columns) for side in outputs]
-        hits += np.array([[int(lead.event.holds(side).sum()) for side in encoded] for lead in found])
+        hits += np.array([[int(each.event.contains_encoded(side).sum()) for side in encoded] for each in judged])
         if levels is not None:
-            rows += np.column_stack([levels.counts(side) for side in encoded])
-        tracer.add(*outputs)
+            level_hits += np.column_stack([levels.count(side) for side in encoded])
+        recorder.add(*outputs)
         done += sum(sizes)
-    return hits, rows, tracer
+    return hits, level_hits, recorder
 
 
 def _verdict(
-    plan: AuditPlan, pair: Pair, judged: list[Lead], counted: list[Counts], tracer: Tracer, started: float
+    plan: AuditPlan,
+    pair: Pair,
+    judged: list[CandidateEvent],
+    counted: list[Counts],
+    recorder: PlotRecorder,
+    started: float,
 ) -> PrivacyResult:
-    """The first event alone decides; the other may be shown instead, with what it says by itself."""
-    first, runs, far = counted[0], counted[0].runs_b, steps(pair)
-    limit = ceiling(plan.claim, strength(plan.claim), far)
+    """Decide by the first event; show the other as evidence if it refutes the claim nearly as strongly by itself."""
+    first, runs, steps = counted[0], counted[0].runs_b, step_count(pair)
+    limit = ceiling(plan.claim, strength(plan.claim), steps)
     p = p_value(first, limit)
-    lower = strength_lower(first, plan.claim, plan.alpha, far)
-    pure = isinstance(plan.claim, Pure | Approximate)
-    epsilon = lower if pure else epsilon_lower(first, delta(plan.claim), plan.alpha, far)
-    shown = len(judged) - 1 if p <= plan.alpha and _as_good(plan, counted[-1], lower, far) else 0
+    lower = strength_lower(first, plan.claim, plan.alpha, steps)
+    states_epsilon = isinstance(plan.claim, Pure | Approximate)
+    epsilon = lower if states_epsilon else epsilon_lower(first, delta(plan.claim), plan.alpha, steps)
+    shown = len(judged) - 1 if p <= plan.alpha and _is_nearly_as_strong(plan, counted[-1], lower, steps) else 0
     return PrivacyResult(
         plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
-        evidence(
+        make_evidence(
             pair, judged[shown], counted[shown], p_value(counted[shown], limit), plan.alpha,
-            () if shown else tracer.examples,
+            () if shown else recorder.examples,
         ),
         plan.samples, len(plan.pairs),
-        detectable(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha, far),
-        time.process_time() - started, tracer.plots(),
+        detectable_strength(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha, steps),
+        time.process_time() - started, recorder.plots(),
     )  # fmt: skip
 
 
-def _as_good(plan: AuditPlan, counts: Counts, lower: float, far: int) -> bool:
-    """Whether the event that a person can check by hand refutes the claim too, and nearly as much."""
-    return strength_lower(counts, plan.claim, plan.alpha, far) > max(strength(plan.claim), 0.8 * lower)
+def _is_nearly_as_strong(plan: AuditPlan, counts: Counts, lower: float, steps: int) -> bool:
+    """Return True if these counts refute the claim too, with a bound of at least 0.8 times `lower`."""
+    return strength_lower(counts, plan.claim, plan.alpha, steps) > max(strength(plan.claim), 0.8 * lower)
 
 
-def _counts(claim: Loss, lead: Lead, hits: Any, runs: tuple[int, int]) -> Counts:
-    """The counts, and how they are to be judged, which is settled by what was thought of the event before."""
-    first, second = (1, 0) if lead.swapped else (0, 1)
-    rare = isinstance(claim, Pure) and lead.p <= RARE
+def _to_counts(claim: Loss, candidate: CandidateEvent, hits: Any, runs: tuple[int, int]) -> Counts:
+    """Return the counts of an event; it is rare by the search's estimate of its probability, not by these counts."""
+    first, second = (1, 0) if candidate.swapped else (0, 1)
+    rare = isinstance(claim, Pure) and candidate.p <= RARE
     return Counts(int(hits[first]), runs[first], int(hits[second]), runs[second], rare)
 
 
 def _chunks(runs: tuple[int, int], space: OutcomeSpace) -> list[tuple[int, int]]:
-    """Sizes that keep memory bounded."""
+    """Divide the runs on both inputs into batches of bounded memory."""
     size = max(1000, CHUNK_VALUES // max(4, len(space.edges) + len(space.encoder.labels)))
     count = max(1, ceil(max(runs) / size))
     parts = [[total * (place + 1) // count - total * place // count for place in range(count)] for total in runs]

@@ -1,4 +1,4 @@
-"""Events: sets of outputs, as a score of encoded outputs and a threshold on it."""
+"""Events: sets of outputs, defined by a score of encoded outputs and a threshold on it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from dither.audit.blackbox import features
 from dither.audit.claims import Floats
 
-Codes = NDArray[np.uint8]
-Keys = NDArray[np.uint64]
+BinCodes = NDArray[np.uint8]
+RowKeys = NDArray[np.uint64]
 
-MOST_BINS = 240
-# Bins are cut by this many values at most, of all features together.
-MOST_SORTED = 6_000_000
-UNKNOWN: Floats = np.zeros((0, 0))
+MAX_BINS = 240
+# The bins of all features together are computed from at most this many values.
+MAX_SORTED_VALUES = 6_000_000
+NO_COVARIANCE: Floats = np.zeros((0, 0))
 
 
 @dataclass(frozen=True)
 class Encoded:
     """Outputs as bin numbers, one column for each feature, and a key for each whole row."""
 
-    codes: Codes
-    keys: Keys
+    codes: BinCodes
+    keys: RowKeys
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -37,7 +37,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class OutcomeSpace:
-    """The features of a mechanism's outputs and the bins that each is cut into."""
+    """The features of a mechanism's outputs and the edges of the bins of each.
+
+    `discrete` means that outputs repeat often enough to be scored one by one.
+    """
 
     encoder: features.Encoder
     edges: tuple[Floats, ...]
@@ -45,15 +48,15 @@ class OutcomeSpace:
 
     @classmethod
     def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> OutcomeSpace:
-        """The space for outputs like these two samples; if timed, the first entry of each is the time."""
-        encoder = features.learn(joined(first, second), timed, bits)
-        return cls.of(encoder, encoder.read(first), encoder.read(second))
+        """Learn a space from two samples of outputs; if timed, the first entry of each is the time."""
+        encoder = features.learn_encoder(concatenate_outputs(first, second), timed, bits)
+        return cls.from_matrices(encoder, encoder.read(first), encoder.read(second))
 
     @classmethod
-    def of(cls, encoder: features.Encoder, first: Floats, second: Floats) -> OutcomeSpace:
-        """The space for outputs that were read already."""
-        most = max(1000, MOST_SORTED // (2 * len(encoder.features)))
-        matrix = np.concatenate([first[:most], second[:most]])
+    def from_matrices(cls, encoder: features.Encoder, first: Floats, second: Floats) -> OutcomeSpace:
+        """Build a space from outputs that the encoder has read into matrices."""
+        max_rows = max(1000, MAX_SORTED_VALUES // (2 * len(encoder.features)))
+        matrix = np.concatenate([first[:max_rows], second[:max_rows]])
         edges = tuple(_edges(feature.column(matrix)) for feature in encoder.features)
         distinct = len(np.unique(features.row_keys(matrix)))
         return cls(encoder, edges, distinct < max(64, len(matrix) // 4))
@@ -63,47 +66,47 @@ class OutcomeSpace:
         """The names of the features."""
         return tuple(feature.name for feature in self.encoder.features)
 
-    def group(self, *groups: str) -> list[int]:
-        """The features of these groups."""
+    def columns_in(self, *groups: str) -> list[int]:
+        """Return the columns of the features in these groups."""
         return [index for index, feature in enumerate(self.encoder.features) if feature.group in groups]
 
     def encode(self, outputs: Any, columns: tuple[int, ...] | None = None) -> Encoded:
-        """Outputs in this space; only these columns, if given."""
-        return self.place(self.encoder.read(outputs), columns)
+        """Encode outputs; only these columns, if given."""
+        return self.encode_matrix(self.encoder.read(outputs), columns)
 
-    def place(self, matrix: Floats, columns: tuple[int, ...] | None = None) -> Encoded:
-        """Outputs that were read already, in this space."""
+    def encode_matrix(self, matrix: Floats, columns: tuple[int, ...] | None = None) -> Encoded:
+        """Encode outputs that the encoder has read into a matrix; only these columns, if given."""
         codes = np.zeros((len(matrix), len(self.edges)), dtype=np.uint8)
         for index in range(len(self.edges)) if columns is None else columns:
-            codes[:, index] = _bin(self.encoder.features[index].column(matrix), self.edges[index])
+            codes[:, index] = _bin_codes(self.encoder.features[index].column(matrix), self.edges[index])
         return Encoded(codes, features.row_keys(matrix))
 
 
 class Score(ABC):
-    """An estimate of how much more likely an output is on the first input: larger means more."""
+    """An estimate of the log-likelihood ratio of an output: larger where it is likelier on the first input."""
 
     columns: tuple[int, ...]
-    # Rows whose inner products are the covariance of what was learned; none where it is not known.
-    root: Floats = UNKNOWN
+    # Rows whose inner products are the covariance of the learned parameters; empty if unknown.
+    covariance_root: Floats = NO_COVARIANCE
 
     @abstractmethod
-    def of(self, data: Encoded) -> Floats:
-        """The score of each output."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the score of each output."""
 
-    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """For each bin, a row; inner products of rows are covariances of the sums of the scores of its outputs.
+    def covariance_rows(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """Return a row for each bin, such that inner products of rows are covariances of the bins' sums of scores.
 
-        Rows are empty where no covariance is known.
+        Rows are empty if the covariance is unknown.
         """
         return np.zeros((count, 0))
 
-    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
-        """Values of the score and how many outputs have each; None if each value stands for one output."""
-        return self.of(data), None
+    def value_counts(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """Return values of the score and the number of outputs of each; None if each value is of one output."""
+        return self.evaluate(data), None
 
     @abstractmethod
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """The set of outputs whose score is at or beyond the threshold, in words."""
+        """Describe the set of outputs whose score is at or beyond the threshold."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,12 @@ class Event:
     above: bool
 
     def contains(self, outputs: Any) -> NDArray[np.bool_]:
-        """For each output, whether it lies in the event."""
-        return self.holds(self.space.encode(outputs, self.score.columns))
+        """Return a boolean for each output: True if it lies in the event."""
+        return self.contains_encoded(self.space.encode(outputs, self.score.columns))
 
-    def holds(self, data: Encoded) -> NDArray[np.bool_]:
-        """The same for outputs that are encoded already."""
-        values = self.score.of(data)
+    def contains_encoded(self, data: Encoded) -> NDArray[np.bool_]:
+        """Return the same for encoded outputs."""
+        values = self.score.evaluate(data)
         return values >= self.threshold if self.above else values <= self.threshold
 
     def __str__(self) -> str:
@@ -130,91 +133,93 @@ class Event:
 
 @dataclass(frozen=True)
 class Levels:
-    """Nested events of one score, the widest first; weights are of the outputs that lie in no narrower one."""
+    """Nested events of one score, widest first, and the weight of the outputs in each that no narrower one contains."""
 
     score: Score = field(repr=False)
     thresholds: Floats
     above: bool
     weights: tuple[int, ...]
 
-    def counts(self, data: Encoded) -> NDArray[np.intp]:
-        """How many outputs have each weight."""
+    def count(self, data: Encoded) -> NDArray[np.intp]:
+        """Return the number of outputs of each weight."""
         sign = 1.0 if self.above else -1.0
-        level = np.searchsorted(sign * self.thresholds, sign * self.score.of(data), side="right")
+        level = np.searchsorted(sign * self.thresholds, sign * self.score.evaluate(data), side="right")
         return np.bincount(level, minlength=len(self.weights) + 1)[1:]
 
 
 @dataclass(frozen=True)
 class ColumnScore(Score):
-    """A number for each bin of one feature."""
+    """A score for each bin of one feature."""
 
     column: int
     table: Floats
 
     @property
     def columns(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The one feature that is read."""
+        """The one column that the score reads."""
         return (self.column,)
 
-    def of(self, data: Encoded) -> Floats:
-        """The number of each output's bin."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the score of each output's bin."""
         result: Floats = self.table[data.codes[:, self.column]]
         return result
 
-    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
-        """The numbers of the bins, and how many outputs lie in each."""
+    def value_counts(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """Return the scores of the bins and the number of outputs in each."""
         return self.table, np.bincount(data.codes[:, self.column], minlength=len(self.table)).astype(np.float64)
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """The bins as intervals or values, or the categories."""
-        chosen = self.table >= threshold if above else self.table <= threshold
-        if space.encoder.categories:
-            edges = space.edges[self.column]
-            return f"output {space.encoder.members(lambda code: bool(chosen[_bin(np.array([code]), edges)[0]]))}"
-        return f"{space.names[self.column]} in {_intervals(chosen, space.edges[self.column])}"
+        """Describe the bins as intervals, or list the categories."""
+        chosen, edges = self.table >= threshold if above else self.table <= threshold, space.edges[self.column]
+        if space.encoder.categorical:
+            categories = space.encoder.describe_categories(
+                lambda code: bool(chosen[_bin_codes(np.array([code]), edges)[0]])
+            )
+            return f"output {categories}"
+        return f"{space.names[self.column]} in {_interval_text(chosen, edges)}"
 
 
 @dataclass(frozen=True)
 class CellScore(Score):
-    """A number for each distinct output."""
+    """A score for each distinct output."""
 
-    keys: Keys
+    keys: RowKeys
     values: Floats
     columns: tuple[int, ...] = ()
 
-    def of(self, data: Encoded) -> Floats:
-        """The number of each output; 0 for one never seen."""
-        place = np.minimum(np.searchsorted(self.keys, data.keys), len(self.keys) - 1)
-        return np.where(self.keys[place] == data.keys, self.values[place], 0.0)
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the score of each output; 0 for an output that the sample did not contain."""
+        index = np.minimum(np.searchsorted(self.keys, data.keys), len(self.keys) - 1)
+        return np.where(self.keys[index] == data.keys, self.values[index], 0.0)
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """How many distinct outputs there are."""
+        """Count the distinct outputs."""
         chosen = self.values >= threshold if above else self.values <= threshold
-        return f"one of {int(chosen.sum())} outputs, of {len(self.keys)} seen"
+        return f"one of {int(chosen.sum())} outputs, of {len(self.keys)} distinct ones"
 
 
 @dataclass(frozen=True)
 class JointScore(Score):
-    """A number for each pair of coarse bins of two features."""
+    """A score for each pair of coarse bins of two features."""
 
     columns: tuple[int, int]
     coarse: tuple[NDArray[np.intp], NDArray[np.intp]]
     table: Floats
-    root: Floats = field(default_factory=lambda: UNKNOWN)
+    covariance_root: Floats = field(default_factory=lambda: NO_COVARIANCE)
 
-    def of(self, data: Encoded) -> Floats:
-        """The number of each output's pair of bins."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the score of each output's pair of bins."""
         result: Floats = self.table.ravel()[self._cells(data)]
         return result
 
-    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """From how many outputs of each bin lie in each cell."""
+    def covariance_rows(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """Return the rows, from the number of each bin's outputs in each cell."""
         cells = bins * self.table.size + self._cells(data)
-        result: Floats = np.bincount(cells, minlength=count * self.table.size).reshape(count, -1) @ self.root
+        result: Floats = np.bincount(cells, minlength=count * self.table.size).reshape(count, -1) @ self.covariance_root
         return result
 
-    def weighed(self, data: Encoded) -> tuple[Floats, Floats | None]:
-        """The numbers of the cells, and how many outputs lie in each."""
+    def value_counts(self, data: Encoded) -> tuple[Floats, Floats | None]:
+        """Return the scores of the cells and the number of outputs in each."""
         return self.table.ravel(), np.bincount(self._cells(data), minlength=self.table.size).astype(np.float64)
 
     def _cells(self, data: Encoded) -> NDArray[np.intp]:
@@ -223,7 +228,7 @@ class JointScore(Score):
         return result
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """The cells of the grid."""
+        """Count the cells of the grid."""
         chosen = self.table >= threshold if above else self.table <= threshold
         names = " and ".join(space.names[column] for column in self.columns)
         return f"({names}) in {int(chosen.sum())} of {chosen.size} cells of a grid"
@@ -231,58 +236,62 @@ class JointScore(Score):
 
 @dataclass(frozen=True)
 class CornerScore(Score):
-    """The bin of the second feature where that of the first lies in a range; elsewhere beyond every threshold."""
+    """The bin of the second feature, for outputs whose bin of the first lies in a range; others are in no event."""
 
     columns: tuple[int, int]
     first: int
     last: int
     above: bool
 
-    def of(self, data: Encoded) -> Floats:
-        """The bin, or one that no event holds."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the bin of the second feature, or a value outside of every event."""
         first, second = (data.codes[:, column] for column in self.columns)
         inside = (first >= self.first) & (first <= self.last) & (second > 0)
         return np.where(inside, second.astype(np.float64), -1.0 if self.above else 256.0)
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """Both half-lines."""
+        """Describe the ranges of both features."""
         codes = np.arange(256)
         chosen = (
             (codes >= self.first) & (codes <= self.last),
             (codes >= threshold) if above else (codes > 0) & (codes <= threshold),
         )
         return " and ".join(
-            f"{space.names[column]} in {_intervals(held, space.edges[column])}"
-            for column, held in zip(self.columns, chosen, strict=True)
+            f"{space.names[column]} in {_interval_text(bins, space.edges[column])}"
+            for column, bins in zip(self.columns, chosen, strict=True)
         )
 
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """A sum, over features, of a number for each bin: what logistic regression learns."""
+    """A sum over features of a score for each bin, as logistic regression learns it.
+
+    `rows` maps each column's bins to rows of the covariance root.
+    """
 
     columns: tuple[int, ...]
     tables: Floats
-    rows: NDArray[np.intp] = field(default_factory=lambda: UNKNOWN.astype(np.intp))
-    root: Floats = field(default_factory=lambda: UNKNOWN)
+    rows: NDArray[np.intp] = field(default_factory=lambda: NO_COVARIANCE.astype(np.intp))
+    covariance_root: Floats = field(default_factory=lambda: NO_COVARIANCE)
 
-    def of(self, data: Encoded) -> Floats:
-        """The sum for each output."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the sum for each output."""
         total = np.zeros(len(data))
         for table, column in zip(self.tables, self.columns, strict=True):
             total += table[data.codes[:, column]]
         return total
 
-    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """From how often the outputs of each bin read each entry of the tables: `rows` has its place in the root."""
-        width, held = len(self.root), np.zeros(count * len(self.root))
+    def covariance_rows(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """Return the rows, from the number of each bin's outputs that read each entry of the tables."""
+        width = len(self.covariance_root)
+        reads = np.zeros(count * width)
         for rows, column in zip(self.rows, self.columns, strict=True):
-            held += np.bincount(bins * width + rows[data.codes[:, column]], minlength=len(held))
-        result: Floats = held.reshape(count, width) @ self.root
+            reads += np.bincount(bins * width + rows[data.codes[:, column]], minlength=len(reads))
+        result: Floats = reads.reshape(count, width) @ self.covariance_root
         return result
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """The features in order of weight."""
+        """Name the features with the largest ranges of scores."""
         order = np.argsort(-np.ptp(self.tables, axis=1))[:6]
         names = ", ".join(space.names[self.columns[index]] for index in order)
         return (
@@ -292,55 +301,55 @@ class SumScore(Score):
 
 @dataclass(frozen=True)
 class TreeScore(Score):
-    """A sum of trees that ask the same question of every output at each depth."""
+    """A sum of trees that split all nodes of a depth by the same feature and cut."""
 
     splits: tuple[tuple[tuple[int, int], ...], ...]
     leaves: tuple[Floats, ...]
 
     @property
     def columns(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The features that any tree reads."""
+        """The columns that any tree reads."""
         return tuple(sorted({column for tree in self.splits for column, _ in tree}))
 
-    def of(self, data: Encoded) -> Floats:
-        """The sum of the leaves that each output falls into."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the sum of the leaves that each output falls into."""
         total = np.zeros(len(data))
         for tree, values in zip(self.splits, self.leaves, strict=True):
-            total += values[leaf(data.codes, tree)]
+            total += values[leaf_index(data.codes, tree)]
         return total
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """The number of trees and what they read."""
+        """Describe the trees by their number and their features."""
         names = ", ".join(space.names[column] for column in self.columns[:6])
         return f"score of {len(self.splits)} boosted trees {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
 
 
 @dataclass(frozen=True)
-class Committee(Score):
+class MeanScore(Score):
     """The mean of several scores."""
 
     members: tuple[Score, ...]
 
     @property
     def columns(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The features that any member reads."""
+        """The columns that any member reads."""
         return tuple(sorted({column for member in self.members for column in member.columns}))
 
-    def of(self, data: Encoded) -> Floats:
-        """The mean for each output."""
+    def evaluate(self, data: Encoded) -> Floats:
+        """Return the mean for each output."""
         total = np.zeros(len(data))
         for member in self.members:
-            total += member.of(data)
+            total += member.evaluate(data)
         return total / len(self.members)
 
-    def doubts(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """The mean of the members' variances: they learned from the same outputs."""
-        rows = [member.doubts(data, bins, count) for member in self.members]
+    def covariance_rows(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
+        """Return rows whose variances are the means of the members' variances: all learned from the same outputs."""
+        rows = [member.covariance_rows(data, bins, count) for member in self.members]
         result: Floats = np.concatenate(rows, axis=1) / np.sqrt(len(rows))
         return result
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """How many scores there are and what they read."""
+        """Describe the scores by their number and their features."""
         names = ", ".join(space.names[column] for column in self.columns[:6])
         return f"mean of {len(self.members)} scores {'>=' if above else '<='} {threshold:.4g} over {names}, ..."
 
@@ -352,34 +361,37 @@ class SampleTable:
     space: OutcomeSpace
     a: Encoded
     b: Encoded
-    _counted: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = field(
+    _bin_counts: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def counts(self, column: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """How many outputs of each input lie in each bin of a feature; counted once."""
-        if column not in self._counted:
+        """Return the number of outputs of each input in each bin of a column, cached."""
+        if column not in self._bin_counts:
             a, b = (np.bincount(side.codes[:, column], minlength=256) for side in (self.a, self.b))
-            self._counted[column] = a, b
-        return self._counted[column]
+            self._bin_counts[column] = a, b
+        return self._bin_counts[column]
 
     def part(self, start: float, end: float) -> SampleTable:
-        """The outputs from one share of each input's to another."""
+        """Return the part of each input's outputs between two shares from 0 to 1."""
         cuts = [slice(int(start * len(side)), int(end * len(side))) for side in (self.a, self.b)]
         return SampleTable(self.space, self.a[cuts[0]], self.b[cuts[1]])
 
 
-def joined(first: Any, second: Any) -> Any:
-    """Both inputs' outputs together."""
+def concatenate_outputs(first: Any, second: Any) -> Any:
+    """Concatenate the outputs of both inputs, as an array if possible, else as a list."""
     arrays = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
     return np.concatenate([first, second]) if arrays and first.shape[1:] == second.shape[1:] else [*first, *second]
 
 
 def _edges(column: Floats) -> Floats:
-    """Where to cut: at every value if there are few, else at infinities and at quantiles, dense in both tails."""
+    """Return bin edges: every value if there are few, else infinities and quantiles, dense in both tails.
+
+    A value that covers several quantiles gets a bin of its own.
+    """
     values = np.sort(column[~np.isnan(column)])
     distinct = np.unique(values)
-    if len(distinct) <= MOST_BINS // 2:
+    if len(distinct) <= MAX_BINS // 2:
         return distinct
     finite = values[np.isfinite(values)]
     tails = np.geomspace(4 / len(finite), 0.04, 22)
@@ -391,22 +403,22 @@ def _edges(column: Floats) -> Floats:
     return np.unique(edges)
 
 
-def _bin(column: Floats, edges: Floats) -> Codes:
-    """0 for NaN, else 1 + the number of edges at or below the value."""
+def _bin_codes(column: Floats, edges: Floats) -> BinCodes:
+    """Return 0 for NaN, else 1 + the number of edges at or below the value."""
     codes = 1 + np.searchsorted(edges, column, side="right")
     return np.where(np.isnan(column), 0, codes).astype(np.uint8)
 
 
-def leaf(codes: Codes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
-    """The leaf of a tree that each output falls into."""
-    place = np.zeros(len(codes), dtype=np.intp)
+def leaf_index(codes: BinCodes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
+    """Return the index of the leaf that each output falls into."""
+    index = np.zeros(len(codes), dtype=np.intp)
     for column, cut in tree:
-        place = 2 * place + (codes[:, column] > cut)
-    return place
+        index = 2 * index + (codes[:, column] > cut)
+    return index
 
 
-def _intervals(chosen: NDArray[np.bool_], edges: Floats) -> str:
-    """Chosen bins as a union of intervals, at most six of them spelled out."""
+def _interval_text(chosen: NDArray[np.bool_], edges: Floats) -> str:
+    """Describe bins as a union of intervals, of which at most six are written out."""
     limits = np.concatenate([[-np.inf], edges, [np.inf]])
     runs: list[tuple[int, int]] = []
     for code in range(1, len(limits)):
@@ -415,6 +427,6 @@ def _intervals(chosen: NDArray[np.bool_], edges: Floats) -> str:
         elif chosen[code]:
             runs.append((code, code))
     texts = [f"[{float(limits[first - 1])!r}, {float(limits[last])!r})" for first, last in runs]
-    shown = ["nothing"] if chosen[0] else []
+    shown = ["undefined"] if chosen[0] else []
     shown += texts[:6] + ([f"{len(texts) - 6} more"] if len(texts) > 6 else [])
     return " or ".join(shown) or "no output"

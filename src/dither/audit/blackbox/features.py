@@ -1,8 +1,8 @@
-"""Outputs of any shape as columns of numbers: values, positions, lengths, differences, and the bits of floats.
+"""Encode outputs of any type as columns of numbers: values, positions, lengths, differences, and bits of floats.
 
-The lowest set bit of a float tells the lattice that it lies on; neighbours whose outputs lie on different lattices are
-told apart by it alone, which is how the floating-point attacks show up without being looked for. Whatever an output is,
-it is read by a function that was fixed before the judged outputs were drawn.
+The lowest set bit of a float shows the lattice that it lies on. If neighbours' outputs lie on different lattices, that
+feature alone distinguishes them; so the audit detects floating-point attacks without searching for any one of them. The
+encoder is learned before the outputs of the test are drawn.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.audit.claims import Floats
-from dither.audit.sampling import LONGEST
+from dither.audit.sampling import MAX_SEQUENCE_LENGTH
 from dither.errors import InvalidParameter
 
-# The number of every category that was not seen while learning.
+# The code of every category that the encoder did not see while learning.
 UNSEEN = -1
-MOST_DERIVED = 64
-MOST_NAMED = 12
-EXACT = 2**53  # beyond this, floats do not hold every integer
-NUMBERS = (int, float, np.integer, np.floating, np.bool_, Fraction, Decimal)
-KEYED = (dict, set, frozenset)
-NESTED = (list, tuple, dict, set, frozenset, complex)
-OWN = frozenset({int, float, bool, str, bytes, list, tuple, dict, set, frozenset, type(None)})
-OPEN = frozenset({list, tuple, dict, set, frozenset, np.ndarray})
+MAX_DIFFERENCES = 64
+MAX_NAMED_CATEGORIES = 12
+LARGEST_EXACT_INTEGER = 2**53  # larger integers are not all floats
+NUMBER_TYPES = (int, float, np.integer, np.floating, np.bool_, Fraction, Decimal)
+KEYED_TYPES = (dict, set, frozenset)
+NESTED_TYPES = (list, tuple, dict, set, frozenset, complex)
+BUILTIN_TYPES = frozenset({int, float, bool, str, bytes, list, tuple, dict, set, frozenset, type(None)})
+CONTAINER_TYPES = frozenset({list, tuple, dict, set, frozenset, np.ndarray})
 EPOCH = datetime(1970, 1, 1)
 
 Column = Callable[[Floats], Floats]
@@ -47,86 +47,91 @@ class Feature:
     column: Column = field(repr=False, compare=False)
 
 
-class Codes(dict[Hashable, int]):
-    """A number for each category that was seen while learning.
+class CategoryCodes(dict[Hashable, int]):
+    """A code for each category seen while learning.
 
-    Numbers are settled before anything is judged: were new ones given as outputs appear, an output's number would
-    depend on those before it, and the input that is read first would have the smaller ones.
+    Codes are frozen before the test: if new categories still got codes as they appear, a code would depend on earlier
+    outputs, and categories of the input that is read first would have smaller codes.
     """
 
-    settled = False
+    frozen = False
 
-    def settle(self) -> None:
-        """Numbers in an order that does not tell which input came first, and no new ones from now on."""
+    def freeze(self) -> None:
+        """Renumber the categories in an order that does not depend on the inputs' order, and add none from now on."""
         items = sorted(self, key=repr)
         self.clear()
-        self.update({item: place for place, item in enumerate(items)})
-        self.settled = True
+        self.update({item: code for code, item in enumerate(items)})
+        self.frozen = True
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How one mechanism's outputs become a matrix, learned from a few of them; its only column may be categories."""
+    """Reads outputs into a matrix and derives features from it; learned from a sample of outputs.
+
+    If `categorical`, the matrix has one column, of category codes.
+    """
 
     read: Callable[[Any], Floats] = field(repr=False)
     labels: tuple[str, ...]
-    codes: Codes
+    codes: CategoryCodes
     features: tuple[Feature, ...]
-    categories: bool = False
+    categorical: bool = False
 
-    def members(self, chosen: Callable[[float], bool]) -> str:
-        """The categories whose numbers are chosen, for people; those that were not seen before have one number."""
-        others = chosen(UNSEEN)
-        named = [repr(value) for value, number in self.codes.items() if chosen(number) != others]
-        more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-        return f"{'not ' if others else ''}in ({', '.join(named[:MOST_NAMED] + more)})"
-
-
-def learn(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
-    """The encoder for outputs like these; if timed, the first entry of each is the time that it took."""
-    found = _learn(outputs, timed)
-    kept = tuple(feature for feature in found.features if bits or feature.group != "bits")
-    return replace(found, features=kept)
+    def describe_categories(self, chosen: Callable[[float], bool]) -> str:
+        """Describe the set of categories whose codes are chosen; if unseen ones are, by the categories outside it."""
+        unseen_chosen = chosen(UNSEEN)
+        listed = [repr(value) for value, code in self.codes.items() if chosen(code) != unseen_chosen]
+        more = [f"{len(listed) - MAX_NAMED_CATEGORIES} more"] if len(listed) > MAX_NAMED_CATEGORIES else []
+        return f"{'not ' if unseen_chosen else ''}in ({', '.join(listed[:MAX_NAMED_CATEGORIES] + more)})"
 
 
-def _learn(outputs: Any, timed: bool) -> Encoder:
-    codes = Codes()
-    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and not _is_large(outputs):
+def learn_encoder(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
+    """Learn an encoder from a sample of outputs.
+
+    If `timed`, the first entry of each output is its time. `bits=False` leaves out the features of the bits of floats.
+    """
+    encoder = _learn_all_features(outputs, timed)
+    return replace(encoder, features=tuple(each for each in encoder.features if bits or each.group != "bits"))
+
+
+def _learn_all_features(outputs: Any, timed: bool) -> Encoder:
+    codes = CategoryCodes()
+    if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and not _exceeds_float_precision(outputs):
         labels = _numeric_labels(outputs)
         labels = ("time", *labels[1:]) if timed else labels
         read = _matrix_reader(len(labels))
         return Encoder(read, labels, codes, _features(read(outputs), labels))
-    items = _items(outputs)
-    if all(isinstance(item, NUMBERS) for item in items):
+    items = _as_builtins(outputs)
+    if all(isinstance(item, NUMBER_TYPES) for item in items):
         return _learn_numbers(items, codes)
     return _learn_structured(items, codes)
 
 
-def _is_large(outputs: NDArray[Any]) -> bool:
-    """Whether these are integers that floats do not hold."""
+def _exceeds_float_precision(outputs: NDArray[Any]) -> bool:
+    """Return True if some of these integers are too large to be exact as floats."""
     if outputs.dtype.kind not in "iu" or outputs.ndim != 1 or not len(outputs):
         return False
-    return max(int(outputs.max()), -int(outputs.min())) > EXACT
+    return max(int(outputs.max()), -int(outputs.min())) > LARGEST_EXACT_INTEGER
 
 
-def _learn_numbers(items: list[Any], codes: Codes) -> Encoder:
-    """Numbers; large integers are counted from one in their middle, so that floats hold the difference."""
+def _learn_numbers(items: list[Any], codes: CategoryCodes) -> Encoder:
+    """Learn an encoder of numbers; large integers are read relative to their median, so that floats are exact."""
     whole = all(isinstance(item, int | np.integer) for item in items)
-    large = whole and max((abs(int(item)) for item in items), default=0) > EXACT
+    large = whole and max((abs(int(item)) for item in items), default=0) > LARGEST_EXACT_INTEGER
     start = int(sorted(items)[len(items) // 2]) if large else 0
 
     def read(outputs: Any) -> Floats:
-        return np.array([_number(item, start) for item in _items(outputs)], dtype=np.float64)[:, None]
+        return np.array([_as_float(item, start) for item in _as_builtins(outputs)], dtype=np.float64)[:, None]
 
     labels = (f"output - {start}" if start else "output",)
     return Encoder(read, labels, codes, _features(read(items), labels))
 
 
-def _number(item: Any, start: int = 0) -> float:
-    """A number as a float, too large ones as infinities; NaN for anything else."""
+def _as_float(item: Any, start: int = 0) -> float:
+    """Convert a number to a float, too large ones to infinities, anything else to NaN."""
     if type(item) is float:
         return item
-    if not isinstance(item, NUMBERS):
+    if not isinstance(item, NUMBER_TYPES):
         return nan
     try:
         return float(int(item) - start) if start and isinstance(item, int | np.integer) else float(item)
@@ -137,7 +142,7 @@ def _number(item: Any, start: int = 0) -> float:
 
 
 def row_keys(matrix: Floats) -> NDArray[np.uint64]:
-    """A 64-bit key for each row, equal for equal rows."""
+    """Return a 64-bit key for each row, equal for equal rows."""
     words = np.ascontiguousarray(matrix).view(np.uint64)
     key = np.full(len(matrix), 0x9E3779B97F4A7C15, dtype=np.uint64)
     for column in range(words.shape[1]):
@@ -147,7 +152,7 @@ def row_keys(matrix: Floats) -> NDArray[np.uint64]:
 
 
 def lowest_bit(values: Floats) -> Floats:
-    """The exponent of the lowest set bit: 0.75 gives -2, 6 gives 1, zero and non-finite give NaN.
+    """Return the exponent of the lowest set bit: 0.75 gives -2, 6 gives 1, zero and non-finite give NaN.
 
     >>> lowest_bit(np.array([0.75, 6.0, 0.0])).tolist()
     [-2.0, 1.0, nan]
@@ -167,29 +172,29 @@ def _numeric_labels(outputs: NDArray[Any]) -> tuple[str, ...]:
 
 
 def _matrix_reader(width: int) -> Callable[[Any], Floats]:
-    """Reads numbers or vectors of so many numbers; an output that is none has NaN everywhere."""
+    """Return a reader of numbers, or vectors of `width` numbers; any other output becomes a row of NaN."""
 
     def read(outputs: Any) -> Floats:
         if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and outputs[:1].size in (0, width):
             return outputs.reshape(len(outputs), width).astype(np.float64, copy=False)
         matrix = np.full((len(outputs), width), nan)
-        for row, item in enumerate(_items(outputs)):
-            entries = leaves(item)
+        for row, item in enumerate(_as_builtins(outputs)):
+            entries = flatten(item)
             if len(entries) == width:
-                matrix[row] = [_number(entry) for entry in entries]
+                matrix[row] = [_as_float(entry) for entry in entries]
         return matrix
 
     return read
 
 
-def _items(outputs: Any) -> list[Any]:
-    """Outputs as Python's own: arrays as lists, records as dictionaries, times as seconds since 1970."""
+def _as_builtins(outputs: Any) -> list[Any]:
+    """Convert outputs to built-in types: arrays to lists, dataclasses to dictionaries, dates to seconds since 1970."""
     if isinstance(outputs, np.ndarray):
         return outputs.tolist()  # type: ignore[no-any-return]
-    return [item if type(item) in OWN else _item(item) for item in outputs]
+    return [item if type(item) in BUILTIN_TYPES else _as_builtin(item) for item in outputs]
 
 
-def _item(item: Any) -> Any:
+def _as_builtin(item: Any) -> Any:
     if isinstance(item, np.ndarray | np.void | np.str_ | np.bytes_):
         return item.tolist()
     if isinstance(item, np.datetime64 | np.timedelta64):
@@ -197,7 +202,7 @@ def _item(item: Any) -> Any:
     if isinstance(item, date | timedelta):
         return _seconds(item)
     if is_dataclass(item) and not isinstance(item, type):
-        return {each.name: getattr(item, each.name) for each in fields(item)}
+        return {attribute.name: getattr(item, attribute.name) for attribute in fields(item)}
     return item
 
 
@@ -208,239 +213,252 @@ def _seconds(when: date | timedelta) -> float:
     return (moment.replace(tzinfo=None) - (moment.utcoffset() or timedelta(0)) - EPOCH).total_seconds()
 
 
-def leaves(item: Any) -> list[Any]:
-    """The entries of an output one after another, those of nested ones too.
+def flatten(item: Any) -> list[Any]:
+    """Return the entries of an output in one list, including those of nested ones.
 
-    >>> leaves([("a", 1.5), {"n": 2}])
+    >>> flatten([("a", 1.5), {"n": 2}])
     ['a', 1.5, 2]
     """
     if isinstance(item, complex):
         return [item.real, item.imag]
     if isinstance(item, dict):
-        return [leaf for key in sorted(item, key=repr) for leaf in leaves(item[key])]
+        return [leaf for key in sorted(item, key=repr) for leaf in flatten(item[key])]
     if isinstance(item, set | frozenset):
         return sorted(item, key=repr)
     if isinstance(item, list | tuple | np.ndarray):
-        return [leaf for entry in item for leaf in leaves(entry)]
-    return [_item(item)]
+        return [leaf for entry in item for leaf in flatten(entry)]
+    return [_as_builtin(item)]
 
 
-def _shape(item: Any) -> Hashable:
-    """How an output is nested."""
+def _nesting(item: Any) -> Hashable:
+    """Return the nesting of an output: its keys and sequence lengths, without its values."""
     if isinstance(item, dict):
-        return tuple((repr(key), _shape(item[key])) for key in sorted(item, key=repr))
-    return tuple(_shape(entry) for entry in item) if isinstance(item, list | tuple | np.ndarray) else 0
+        return tuple((repr(key), _nesting(item[key])) for key in sorted(item, key=repr))
+    return tuple(_nesting(entry) for entry in item) if isinstance(item, list | tuple | np.ndarray) else 0
 
 
-def _learn_structured(items: list[Any], codes: Codes) -> Encoder:
-    """Categories, sequences of any length, sets and dictionaries."""
+def _learn_structured(items: list[Any], codes: CategoryCodes) -> Encoder:
+    """Learn an encoder of categories, sequences, sets or dictionaries."""
     _check_comparable(items)
-    if any(isinstance(item, KEYED) for item in items):
+    if any(isinstance(item, KEYED_TYPES) for item in items):
         return _learn_keyed(items, codes)
-    nested = any(
-        isinstance(item, complex) or (isinstance(item, list | tuple) and any(isinstance(each, NESTED) for each in item))
-        for item in items
-    )
-    spread = [leaves(item) for item in items] if nested else items
-    longest = max((len(item) for item in spread if isinstance(item, list | tuple)), default=0)
-    if longest > LONGEST:
-        raise InvalidParameter(f"outputs may be sequences of at most {LONGEST} entries; got {longest}")
-    if longest == 0 and not any(isinstance(item, NUMBERS) for item in items):
+    nested = any(_is_nested(item) for item in items)
+    flat = [flatten(item) for item in items] if nested else items
+    longest = max((len(item) for item in flat if isinstance(item, list | tuple)), default=0)
+    if longest > MAX_SEQUENCE_LENGTH:
+        raise InvalidParameter(
+            f"outputs that are sequences must have at most {MAX_SEQUENCE_LENGTH} entries, got {longest}"
+        )
+    if longest == 0 and not any(isinstance(item, NUMBER_TYPES) for item in items):
         return _learn_categories(items, codes)
 
-    nestings = Codes() if nested else None
+    nestings = CategoryCodes() if nested else None
 
     def read(outputs: Any) -> Floats:
-        return _read_sequences(_items(outputs), max(longest, 1), codes, nestings)
+        return _read_sequences(_as_builtins(outputs), max(longest, 1), codes, nestings)
 
     read(items)
-    codes.settle()
+    codes.freeze()
     if nestings is not None:
-        nestings.settle()
+        nestings.freeze()
     matrix = read(items)
-    labels = ("length", *_positions(longest, _legend(codes)), *(("nesting",) if nested else ()))
+    labels = ("length", *_sequence_labels(longest, _kind_legend(codes)), *(("nesting",) if nested else ()))
     return Encoder(read, labels, codes, _features(matrix, labels, "sequence"))
 
 
-def _learn_categories(items: list[Any], codes: Codes) -> Encoder:
-    """One of several: each has a number, in an order that does not tell which input came first."""
+def _is_nested(item: Any) -> bool:
+    """Return True if the output is a complex number or a sequence with nested entries."""
+    if isinstance(item, list | tuple):
+        return any(isinstance(entry, NESTED_TYPES) for entry in item)
+    return isinstance(item, complex)
+
+
+def _learn_categories(items: list[Any], codes: CategoryCodes) -> Encoder:
+    """Learn an encoder of categories: one column of codes."""
     for item in items:
         _code(item, codes)
-    codes.settle()
+    codes.freeze()
 
     def read(outputs: Any) -> Floats:
-        return np.array([float(_code(item, codes)) for item in _items(outputs)])[:, None]
+        return np.array([float(_code(item, codes)) for item in _as_builtins(outputs)])[:, None]
 
-    labels = (f"place of the output in {_named(codes)}",)
-    return Encoder(read, labels, codes, _features(read(items), labels, "category"), categories=True)
+    labels = (f"index of the output in {_category_list(codes)}",)
+    return Encoder(read, labels, codes, _features(read(items), labels, "category"), categorical=True)
 
 
 def _check_comparable(items: list[Any]) -> None:
-    """Objects that are equal to nothing but themselves hide whatever they hold."""
-    equal: Any = object.__eq__
-    alone = [each for each in items if type(each).__eq__ is equal and not isinstance(each, Enum | type | None)]
-    if len({id(each) for each in alone}) > LONGEST:
-        kind = type(alone[0]).__name__
+    """Refuse many objects that are compared by identity: their contents would go unseen."""
+    identity: Any = object.__eq__
+    opaque = [item for item in items if type(item).__eq__ is identity and not isinstance(item, Enum | type | None)]
+    if len({id(item) for item in opaque}) > MAX_SEQUENCE_LENGTH:
+        kind = type(opaque[0]).__name__
         raise InvalidParameter(
-            f"outputs of type {kind} cannot be compared: return numbers, texts, lists, sets or dictionaries of them"
+            f"outputs of type {kind} cannot be compared: return numbers, strings, lists, sets or dictionaries of them"
         )
 
 
-def _named(codes: Codes) -> str:
-    """The categories that have numbers, in their order."""
-    shown = [repr(each) for each in codes][:MOST_NAMED]
-    return f"({', '.join(shown)}{', ...' if len(codes) > MOST_NAMED else ''})"
+def _category_list(codes: CategoryCodes) -> str:
+    """List the first categories in the order of their codes."""
+    shown = [repr(category) for category in codes][:MAX_NAMED_CATEGORIES]
+    return f"({', '.join(shown)}{', ...' if len(codes) > MAX_NAMED_CATEGORIES else ''})"
 
 
-def _legend(codes: Codes) -> str:
-    """What the numbers in the columns of kinds stand for."""
-    return f" (-2 a number, or the place in {_named(codes)})" if codes else ""
+def _kind_legend(codes: CategoryCodes) -> str:
+    """Explain the numbers in the columns of kinds."""
+    return f" (-2 for a number, else the index in {_category_list(codes)})" if codes else ""
 
 
-def _positions(longest: int, legend: str) -> list[str]:
+def _sequence_labels(longest: int, legend: str) -> list[str]:
     if longest == 0:
         return [f"kind{legend}", "value"]
     return [name for index in range(longest) for name in (f"kind[{index}]{legend}", f"value[{index}]")]
 
 
-def _read_sequences(items: Sequence[Any], longest: int, codes: Codes, nestings: Codes | None) -> Floats:
+def _read_sequences(items: Sequence[Any], longest: int, codes: CategoryCodes, nestings: CategoryCodes | None) -> Floats:
     matrix = np.full((len(items), 1 + 2 * longest + (nestings is not None)), nan)
     for row, item in enumerate(items):
-        entries = leaves(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
+        entries = flatten(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
         matrix[row, 0] = len(entries)
         for index, entry in enumerate(entries[:longest]):
             if _is_number(entry):
-                matrix[row, 1 + 2 * index], matrix[row, 2 + 2 * index] = -2, _number(entry)
+                matrix[row, 1 + 2 * index], matrix[row, 2 + 2 * index] = -2, _as_float(entry)
             else:
                 matrix[row, 1 + 2 * index] = _code(entry, codes)
         if nestings is not None:
-            matrix[row, -1] = _code(_shape(item), nestings)
+            matrix[row, -1] = _code(_nesting(item), nestings)
     return matrix
 
 
 def _is_number(entry: Any) -> bool:
-    """Whether an entry of a sequence is a number; yes and no are not. Python's own types are told at once."""
+    """Return True if an entry of a sequence is a number, not a boolean."""
     kind = type(entry)
-    if kind in OWN:
+    if kind in BUILTIN_TYPES:  # a fast path
         return kind is float or kind is int
-    return isinstance(entry, NUMBERS) and not isinstance(entry, np.bool_)
+    return isinstance(entry, NUMBER_TYPES) and not isinstance(entry, np.bool_)
 
 
-def _code(item: Any, codes: Codes) -> int:
-    """The number of a category; all that appear once the numbers are settled have one and the same."""
+def _code(item: Any, codes: CategoryCodes) -> int:
+    """Return the code of a category; once codes are frozen, all new categories share one."""
     key = item if isinstance(item, Hashable) else repr(item)
-    return codes.get(key, UNSEEN) if codes.settled else codes.setdefault(key, len(codes))
+    return codes.get(key, UNSEEN) if codes.frozen else codes.setdefault(key, len(codes))
 
 
-def _learn_keyed(items: list[Any], codes: Codes) -> Encoder:
-    """Sets and dictionaries: a column for each key, NaN where it is absent; other outputs stand under `()`."""
-    keys = sorted({key for item in items for key in _spread(item)}, key=repr)[:LONGEST]
+def _learn_keyed(items: list[Any], codes: CategoryCodes) -> Encoder:
+    """Learn an encoder of sets and dictionaries: a column for each key, NaN if absent; other outputs have key `()`."""
+    keys = sorted({key for item in items for key in _flatten_keys(item)}, key=repr)[:MAX_SEQUENCE_LENGTH]
 
     def read(outputs: Any) -> Floats:
-        rows = [_keyed_row(item, keys, codes) for item in _items(outputs)]
+        rows = [_keyed_row(item, keys, codes) for item in _as_builtins(outputs)]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(keys) + 1)
 
     read(items)
-    codes.settle()
+    codes.freeze()
     labels = (*(f"output[{key!r}]" for key in keys), "size")
     return Encoder(read, labels, codes, _features(read(items), labels))
 
 
-def _keyed_row(item: Any, keys: list[Hashable], codes: Codes) -> list[float]:
-    held = item if isinstance(item, dict) and OPEN.isdisjoint(map(type, item.values())) else _spread(item)
-    return [*(_entry(held, key, codes) for key in keys), float(len(item)) if isinstance(item, KEYED) else nan]
+def _keyed_row(item: Any, keys: list[Hashable], codes: CategoryCodes) -> list[float]:
+    """Return the values under the keys, then the size of the output."""
+    is_flat = isinstance(item, dict) and CONTAINER_TYPES.isdisjoint(map(type, item.values()))
+    values = item if is_flat else _flatten_keys(item)
+    size = float(len(item)) if isinstance(item, KEYED_TYPES) else nan
+    return [*(_keyed_value(values, key, codes) for key in keys), size]
 
 
-def _spread(item: Any, path: tuple[Hashable, ...] = ()) -> dict[Hashable, Any]:
-    """What stands under each key, nested keys as tuples; 1 for the members of a set."""
+def _flatten_keys(item: Any, path: tuple[Hashable, ...] = ()) -> dict[Hashable, Any]:
+    """Return the value under each key; nested keys are tuples, and members of a set have the value 1."""
     if isinstance(item, set | frozenset):
         item = dict.fromkeys(item, 1.0)
     elif path and isinstance(item, list | tuple | np.ndarray):
         item = dict(enumerate(item))
     if not isinstance(item, dict):
         return {path[0] if len(path) == 1 else path: item}
-    return {name: held for key, value in item.items() for name, held in _spread(value, (*path, key)).items()}
+    return {name: leaf for key, value in item.items() for name, leaf in _flatten_keys(value, (*path, key)).items()}
 
 
-def _entry(held: dict[Hashable, Any], key: Hashable, codes: Codes) -> float:
-    if key not in held:
+def _keyed_value(values: dict[Hashable, Any], key: Hashable, codes: CategoryCodes) -> float:
+    """Return the value under a key as a number: its code if it is a category, NaN if the key is absent."""
+    if key not in values:
         return nan
-    value = held[key]
+    value = values[key]
     if type(value) is float:
         return value
-    value = _item(value)
-    return _number(value) if isinstance(value, NUMBERS) else float(_code(value, codes))
+    value = _as_builtin(value)
+    return _as_float(value) if isinstance(value, NUMBER_TYPES) else float(_code(value, codes))
 
 
 def _features(matrix: Floats, labels: tuple[str, ...], kind: str = "number") -> tuple[Feature, ...]:
-    """The columns worth looking at: the outputs themselves, what is derived from them, and their bits."""
-    base = [Feature(label, "base", _nth(index)) for index, label in enumerate(labels)]
+    """Return the features: the columns themselves, features derived from them, and their bits.
+
+    Features that are constant, or equal to an earlier one, are dropped.
+    """
+    base = [Feature(label, "base", _nth_column(index)) for index, label in enumerate(labels)]
     if kind == "category":
         return tuple(base)
-    derived = _derived(matrix, labels) if matrix.shape[1] > 1 else []
-    found: dict[bytes, Feature] = {}
-    for feature in base + derived + _bits(matrix, labels):
+    derived = _derived_features(matrix, labels) if matrix.shape[1] > 1 else []
+    distinct: dict[bytes, Feature] = {}
+    for feature in base + derived + _bit_features(matrix, labels):
         column = feature.column(matrix)
         if _varies(column):
-            found.setdefault(np.ascontiguousarray(column).tobytes(), feature)
-    return tuple(found.values()) or tuple(base[:1])
+            distinct.setdefault(np.ascontiguousarray(column).tobytes(), feature)
+    return tuple(distinct.values()) or tuple(base[:1])
 
 
 def _varies(column: Floats) -> bool:
     return len(column) > 1 and not np.array_equal(column, np.broadcast_to(column[:1], column.shape), equal_nan=True)
 
 
-def _nth(index: int) -> Column:
+def _nth_column(index: int) -> Column:
     return lambda matrix: matrix[:, index]
 
 
-def _derived(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
-    """Differences of neighbouring entries, and summaries of the whole row."""
+def _derived_features(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
+    """Return features of a row: differences of neighbouring entries, and summaries."""
     width = matrix.shape[1]
-    found = [
-        Feature(f"{labels[index + 1]} - {labels[index]}", "difference", _difference(index))
-        for index in range(min(width - 1, MOST_DERIVED))
+    differences = [
+        Feature(f"{labels[index + 1]} - {labels[index]}", "difference", _difference_column(index))
+        for index in range(min(width - 1, MAX_DIFFERENCES))
     ]
     summaries: list[tuple[str, Column]] = [
         ("largest", _largest),
-        ("place of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
+        ("index of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
         ("sum", lambda m: np.where(np.isfinite(m), m, 0.0).sum(axis=1)),
         ("entries that are numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
         ("smallest", _smallest),
-        ("place of the last number", lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64)),
-        ("place of the largest", lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64)),
+        ("index from the end of the last number", lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64)),
+        ("index of the largest", lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64)),
     ]
-    return found + [Feature(name, "summary", column) for name, column in summaries]
+    return differences + [Feature(name, "summary", column) for name, column in summaries]
 
 
-def _difference(index: int) -> Column:
-    return lambda matrix: _finite(matrix[:, index + 1]) - _finite(matrix[:, index])
+def _difference_column(index: int) -> Column:
+    return lambda matrix: _finite_or_nan(matrix[:, index + 1]) - _finite_or_nan(matrix[:, index])
 
 
-def _finite(values: Floats) -> Floats:
+def _finite_or_nan(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def _largest(matrix: Floats) -> Floats:
-    """The largest number of each row; NaN where there is none."""
-    found = np.where(np.isfinite(matrix), matrix, -np.inf).max(axis=1)
-    return np.where(np.isinf(found), np.nan, found)
+    """Return the largest finite number of each row, NaN if there is none."""
+    largest = np.where(np.isfinite(matrix), matrix, -np.inf).max(axis=1)
+    return np.where(np.isinf(largest), np.nan, largest)
 
 
 def _smallest(matrix: Floats) -> Floats:
     return -_largest(-matrix)
 
 
-def _bits(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
-    """Lattice features, for columns that hold fractions."""
+def _bit_features(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
+    """Return features of the bits of columns with fractions: the lowest set bit and the number of significant bits."""
     fractional = [index for index in range(matrix.shape[1]) if _has_fractions(matrix[:, index])]
-    found: list[Feature] = []
+    features: list[Feature] = []
     for index in fractional[:2]:
-        found.append(Feature(f"lowest bit of {labels[index]}", "bits", _lowest(index)))
-        found.append(Feature(f"significant bits of {labels[index]}", "bits", _significant(index)))
+        features.append(Feature(f"lowest bit of {labels[index]}", "bits", _lowest_bit_column(index)))
+        features.append(Feature(f"significant bits of {labels[index]}", "bits", _significant_bits_column(index)))
     if len(fractional) > 1:
-        found.append(Feature("lowest bit of any", "bits", lambda m: _smallest(_all_lowest(m, fractional))))
-    return found
+        features.append(Feature("lowest bit of any", "bits", lambda m: _smallest(_lowest_bits(m, fractional))))
+    return features
 
 
 def _has_fractions(column: Floats) -> bool:
@@ -448,13 +466,13 @@ def _has_fractions(column: Floats) -> bool:
     return bool(np.any(finite != np.round(finite)))
 
 
-def _lowest(index: int) -> Column:
+def _lowest_bit_column(index: int) -> Column:
     return lambda matrix: lowest_bit(matrix[:, index])
 
 
-def _significant(index: int) -> Column:
-    return lambda matrix: np.frexp(_finite(matrix[:, index]))[1] - lowest_bit(matrix[:, index])
+def _significant_bits_column(index: int) -> Column:
+    return lambda matrix: np.frexp(_finite_or_nan(matrix[:, index]))[1] - lowest_bit(matrix[:, index])
 
 
-def _all_lowest(matrix: Floats, columns: list[int]) -> Floats:
+def _lowest_bits(matrix: Floats, columns: list[int]) -> Floats:
     return np.column_stack([lowest_bit(matrix[:, index]) for index in columns])

@@ -1,8 +1,8 @@
-"""Levels around a rare event: outputs that tell more count for more.
+"""Weighted levels around a rare event: outputs with larger likelihood ratios get larger weights.
 
-The best single event leaves out what lies just outside it and takes what lies deep inside for no more than what lies at
-its edge. Where log-ratios grow as outputs grow rarer, weights tell a sixth more. They are settled before the judgement,
-and whatever they are, it is valid: see `bounds.p_value`.
+The best single event ignores the outputs just outside it, and counts those deep inside no more than those at its edge.
+Where log-ratios grow as outputs grow rarer, weights improve the bound by a sixth. They are chosen before the test,
+which is valid for any weights: see `confidence.p_value`.
 """
 
 from __future__ import annotations
@@ -11,54 +11,58 @@ import numpy as np
 from scipy import special
 
 from dither.audit.blackbox.events import Levels
-from dither.audit.blackbox.search import Lead
-from dither.audit.claims import LARGEST_STRENGTH, Floats
+from dither.audit.blackbox.search import CandidateEvent
+from dither.audit.claims import MAX_STRENGTH, Floats
 from dither.audit.confidence import ROUNDING
 
-# Weights are at most this. They pay where events are rare: judging by levels shifts the log-ratio by about their
-# probability p, which may be no more than this part of its error, so p^1.5 sqrt(runs) at most.
-HEAVIEST, CHEAP = 12, 0.02
-# How log-ratios grow is seen from events that are commoner by up to this factor's exponential.
-OUTWARDS = 2.5
+# The largest weight. Weights pay where events are rare: testing by levels shifts the log-ratio by about the events'
+# probability p. That shift, relative to the standard error, is about p^1.5 sqrt(runs) and must be below MAX_SHIFT.
+MAX_WEIGHT, MAX_SHIFT = 12, 0.02
+# The growth of log-ratios is fitted on events commoner than the chosen one by a factor of up to e^FIT_RANGE.
+FIT_RANGE = 2.5
 
 
-def reweighted(lead: Lead, runs: tuple[int, int], alpha: float) -> Levels | None:
-    """Weights for the events around a rare one: an output counts the more, the likelier the first input is there.
+def choose_levels(candidate: CandidateEvent, runs: tuple[int, int], alpha: float) -> Levels | None:
+    """Choose weighted levels around a rare event; the larger the estimated likelihood ratio, the larger the weight.
 
-    To tell an epsilon from a larger one by independent labels, the best weights are as (p - e^epsilon q) / (runs_a p +
-    runs_b q); epsilon is the one that they can just tell from what is believed. None where weights do not pay, leave
-    out most of the event that was chosen, or would be judged too roughly for so small an alpha.
+    To distinguish an epsilon from a larger one by independent labels, the best weights are proportional to
+    (p - e^epsilon q) / (runs_a p + runs_b q). Epsilon is the largest that these runs are expected to refute. Return
+    None if weights do not pay, cover less than half of the chosen event, or if alpha is too small for the test's
+    rounding error.
     """
-    thresholds, p, q = _rings(lead)
-    enough, low, high = -float(special.ndtri(alpha)), 0.0, LARGEST_STRENGTH
+    thresholds, p, q = _rings(candidate)
+    needed_score, low, high = -float(special.ndtri(alpha)), 0.0, MAX_STRENGTH
     for _ in range(40):
         epsilon = (low + high) / 2
         signal = np.maximum(p - np.exp(epsilon) * q, 0.0)
         weights = signal / (runs[0] * p + runs[1] * q)
-        told = np.sqrt(runs[0] * runs[1] * np.exp(-epsilon) * (weights @ signal))
-        low, high = (epsilon, high) if told > enough else (low, epsilon)
-    whole = np.rint(HEAVIEST * weights / max(weights.max(initial=0), 1e-300)).astype(int)
-    kept = np.flatnonzero(np.diff(whole, prepend=0) > 0)
-    held = (p + q)[kept[0] :].sum() if len(kept) > 1 else 0.0
-    if not (lead.p + lead.q) / 2 < held < (CHEAP**2 / sum(runs)) ** (1 / 3) or alpha < 100 * ROUNDING:
+        score = np.sqrt(runs[0] * runs[1] * np.exp(-epsilon) * (weights @ signal))
+        low, high = (epsilon, high) if score > needed_score else (low, epsilon)
+    rounded = np.rint(MAX_WEIGHT * weights / max(weights.max(initial=0), 1e-300)).astype(int)
+    starts = np.flatnonzero(np.diff(rounded, prepend=0) > 0)
+    covered = (p + q)[starts[0] :].sum() if len(starts) > 1 else 0.0
+    largest = (MAX_SHIFT**2 / sum(runs)) ** (1 / 3)
+    if not (candidate.p + candidate.q) / 2 < covered < largest or alpha < 100 * ROUNDING:
         return None
-    return Levels(lead.event.score, thresholds[kept], lead.event.above, tuple(map(int, whole[kept])))
+    event = candidate.event
+    return Levels(event.score, thresholds[starts], event.above, tuple(map(int, rounded[starts])))
 
 
-def _rings(lead: Lead) -> tuple[Floats, Floats, Floats]:
-    """What of each event of a chain lies in no narrower one, the widest first: its threshold and probabilities.
+def _rings(candidate: CandidateEvent) -> tuple[Floats, Floats, Floats]:
+    """Return the thresholds of nested events, widest first, and the probabilities of each without the next narrower.
 
-    Log-ratios are thought to grow inwards as they do from commoner events to the one that was chosen; if p is a power
-    of the size of events, and p / q one with the exponent -growth, then p / q at their edge is less by 1 + growth.
+    Log-ratios are extrapolated inwards: they grow as they do from commoner events to the chosen one. If p is a power of
+    the size of events, and p / q is a power with the exponent -growth, then p / q at an event's edge is smaller than
+    in the whole event by the factor 1 + growth.
     """
-    thresholds, size, ratio = lead.nested
+    thresholds, size, log_ratio = candidate.nested
     order = np.argsort(-size, kind="stable")
     order = order[np.sort(np.unique(thresholds[order], return_index=True)[1])]
-    thresholds, size, ratio = thresholds[order], size[order], ratio[order]
-    away = np.log(size / (lead.p + lead.q))
-    near = (away > -0.01) & (away < OUTWARDS)
-    slope, at = np.polyfit(away[near], ratio[near], 1) if near.sum() > 1 else (0.0, 0.0)
+    thresholds, size, log_ratio = thresholds[order], size[order], log_ratio[order]
+    relative_size = np.log(size / (candidate.p + candidate.q))
+    near = (relative_size > -0.01) & (relative_size < FIT_RANGE)
+    slope, intercept = np.polyfit(relative_size[near], log_ratio[near], 1) if near.sum() > 1 else (0.0, 0.0)
     growth = max(-float(slope), 0.0)
-    share = special.expit(at + growth * -away - np.log1p(growth))
+    share = special.expit(intercept + growth * -relative_size - np.log1p(growth))
     ring = np.maximum(size - np.append(size[1:], 0.0), 1e-12)
     return thresholds, ring * share, ring * (1 - share)

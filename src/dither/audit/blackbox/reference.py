@@ -1,8 +1,8 @@
-"""A reference: what the models that tell most of all outputs say of any event.
+"""A reference model, fitted to all outputs, that estimates the log-ratio of any event.
 
-Some rare event of some score always looks good by luck. A model of few numbers knows more of rare outputs than is
-counted there, since the common ones taught it, and its covariance tells how much. Events that were found on one half
-of the outputs are referred to the model that was learned from the other half, which has not seen the luck of the first.
+Among many scores, some rare event always looks good by luck. A model with few parameters estimates rare outputs better
+than their counts do, because it learns from the common ones, and its covariance gives the error. Events selected by a
+score from one half of the outputs are estimated by the model fitted to the other half, which that luck does not affect.
 """
 
 from __future__ import annotations
@@ -18,90 +18,108 @@ from dither.audit.blackbox.events import Encoded, SampleTable, Score
 from dither.audit.claims import Floats
 
 Sums = tuple[Floats, Floats, Floats]
-MOST_STEPS = 20
+MAX_STEPS = 20
 
 
 @dataclass(frozen=True)
-class ReferencePairs:
-    """A model learned from the whole sample and from each half of it."""
+class ReferenceModel:
+    """A model fitted to the whole sample and to each half of it."""
 
     sample: SampleTable
     halves: tuple[SampleTable, SampleTable]
-    whole: Score
-    parts: tuple[Score, Score]
+    model: Score
+    half_models: tuple[Score, Score]
 
-    def says(self, score: Score, taught: tuple[Score, Score] | None, chain: BeliefChain, above: bool) -> Posterior:
-        """The log-ratio of each event of a chain: of half-lines over all outputs, or found by scores of each half."""
-        if taught is None or chain.places is None:
-            found = [self._views[2].beyond(score, chain.thresholds, above, by_place=False)]
+    def posterior_of(
+        self, score: Score, half_scores: tuple[Score, Score] | None, chain: BeliefChain, above: bool
+    ) -> Posterior:
+        """Estimate the log-ratio of each event of a chain.
+
+        Events of a learned score are those of its two half scores, each on the half that did not teach it; events of
+        other scores are on all outputs.
+        """
+        if half_scores is None or chain.ranks is None:
+            sums = [self._views[2].event_sums(score, chain.thresholds, above, by_rank=False)]
         else:
-            views = zip(self._views, reversed(taught), strict=False)
-            found = [view.beyond(each, chain.places, above, by_place=True) for view, each in views]
-        likely, held = (np.sum([each[part] for each in found], axis=0) for part in (0, 1))
+            views = zip(self._views, reversed(half_scores), strict=False)
+            sums = [view.event_sums(other, chain.ranks, above, by_rank=True) for view, other in views]
+        of_first, total = (np.sum([each[part] for each in sums], axis=0) for part in (0, 1))
         first, second = len(self.sample.a), len(self.sample.b)
-        ratio = np.log((likely + 0.5) / (first + 1)) - np.log((held - likely + 0.5) / (second + 1))
-        return Posterior(ratio, np.concatenate([each[2] for each in found], axis=1) / np.maximum(held, 1)[:, None])
+        log_ratio = np.log((of_first + 0.5) / (first + 1)) - np.log((total - of_first + 0.5) / (second + 1))
+        rows = np.concatenate([each[2] for each in sums], axis=1)
+        return Posterior(log_ratio, rows / np.maximum(total, 1)[:, None])
 
     @cached_property
-    def _views(self) -> list[_View]:
-        """Of each half, and of everything."""
-        models = zip((*self.halves, self.sample), (*self.parts, self.whole), strict=True)
-        return [_View.of(sample, model) for sample, model in models]
+    def _views(self) -> list[_ModelView]:
+        """The views of each half and of the whole sample."""
+        models = zip((*self.halves, self.sample), (*self.half_models, self.model), strict=True)
+        return [_ModelView.of(sample, model) for sample, model in models]
 
 
 @dataclass(frozen=True)
-class _View:
-    """Outputs of each input, the model that learned from them, and how likely it thinks each is of the first input."""
+class _ModelView:
+    """Outputs of both inputs, the model fitted to them, and its probability that each output is of the first input."""
 
     sides: tuple[Encoded, Encoded]
     model: Score
     chances: tuple[Floats, Floats]
 
     @classmethod
-    def of(cls, sample: SampleTable, model: Score) -> _View:
+    def of(cls, sample: SampleTable, model: Score) -> _ModelView:
         sides = sample.a, sample.b
-        a, b = _chances([model.of(side) for side in sides], len(sample.a))
+        a, b = _first_input_chances([model.evaluate(side) for side in sides], len(sample.a))
         return cls(sides, model, (a, b))
 
-    def beyond(self, score: Score, cuts: Floats, above: bool, by_place: bool) -> Sums:
-        """For each event, how many of its outputs are thought to be of the first input, how many it has, and doubts."""
-        values = [score.of(side) for side in self.sides]
-        cuts = _values_at(values, cuts, above) if by_place else cuts
+    def event_sums(self, score: Score, cuts: Floats, above: bool, by_rank: bool) -> Sums:
+        """Return, for each event, the expected outputs of the first input, all its outputs, and covariance rows.
+
+        An event is the outputs whose score is at or beyond a cut; with `by_rank`, cuts are ranks from 0 to 1.
+        """
+        values = [score.evaluate(side) for side in self.sides]
+        cuts = _values_at_ranks(values, cuts, above) if by_rank else cuts
         order, count = np.argsort(cuts, kind="stable"), len(cuts) + 1
-        bins = [np.searchsorted(cuts[order], each, side="right" if above else "left") for each in values]
-        each_side = list(zip(self.sides, bins, self.chances, strict=True))
-        likely = np.sum([np.bincount(places, chances, minlength=count) for _, places, chances in each_side], axis=0)
-        held = np.sum([np.bincount(places, minlength=count) for places in bins], axis=0)
-        doubts = np.sum([self.model.doubts(side, places, count) for side, places, _ in each_side], axis=0)
+        bins = [np.searchsorted(cuts[order], side, side="right" if above else "left") for side in values]
+        of_first = np.sum(
+            [np.bincount(codes, chances, minlength=count) for codes, chances in zip(bins, self.chances, strict=True)],
+            axis=0,
+        )
+        total = np.sum([np.bincount(codes, minlength=count) for codes in bins], axis=0)
+        rows = np.sum(
+            [self.model.covariance_rows(side, codes, count) for side, codes in zip(self.sides, bins, strict=True)],
+            axis=0,
+        )
         back = np.argsort(order, kind="stable")
-        likely, held, doubts = (_summed(part, above)[back] for part in (likely, held, doubts))
-        return likely, held, doubts
+        of_first, total, rows = (_cumulate(part, above)[back] for part in (of_first, total, rows))
+        return of_first, total, rows
 
 
-def _chances(scores: list[Floats], first: int) -> list[Floats]:
-    """How likely each output is of the first input: by its score and a shift that makes as many as there are."""
+def _first_input_chances(scores: list[Floats], first: int) -> list[Floats]:
+    """Return the probability that each output is of the first input.
+
+    It is the logistic function of the score plus a shift, chosen so that the probabilities sum to `first`.
+    """
     shift = float(np.log(first / len(scores[1])))
-    for _ in range(MOST_STEPS):
-        chances = [special.expit(each + shift) for each in scores]
-        excess = sum(float(each.sum()) for each in chances) - first
+    for _ in range(MAX_STEPS):
+        chances = [special.expit(side + shift) for side in scores]
+        excess = sum(float(side.sum()) for side in chances) - first
         if abs(excess) < 1e-6 * first:
             break
-        slope = sum(float((each * (1 - each)).sum()) for each in chances)
-        shift -= float(np.clip(excess / max(slope, 1e-9), -1, 1))  # where scores are sure, there is hardly a slope
+        slope = sum(float((side * (1 - side)).sum()) for side in chances)
+        shift -= float(np.clip(excess / max(slope, 1e-9), -1, 1))  # the slope vanishes where all scores are extreme
     return chances
 
 
-def _summed(part: Floats, above: bool) -> Floats:
-    """The bins at or beyond each cut, together."""
+def _cumulate(part: Floats, above: bool) -> Floats:
+    """Sum the bins at or beyond each cut."""
     return np.cumsum(part[::-1], axis=0)[::-1][1:] if above else np.cumsum(part, axis=0)[:-1]
 
 
-def _values_at(values: list[Floats], places: Floats, above: bool) -> Floats:
-    """The values at or beyond which outputs lie at or beyond these places among all: equal ones share their middle."""
+def _values_at_ranks(values: list[Floats], ranks: Floats, above: bool) -> Floats:
+    """Return values that cut off the outputs at or beyond these ranks; equal values share their middle rank."""
     ordered = np.sort(np.concatenate(values))
     starts = np.flatnonzero(np.concatenate([[True], np.diff(ordered) > 0]))
     ends = np.append(starts[1:], len(ordered))
     middle, distinct = (starts + ends) / (2 * len(ordered)), ordered[starts]
     if above:
-        return np.append(distinct, np.inf)[np.searchsorted(middle, places, side="left")]
-    return np.append(-np.inf, distinct)[np.searchsorted(middle, places, side="right")]
+        return np.append(distinct, np.inf)[np.searchsorted(middle, ranks, side="left")]
+    return np.append(-np.inf, distinct)[np.searchsorted(middle, ranks, side="right")]

@@ -1,7 +1,7 @@
-"""Finding promising events: scores are learned on one part of the sample and tried on the other, and the other way.
+"""Search for promising events: learn scores on each half of the sample and evaluate them on the other half.
 
-Thresholds are chosen on what the tries give together, so the whole sample teaches and the whole sample tells; the score
-is then learned once more from everything. Nothing of this is judged: judgement takes fresh runs.
+Thresholds are chosen on both evaluations together, so that the whole sample serves for learning and for evaluation; the
+score is then learned once more from the whole sample. The test uses fresh runs, none of these.
 """
 
 from __future__ import annotations
@@ -16,43 +16,45 @@ from scipy import special
 
 from dither.audit.blackbox import learners
 from dither.audit.blackbox.belief import BeliefChain, EventCounts, posterior
-from dither.audit.blackbox.events import ColumnScore, Committee, CornerScore, Event, OutcomeSpace, SampleTable, Score
+from dither.audit.blackbox.events import ColumnScore, CornerScore, Event, MeanScore, OutcomeSpace, SampleTable, Score
 from dither.audit.blackbox.learners import Learner
-from dither.audit.blackbox.reference import ReferencePairs
+from dither.audit.blackbox.reference import ReferenceModel
 from dither.audit.claims import Floats, ceiling, strength
-from dither.audit.confidence import division, predicted_epsilon, predicted_score, slope_at
+from dither.audit.confidence import neyman_share, predicted_epsilon, predicted_score, slope_at
 from dither.loss import Loss, Pure
 
-Worth = Callable[[Any, Any], Any]
+WorthFunction = Callable[[Any, Any], Any]
 
-# Standard errors taken off log-ratios: at first, to choose thresholds and pairs; at last, to choose thresholds and the
-# best of many scores, of outputs that are one number and of longer ones; and the best of many, again and again.
-CAUTION, LAST, MISTRUST = 0.8, {True: (0.8, 1.5), False: (0.3, 1.0)}, 2.0
-# Hits that make what is said of one of many scores, which read several columns, half as doubtful again.
-FEW = 100.0
-# The best learners on so many outputs of each input (fewer, if they have many features) learn from all of them, and
-# those whose scores tell most of all outputs; others take time that they are not worth.
-SHORT_ROWS, SHORT_VALUES, SHORTLIST, MOST_TELLING = 400_000, 12_000_000, 12, 3
-SMALL = 1e-3
-# There are many corners: those are looked at of which an event is so many standard errors off.
-PROMISING = 2.5
-# A learned score that tells less than this part of what the best tells is left out.
-SERIOUS = 0.75
-# Models that tell so much of what the best tells, and so many of them, are the reference on the events of all scores;
-# it is heard on so many scores at most.
-TELLING, MEMBERS, MOST_HEARD = 0.97, 8, 25
-# So many of the best scores are averaged.
-COMMITTEES = (3, 6)
-# A threshold is not carried over if more or less lies beyond it than was tried, by this factor's exponential.
-MOST_OFF = 0.2
-NONE: Floats = np.zeros(0)
+# The number of standard errors subtracted from log-ratios. CAUTION: in the first rounds, for thresholds and pairs.
+# FINAL_CAUTION: in the last round, for thresholds and for the best of many scores; True if each output is a single
+# number. SEQUENTIAL_CAUTION: in sequential mode, which chooses the best of many scores again and again.
+CAUTION, FINAL_CAUTION, SEQUENTIAL_CAUTION = 0.8, {True: (0.8, 1.5), False: (0.3, 1.0)}, 2.0
+# For scores that are not of a single column, an event's error is multiplied by sqrt(1 + FEW_HITS / hits).
+FEW_HITS = 100.0
+# On large samples, learners first try SHORT_ROWS outputs of each input (fewer, if they have many features). Only the
+# SHORTLIST best by their events and the MAX_BY_GAIN best by their gain learn from all outputs; others are too slow.
+SHORT_ROWS, SHORT_VALUES, SHORTLIST, MAX_BY_GAIN = 400_000, 12_000_000, 12, 3
+SMALL_WORTH = 1e-3
+# Corners are many; only those with an event off by this many standard errors are tried.
+PROMISING_ERRORS = 2.5
+# Learned scores whose gain is below this share of the best gain are dropped.
+MIN_GAIN_SHARE = 0.75
+# The reference model averages up to MAX_REFERENCE_MEMBERS models whose gain is at least this share of the best gain. It
+# is consulted on at most MAX_CONSULTED scores.
+REFERENCE_GAIN_SHARE, MAX_REFERENCE_MEMBERS, MAX_CONSULTED = 0.97, 8, 25
+# The numbers of best scores that are averaged.
+AVERAGE_SIZES = (3, 6)
+# A threshold is dropped if no value of the final score cuts off as many outputs, up to the factor e^MAX_LOG_SIZE_ERROR.
+MAX_LOG_SIZE_ERROR = 0.2
+EMPTY: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
-class Lead:
-    """An event that looks good, and what it promises; `swapped`: likelier on the second input.
+class CandidateEvent:
+    """A promising event, its worth, and its estimated probabilities p on the likelier input and q on the other.
 
-    `nested` has the thresholds of all events of its score, their sizes p + q, and what is believed of their log-ratios.
+    `swapped` means that the event is likelier on the second input. `nested` has the thresholds of all events of its
+    score, their sizes p + q, and their estimated log-ratios.
     """
 
     event: Event
@@ -60,165 +62,179 @@ class Lead:
     worth: float
     p: float
     q: float
-    nested: tuple[Floats, Floats, Floats] = field(default=(NONE, NONE, NONE), repr=False, compare=False)
+    nested: tuple[Floats, Floats, Floats] = field(default=(EMPTY, EMPTY, EMPTY), repr=False, compare=False)
 
     @property
-    def plain(self) -> bool:
-        """Whether a person can check it by hand."""
+    def checkable_by_hand(self) -> bool:
+        """True if a person can check the event by hand: it is a range of one or two features."""
         return isinstance(self.event.score, ColumnScore | CornerScore)
 
 
-def worth(claim: Loss, runs: int, alpha: float, steps: int = 1) -> Worth:
-    """What an event of probabilities (p, q) will be worth after `runs` more runs: an epsilon, or standard errors."""
+def worth_function(claim: Loss, runs: int, alpha: float, steps: int = 1) -> WorthFunction:
+    """Return a function of (p, q): the predicted worth of such an event after `runs` fresh runs on each input.
+
+    The worth is the lower bound on epsilon for a pure claim, else the number of standard errors above the ceiling.
+    """
     limit = ceiling(claim, strength(claim), steps)
 
-    def value(p: Any, q: Any) -> Any:
+    def worth(p: Any, q: Any) -> Any:
         first = first_share(claim, p, q, runs, steps) * 2 * runs
         if not isinstance(claim, Pure):
             return predicted_score(p, q, first, 2 * runs - first, limit)
         epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha) / steps
-        # Where nothing is promised, what differs most, by standard errors, is the best: not the event that is sure.
-        off = predicted_score(p, q, first, 2 * runs - first, ceiling(claim, 0.0))
-        return np.where(epsilon > 0, epsilon, -SMALL / (1 + np.maximum(off, 0.0)))
+        # If no event promises an epsilon, the best differs by most standard errors; it is not the certain event.
+        difference = predicted_score(p, q, first, 2 * runs - first, ceiling(claim, 0.0))
+        return np.where(epsilon > 0, epsilon, -SMALL_WORTH / (1 + np.maximum(difference, 0.0)))
 
-    return value
+    return worth
 
 
 def first_share(claim: Loss, p: Any, q: Any, runs: int, steps: int = 1) -> Any:
-    """The share of the runs that the input on which the event is likelier should have."""
+    """Return the share of the runs for the input on which the event is likelier."""
     q = np.asarray(q, dtype=float) + 1.0 / runs
     limit = ceiling(claim, strength(claim), steps)
     slope = p / q if isinstance(claim, Pure) else slope_at(limit, np.minimum(q, 1.0))
-    return division(p, q, slope, runs)
+    return neyman_share(p, q, slope, runs)
 
 
 @dataclass(frozen=True)
-class Try:
-    """A score, and how often each input's outputs lay at or above, and at or below, thresholds of it.
+class ScoreTrial:
+    """A score, and chains of the events at or above, and at or below, its thresholds.
 
-    A learned score is larger where the first input is likelier, and was learned from each half of the outputs too, with
-    some `gain` on the other: nats by which it makes it likelier which input each output is of. Of others either input
-    may be the likelier, in `any_way`.
+    A learned score is larger where the first input is likelier. `half_scores` were learned from each half of the
+    outputs; `gain` is the log-likelihood that they gain on the other half, for the input of each output. With
+    `either_direction`, the score is not learned: an event on either side may be likelier on either input.
     """
 
     score: Score
     above: BeliefChain | None
     below: BeliefChain | None
-    any_way: bool = False
-    halves: tuple[Score, Score] | None = None
+    either_direction: bool = False
+    half_scores: tuple[Score, Score] | None = None
     gain: float = 0.0
 
 
-def tries(sample: SampleTable, teachers: list[Learner]) -> list[Try]:
-    """Half-lines and corners are not learned, so they are tried on everything; learned scores on what did not teach."""
-    found = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
-    found += [done for pair in learners.pairs(sample.space) for done in _corners(sample, pair)]
+def try_scores(sample: SampleTable, chosen: list[Learner]) -> list[ScoreTrial]:
+    """Try half-lines and corners, which are not learned, on the whole sample, and learned scores by cross-fitting."""
+    trials = [_half_lines(sample, column) for column in range(len(sample.space.edges))]
+    trials += [trial for pair in learners.feature_pairs(sample.space) for trial in _corners(sample, pair)]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
-    return found + [done for learner in teachers if (done := _learned(sample, halves, learner)) is not None]
+    return trials + [trial for learner in chosen if (trial := _cross_fit(sample, halves, learner)) is not None]
 
 
-def shortlist(sample: SampleTable, teachers: list[Learner], value: Worth) -> list[Learner]:
-    """The learners that do best on a part of the sample, by their events or in all; all of them if it is small."""
+def shortlist(sample: SampleTable, chosen: list[Learner], worth: WorthFunction) -> list[Learner]:
+    """Return the best learners on a part of the sample, by their events or by gain; all of them if it is small."""
     rows = min(SHORT_ROWS, SHORT_VALUES // len(sample.space.edges))
-    if len(sample.a) <= rows or len(teachers) <= SHORTLIST:
-        return teachers
+    if len(sample.a) <= rows or len(chosen) <= SHORTLIST:
+        return chosen
     part = sample.part(0, rows / len(sample.a))
     halves = part.part(0, 0.5), part.part(0.5, 1)
-    tried = [(learner, _learned(part, halves, learner)) for learner in teachers]
-    worths = [
-        -np.inf if done is None else max(lead.worth for lead in _best(sample.space, done, value, *LAST[False]))
-        for _, done in tried
-    ]
-    gains = [-np.inf if done is None else done.gain for _, done in tried]
-    first, telling = (np.argsort(-np.array(values), kind="stable") for values in (worths, gains))
-    return [teachers[place] for place in sorted({*first[:SHORTLIST], *telling[:MOST_TELLING]})]
+    trials = [_cross_fit(part, halves, learner) for learner in chosen]
+    worths = [-np.inf if trial is None else _best_worth(sample.space, trial, worth) for trial in trials]
+    gains = [-np.inf if trial is None else trial.gain for trial in trials]
+    by_worth, by_gain = (np.argsort(-np.array(values), kind="stable") for values in (worths, gains))
+    return [chosen[place] for place in sorted({*by_worth[:SHORTLIST], *by_gain[:MAX_BY_GAIN]})]
 
 
-def leads(
+def candidate_events(
     space: OutcomeSpace,
-    found: list[Try],
-    value: Worth,
-    caution: float,
-    suspicion: float,
-    reference: ReferencePairs | None = None,
-) -> list[Lead]:
-    """The best events of each score, best first; thresholds and scores are compared some standard errors down.
+    trials: list[ScoreTrial],
+    worth: WorthFunction,
+    threshold_caution: float,
+    score_caution: float,
+    reference: ReferenceModel | None = None,
+) -> list[CandidateEvent]:
+    """Return the best events of each score, best first.
 
-    If there is a reference, it is heard on the best of them until the best is one on which it was heard.
+    Thresholds of a score are compared after subtracting `threshold_caution` standard errors from their log-ratios,
+    scores after subtracting `score_caution`. A reference, if any, is consulted on the best score, until the best is one
+    on which it was consulted.
     """
-    kept = serious(found)
-    made, heard = [_best(space, done, value, caution, suspicion) for done in kept], list[int]()
-    while reference is not None and len(heard) < MOST_HEARD:
-        best = int(np.argmax([each[0].worth for each in made]))
-        if best in heard:
+    cautions = threshold_caution, score_caution
+    strong = drop_weak_scores(trials)
+    candidates = [_best_candidates(space, trial, worth, *cautions) for trial in strong]
+    consulted: list[int] = []
+    while reference is not None and len(consulted) < MAX_CONSULTED:
+        best = int(np.argmax([of_score[0].worth for of_score in candidates]))
+        if best in consulted:
             break
-        made[best] = _best(space, _retold(kept[best], reference), value, caution, suspicion)
-        heard.append(best)
-    order = sorted(range(len(made)), key=lambda place: (place not in heard, -made[place][0].worth))
-    return [lead for place in order for lead in made[place]]
+        candidates[best] = _best_candidates(space, _consult_reference(strong[best], reference), worth, *cautions)
+        consulted.append(best)
+    order = sorted(range(len(strong)), key=lambda place: (place not in consulted, -candidates[place][0].worth))
+    return [candidate for place in order for candidate in candidates[place]]
 
 
-def referred(sample: SampleTable, found: list[Try]) -> tuple[list[Try], ReferencePairs | None]:
-    """The models that tell most of all outputs, as one more score, and as a reference on the events of all scores."""
-    able = [done for done in serious(found) if done.score.root.size]
-    most = max((done.gain for done in able), default=0.0)
-    members = sorted((done for done in able if done.gain >= TELLING * most), key=lambda done: -done.gain)[:MEMBERS]
-    if most <= 0:
+def build_reference(sample: SampleTable, trials: list[ScoreTrial]) -> tuple[list[ScoreTrial], ReferenceModel | None]:
+    """Average the models of the largest gain; return the average as a trial, if of several, and as a reference."""
+    models = [trial for trial in drop_weak_scores(trials) if trial.score.covariance_root.size]
+    best_gain = max((trial.gain for trial in models), default=0.0)
+    if best_gain <= 0:
         return [], None
-    halves, (whole, parts) = (sample.part(0, 0.5), sample.part(0.5, 1)), _together(members)
-    again = [_crossed(sample, halves, whole, parts)] if len(members) > 1 else []
-    return again, ReferencePairs(sample, halves, whole, parts)
+    good = [trial for trial in models if trial.gain >= REFERENCE_GAIN_SHARE * best_gain]
+    members = sorted(good, key=lambda trial: -trial.gain)[:MAX_REFERENCE_MEMBERS]
+    halves, (model, half_models) = (sample.part(0, 0.5), sample.part(0.5, 1)), _average_scores(members)
+    average = [_cross_trial(sample, halves, model, half_models)] if len(members) > 1 else []
+    return average, ReferenceModel(sample, halves, model, half_models)
 
 
-def _retold(done: Try, reference: ReferencePairs) -> Try:
-    """The same, with what the reference says of its events."""
-    above, below = (
-        None if chain is None else replace(chain, said=reference.says(done.score, done.halves, chain, high))
-        for high, chain in ((True, done.above and done.above.apart()), (False, done.below and done.below.apart()))
-    )
-    return replace(done, above=above, below=below)
+def _consult_reference(trial: ScoreTrial, reference: ReferenceModel) -> ScoreTrial:
+    """Return the trial with the reference model's estimates of its events."""
+
+    def consult(chain: BeliefChain | None, above: bool) -> BeliefChain | None:
+        if chain is None:
+            return None
+        thinned = chain.thin()
+        posterior_of_model = reference.posterior_of(trial.score, trial.half_scores, thinned, above)
+        return replace(thinned, model_posterior=posterior_of_model)
+
+    return replace(trial, above=consult(trial.above, True), below=consult(trial.below, False))
 
 
-def serious(found: list[Try]) -> list[Try]:
-    """All but the learned scores that tell much less of all outputs than the best of them does, if it reads several.
+def drop_weak_scores(trials: list[ScoreTrial]) -> list[ScoreTrial]:
+    """Drop learned scores whose gain is far below the best, unless the best reads a single column.
 
-    What a score tells of all outputs is known far better than what it tells of the rare ones that make its best event.
-    Of many scores that tell little, some one has a rare event that looks good. Scores of whole outputs stay: they may
-    tell all of one output, and follow noise in the others.
+    The gain over all outputs is known far better than the log-ratio of the rare outputs in a score's best event, and
+    among many scores of little gain, some have a rare event that looks good by luck. Scores of distinct outputs stay:
+    they may be right about one output while they fit noise in the others.
     """
-    best = max(found, key=lambda done: done.gain, default=None)
+    best = max(trials, key=lambda trial: trial.gain, default=None)
     if best is None or len(best.score.columns) == 1:
-        return found
-    whole = [done.any_way or not done.score.columns for done in found]
-    return [done for done, kept in zip(found, whole, strict=True) if kept or done.gain >= SERIOUS * best.gain]
+        return trials
+    return [
+        trial
+        for trial in trials
+        if trial.either_direction or not trial.score.columns or trial.gain >= MIN_GAIN_SHARE * best.gain
+    ]
 
 
-def distinct(found: list[Lead], most: int) -> list[Lead]:
-    """The best lead and others that differ from it in kind or in size."""
-    result: list[Lead] = []
-    for lead in found:
-        if len(result) < most and np.isfinite(lead.worth) and all(_differs(lead, other) for other in result):
-            result.append(lead)
-    return result or found[:1]
+def distinct_candidates(candidates: list[CandidateEvent], most: int) -> list[CandidateEvent]:
+    """Return the best event and up to `most` - 1 others that differ in kind or in size."""
+    result: list[CandidateEvent] = []
+    for candidate in candidates:
+        if len(result) < most and np.isfinite(candidate.worth) and all(_differ(candidate, other) for other in result):
+            result.append(candidate)
+    return result or candidates[:1]
 
 
-def _differs(one: Lead, other: Lead) -> bool:
-    """Whether two events are of another kind, read something else, or differ in size."""
-    kinds = [(type(lead.event.score), lead.event.score.columns, lead.swapped) for lead in (one, other)]
+def _differ(one: CandidateEvent, other: CandidateEvent) -> bool:
+    """Return True if two events have different kinds of scores, columns, directions or sizes."""
+    kinds = [(type(each.event.score), each.event.score.columns, each.swapped) for each in (one, other)]
     if (one.p, one.q) == (other.p, other.q):
         return False
     return kinds[0] != kinds[1] or not 0.6 < (one.p + 1e-9) / (other.p + 1e-9) < 1.7
 
 
-def _half_lines(sample: SampleTable, column: int) -> Try:
+def _half_lines(sample: SampleTable, column: int) -> ScoreTrial:
+    """Try the half-lines of one feature: its values at or above, and at or below, each bin."""
     hits = list(sample.counts(column))
     score = ColumnScore(column, np.arange(256, dtype=np.float64))
     runs = len(sample.a), len(sample.b)
-    return Try(score, _beyond(hits, runs, True), _beyond(hits, runs, False), any_way=True)
+    above, below = (_half_line_chain(hits, runs, direction) for direction in (True, False))
+    return ScoreTrial(score, above, below, either_direction=True)
 
 
-def _corners(sample: SampleTable, pair: tuple[int, int]) -> list[Try]:
-    """A half-line of one feature where another, which has few values, lies at or beyond one of them."""
+def _corners(sample: SampleTable, pair: tuple[int, int]) -> list[ScoreTrial]:
+    """Try the half-lines of one feature on the outputs where another, of few values, is at or beyond one of them."""
     few, other = sorted(pair, key=lambda column: len(sample.space.edges[column]))
     values, runs = len(sample.space.edges[few]), (len(sample.a), len(sample.b))
     if not 1 < values <= learners.FEW_VALUES:
@@ -227,170 +243,199 @@ def _corners(sample: SampleTable, pair: tuple[int, int]) -> list[Try]:
         np.bincount(side.codes[:, few] * np.intp(256) + side.codes[:, other], minlength=65536).reshape(256, 256)
         for side in (sample.a, sample.b)
     ]
-    found = []
-    for first, last in [(start, values + 1) for start in range(3, values + 2)] + [
-        (1, end) for end in range(2, values + 1)
-    ]:
+    upper_ranges = [(start, values + 1) for start in range(3, values + 2)]
+    lower_ranges = [(1, end) for end in range(2, values + 1)]
+    trials = []
+    for first, last in upper_ranges + lower_ranges:
         hits = [grid[first : last + 1].sum(axis=0) for grid in grids]
         for side in hits:
-            side[0] = 0  # where the other feature is missing
+            side[0] = 0  # the bin of outputs without the other feature
         for above in (True, False):
-            chain, score = _beyond(hits, runs, above)[1:], CornerScore((few, other), first, last, above)
-            if _promising(chain):
-                found.append(Try(score, chain if above else None, None if above else chain, any_way=True))
-    return found
+            chain, score = _half_line_chain(hits, runs, above)[1:], CornerScore((few, other), first, last, above)
+            if _is_promising(chain):
+                upper, lower = (chain, None) if above else (None, chain)
+                trials.append(ScoreTrial(score, upper, lower, either_direction=True))
+    return trials
 
 
-def _promising(chain: BeliefChain) -> bool:
-    """Whether any of the events is some standard errors off, as few are by chance."""
+def _is_promising(chain: BeliefChain) -> bool:
+    """Return True if some event's log-ratio is more standard errors from 0 than is likely by chance."""
     a, b = chain.a.hits + 0.5, chain.b.hits + 0.5
-    off = np.log(a / chain.a.runs) - np.log(b / chain.b.runs)
-    return bool(np.any(np.abs(off) > PROMISING * np.sqrt(1 / a + 1 / b)))
+    log_ratio = np.log(a / chain.a.runs) - np.log(b / chain.b.runs)
+    return bool(np.any(np.abs(log_ratio) > PROMISING_ERRORS * np.sqrt(1 / a + 1 / b)))
 
 
-def _beyond(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> BeliefChain:
-    """How often each side's bin was at or above each bin, or at or below."""
+def _half_line_chain(hits: list[NDArray[Any]], runs: tuple[int, int], above: bool) -> BeliefChain:
+    """Return the chain of the events at or above each bin, or at or below it, from the hits of each bin."""
     order = slice(None, None, -1 if above else 1)
     a, b = (EventCounts(np.cumsum(side[order])[order], total) for side, total in zip(hits, runs, strict=True))
     return BeliefChain(np.arange(256, dtype=np.float64), a, b)
 
 
-def _learned(sample: SampleTable, halves: tuple[SampleTable, SampleTable], learner: Learner) -> Try | None:
-    """A score that is learned on each half and tried on the other."""
+def _cross_fit(sample: SampleTable, halves: tuple[SampleTable, SampleTable], learner: Learner) -> ScoreTrial | None:
+    """Learn a score on the sample and on each half of it, and try each half's score on the other half."""
     final, one, other = learner(sample), learner(halves[0]), learner(halves[1])
     if final is None or one is None or other is None:
         return None
-    return _crossed(sample, halves, final, (one, other))
+    return _cross_trial(sample, halves, final, (one, other))
 
 
-def committees(sample: SampleTable, tried: list[Try], value: Worth) -> list[Try]:
-    """What the best few learned scores say together: they estimate one thing, and err each in its own way."""
-    learned = [done for done in serious(tried) if done.halves is not None]
-    worths = [max(lead.worth for lead in _best(sample.space, done, value, *LAST[False])) for done in learned]
-    order = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
+def average_trials(sample: SampleTable, trials: list[ScoreTrial], worth: WorthFunction) -> list[ScoreTrial]:
+    """Try averages of the best few learned scores: they estimate the same log-ratio with different errors."""
+    learned = [trial for trial in drop_weak_scores(trials) if trial.half_scores is not None]
+    worths = [_best_worth(sample.space, trial, worth) for trial in learned]
+    ordered = [learned[place] for place in np.argsort(-np.array(worths), kind="stable")]
     halves = sample.part(0, 0.5), sample.part(0.5, 1)
-    return [_crossed(sample, halves, *_together(order[:size])) for size in COMMITTEES if size <= len(order)]
+    sizes = [size for size in AVERAGE_SIZES if size <= len(ordered)]
+    return [_cross_trial(sample, halves, *_average_scores(ordered[:size])) for size in sizes]
 
 
-def _together(members: list[Try]) -> tuple[Score, tuple[Score, Score]]:
-    """The mean of the scores, and of those that were learned from each half."""
-    taught = [done.halves for done in members if done.halves is not None]
-    parts = Committee(tuple(one for one, _ in taught)), Committee(tuple(other for _, other in taught))
-    return Committee(tuple(done.score for done in members)), parts
+def _average_scores(members: list[ScoreTrial]) -> tuple[Score, tuple[Score, Score]]:
+    """Return the mean of the scores, and the means of the scores learned from each half."""
+    pairs = [trial.half_scores for trial in members if trial.half_scores is not None]
+    half_means = MeanScore(tuple(one for one, _ in pairs)), MeanScore(tuple(other for _, other in pairs))
+    return MeanScore(tuple(trial.score for trial in members)), half_means
 
 
-def _crossed(
-    sample: SampleTable, halves: tuple[SampleTable, SampleTable], final: Score, parts: tuple[Score, Score]
-) -> Try:
-    """What each half says of the score that was learned from the other."""
-    one, other = parts
-    placed = _places(other, halves[0]), _places(one, halves[1])
-    tried = [_Values.of([half[side] for half in placed]) for side in (0, 1)]
-    whole = _Values.of([final.weighed(sample.a), final.weighed(sample.b)])
-    thresholds = _Values.of([(values.ordered, values.weights) for values in tried]).spread()
-    above = [EventCounts(values.total - values.before(thresholds, "left"), values.total) for values in tried]
-    below = [EventCounts(values.before(thresholds, "right"), values.total) for values in tried]
-    gain = _gain(other, halves[0]) + _gain(one, halves[1])
-    chains = _carried(whole, thresholds, above, True), _carried(whole, thresholds, below, False)
-    return Try(final, *chains, halves=parts, gain=gain)
+def _cross_trial(
+    sample: SampleTable, halves: tuple[SampleTable, SampleTable], final: Score, half_scores: tuple[Score, Score]
+) -> ScoreTrial:
+    """Try each half's score on the other half, and carry the thresholds over to the final score.
+
+    Thresholds of the two half scores are put together by rank, since the scores differ in scale.
+    """
+    one, other = half_scores
+    ranks_by_half = _rank_scores(other, halves[0]), _rank_scores(one, halves[1])
+    ranks = [_WeightedValues.of([half[side] for half in ranks_by_half]) for side in (0, 1)]
+    final_values = _WeightedValues.of([final.value_counts(sample.a), final.value_counts(sample.b)])
+    thresholds = _WeightedValues.of([(side.ordered, side.weights) for side in ranks]).threshold_grid()
+    above = [EventCounts(side.total - side.count_below(thresholds, "left"), side.total) for side in ranks]
+    below = [EventCounts(side.count_below(thresholds, "right"), side.total) for side in ranks]
+    return ScoreTrial(
+        final,
+        _map_thresholds(final_values, thresholds, above, True),
+        _map_thresholds(final_values, thresholds, below, False),
+        half_scores=half_scores,
+        gain=_gain(other, halves[0]) + _gain(one, halves[1]),
+    )
 
 
 def _gain(score: Score, sample: SampleTable) -> float:
-    """Nats by which a score makes it likelier which input each output is of."""
+    """Return the log-likelihood, in nats, that the score gains over no score for the input of each output."""
     shift = np.log(len(sample.a) / len(sample.b))
     total = -len(sample.a) * special.log_expit(shift) - len(sample.b) * special.log_expit(-shift)
     for sign, side in ((1, sample.a), (-1, sample.b)):
-        values, weights = score.weighed(side)
+        values, weights = score.value_counts(side)
         total += np.sum(special.log_expit(sign * (values + shift)) * (1.0 if weights is None else weights))
     return float(total)
 
 
-def _places(score: Score, sample: SampleTable) -> list[tuple[Floats, Floats | None]]:
-    """For each output of both inputs, or each value, the share of all whose score is less: halves differ in scale."""
-    sides = [_in_order(*score.weighed(side)) for side in (sample.a, sample.b)]
-    both = _Values.of(sides)
-    places = [(both.before(values, "left") + both.before(values, "right")) / (2 * both.total) for values, _ in sides]
-    return [(place, weights) for place, (_, weights) in zip(places, sides, strict=True)]
+def _rank_scores(score: Score, sample: SampleTable) -> list[tuple[Floats, Floats | None]]:
+    """Return, for each input, the ranks (0 to 1) of its scores among those of both inputs, and their weights."""
+    sides = [_sort_unweighted(*score.value_counts(side)) for side in (sample.a, sample.b)]
+    both = _WeightedValues.of(sides)
+    return [
+        ((both.count_below(values, "left") + both.count_below(values, "right")) / (2 * both.total), weights)
+        for values, weights in sides
+    ]
 
 
-def _in_order(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """The values of single outputs sorted, which makes every search among them quick."""
+def _sort_unweighted(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """Sort values without weights, which makes searching for them fast."""
     return (np.sort(values), None) if weights is None else (values, weights)
 
 
-def _carried(whole: _Values, places: Floats, tallies: list[EventCounts], above: bool) -> BeliefChain:
-    """Thresholds of the whole sample's score beyond which there lies as much as was tried, where there are such."""
-    starts = np.concatenate([[True], np.diff(whole.ordered) > 0])
-    values = whole.ordered[starts][:: -1 if above else 1]
-    held = whole.total - whole.before(values, "left") if above else whole.before(values, "right")
-    wanted = (tallies[0].hits + tallies[1].hits) / (tallies[0].runs + tallies[1].runs) * whole.total
-    sizes, goals = np.log(held), np.log(np.maximum(wanted, 0.5))
+def _map_thresholds(final: _WeightedValues, ranks: Floats, counts: list[EventCounts], above: bool) -> BeliefChain:
+    """Map thresholds, given as ranks with counts of the half scores, to thresholds of the final score.
+
+    Each threshold maps to the value of the final score that cuts off the nearest number of outputs; those without a
+    near one are dropped.
+    """
+    starts = np.concatenate([[True], np.diff(final.ordered) > 0])
+    values = final.ordered[starts][:: -1 if above else 1]
+    cut_off = final.total - final.count_below(values, "left") if above else final.count_below(values, "right")
+    wanted = (counts[0].hits + counts[1].hits) / (counts[0].runs + counts[1].runs) * final.total
+    sizes, goals = np.log(cut_off), np.log(np.maximum(wanted, 0.5))
     after = np.clip(np.searchsorted(sizes, goals), 1, len(sizes) - 1) if len(sizes) > 1 else np.zeros(len(goals), int)
     nearest = np.where(goals - sizes[after - 1] < sizes[after] - goals, after - 1, after)
-    off = np.abs(sizes[nearest] - goals)
-    return BeliefChain(values[nearest], tallies[0], tallies[1], places)[off <= max(MOST_OFF, off.min())]
+    error = np.abs(sizes[nearest] - goals)
+    chain = BeliefChain(values[nearest], counts[0], counts[1], ranks)
+    return chain[error <= max(MAX_LOG_SIZE_ERROR, error.min())]
 
 
 @dataclass(frozen=True)
-class _Values:
-    """Values of a score in order, how many outputs have each, and how many have one before it."""
+class _WeightedValues:
+    """Sorted values, the number of outputs of each as its weight, and the cumulative weights, starting at 0."""
 
     ordered: Floats
     weights: Floats
-    until: Floats
+    cumulative: Floats
 
     @classmethod
-    def of(cls, parts: list[tuple[Floats, Floats | None]]) -> _Values:
+    def of(cls, parts: list[tuple[Floats, Floats | None]]) -> _WeightedValues:
+        """Put values and their weights together; without weights, each value counts once."""
         values = np.concatenate([part for part, _ in parts])
         if all(weights is None for _, weights in parts):
             ordered = np.sort(values, kind="stable")
             return cls(ordered, np.ones(len(values)), np.arange(len(values) + 1, dtype=np.float64))
         weights = np.concatenate([np.ones(len(part)) if weights is None else weights for part, weights in parts])
-        order = np.argsort(values[weights > 0], kind="stable")
-        held = weights[weights > 0][order]
-        return cls(values[weights > 0][order], held, np.concatenate([[0.0], np.cumsum(held)]))
+        values, weights = values[weights > 0], weights[weights > 0]
+        order = np.argsort(values, kind="stable")
+        return cls(values[order], weights[order], np.concatenate([[0.0], np.cumsum(weights[order])]))
 
     @property
     def total(self) -> int:
-        return int(self.until[-1])
+        """The total weight."""
+        return int(self.cumulative[-1])
 
-    def before(self, thresholds: Floats, side: Literal["left", "right"]) -> Floats:
-        """How many outputs lie below each threshold, or at it too."""
-        result: Floats = self.until[np.searchsorted(self.ordered, thresholds, side=side)]
+    def count_below(self, thresholds: Floats, side: Literal["left", "right"]) -> Floats:
+        """Return the number of outputs below each threshold; with side "right", at or below it."""
+        result: Floats = self.cumulative[np.searchsorted(self.ordered, thresholds, side=side)]
         return result
 
-    def at(self, shares: Floats, off: float = 0.5) -> Floats:
-        """The values of the outputs that come after (or, with a negative offset, end) these shares of all."""
-        place = np.searchsorted(self.until, np.rint(shares * self.total) + off) - 1
+    def quantiles(self, shares: Floats) -> Floats:
+        """Return the values just after these shares of all outputs."""
+        place = np.searchsorted(self.cumulative, np.rint(shares * self.total) + 0.5) - 1
         return self.ordered[np.clip(place, 0, len(self.ordered) - 1)]
 
-    def spread(self) -> Floats:
-        """Values that are dense in both tails."""
+    def threshold_grid(self) -> Floats:
+        """Return quantiles that are dense in both tails."""
         tails = np.geomspace(4 / self.total, 0.05, 60)
         shares = np.concatenate([[0.0], tails, np.linspace(0.05, 0.95, 120), 1 - tails, [1.0]])
-        return np.unique(self.at(np.clip(shares, 0, 1)))
+        return np.unique(self.quantiles(np.clip(shares, 0, 1)))
 
 
-def _best(space: OutcomeSpace, done: Try, value: Worth, caution: float, suspicion: float) -> list[Lead]:
-    """The best threshold of a score in each direction."""
-    found = []
-    for high, tried in ((True, done.above), (False, done.below)):
+def _best_worth(space: OutcomeSpace, trial: ScoreTrial, worth: WorthFunction) -> float:
+    """Return the worth of the best event of a score, with the final caution for longer outputs."""
+    return max(candidate.worth for candidate in _best_candidates(space, trial, worth, *FINAL_CAUTION[False]))
+
+
+def _best_candidates(
+    space: OutcomeSpace, trial: ScoreTrial, worth: WorthFunction, threshold_caution: float, score_caution: float
+) -> list[CandidateEvent]:
+    """Return the event at the best threshold of a score in each direction, best first.
+
+    A log-ratio and the size p + q of an event give p and q. The threshold is chosen with `threshold_caution` standard
+    errors subtracted from the log-ratio; the event's worth subtracts `score_caution` of them and is scaled by belief.
+    """
+    candidates = []
+    for above, tried in ((True, trial.above), (False, trial.below)):
         if tried is None:
             continue
-        chain = tried.apart()
+        chain = tried.thin()
         belief, log_ratio, error = posterior(chain)
-        mass = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
-        for swapped in (False, True) if done.any_way else (not high,):
+        size = chain.a.hits / chain.a.runs + chain.b.hits / chain.b.runs
+        for swapped in (False, True) if trial.either_direction else (not above,):
             sign = -1 if swapped else 1
-            ratio = np.exp(sign * log_ratio - caution * error)
-            best = int(np.argmax(value(mass * ratio / (1 + ratio), mass / (1 + ratio))))
+            ratio = np.exp(sign * log_ratio - threshold_caution * error)
+            best = int(np.argmax(worth(size * ratio / (1 + ratio), size / (1 + ratio))))
             hits = float(chain.a.hits[best] + chain.b.hits[best])
-            many = 1.0 if isinstance(done.score, ColumnScore) else np.sqrt(1 + FEW / max(hits, 1.0))
-            doubted = np.exp(sign * log_ratio[[best]] - suspicion * many * error[[best]])
-            promised = float(value(mass[[best]] * doubted / (1 + doubted), mass[[best]] / (1 + doubted))[0])
-            event = Event(space, done.score, float(chain.thresholds[best]), high)
-            believable = belief * promised if promised > 0 else promised
-            likely = float(mass[best] / (1 + 1 / ratio[best])), float(mass[best] / (1 + ratio[best]))
-            nested = chain.thresholds, mass, sign * log_ratio
-            found.append(Lead(event, swapped, believable, *likely, nested))
-    return sorted(found, key=lambda lead: -lead.worth)
+            inflation = 1.0 if isinstance(trial.score, ColumnScore) else np.sqrt(1 + FEW_HITS / max(hits, 1.0))
+            low_ratio = np.exp(sign * log_ratio[[best]] - score_caution * inflation * error[[best]])
+            low_worth = float(worth(size[[best]] * low_ratio / (1 + low_ratio), size[[best]] / (1 + low_ratio))[0])
+            event = Event(space, trial.score, float(chain.thresholds[best]), above)
+            scaled_worth = belief * low_worth if low_worth > 0 else low_worth
+            p, q = float(size[best] / (1 + 1 / ratio[best])), float(size[best] / (1 + ratio[best]))
+            nested = chain.thresholds, size, sign * log_ratio
+            candidates.append(CandidateEvent(event, swapped, scaled_worth, p, q, nested))
+    return sorted(candidates, key=lambda candidate: -candidate.worth)

@@ -1,8 +1,8 @@
-"""The exact audit: every probability of running code on two inputs, between rigorous bounds, and the privacy loss.
+"""The exact audit: rigorous bounds of each output's probability on two inputs, and of the privacy loss between them.
 
-With lower bounds a, b of the two laws and what is left, r and s: delta(epsilon) is at most
-sum max(0, a - e^epsilon b) + r, and at least sum over any event of (a - e^epsilon b) - e^epsilon s. Exponentials and
-logarithms are rounded in the direction that keeps each bound true.
+Let a and b be the lower bounds of the two distributions, and r and s their undecided masses. Then delta(epsilon) is at
+most sum max(0, a - e^epsilon b) + r, and at least sum over any event of (a - e^epsilon b) - e^epsilon s. Exponentials
+and logarithms are rounded in the direction that keeps each bound true.
 """
 
 from __future__ import annotations
@@ -18,71 +18,76 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.claim_syntax import finite
+from dither.audit.claim_syntax import json_number
 from dither.audit.claims import ORDERS, Floats
 from dither.audit.enumeration.paths import UNIT, ExactDistribution, Rejected, Tape, Undecided
-from dither.audit.enumeration.sampler_models import exact_distribution, steady
-from dither.audit.neighbours import Pair, steps
-from dither.audit.sampling import failure
+from dither.audit.enumeration.sampler_models import check_reproducible_code, exact_distribution
+from dither.audit.neighbours import Pair, step_count
+from dither.audit.sampling import mechanism_failure
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational, to_json
 from dither.privacy.accounting.rounding import exp_down, exp_up, log_down
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, Staircase
 
-# Their proofs show that the noise is drawn without looking at the input and added; saturation is 2^62 away.
-INVARIANT = (DiscreteLaplace, DiscreteGaussian, Staircase)
-FINEST = Fraction(1, 1 << 40)
+# The proofs of these mechanisms show that the noise does not depend on the input and is added to it; results saturate
+# only near 2^62. One enumeration therefore serves both inputs of a pair.
+TRANSLATION_INVARIANT = (DiscreteLaplace, DiscreteGaussian, Staircase)
+EPSILON_PRECISION = Fraction(1, 1 << 40)
 LARGEST_EPSILON = Fraction(512)
-WITHIN = 1e-6
-ASIDE = 1e-12
-# Nothing is certified of which more than this is undecided: that much a claim is allowed on top of its delta.
-UNDECIDED = 1e-6
-# A certified rho is about so much above the least. Orders: cosh(t)^2, t at most so far apart, up to one at which
-# the largest loss no longer matters. There are so many orders at least, and so many numbers to work out at most.
-CLOSE, COARSEST, SMALLEST = 4e-8, 0.01, 1e-9
-FEWEST_ORDERS, WORK = 500, 1 << 27
+TOLERANCE = 1e-6
+MAX_EXCLUDED = 1e-12
+# A result whose slack (the delta that undecided mass may be worth) is larger than this certifies nothing.
+MAX_UNDECIDED = 1e-6
+# The grid of orders behind a certified rho: orders are cosh(t)^2 with t evenly spaced, up to an order at which the
+# largest loss no longer matters. The certified rho exceeds the least true one by about RHO_PRECISION.
+RHO_PRECISION = 4e-8
+WIDEST_STEP = 0.01  # between two values of t
+SMALLEST_RHO_SHARE = 1e-9  # rho is taken to be at least this share of the largest loss
+FEWEST_ORDERS = 500
+MAX_TERMS = 1 << 27  # orders times outputs, unless that leaves fewer than FEWEST_ORDERS orders
 
 
 @dataclass(frozen=True)
 class ExactResult:
-    """Both laws, and what they say about the loss between the two inputs, in both directions."""
+    """The output distributions on both inputs, and the bounds that they give of the loss, in both directions."""
 
     a: Any
     b: Any
-    law_a: ExactDistribution
-    law_b: ExactDistribution
+    distribution_a: ExactDistribution
+    distribution_b: ExactDistribution
     family: str
 
     @property
     def residual(self) -> float:
-        """The larger of the two masses that are not decided."""
-        return max(self.law_a.residual, self.law_b.residual)
+        """The larger of the two undecided masses."""
+        return max(self.distribution_a.residual, self.distribution_b.residual)
 
     @property
     def runs(self) -> int:
-        """Executions of the code."""
-        return self.law_a.runs + self.law_b.runs
+        """The number of executions of the code, on both inputs together."""
+        return self.distribution_a.runs + self.distribution_b.runs
 
     def delta_upper(self, epsilon: Rational) -> Fraction:
-        """The inputs are (epsilon, this delta)-indistinguishable, in both directions."""
-        grow = exp_down(rational(epsilon))
-        return max(_above(first, second, grow) for first, second in self._directions())
+        """Return a delta at which the inputs are (epsilon, delta)-indistinguishable, in both directions."""
+        growth = exp_down(rational(epsilon))
+        return max(_delta_upper_bound(first, second, growth) for first, second in self._directions())
 
     def delta_lower(self, epsilon: Rational) -> Fraction:
-        """No smaller delta is true for this epsilon."""
-        grow = exp_up(rational(epsilon))
-        return max(_surely_above(first, second, grow) for first, second in self._directions())
+        """Return a delta such that no smaller one is true for this epsilon."""
+        growth = exp_up(rational(epsilon))
+        return max(_delta_lower_bound(first, second, growth) for first, second in self._directions())
 
     def slack(self, epsilon: Rational) -> Fraction:
-        """The delta that what is left may be worth: its mass on one input, e^epsilon times that on the other."""
-        return (1 + exp_down(rational(epsilon))) * Fraction(max(self.law_a.left, self.law_b.left), UNIT)
+        """Return the delta that undecided mass may be worth: the mass on one input plus e^epsilon times the other's."""
+        undecided = max(self.distribution_a.undecided, self.distribution_b.undecided)
+        return (1 + exp_down(rational(epsilon))) * Fraction(undecided, UNIT)
 
     def epsilon_upper(self, delta: Rational = 0) -> float:
-        """The least epsilon that is certified at `delta` and the slack; infinity if none is."""
+        """Return the least epsilon that is certified at `delta` plus the slack; infinity if none is."""
         if not self._fits(LARGEST_EPSILON, rational(delta)):
             return inf
         low, high = Fraction(0), LARGEST_EPSILON
-        while high - low > FINEST:
+        while high - low > EPSILON_PRECISION:
             middle = (low + high) / 2
             low, high = (low, middle) if self._fits(middle, rational(delta)) else (middle, high)
         return 0.0 if self._fits(Fraction(0), rational(delta)) else float(high)
@@ -91,95 +96,103 @@ class ExactResult:
         return self.delta_upper(epsilon) <= delta + self.slack(epsilon)
 
     def epsilon_lower(self) -> float:
-        """No smaller epsilon is true at delta 0: the largest sure ratio of two probabilities."""
-        found = max(self._sure_loss(*self._worst(each)) for each in range(2))
-        return inf if found >= LARGEST_EPSILON else max(0.0, float(found))
+        """Return an epsilon such that no smaller one is true at delta 0, from the largest proven likelihood ratio."""
+        largest = max(self._loss_lower_bound(*self._worst_output(direction)) for direction in range(2))
+        return inf if largest >= LARGEST_EPSILON else max(0.0, float(largest))
 
     def worst(self) -> tuple[Hashable, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
-        """The output with the largest sure loss, and the bounds of its probability on each input."""
-        place = max(range(2), key=lambda each: self._sure_loss(*self._worst(each)))
-        outcome, _ = self._worst(place)
-        return outcome, self.law_a.interval(outcome), self.law_b.interval(outcome)
+        """Return the output with the largest proven loss, and the bounds of its probability on each input."""
+        worse = max(range(2), key=lambda direction: self._loss_lower_bound(*self._worst_output(direction)))
+        outcome, _ = self._worst_output(worse)
+        return outcome, self.distribution_a.interval(outcome), self.distribution_b.interval(outcome)
 
     def renyi_upper(self, orders: Any = ORDERS) -> list[tuple[float, float]]:
-        """(order, divergence) between the executions that are decided and lead to outputs of both inputs."""
-        curves = [_renyi(*_shared(first, second), np.array(orders)) for first, second in self._directions()]
+        """Return pairs (order, divergence), over decided executions whose outputs occur on both inputs."""
+        curves = [
+            _renyi_divergences(*_shared_probabilities(first, second), np.array(orders))
+            for first, second in self._directions()
+        ]
         return [(float(order), float(max(values))) for order, *values in zip(orders, *curves, strict=True)]
 
     def rho_upper(self) -> float:
-        """A rho that is certified with `aside` added to its delta, for every order, in double precision."""
-        return max(_rho(*_shared(first, second)) for first, second in self._directions())
+        """Return a rho that holds at every order once `excluded` is added to delta, computed in double precision."""
+        return max(_rho_upper_bound(*_shared_probabilities(first, second)) for first, second in self._directions())
 
     @property
-    def aside(self) -> Fraction:
-        """The larger of the two masses that are undecided or lead to an output of one input alone."""
-        shared = [each for each in self.law_a.masses if each in self.law_b.masses]
-        least = min(sum(law.masses[each] for each in shared) for law in (self.law_a, self.law_b))
-        return Fraction(UNIT - least, UNIT)
+    def excluded(self) -> Fraction:
+        """The mass that is undecided or leads to an output of one input alone: the larger of the two inputs' masses."""
+        shared = [each for each in self.distribution_a.masses if each in self.distribution_b.masses]
+        distributions = self.distribution_a, self.distribution_b
+        shared_mass = min(sum(distribution.masses[each] for each in shared) for distribution in distributions)
+        return Fraction(UNIT - shared_mass, UNIT)
 
-    def certifies(self, claim: Loss, within: float = WITHIN, aside: float = ASIDE) -> bool:
-        """Whether the claim is proved here, with `within` added to its strength, and to its delta the slack or `aside`.
+    def certifies(self, claim: Loss, tolerance: float = TOLERANCE, max_excluded: float = MAX_EXCLUDED) -> bool:
+        """Return True if the enumeration proves the claim for these two inputs.
 
-        Claims of Renyi kind hold for the executions that lead to outputs of both inputs; the others' mass is set aside
-        and must be within the claim's delta.
+        `tolerance` is added to the claim's epsilon, rho or Renyi curve. For pure and approximate claims the slack is
+        added to delta. Claims of zCDP and Renyi kind hold for the executions whose outputs occur on both inputs; the
+        mass of all others, `excluded`, must be at most the claim's delta plus `max_excluded`.
         """
         if isinstance(claim, Pure | Approximate):
-            decided = self.slack(claim.epsilon) <= Fraction(UNDECIDED)
-            return decided and self._fits(claim.epsilon + Fraction(within), delta_of(claim))
-        if self.aside > claim.delta + Fraction(aside):
+            decided = self.slack(claim.epsilon) <= Fraction(MAX_UNDECIDED)
+            return decided and self._fits(claim.epsilon + Fraction(tolerance), delta_of(claim))
+        if self.excluded > claim.delta + Fraction(max_excluded):
             return False
         if isinstance(claim, ZCDP):
-            return self.rho_upper() <= float(claim.rho) + within
-        limits = {float(order): float(value) + within for order, value in claim.curve}
+            return self.rho_upper() <= float(claim.rho) + tolerance
+        limits = {float(order): float(value) + tolerance for order, value in claim.curve}
         return all(value <= limits[order] for order, value in self.renyi_upper(tuple(limits)))
 
     def refutes(self, claim: Loss) -> bool:
-        """Whether the claim is surely false between these two inputs (claims of pure and approximate kind)."""
+        """Return True if the enumeration proves that a pure or approximate claim is false for these two inputs."""
         if not isinstance(claim, Pure | Approximate):
-            raise InvalidParameter("only pure and approximate claims can be refuted exactly; others can be certified")
+            raise InvalidParameter(
+                "refutes() takes a pure or approximate claim; certify zCDP and Renyi claims by certifies()"
+            )
         return self.delta_lower(claim.epsilon) > rational(delta_of(claim))
 
     def __str__(self) -> str:
         outcome, on_a, on_b = self.worst()
-        most = self.epsilon_upper()
-        but = float(self.slack(Fraction(most))) if most < inf else 1.0
+        upper = self.epsilon_upper()
+        delta = float(self.slack(Fraction(upper))) if upper < inf else 1.0
         return (
-            f"epsilon is at least {self.epsilon_lower():.9g} and, but for delta {but:.3g}, at most {most:.9g}; "
+            f"epsilon is at least {self.epsilon_lower():.9g} and, with delta {delta:.3g}, at most {upper:.9g}; "
             f"the output {outcome} has probability {float(on_a[0]):.9g} on {self.a} and "
             f"{float(on_b[0]):.9g} on {self.b}; {self.runs} executions leave {self.residual:.3g} undecided; "
             f"holds for {self.family}"
         )
 
     def as_dict(self, claim: Loss | None = None) -> dict[str, Any]:
-        """The result as plain JSON values."""
+        """Return the result as plain JSON values; with a claim, also whether it is certified."""
         outcome, on_a, on_b = self.worst()
         verdict = {} if claim is None else {"claim": to_json(claim), "certified": self.certifies(claim)}
         return {
-            **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": finite(self.epsilon_lower()),
-            "epsilon_upper": finite(self.epsilon_upper()), "residual": self.residual, "runs": self.runs,
-            "outputs": len(self.law_a.masses), "worst_output": repr(outcome), "probability_a": float(on_a[0]),
+            **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": json_number(self.epsilon_lower()),
+            "epsilon_upper": json_number(self.epsilon_upper()), "residual": self.residual, "runs": self.runs,
+            "outputs": len(self.distribution_a.masses), "worst_output": repr(outcome), "probability_a": float(on_a[0]),
             "probability_b": float(on_b[0]), "family": self.family,
         }  # fmt: skip
 
     def report(self, path: str | Path | None = None) -> str:
-        """The result as JSON, written to `path` if given."""
+        """Return the result as JSON, and write it to `path` if one is given."""
         text = json.dumps(self.as_dict(), indent=2)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
     def _directions(self) -> list[tuple[ExactDistribution, ExactDistribution]]:
-        return [(self.law_a, self.law_b), (self.law_b, self.law_a)]
+        return [(self.distribution_a, self.distribution_b), (self.distribution_b, self.distribution_a)]
 
-    def _worst(self, place: int) -> tuple[Hashable, int]:
-        first, second = self._directions()[place]
-        best = max(first.masses, key=lambda each: Fraction(first.masses[each], max(1, _most(second, each))))
-        return best, place
+    def _worst_output(self, direction: int) -> tuple[Hashable, int]:
+        """Return the output with the largest proven likelihood ratio, and the direction itself."""
+        first, second = self._directions()[direction]
+        worst = max(first.masses, key=lambda each: Fraction(first.masses[each], max(1, _largest_mass(second, each))))
+        return worst, direction
 
-    def _sure_loss(self, outcome: Hashable, place: int) -> Fraction:
-        first, second = self._directions()[place]
-        most = _most(second, outcome)
-        return log_down(Fraction(first.masses[outcome], most)) if most else LARGEST_EPSILON
+    def _loss_lower_bound(self, outcome: Hashable, direction: int) -> Fraction:
+        first, second = self._directions()[direction]
+        largest = _largest_mass(second, outcome)
+        return log_down(Fraction(first.masses[outcome], largest)) if largest else LARGEST_EPSILON
 
 
 def exact(
@@ -189,38 +202,38 @@ def exact(
     residual: float = 1e-15,
     most_runs: int = 1_000_000,
 ) -> ExactResult:
-    """Enumerates `mechanism(input, bits)` on both inputs of a pair; `bits` is a `Bits` source with `random()` besides.
+    """Enumerate `mechanism(input, bits)` on both inputs of a pair; `bits` is a `Bits` source that also has `random()`.
 
-    A mechanism of Dither is taken as it is. Merged states and replaced samplers: see `enumeration.py`.
+    A mechanism of Dither is passed as it is; its samplers are replaced as `sampler_models.py` describes. Enumeration
+    ends when at most `residual` of the probability is undecided, or after `most_runs` executions on each input.
     """
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
-        raise InvalidParameter("a pair is two inputs: (a, b)")
-    if steps(pair) > 1:
-        raise InvalidParameter(f"an exact audit is of neighbours, not of inputs {steps(pair)} steps apart")
+        raise InvalidParameter("pair must be two inputs: (a, b)")
+    if step_count(pair) > 1:
+        raise InvalidParameter(f"exact needs neighbouring inputs; these are {step_count(pair)} steps apart")
     a, b = pair
     run = _runner(mechanism)
     if not isinstance(mechanism, Mechanism):
         for value in (a, b):
-            steady(partial(run, value))
-    first = _ended(exact_distribution(partial(run, a), residual, most_runs))
-    if isinstance(mechanism, INVARIANT):
-        by = np.asarray(b, np.int64) - np.asarray(a, np.int64)
-        second = first.moved(lambda outcome: tuple((np.asarray(outcome) + by).tolist()))
-        return ExactResult(
-            a, b, first, second, f"every pair of inputs that differ by {by.tolist()} ({mechanism.proof})"
-        )
-    second = _ended(exact_distribution(partial(run, b), residual, most_runs))
+            check_reproducible_code(partial(run, value))
+    first = _require_outputs(exact_distribution(partial(run, a), residual, most_runs))
+    if isinstance(mechanism, TRANSLATION_INVARIANT):
+        shift = np.asarray(b, np.int64) - np.asarray(a, np.int64)
+        second = first.map_outcomes(lambda outcome: tuple((np.asarray(outcome) + shift).tolist()))
+        family = f"every pair of inputs that differ by {shift.tolist()} ({mechanism.proof})"
+        return ExactResult(a, b, first, second, family)
+    second = _require_outputs(exact_distribution(partial(run, b), residual, most_runs))
     return ExactResult(a, b, first, second, "this pair alone")
 
 
-def _ended(law: ExactDistribution) -> ExactDistribution:
-    if not law.masses:
-        raise Unsupported(f"none of {law.runs} executions ended with an output")
-    return law
+def _require_outputs(distribution: ExactDistribution) -> ExactDistribution:
+    if not distribution.masses:
+        raise Unsupported(f"none of {distribution.runs} executions ended with an output; allow more runs")
+    return distribution
 
 
 def delta_of(claim: Loss) -> Fraction:
-    """The delta that a claim states."""
+    """Return the delta that a claim states; 0 for a pure claim."""
     return Fraction(0) if isinstance(claim, Pure) else claim.delta
 
 
@@ -228,7 +241,9 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
     if isinstance(mechanism, Mechanism):
         return lambda value, tape: tuple(mechanism.release(np.asarray(value, np.int64), tape).tolist())
     if not callable(mechanism):
-        raise InvalidParameter("exact needs a mechanism of Dither or a callable f(input, bits)")
+        raise InvalidParameter(
+            f"exact needs a mechanism of Dither or a callable f(input, bits), got {type(mechanism).__name__}"
+        )
 
     def run(value: Any, tape: Tape) -> Any:
         try:
@@ -236,42 +251,46 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
         except (Undecided, Rejected, ArithmeticError, ValueError):
             raise
         except Exception as error:
-            raise failure(error, value) from error
+            raise mechanism_failure(error, value) from error
 
     return run
 
 
-def _most(law: ExactDistribution, outcome: Hashable) -> int:
-    return law.masses.get(outcome, 0) + law.left
+def _largest_mass(distribution: ExactDistribution, outcome: Hashable) -> int:
+    return distribution.masses.get(outcome, 0) + distribution.undecided
 
 
-def _above(first: ExactDistribution, second: ExactDistribution, grow: Fraction) -> Fraction:
-    """At least the sum of max(0, p - grow q)."""
-    sure = sum(
-        max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
-        for each, mass in first.masses.items()
+def _delta_upper_bound(first: ExactDistribution, second: ExactDistribution, growth: Fraction) -> Fraction:
+    """Return at least the sum of max(0, p - growth q) over all outputs."""
+    return _decided_excess(first, second, growth) + Fraction(first.undecided, UNIT)
+
+
+def _delta_lower_bound(first: ExactDistribution, second: ExactDistribution, growth: Fraction) -> Fraction:
+    """Return at most the sum of max(0, p - growth q) over all outputs."""
+    return max(Fraction(0), _decided_excess(first, second, growth) - growth * Fraction(second.undecided, UNIT))
+
+
+def _decided_excess(first: ExactDistribution, second: ExactDistribution, growth: Fraction) -> Fraction:
+    """Return the sum of max(0, p - growth q) of the decided masses."""
+    excess = sum(
+        max(0, mass * growth.denominator - growth.numerator * second.masses.get(outcome, 0))
+        for outcome, mass in first.masses.items()
     )
-    return Fraction(sure, grow.denominator * UNIT) + Fraction(first.left, UNIT)
+    return Fraction(excess, growth.denominator * UNIT)
 
 
-def _surely_above(first: ExactDistribution, second: ExactDistribution, grow: Fraction) -> Fraction:
-    """At most the sum of max(0, p - grow q)."""
-    sure = sum(
-        max(0, mass * grow.denominator - grow.numerator * second.masses.get(each, 0))
-        for each, mass in first.masses.items()
-    )
-    return max(Fraction(0), Fraction(sure, grow.denominator * UNIT) - grow * Fraction(second.left, UNIT))
-
-
-def _shared(first: ExactDistribution, second: ExactDistribution) -> tuple[Floats, Floats]:
-    """The probabilities of the outputs that both inputs have, each law scaled to 1."""
+def _shared_probabilities(first: ExactDistribution, second: ExactDistribution) -> tuple[Floats, Floats]:
+    """Return both probabilities of each output that occurs on both inputs; each distribution is scaled to sum to 1."""
     shared = [each for each in first.masses if second.masses.get(each, 0) and first.masses[each]]
-    p, q = (np.array([float(Fraction(law.masses[each], UNIT)) for each in shared]) for law in (first, second))
+    p, q = (
+        np.array([float(Fraction(distribution.masses[each], UNIT)) for each in shared])
+        for distribution in (first, second)
+    )
     return p / p.sum(), q / q.sum()
 
 
-def _renyi(p: Floats, q: Floats, orders: Floats) -> Floats:
-    """Divergences at some orders; infinity where there is nothing to compare."""
+def _renyi_divergences(p: Floats, q: Floats, orders: Floats) -> Floats:
+    """Return the Renyi divergence at each order; infinity if the distributions share no output."""
     if not len(p):
         return np.full(len(orders), inf)
     ratios, gaps = np.log(p) - np.log(q), orders - 1
@@ -279,29 +298,30 @@ def _renyi(p: Floats, q: Floats, orders: Floats) -> Floats:
 
 
 def _log_mean(p: Floats, logs: Floats) -> float:
-    """log(sum of p e^logs), also where it is nearly 0 and where the sum is large."""
+    """Return log(sum of p e^logs), accurately also where it is close to 0 and where the sum is large."""
     if np.abs(logs).max() < 1:
         return float(np.log1p(p @ np.expm1(logs)))
-    most = logs.max()
-    return float(most + np.log(p @ np.exp(logs - most)))
+    largest = logs.max()
+    return float(largest + np.log(p @ np.exp(logs - largest)))
 
 
-def _rho(p: Floats, q: Floats) -> float:
-    """At least the divergence over the order, at every order above 1.
+def _rho_upper_bound(p: Floats, q: Floats) -> float:
+    """Return at least D(x) / x at every order x > 1, where D is the Renyi divergence.
 
-    (x - 1) D(x) is convex in x. So between orders a < b it lies below its chord, and that below the larger of D(a)/a
-    and D(b)/b times the chord of x (x - 1), which is x (x - 1) + (x - a) (b - x). Up to the first order, D is at most
-    what it is there; from the last one on, at most the largest logarithm of a ratio.
+    (x - 1) D(x) is convex in x. So between orders a < b it lies below its chord, and the chord lies below the larger of
+    D(a)/a and D(b)/b times the chord of x (x - 1), which is x (x - 1) + (x - a) (b - x). Below the first order of the
+    grid D is at most its value there; beyond the last order it is at most the largest log-likelihood ratio.
     """
     largest = float((np.log(p) - np.log(q)).max()) if len(p) else inf
     if not 0 < largest < inf:
         return max(0.0, largest)
-    seen = max(float((_renyi(p, q, ORDERS) / ORDERS).max()), largest * SMALLEST)
-    last = np.arccosh(np.sqrt(max(2.0, largest / seen)))
-    steps = min(np.ceil(last / min(COARSEST, np.sqrt(CLOSE / seen))), max(FEWEST_ORDERS, WORK // len(p)))
-    orders = np.cosh(np.linspace(0, last, int(steps) + 1)[1:]) ** 2  # the excess is alike between all of them
-    found = _renyi(p, q, orders)
-    low, ratios = orders[:-1], found / orders
+    estimate = max(float((_renyi_divergences(p, q, ORDERS) / ORDERS).max()), largest * SMALLEST_RHO_SHARE)
+    last = np.arccosh(np.sqrt(max(2.0, largest / estimate)))
+    step = min(WIDEST_STEP, np.sqrt(RHO_PRECISION / estimate))
+    steps = min(np.ceil(last / step), max(FEWEST_ORDERS, MAX_TERMS // len(p)))
+    orders = np.cosh(np.linspace(0, last, int(steps) + 1)[1:]) ** 2  # makes the excess about equal between all of them
+    divergences = _renyi_divergences(p, q, orders)
+    low, ratios = orders[:-1], divergences / orders
     excess = np.diff(orders) ** 2 / (4 * low * (low - 1))
     between = np.maximum(ratios[:-1], ratios[1:]) * (1 + excess)
-    return float(max(found[0], *between, largest / orders[-1]))
+    return float(max(divergences[0], *between, largest / orders[-1]))

@@ -1,4 +1,4 @@
-"""Every mechanism of Dither on a pair of inputs that costs as much as it claims, or nearly: `dither audit certify`."""
+"""`dither audit certify`: the exact audit of every mechanism of Dither, on inputs whose loss is close to the claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dither.audit.enumeration.api import ExactResult, exact
-from dither.audit.enumeration.sampler_models import executions
+from dither.audit.enumeration.sampler_models import sampler_runs
 from dither.errors import DitherError, NotFound
 from dither.loss import Approximate, Loss, Pure, Sensitivity
 from dither.privacy.mechanisms import (
@@ -39,31 +39,35 @@ from dither.privacy.mechanisms import (
 
 F = Fraction
 RESIDUAL = 1e-15
-ASIDE = 1e-15
-RENYI_RESIDUAL = 1e-18  # the last output that only one input reaches is about a hundred times as likely
-WITHIN = 1e-6
+MAX_EXCLUDED = 1e-15
+RENYI_RESIDUAL = 1e-18  # an output that only one input reaches in time is about a hundred times as likely
+TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class CertifiedCase:
-    """A mechanism, two inputs, how many cells they may differ in, by 1 each, and why the claim is not reached if so."""
+    """A mechanism and two inputs to certify it on.
+
+    The inputs differ by 1 in at most `cells` cells. `gap_reason` says why the loss stays below the claim, where it
+    does. Cases that are `large` take minutes.
+    """
 
     mechanism: Mechanism
     a: tuple[int, ...]
     b: tuple[int, ...]
     cells: int = 1
-    short: str = ""
+    gap_reason: str = ""
     large: bool = False
 
     @property
     def claim(self) -> Loss:
-        """What the mechanism says that this costs at most."""
+        """The loss that the mechanism claims for inputs that differ in `cells` cells by 1 each."""
         return self.mechanism.loss(Sensitivity.of(l0=self.cells, linf=1))
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the exact audit says about a case: bounds of its loss (epsilon, or rho), and what that took."""
+    """The exact audit's bounds of the loss of a case (epsilon, or rho), and the executions and CPU time it took."""
 
     mechanism: str
     a: tuple[int, ...]
@@ -78,7 +82,7 @@ class Certificate:
 
     @property
     def pair(self) -> str:
-        """The two inputs."""
+        """The two inputs as text."""
         return f"{list(self.a)}, {list(self.b)}"
 
 
@@ -96,20 +100,22 @@ CASES: tuple[CertifiedCase, ...] = (
     CertifiedCase(TopK(2, F(1)), (0, 0, 17), (1, 1, 16), 3),
     CertifiedCase(AboveThreshold(0, 1, F(1, 50), F(1)), (-2,), (-1,)),
     CertifiedCase(
-        AboveThreshold(0, 1, F(1, 2), F(1)), (0, 0), (1, 1), 2, short="the bound is met by long lists of scores"
+        AboveThreshold(0, 1, F(1, 2), F(1)), (0, 0), (1, 1), 2, gap_reason="the bound is met by long lists of scores"
     ),
     CertifiedCase(SparseVector(0, 1, F(1, 50), F(1), F(1)), (-2,), (-1,)),
     CertifiedCase(
-        SparseVector(0, 1, F(1, 3), F(1, 2), F(1, 2)), (0,), (1,), short="the bound is met far from the threshold"
+        SparseVector(0, 1, F(1, 3), F(1, 2), F(1, 2)), (0,), (1,), gap_reason="the bound is met far from the threshold"
     ),
-    CertifiedCase(Quantiles((F(1, 2),), F(1)), (20, 20, 1), (21, 20, 1), short="the bound is met by long grids"),
-    CertifiedCase(Quantiles((F(1, 4), F(1, 2)), F(1)), (3, 4, 1), (4, 4, 1), short="the bound is met by long grids"),
+    CertifiedCase(Quantiles((F(1, 2),), F(1)), (20, 20, 1), (21, 20, 1), gap_reason="the bound is met by long grids"),
+    CertifiedCase(
+        Quantiles((F(1, 4), F(1, 2)), F(1)), (3, 4, 1), (4, 4, 1), gap_reason="the bound is met by long grids"
+    ),
     CertifiedCase(PartitionSelection(F(1), F(1, 100)), (0,), (1,)),
     CertifiedCase(PartitionSelection(F(1), F(1, 100)), (3,), (4,)),
     CertifiedCase(LaplaceThreshold(F(1), 5), (0,), (1,)),
     CertifiedCase(LaplaceThreshold(F(1), 5), (2,), (3,)),
     CertifiedCase(GaussianThreshold(F(4), 8), (0,), (1,)),
-    CertifiedCase(GaussianThreshold(F(4), 8), (3,), (4,), short="two outputs say less than the noisy count"),
+    CertifiedCase(GaussianThreshold(F(4), 8), (3,), (4,), gap_reason="two outputs say less than the noisy count"),
     CertifiedCase(PublicThreshold(F(1), 5), (3,), (4,)),
     CertifiedCase(DiscreteLaplace(F(64)), (0,), (1,), large=True),
     CertifiedCase(DiscreteLaplace(F(100)), (0,), (1,), large=True),
@@ -119,21 +125,29 @@ CASES: tuple[CertifiedCase, ...] = (
 
 
 def certificate(case: CertifiedCase) -> tuple[Certificate, ExactResult]:
-    """The exact audit of one case."""
-    started, before = time.process_time(), executions()
-    pure = isinstance(case.claim, Pure | Approximate)
-    result = exact(case.mechanism, (list(case.a), list(case.b)), residual=RESIDUAL if pure else RENYI_RESIDUAL)
-    certified = result.residual <= RESIDUAL and result.certifies(case.claim, within=WITHIN, aside=ASIDE)
-    made = Certificate(
-        named(case.mechanism), case.a, case.b, shown(case.claim), certified,
-        result.epsilon_lower() if isinstance(case.claim, Pure) else None, at_most(result, case.claim), result.residual,
-        result.runs + executions() - before, time.process_time() - started,
-    )  # fmt: skip
-    return made, result
+    """Run the exact audit of one case; return its certificate and the full result."""
+    started, runs_before = time.process_time(), sampler_runs()
+    claim = case.claim
+    residual = RESIDUAL if isinstance(claim, Pure | Approximate) else RENYI_RESIDUAL
+    result = exact(case.mechanism, (list(case.a), list(case.b)), residual=residual)
+    certified = result.residual <= RESIDUAL and result.certifies(claim, TOLERANCE, MAX_EXCLUDED)
+    row = Certificate(
+        mechanism=describe_mechanism(case.mechanism),
+        a=case.a,
+        b=case.b,
+        claim=describe_claim(claim),
+        certified=certified,
+        at_least=result.epsilon_lower() if isinstance(claim, Pure) else None,
+        at_most=certified_bound(result, claim),
+        residual=result.residual,
+        executions=result.runs + sampler_runs() - runs_before,
+        seconds=time.process_time() - started,
+    )
+    return row, result
 
 
-def at_most(result: ExactResult, claim: Loss) -> float:
-    """The least epsilon, at the claim's delta, or rho that the result certifies."""
+def certified_bound(result: ExactResult, claim: Loss) -> float:
+    """Return the least epsilon at the claim's delta, or the least rho, that the result certifies."""
     match claim:
         case Pure():
             return result.epsilon_upper()
@@ -143,18 +157,19 @@ def at_most(result: ExactResult, claim: Loss) -> float:
             return result.rho_upper()
 
 
-def named(mechanism: Mechanism) -> str:
-    """A mechanism with its parameters, rationals as people write them."""
-    given = ", ".join(f"{field.name}={_plain(getattr(mechanism, field.name))}" for field in fields(mechanism))  # type: ignore[arg-type]
-    return f"{mechanism.name}({given})"
+def describe_mechanism(mechanism: Mechanism) -> str:
+    """Return a mechanism's name and parameters as text, with rationals written as 1/2."""
+    names = [field.name for field in fields(mechanism)]  # type: ignore[arg-type]
+    parameters = ", ".join(f"{name}={_format_value(getattr(mechanism, name))}" for name in names)
+    return f"{mechanism.name}({parameters})"
 
 
-def _plain(value: object) -> str:
-    return f"({', '.join(map(_plain, value))})" if isinstance(value, tuple) else str(value)
+def _format_value(value: object) -> str:
+    return f"({', '.join(map(_format_value, value))})" if isinstance(value, tuple) else str(value)
 
 
-def shown(claim: Loss) -> str:
-    """A claim in few digits."""
+def describe_claim(claim: Loss) -> str:
+    """Return a claim as text, rounded to a few digits."""
     strength = f"epsilon {float(claim.epsilon):.7g}" if isinstance(claim, Pure | Approximate) else ""
     strength = strength or f"rho {float(getattr(claim, 'rho', 0)):.7g}"
     delta = float(getattr(claim, "delta", 0))
@@ -162,32 +177,34 @@ def shown(claim: Loss) -> str:
 
 
 def certificates(cases: Sequence[CertifiedCase] = CASES) -> Iterator[Certificate]:
-    """One after another."""
+    """Yield the certificate of each case."""
     return (certificate(case)[0] for case in cases)
 
 
 def certify(
-    name: Annotated[str | None, typer.Argument(help="one mechanism, such as noisy_max; all if not given")] = None,
-    large: Annotated[bool, typer.Option("--large", help="also scales from 64 on, for some minutes")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="name of one mechanism, such as noisy_max; all if not given")
+    ] = None,
+    large: Annotated[bool, typer.Option("--large", help="also certify scales from 64 on, which takes minutes")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Certify Dither's own mechanisms by enumerating every execution of their code on canonical pairs."""
     cases = [case for case in CASES if name in (None, case.mechanism.name) and (large or not case.large)]
     if not cases:
         raise NotFound(f"no mechanism {name!r}; there are: {', '.join(sorted({c.mechanism.name for c in CASES}))}")
-    made = list(certificates(cases))
+    rows = list(certificates(cases))
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in made], indent=2))
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        _print(made)
-    if not all(each.certified for each in made):
-        raise DitherError("not every claim was certified")
+        _print_table(rows)
+    if failed := [row.mechanism for row in rows if not row.certified]:
+        raise DitherError(f"not certified: {', '.join(failed)}")
 
 
-def _print(made: Sequence[Certificate]) -> None:
+def _print_table(rows: Sequence[Certificate]) -> None:
     grid = Table("mechanism", "inputs", "claim", "at least", "at most", "undecided", "executions", "CPU s", "certified")
-    for each in made:
-        least = "" if each.at_least is None else f"{each.at_least:.9f}"
-        row = (f"{each.at_most:.9f}", f"{each.residual:.1e}", str(each.executions), f"{each.seconds:.2f}")
-        grid.add_row(each.mechanism, each.pair, each.claim, least, *row, "yes" if each.certified else "NO")
+    for row in rows:
+        least = "" if row.at_least is None else f"{row.at_least:.9f}"
+        numbers = (f"{row.at_most:.9f}", f"{row.residual:.1e}", str(row.executions), f"{row.seconds:.2f}")
+        grid.add_row(row.mechanism, row.pair, row.claim, least, *numbers, "yes" if row.certified else "NO")
     Console(highlight=False, width=200).print(grid)

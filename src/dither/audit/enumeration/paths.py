@@ -1,9 +1,9 @@
-"""Every execution of code that reads its randomness from a `Bits` source, likeliest first.
+"""Enumerate the executions of code that reads its randomness from a `Bits` source, most probable first.
 
-One execution is a path of decisions; the tape replays a path, then follows the heaviest branch and notes the others.
-Masses are integers of 2^-256, rounded down, so that each outcome has at least its mass and at most its mass and what
-is left. Code that reads randomness elsewhere takes different turns on a replay, or ends differently when the same
-executions are repeated (`check_steady`), and is refused.
+One execution is a path of decisions. The tape replays a path, then follows the most probable branch and queues the
+others. Masses are integers in units of 2^-256, rounded down: the probability of an outcome is at least its mass, and at
+most its mass plus the undecided mass. Code that reads other randomness decides differently on a replay, or ends
+differently when the same executions are repeated (`check_reproducible`), and is refused.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.enumeration.symbolic import ELSEWHERE, Branches, Lazy, Uniform
-from dither.audit.enumeration.symbolic_arrays import LazyWords, known
+from dither.audit.enumeration.symbolic import NOT_REPRODUCIBLE, Branches, LazyNumber, Uniform
+from dither.audit.enumeration.symbolic_arrays import LazyArray, decide
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.privacy.bits import word_bytes
 
-UNIT = 1 << 256
+UNIT = 1 << 256  # the mass of probability 1
 FLOAT_BITS = 53
 Run = Callable[["Tape"], Any]
-Path = tuple[Any, Any] | None  # the decisions before, and one more
-MOST_ASKED = 4_000_000  # random numbers in one execution
-REPEATED = 500
-AT_ONCE = 50
+Path = tuple[Any, Any] | None  # a linked list: (earlier decisions, last decision)
+MOST_RANDOM_NUMBERS = 4_000_000  # in one execution
+# check_reproducible repeats rounds of RUNS_PER_ROUND executions until it has made REPEATED_RUNS.
+REPEATED_RUNS = 500
+RUNS_PER_ROUND = 50
 
 
 class Undecided(Exception):
-    """Raised inside a run that is not worth following: its mass stays undecided."""
+    """Raised inside a run to abandon it: its mass stays undecided."""
 
 
 class Rejected(Exception):
-    """Raised inside a run that starts over, as a rejection sampler does: the outcome `AGAIN`."""
+    """Raised inside a run that starts over, as a rejection sampler does: its outcome is `REJECTED`."""
 
 
 @dataclass(frozen=True)
-class Typed:
-    """An outcome that Python may take for one of another type (1.0, yes and 1), or that has no hash of its own."""
+class TypedOutcome:
+    """An outcome tagged with its type: Python takes 1.0, True and 1 for equal, and some outcomes are not hashable."""
 
     kind: type
     content: Hashable
@@ -56,217 +57,221 @@ class Typed:
         return bool(self.outcome)
 
 
-PLAIN = (int, str, bytes, type(None))
-AGAIN = Typed(Rejected, "", "starts over")
+SELF_DESCRIBING = (int, str, bytes, type(None))  # types whose values are outcome keys as they are
+REJECTED = TypedOutcome(Rejected, "", "starts over")
 
 
 @dataclass(frozen=True)
 class ExactDistribution:
-    """At least how likely each outcome is, in units of 2^-256; what is missing to 1 may belong to any outcome."""
+    """A lower bound of each outcome's probability, in units of 2^-256; the undecided rest may belong to any outcome."""
 
     masses: Mapping[Hashable, int]
     runs: int
 
     @property
-    def left(self) -> int:
-        """The mass that is not decided, in the same units."""
+    def undecided(self) -> int:
+        """The undecided mass, in units of 2^-256."""
         return UNIT - sum(self.masses.values())
 
     @property
     def residual(self) -> float:
-        """The mass that is not decided."""
-        return float(Fraction(self.left, UNIT))
+        """The undecided mass, as a probability."""
+        return float(Fraction(self.undecided, UNIT))
 
     def interval(self, outcome: Hashable) -> tuple[Fraction, Fraction]:
-        """Rigorous bounds of the probability of an outcome."""
-        mass = self.masses.get(key(outcome), 0)
-        return Fraction(mass, UNIT), Fraction(mass + self.left, UNIT)
+        """Return rigorous bounds of the probability of an outcome."""
+        mass = self.masses.get(outcome_key(outcome), 0)
+        return Fraction(mass, UNIT), Fraction(mass + self.undecided, UNIT)
 
-    def accepted(self) -> ExactDistribution:
-        """The law of the first try that is not rejected: each mass over 1 - r, r at least the chance of rejection."""
-        kept = UNIT - self.masses.get(AGAIN, 0)
-        masses = {outcome: mass * UNIT // kept for outcome, mass in self.masses.items() if outcome != AGAIN}
+    def given_acceptance(self) -> ExactDistribution:
+        """Return the distribution of the first attempt that is not rejected.
+
+        Each mass is divided by 1 - r, where r is the mass of rejection, a lower bound of its probability.
+        """
+        not_rejected = UNIT - self.masses.get(REJECTED, 0)
+        masses = {outcome: mass * UNIT // not_rejected for outcome, mass in self.masses.items() if outcome != REJECTED}
         return ExactDistribution(masses, self.runs)
 
-    def moved(self, by: Callable[[Any], Hashable]) -> ExactDistribution:
-        """The law of a function of the outcome."""
+    def map_outcomes(self, function: Callable[[Any], Hashable]) -> ExactDistribution:
+        """Return the distribution of a function of the outcome."""
         masses: dict[Hashable, int] = {}
         for outcome, mass in self.masses.items():
-            masses[by(outcome)] = masses.get(by(outcome), 0) + mass
+            image = function(outcome)
+            masses[image] = masses.get(image, 0) + mass
         return ExactDistribution(masses, self.runs)
 
 
 class Tape:
-    """One execution's random numbers: a `Bits` source, with `random`, `below` and known laws besides."""
+    """The random numbers of one execution: a `Bits` source that also has `random`, `below` and `draw`."""
 
-    def __init__(self, path: Path, mass: int, branches: Callable[[int, Path], None]) -> None:
-        self.mass, self._branches, self._asked = mass, branches, 0
-        self._end, self._replay = path, _unrolled(path)
+    def __init__(self, path: Path, mass: int, queue_branch: Callable[[int, Path], None]) -> None:
+        self.mass, self._queue_branch, self._numbers_read = mass, queue_branch, 0
+        self._path, self._replay = path, _decisions(path)
         self.refused: Unsupported | None = None
 
-    def split(self, branches: Branches, total: int) -> Any:
-        """What the branch taken brings: as on the path, then the heaviest; the others are noted."""
+    def choose(self, branches: Branches, total: int) -> Any:
+        """Return the result of one branch: the replayed one, or else the most probable; queue the other branches."""
         if self._replay:
             return self._replay.pop()
         if not self.mass:
             raise Undecided
-        found = branches()
-        chosen = max(range(len(found)), key=lambda place: found[place][0])
-        for place, (weight, what) in enumerate(found):
+        options = branches()
+        chosen = max(range(len(options)), key=lambda place: options[place][0])
+        for place, (weight, result) in enumerate(options):
             if place != chosen and weight:
-                self._branches(self.mass * weight // total, (self._end, what))
-        weight, what = found[chosen]
-        self.mass, self._end = self.mass * weight // total, (self._end, what)
-        return what
+                self._queue_branch(self.mass * weight // total, (self._path, result))
+        weight, result = options[chosen]
+        self.mass, self._path = self.mass * weight // total, (self._path, result)
+        return result
 
     def refuse(self, reason: str) -> Unsupported:
-        """The error to raise; the run counts as refused also where the code catches it."""
+        """Mark the run as refused and return the error to raise; the mark remains if the code catches the error."""
         self.refused = Unsupported(reason)
         return self.refused
 
     def __copy__(self) -> Any:
-        raise self.refuse("the code copies its source of randomness")
+        raise self.refuse("the code copies its source of randomness; pass the same source on instead")
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__copy__()
 
     def integer(self, bits: int) -> Any:
-        """One uniform integer of `bits` bits."""
-        self._asked += 1
-        if self._asked > MOST_ASKED:
-            raise self.refuse(f"an execution asked for more than {MOST_ASKED} random numbers and had not ended")
-        return Lazy(Uniform(self, 0, (1 << bits) - 1)) if bits else 0
+        """Return one uniform integer of `bits` bits."""
+        self._numbers_read += 1
+        if self._numbers_read > MOST_RANDOM_NUMBERS:
+            raise self.refuse(f"an execution asked for more than {MOST_RANDOM_NUMBERS} random numbers without ending")
+        return LazyNumber(Uniform(self, 0, (1 << bits) - 1)) if bits else 0
 
     def words(self, size: int, bits: int) -> Any:
-        """`size` uniform integers of `bits` bits."""
+        """Return `size` uniform integers of `bits` bits each."""
         cells = np.empty(size, object)
         for place in range(size):
             cells[place] = self.integer(bits)
-        return LazyWords(cells, f"u{word_bytes(bits)}")
+        return LazyArray(cells, f"u{word_bytes(bits)}")
 
     def below(self, n: int) -> Any:
-        """A uniform integer from 0 to n - 1."""
-        return Lazy(Uniform(self, 0, n - 1))
+        """Return a uniform integer from 0 to n - 1."""
+        return LazyNumber(Uniform(self, 0, n - 1))
 
     def random(self) -> Any:
-        """A float as Python's and numpy's generators make it: 53 uniform bits."""
+        """Return a float of 53 uniform bits, as Python's and numpy's generators do."""
         return self.integer(FLOAT_BITS) * 2.0**-FLOAT_BITS
 
-    def draw(self, law: ExactDistribution) -> Any:
-        """An outcome of a law that is known already."""
-        if not law.masses:
-            self.mass = 0  # also where the code catches everything
+    def draw(self, distribution: ExactDistribution) -> Any:
+        """Return an outcome of a distribution that was enumerated before."""
+        if not distribution.masses:
+            self.mass = 0  # stays undecided even if the code catches the exception
             raise Undecided
-        outcome = self.split(lambda: [(mass, each) for each, mass in law.masses.items()], UNIT)
-        if outcome not in law.masses:
-            raise self.refuse(ELSEWHERE)
+        outcome = self.choose(lambda: [(mass, each) for each, mass in distribution.masses.items()], UNIT)
+        if outcome not in distribution.masses:
+            raise self.refuse(NOT_REPRODUCIBLE)
         return outcome
 
 
-def _unrolled(path: Path) -> list[Any]:
-    """The decisions of a path, the first one last."""
-    listed = []
+def _decisions(path: Path) -> list[Any]:
+    """Return the decisions of a path, the last decision first."""
+    decisions = []
     while path is not None:
-        path, what = path
-        listed.append(what)
-    return listed
+        path, decision = path
+        decisions.append(decision)
+    return decisions
 
 
 def enumerate_paths(run: Run, residual: float, most_runs: int) -> ExactDistribution:
-    """The law of `run(tape)`, until the mass that is not decided is at most `residual` or the runs are used up."""
+    """Return the distribution of `run(tape)`; stop once at most `residual` is undecided, or after `most_runs` runs."""
     if not 0 <= residual < 1 or most_runs < 1:
-        raise InvalidParameter("the residual must be in [0, 1) and there must be at least one run")
+        raise InvalidParameter(f"residual must be in [0, 1) and most_runs at least 1; got {residual} and {most_runs}")
     enough = UNIT - int(Fraction(residual) * UNIT)
     masses: dict[Hashable, int] = {}
-    waiting: list[tuple[int, int, Path]] = [(-UNIT, 0, None)]
-    settled = runs = order = 0
+    queue: list[tuple[int, int, Path]] = [(-UNIT, 0, None)]
+    decided = runs = order = 0
 
-    def note(mass: int, path: Path) -> None:
+    def queue_branch(mass: int, path: Path) -> None:
         nonlocal order
         order += 1
-        heappush(waiting, (-mass, order, path))
+        heappush(queue, (-mass, order, path))
 
     with np.errstate(all="ignore"):
-        while waiting and settled < enough and runs < most_runs:
-            negative, _, path = heappop(waiting)
-            tape = Tape(path, -negative, note)
+        while queue and decided < enough and runs < most_runs:
+            negative_mass, _, path = heappop(queue)
+            tape = Tape(path, -negative_mass, queue_branch)
             runs += 1
             with suppress(Undecided):
-                outcome = _outcome(run, tape)
+                outcome = _run_outcome(run, tape)
                 if tape.refused is not None:
                     raise tape.refused
                 masses[outcome] = masses.get(outcome, 0) + tape.mass
-                settled += tape.mass
+                decided += tape.mass
     return ExactDistribution(masses, runs)
 
 
-def check_steady(run: Run) -> None:
-    """Refuses code that does not end as before when its likeliest executions are repeated."""
-    states = _states()
-    first = enumerate_paths(run, 0.0, AT_ONCE)
-    done = first.runs
-    while done < REPEATED:
-        again = enumerate_paths(run, 0.0, AT_ONCE)
-        done += again.runs
+def check_reproducible(run: Run) -> None:
+    """Refuse code whose most probable executions end differently when they are repeated."""
+    states = _shared_generator_states()
+    first = enumerate_paths(run, 0.0, RUNS_PER_ROUND)
+    runs = first.runs
+    while runs < REPEATED_RUNS:
+        again = enumerate_paths(run, 0.0, RUNS_PER_ROUND)
+        runs += again.runs
         if again.masses != first.masses:
-            raise Unsupported(ELSEWHERE)
-    if _states() != states:
-        raise Unsupported(ELSEWHERE)
+            raise Unsupported(NOT_REPRODUCIBLE)
+    if _shared_generator_states() != states:
+        raise Unsupported(NOT_REPRODUCIBLE)
 
 
-def _states() -> tuple[Any, Any]:
-    """Where the generators that everybody shares are."""
+def _shared_generator_states() -> tuple[Any, Any]:
+    """Return the states of Python's and numpy's global generators."""
     kind, words, *rest = np.random.get_state(legacy=True)
     return random.getstate(), (kind, np.asarray(words).tobytes(), *rest)
 
 
-def _outcome(run: Run, tape: Tape) -> Hashable:
-    """What the run gives back; an error of arithmetic is seen by whoever asked, so it is an outcome too."""
+def _run_outcome(run: Run, tape: Tape) -> Hashable:
+    """Return the key of the run's outcome; an arithmetic error is visible to analysts, so it is an outcome."""
     try:
-        return key(run(tape))
+        return outcome_key(run(tape))
     except Rejected:
-        return AGAIN
+        return REJECTED
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, DitherError):
             raise
-        return Typed(type(error), "", f"raises {type(error).__name__}")
+        return TypedOutcome(type(error), "", f"raises {type(error).__name__}")
 
 
-def key(outcome: Any) -> Hashable:
-    """An outcome as something to count by: whatever an analyst can tell apart is not equal.
+def outcome_key(outcome: Any) -> Hashable:
+    """Return a hashable key of an outcome; outcomes that an analyst can tell apart have different keys.
 
-    Integers, texts, tuples and broken numbers stand for themselves. Numpy's numbers count as Python's of their kind,
-    since random numbers that are decided late are Python's here whatever they are in production.
+    Integers, strings, tuples and floats with a fractional part are their own keys. Numpy's numbers have the keys of
+    Python's numbers of their kind, because lazy random numbers are Python's here, whatever they are in production.
     """
-    decided = known(outcome)
+    decided = decide(outcome)
     if isinstance(decided, np.ndarray) and not decided.ndim:
         decided = decided[()]
     if isinstance(decided, np.generic) and not isinstance(decided, np.datetime64 | np.timedelta64):
         decided = decided.tolist()
-    broken = type(decided) is float and isfinite(decided) and not decided.is_integer()
-    if broken or isinstance(decided, Typed) or type(decided) in PLAIN:
+    fractional = type(decided) is float and isfinite(decided) and not decided.is_integer()
+    if fractional or isinstance(decided, TypedOutcome) or type(decided) in SELF_DESCRIBING:
         return decided  # type: ignore[no-any-return]
-    same = _content(decided)
-    return same if type(decided) is tuple else Typed(type(decided), same, decided)
+    content = _distinguishing_content(decided)
+    return content if type(decided) is tuple else TypedOutcome(type(decided), content, decided)
 
 
-def _content(decided: Any) -> Hashable:
-    """What tells outcomes of one type apart: not-a-number is equal to itself, and minus zero is not zero."""
+def _distinguishing_content(decided: Any) -> Hashable:
+    """Return a value that differs between different outcomes of one type: NaN equals itself, -0.0 is not 0.0."""
     if isinstance(decided, float | complex):
         return repr(decided)
     if isinstance(decided, np.ndarray):
-        form = str(decided.dtype) if decided.dtype.kind in "mMV" else ""  # as numbers these look alike
-        return decided.shape, form, key(tuple(decided.tolist()))
+        dtype = str(decided.dtype) if decided.dtype.kind in "mMV" else ""  # their numbers alone would look alike
+        return decided.shape, dtype, outcome_key(tuple(decided.tolist()))
     if isinstance(decided, list | tuple):
-        return tuple(key(each) for each in decided)
+        return tuple(outcome_key(each) for each in decided)
     if isinstance(decided, dict):
-        return tuple(sorted(((key(name), key(each)) for name, each in decided.items()), key=repr))
+        return tuple(sorted(((outcome_key(name), outcome_key(each)) for name, each in decided.items()), key=repr))
     if isinstance(decided, set | frozenset):
-        return frozenset(key(each) for each in decided)
+        return frozenset(outcome_key(each) for each in decided)
     if is_dataclass(decided) and not isinstance(decided, type):
-        return tuple(key(getattr(decided, each.name)) for each in fields(decided))
+        return tuple(outcome_key(getattr(decided, each.name)) for each in fields(decided))
     if not isinstance(decided, Hashable):
         raise Unsupported(
-            f"outcomes of type {type(decided).__name__} cannot be counted: return numbers, texts or lists"
+            f"outcomes of type {type(decided).__name__} cannot be compared: return numbers, strings or lists"
         )
     return decided, repr(decided)  # Decimal("1") and Decimal("1.0") are equal

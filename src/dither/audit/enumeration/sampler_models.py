@@ -1,9 +1,10 @@
-"""While code is enumerated, Dither's own samplers stand by their laws, each enumerated from the sampler's own code.
+"""Replace Dither's samplers by their exact distributions during enumeration.
 
-What every stand-in rests on is said beside it. Three things differ from production. Padding, which draws numbers only
-to spend time, is left out. The race of exponential variables reads few digits at once (`NARROW`), so that all of them
-can be enumerated. And the exponential mechanism makes as many proposals at once as there are candidates, instead of
-sixteen times as many. Their proofs hold for every width and every number of proposals.
+Each distribution is enumerated from the sampler's own code, and each replacement documents the property it relies on.
+Three things differ from production. Padding, which draws numbers only to take time, is left out. The race of
+exponential variables reads few digits at once (`NARROW`), so that all of them can be enumerated. The exponential
+mechanism makes as many proposals at once as there are candidates, instead of sixteen times as many. The proofs hold
+for every width and every number of proposals.
 """
 
 from __future__ import annotations
@@ -26,72 +27,74 @@ from dither.audit.enumeration.paths import (
     Run,
     Tape,
     Undecided,
-    check_steady,
+    check_reproducible,
     enumerate_paths,
 )
-from dither.audit.enumeration.symbolic_arrays import ExactTable
+from dither.audit.enumeration.symbolic_arrays import LazyTable
 from dither.privacy.mechanisms import quantiles, selection
 from dither.privacy.noise import FULL, exp_enclosure, lattice, race
 
 NARROW = replace(FULL, ticks=1, more=3)
-FURTHEST = 60  # digits of a tie that is still followed: beyond it 2^-58 of its mass is left
+MOST_TIED_DIGITS = 60  # ties are followed this far; longer ones stay undecided, about 2^-58 of the mass
 RESIDUAL = 1e-24
 MOST_RUNS = 1_000_000
 Vector = Any
 
 
 @dataclass
-class _Memory:
-    """Laws of samplers that were enumerated before, the production code, and how deep the replacement stands."""
+class _ModelState:
+    """The distributions enumerated so far, the production code that was replaced, and the nesting depth."""
 
-    laws: dict[Hashable, ExactDistribution] = field(default_factory=dict)
+    distributions: dict[Hashable, ExactDistribution] = field(default_factory=dict)
     original: dict[tuple[Any, str], Any] = field(default_factory=dict)
     depth: int = 0
 
 
-_memory, _lock = _Memory(), RLock()
+_state, _lock = _ModelState(), RLock()
 
 
 def exact_distribution(run: Run, residual: float = 1e-15, most_runs: int = MOST_RUNS) -> ExactDistribution:
-    """The law of `run(tape)`, with Dither's samplers replaced by their laws."""
-    with enumerable():
+    """Return the distribution of `run(tape)`, with Dither's samplers replaced by their distributions."""
+    with install_sampler_models():
         return enumerate_paths(run, residual, most_runs)
 
 
-def steady(run: Run) -> None:
-    """Refuses code that reads randomness or keeps state elsewhere."""
-    with enumerable():
-        check_steady(run)
+def check_reproducible_code(run: Run) -> None:
+    """Refuse code that reads other randomness or keeps state between runs, with Dither's samplers replaced."""
+    with install_sampler_models():
+        check_reproducible(run)
 
 
 @contextmanager
-def enumerable() -> Iterator[None]:
-    """Production code is replaced inside, and put back after."""
+def install_sampler_models() -> Iterator[None]:
+    """Replace the samplers of SAMPLER_MODELS inside the context, and restore the production code afterwards."""
     with _lock:
-        if _memory.depth == 0:
-            _replace()
-        _memory.depth += 1
+        if _state.depth == 0:
+            _install()
+        _state.depth += 1
         try:
             yield
         finally:
-            _memory.depth -= 1
-            if _memory.depth == 0:
-                for (home, name), value in _memory.original.items():
+            _state.depth -= 1
+            if _state.depth == 0:
+                for (home, name), value in _state.original.items():
                     setattr(home, name, value)
 
 
-def _replace() -> None:
-    for home, name, stand_in in SAMPLER_MODELS:
-        _memory.original[home, name] = getattr(home, name)
-        setattr(home, name, stand_in)
+def _install() -> None:
+    for home, name, model in SAMPLER_MODELS:
+        _state.original[home, name] = getattr(home, name)
+        setattr(home, name, model)
 
 
 def _production(home: Any, name: str) -> Any:
-    return _memory.original.get((home, name)) or getattr(home, name)
+    """Return the production code of a sampler, replaced or not."""
+    return _state.original.get((home, name)) or getattr(home, name)
 
 
 @contextmanager
-def _swapped(home: Any, **values: Any) -> Iterator[None]:
+def _patch(home: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of `home` inside the context."""
     before = {name: getattr(home, name) for name in values}
     try:
         for name, value in values.items():
@@ -102,26 +105,27 @@ def _swapped(home: Any, **values: Any) -> Iterator[None]:
             setattr(home, name, value)
 
 
-def _known(place: Hashable, run: Run) -> ExactDistribution:
-    """The law of a sampler, enumerated once."""
-    if place not in _memory.laws:
-        _memory.laws[place] = exact_distribution(run, RESIDUAL, MOST_RUNS).accepted()
-    return _memory.laws[place]
+def _cached_distribution(key: Hashable, run: Run) -> ExactDistribution:
+    """Return the distribution of a sampler, enumerated on the first call with this key."""
+    if key not in _state.distributions:
+        _state.distributions[key] = exact_distribution(run, RESIDUAL, MOST_RUNS).given_acceptance()
+    return _state.distributions[key]
 
 
-def executions() -> int:
-    """How often samplers have been run to know their laws."""
-    return sum(each.runs for each in _memory.laws.values())
+def sampler_runs() -> int:
+    """Return the number of sampler executions behind the distributions enumerated so far."""
+    return sum(distribution.runs for distribution in _state.distributions.values())
 
 
-# ---- the table-driven samplers: one attempt at full width; the rejection around it is a geometric series -----------
+# ---- table-driven samplers: one attempt at full width is enumerated; repeated rejection is a geometric series ------
 
 
 def sampler_distribution(sampler: lattice.Sampler) -> ExactDistribution:
-    """The law of one draw of a table-driven sampler."""
-    tried = copy(sampler)
-    tried._guide = sampler._guide.view(ExactTable)
-    return _known((type(sampler), sampler.law, sampler.widths), lambda tape: _attempt(tried, tape))
+    """Return the distribution of one draw of a table-driven sampler."""
+    with_lazy_table = copy(sampler)
+    with_lazy_table._guide = sampler._guide.view(LazyTable)
+    key = (type(sampler), sampler.distribution, sampler.widths)
+    return _cached_distribution(key, lambda tape: _attempt(with_lazy_table, tape))
 
 
 def _attempt(sampler: lattice.Sampler, tape: Tape) -> int:
@@ -131,33 +135,34 @@ def _attempt(sampler: lattice.Sampler, tape: Tape) -> int:
     return int(values[0])
 
 
-def _draw(self: lattice.Sampler, size: int, bits: Any) -> Vector:
+def _draw_noise(self: lattice.Sampler, size: int, bits: Any) -> Vector:
     if not isinstance(bits, Tape):
         return _production(lattice.Sampler, "draw")(self, size, bits)
-    found = sampler_distribution(self)
-    return np.array([bits.draw(found) for _ in range(size)], np.int64)
+    distribution = sampler_distribution(self)
+    return np.array([bits.draw(distribution) for _ in range(size)], np.int64)
 
 
-def _unpadded(self: lattice.Sampler, slow: Vector, size: int) -> Vector:
+def _skip_padding(self: lattice.Sampler, slow: Vector, size: int) -> Vector:
     return slow
 
 
 # ---- the race of exponential variables, at narrow widths -----------------------------------------------------------
 
 
-def _extend(known: int, precision: int, bits: Any, more: int) -> tuple[int, int]:
-    """Further digits; by the code, their law depends on the precision alone, and a refused try starts over."""
+def _extend_digits(known: int, precision: int, bits: Any, more: int) -> tuple[int, int]:
+    """Draw `more` digits; in the code their distribution depends on the precision alone, and rejection starts over."""
     if not isinstance(bits, Tape):
-        return _production(race, "extend")(known, precision, bits, more)  # type: ignore[no-any-return]
-    if precision > FURTHEST:
-        bits.mass = 0  # also where the code catches everything
+        return _production(race, "extend_digits")(known, precision, bits, more)  # type: ignore[no-any-return]
+    if precision > MOST_TIED_DIGITS:
+        bits.mass = 0  # stays undecided even if the code catches the exception
         raise Undecided
-    digits = bits.draw(_known(("digits", precision, more), lambda tape: _digits(precision, more, tape)))
+    key = ("digits", precision, more)
+    digits = bits.draw(_cached_distribution(key, lambda tape: _draw_digits(precision, more, tape)))
     return known << more | digits, precision + more
 
 
-class _DigitsFirst:
-    """A tape whose first number is decided at once: the code makes a fraction of it."""
+class _FirstReadDecided:
+    """A tape whose first number is decided at once, because the code makes a fraction of it."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape, self._reads = tape, count()
@@ -167,27 +172,27 @@ class _DigitsFirst:
         return read if next(self._reads) else int(read)
 
 
-def _digits(precision: int, more: int, tape: Tape) -> int:
-    refine: Any = vars(race)["refine"]
+def _draw_digits(precision: int, more: int, tape: Tape) -> int:
+    decide_below: Any = vars(race)["decide_below"]
 
-    def kept_or_over(*given: Any) -> bool:
-        if not refine(*given):
+    def decide_or_reject(*arguments: Any) -> bool:
+        if not decide_below(*arguments):
             raise Rejected
         return True
 
-    with _swapped(race, refine=kept_or_over):
-        return int(_production(race, "extend")(0, precision, _DigitsFirst(tape), more)[0])
+    with _patch(race, decide_below=decide_or_reject):
+        return int(_production(race, "extend_digits")(0, precision, _FirstReadDecided(tape), more)[0])
 
 
 def _compare_exponentials(rivals: dict[int, tuple[Fraction, int]], precision: int, bits: Any, more: int) -> int:
-    """One round; the code compares sums with each other only, so all may be moved by the same whole number."""
-    whole = _production(race, "compare_exponentials")
+    """Draw the winner; the code only compares sums with each other, so all may be shifted by the same integer."""
+    compare = _production(race, "compare_exponentials")
     if not isinstance(bits, Tape):
-        return int(whole(rivals, precision, bits, more))
+        return int(compare(rivals, precision, bits, more))
     least = min(known for _, known in rivals.values())
     state = {place: (shift, known - least) for place, (shift, known) in rivals.items()}
-    place = ("duel", tuple(sorted(state.items())), precision, more)
-    return int(bits.draw(_known(place, lambda tape: int(whole(dict(state), precision, tape, more)))))
+    key = ("duel", tuple(sorted(state.items())), precision, more)
+    return int(bits.draw(_cached_distribution(key, lambda tape: int(compare(dict(state), precision, tape, more)))))
 
 
 def _noisy_max(scores: Vector, rate: Fraction, bits: Any, widths: Any = FULL) -> int:
@@ -195,60 +200,61 @@ def _noisy_max(scores: Vector, rate: Fraction, bits: Any, widths: Any = FULL) ->
     return int(_production(selection, "noisy_max")(scores, rate, bits, narrow))
 
 
-# ---- the exponential mechanism: coins and proposals are drawn place by place ---------------------------------------
+# ---- the exponential mechanism: coins and proposals are drawn one by one -------------------------------------------
 
 
-def _coins(rate: Fraction, counts: Vector, bits: Any, widths: Any = FULL) -> Vector:
-    """Each place is decided by digits of its own, so one place's law stands for each."""
+def _bernoulli_exp_each(rate: Fraction, counts: Vector, bits: Any, widths: Any = FULL) -> Vector:
+    """Toss each coin on its own: in the code each is decided by digits of its own."""
     toss = _production(selection, "bernoulli_exp_each")
     if not isinstance(bits, Tape):
         return toss(rate, counts, bits, widths)
 
-    def one(misses: int) -> ExactDistribution:
-        return _known(("coin", rate, misses), lambda tape: int(toss(rate, np.array([misses]), tape, NARROW)[0]))
+    def coin(misses: int) -> ExactDistribution:
+        key = ("coin", rate, misses)
+        return _cached_distribution(key, lambda tape: int(toss(rate, np.array([misses]), tape, NARROW)[0]))
 
-    return np.array([bits.draw(one(int(misses))) for misses in counts], np.int64)
+    return np.array([bits.draw(coin(int(misses))) for misses in counts], np.int64)
 
 
 def _uniform_below(n: int, size: int, bits: Any) -> Vector:
-    """Each place is drawn again on its own until it fits."""
-    below = _production(selection, "uniform_below")
+    """Draw each integer on its own: in the code each is drawn again on its own until it is below n."""
+    draw_below = _production(selection, "uniform_below")
     if not isinstance(bits, Tape):
-        return below(n, size, bits)
-    found = _known(("below", n), lambda tape: int(below(n, 1, tape)[0]))
-    return np.array([bits.draw(found) for _ in range(size)], np.int64)
+        return draw_below(n, size, bits)
+    distribution = _cached_distribution(("below", n), lambda tape: int(draw_below(n, 1, tape)[0]))
+    return np.array([bits.draw(distribution) for _ in range(size)], np.int64)
 
 
-def _choice(misses: Vector, rate: Fraction, bits: Any) -> int:
-    """One round; if all proposals are refused, the code starts over from the same state."""
-    choose = _production(selection, "draw")
+def _draw_index(misses: Vector, rate: Fraction, bits: Any) -> int:
+    """Draw a candidate by one round; if all proposals are rejected, the code starts over from the same state."""
+    draw_index = _production(selection, "draw_index")
     if not isinstance(bits, Tape):
-        return int(choose(misses, rate, bits))
-    place = ("choice", tuple(misses.tolist()), rate)
-    return int(bits.draw(_known(place, lambda tape: _round(choose, misses, rate, tape))))
+        return int(draw_index(misses, rate, bits))
+    key = ("choice", tuple(misses.tolist()), rate)
+    return int(bits.draw(_cached_distribution(key, lambda tape: _one_round(draw_index, misses, rate, tape))))
 
 
-def _round(choose: Callable[..., int], misses: Vector, rate: Fraction, tape: Tape) -> int:
+def _one_round(choose: Callable[..., int], misses: Vector, rate: Fraction, tape: Tape) -> int:
     rounds, propose = count(), vars(selection)["uniform_below"]
 
-    def proposed_once(*given: Any) -> Vector:
+    def propose_once(*arguments: Any) -> Vector:
         if next(rounds):
             raise Rejected
-        return propose(*given)
+        return propose(*arguments)
 
-    with _swapped(selection, PROPOSALS=1, uniform_below=proposed_once):
+    with _patch(selection, PROPOSALS=1, uniform_below=propose_once):
         return int(choose(misses, rate, tape))
 
 
 SAMPLER_MODELS: tuple[tuple[Any, str, Any], ...] = (
-    (lattice.Sampler, "draw", _draw),
-    (lattice.Sampler, "_pad", _unpadded),
-    (race, "exp_enclosure", lru_cache(1 << 16)(exp_enclosure)),  # runs are replayed, and ask for the same ones
-    (race, "extend", _extend),
+    (lattice.Sampler, "draw", _draw_noise),
+    (lattice.Sampler, "_pad", _skip_padding),
+    (race, "exp_enclosure", lru_cache(1 << 16)(exp_enclosure)),  # replayed runs ask for the same values again
+    (race, "extend_digits", _extend_digits),
     (race, "compare_exponentials", _compare_exponentials),
     (selection, "noisy_max", _noisy_max),
-    (selection, "bernoulli_exp_each", _coins),
+    (selection, "bernoulli_exp_each", _bernoulli_exp_each),
     (selection, "uniform_below", _uniform_below),
-    (selection, "draw", _choice),
-    (quantiles, "draw", _choice),
+    (selection, "draw_index", _draw_index),
+    (quantiles, "draw_index", _draw_index),
 )

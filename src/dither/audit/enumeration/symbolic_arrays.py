@@ -1,7 +1,7 @@
-"""Arrays of random numbers that are decided as late as possible, for code that works with numpy.
+"""Arrays of lazy random numbers, for code that uses numpy.
 
-Functions of numpy are taken cell by cell where Python's own arithmetic does the same; where it does not (short floats,
-integers that would wrap around, division by zero) the numbers are decided and numpy is asked.
+Numpy's functions are applied cell by cell where Python's arithmetic gives the same result. Where it does not (short
+floats, integers that would wrap around, division by zero), the numbers are decided and numpy computes the result.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.enumeration.symbolic import FAILS, MONOTONE, OPERATORS, Lazy, plain
+from dither.audit.enumeration.symbolic import FAILS_FOR_SOME, MONOTONE, OPERATORS, LazyNumber, to_python
 
-FLOAT_BYTES = 8  # Python's own floats; numpy's shorter ones round otherwise
+FLOAT_BYTES = 8  # the size of Python's floats; numpy's shorter ones round differently
 
 
-class LazyWords:
-    """An array of lazy integers that numpy's functions may be called on."""
+class LazyArray:
+    """An array of lazy numbers that numpy's functions accept."""
 
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]
@@ -30,7 +30,7 @@ class LazyWords:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.cells.shape)
 
-    def __deepcopy__(self, memo: Any) -> LazyWords:
+    def __deepcopy__(self, memo: Any) -> LazyArray:
         return self
 
     def __len__(self) -> int:
@@ -40,28 +40,28 @@ class LazyWords:
         return iter(self.cells)
 
     def __getitem__(self, key: Any) -> Any:
-        found = self.cells[key]
-        return LazyWords(found, self.dtype) if isinstance(found, np.ndarray) else found
+        selected = self.cells[key]
+        return LazyArray(selected, self.dtype) if isinstance(selected, np.ndarray) else selected
 
-    def reshape(self, *shape: Any) -> LazyWords:
-        """The same words in another shape."""
-        return LazyWords(self.cells.reshape(*shape), self.dtype)
+    def reshape(self, *shape: Any) -> LazyArray:
+        """Return the same cells in another shape."""
+        return LazyArray(self.cells.reshape(*shape), self.dtype)
 
     def astype(self, dtype: Any) -> Any:
-        """Integers that hold every value stay lazy; anything else is decided."""
+        """Convert the type: cells stay lazy if an integer type holds all their values, and are decided otherwise."""
         if np.dtype(dtype).kind in "iu":
-            cells = _truncated(self.cells) if self.dtype.kind == "f" else self.cells
+            cells = _truncate_cells(self.cells) if self.dtype.kind == "f" else self.cells
             if all(_fits(cell, np.dtype(dtype)) for cell in cells.ravel()):
-                return LazyWords(cells, dtype)
+                return LazyArray(cells, dtype)
         return self.__array__().astype(dtype)
 
     def tolist(self) -> Any:
-        """The words, decided."""
+        """Decide the cells and return them as a list."""
         return self.__array__().tolist()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        decided = [plain(cell) for cell in self.cells.ravel()]
-        return np.array(decided, dtype or self.dtype).reshape(self.cells.shape)
+        values = [to_python(cell) for cell in self.cells.ravel()]
+        return np.array(values, dtype or self.dtype).reshape(self.cells.shape)
 
     def __repr__(self) -> str:
         return repr(self.__array__())
@@ -71,21 +71,23 @@ class LazyWords:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or ufunc.__name__ not in {*OPERATORS, *MONOTONE, "absolute"}:
-            return getattr(ufunc, method)(*(known(each) for each in inputs), **options)
-        samples = [_sample(each) for each in inputs]
-        found = ufunc(*samples).dtype
-        works = np.result_type(*samples) if any(np.asarray(each).dtype.kind == "f" for each in samples) else found
-        if any(each.kind == "f" and each.itemsize != FLOAT_BYTES for each in (found, works)) or _divides(ufunc, inputs):
-            return ufunc(*(known(each) for each in inputs))
-        out = _mapped(ufunc, inputs, floats=works.kind == "f" and len(inputs) == 2)
-        if found.kind in "iu" and not all(_fits(cell, found) for cell in out.ravel()):
-            return ufunc(*(known(each) for each in inputs))
-        return out.astype(bool) if found.kind == "b" else LazyWords(out, found)
+            return getattr(ufunc, method)(*(decide(each) for each in inputs), **options)
+        samples = [_dtype_sample(each) for each in inputs]
+        result_dtype = ufunc(*samples).dtype
+        any_float = any(np.asarray(each).dtype.kind == "f" for each in samples)
+        working_dtype = np.result_type(*samples) if any_float else result_dtype
+        short_floats = any(each.kind == "f" and each.itemsize != FLOAT_BYTES for each in (result_dtype, working_dtype))
+        if short_floats or _may_divide_by_zero(ufunc, inputs):
+            return ufunc(*(decide(each) for each in inputs))
+        out = _map_cells(ufunc, inputs, floats=working_dtype.kind == "f" and len(inputs) == 2)
+        if result_dtype.kind in "iu" and not all(_fits(cell, result_dtype) for cell in out.ravel()):
+            return ufunc(*(decide(each) for each in inputs))
+        return out.astype(bool) if result_dtype.kind == "b" else LazyArray(out, result_dtype)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
-        if function is np.searchsorted and isinstance(inputs[1], LazyWords):
-            return sorted_places(*inputs)
-        return function(*(known(each) for each in inputs), **options)
+        if function is np.searchsorted and isinstance(inputs[1], LazyArray):
+            return search_sorted(*inputs)
+        return function(*(decide(each) for each in inputs), **options)
 
     def _operate(self, name: str, *inputs: Any) -> Any:
         return self.__array_ufunc__(getattr(np, name), "__call__", *inputs)
@@ -127,113 +129,121 @@ class LazyWords:
         return self._operate("multiply", self, other)
 
     def __xor__(self, other: Any) -> Any:
-        return self.__array__() ^ known(other)
+        return self.__array__() ^ decide(other)
 
     def __and__(self, other: Any) -> Any:
-        return self.__array__() & known(other)
+        return self.__array__() & decide(other)
 
     def __mod__(self, other: Any) -> Any:
-        return self.__array__() % known(other)
+        return self.__array__() % decide(other)
 
 
-def known(value: Any) -> Any:
-    """An array or number without anything undecided."""
-    if isinstance(value, LazyWords):
+def decide(value: Any) -> Any:
+    """Return an array, number or sequence with every lazy number in it decided."""
+    if isinstance(value, LazyArray):
         return value.__array__()
     if isinstance(value, list | tuple):
-        made = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
-        return made(known(each) for each in value)
-    return value.decide() if isinstance(value, Lazy) else value
+        make = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
+        return make(decide(each) for each in value)
+    return value.decide() if isinstance(value, LazyNumber) else value
 
 
-def _sample(value: Any) -> Any:
-    """Something of the same type to ask numpy what it would make of it."""
-    if isinstance(value, LazyWords):
+def _dtype_sample(value: Any) -> Any:
+    """Return a value of the same type, from which numpy shows the type of a result."""
+    if isinstance(value, LazyArray):
         return np.ones(1, value.dtype)
-    if isinstance(value, Lazy):
+    if isinstance(value, LazyNumber):
         try:
-            return type(value.at(value.uniform.low))(1)
+            return type(value.value_at(value.uniform.low))(1)
         except (ArithmeticError, ValueError):
-            raise value.uniform.fork.refuse(FAILS) from None
+            raise value.uniform.chooser.refuse(FAILS_FOR_SOME) from None
     return np.asarray(value) if isinstance(value, list | tuple) else value
 
 
-def _divides(ufunc: Any, inputs: Any) -> bool:
-    """Whether it may divide by zero, of which numpy and Python make different things."""
-    return ufunc in (np.divide, np.floor_divide) and (isinstance(inputs[1], LazyWords | Lazy) or not np.all(inputs[1]))
+def _may_divide_by_zero(ufunc: Any, inputs: Any) -> bool:
+    """Return True if the function may divide by zero, where numpy and Python differ."""
+    return ufunc in (np.divide, np.floor_divide) and (
+        isinstance(inputs[1], LazyArray | LazyNumber) or not np.all(inputs[1])
+    )
 
 
-def _mapped(ufunc: Any, inputs: Any, *, floats: bool) -> Any:
-    """The function of every cell; where numpy works in floating point, integers become floats first."""
+def _map_cells(ufunc: Any, inputs: Any, *, floats: bool) -> Any:
+    """Apply the function to every cell; with `floats`, as numpy does, convert integers to floats first."""
     cells = np.broadcast_arrays(*(_cells(each) for each in inputs))
-    act = OPERATORS.get(ufunc.__name__, abs if ufunc.__name__ == "absolute" else ufunc)
+    function = OPERATORS.get(ufunc.__name__, abs if ufunc.__name__ == "absolute" else ufunc)
     out = np.empty(cells[0].shape, object)
     for place in np.ndindex(out.shape):
-        out[place] = act(*(_floating(each[place]) if floats else each[place] for each in cells))
+        out[place] = function(*(_to_float(each[place]) if floats else each[place] for each in cells))
     return out
 
 
-def _truncated(cells: Any) -> Any:
+def _truncate_cells(cells: Any) -> Any:
     out = np.empty(cells.shape, object)
     for place in np.ndindex(out.shape):
         cell = cells[place]
-        out[place] = math.trunc(cell) if isinstance(cell, Lazy) or math.isfinite(cell) else cell
+        out[place] = math.trunc(cell) if isinstance(cell, LazyNumber) or math.isfinite(cell) else cell
     return out
 
 
-def _floating(cell: Any) -> Any:
-    return cell.then(float) if isinstance(cell, Lazy) else float(cell)
+def _to_float(cell: Any) -> Any:
+    return cell.then(float) if isinstance(cell, LazyNumber) else float(cell)
 
 
 def _fits(cell: Any, dtype: Any) -> bool:
-    """Whether an integer type holds every value of a number: those at its ends are the extremes."""
+    """Return True if an integer type holds every value of a number; steps are monotone, so its ends are extreme."""
     info = np.iinfo(dtype)
     try:
-        ends = [cell.at(end) for end in (cell.uniform.low, cell.uniform.high)] if isinstance(cell, Lazy) else [cell]
+        ends = (
+            [cell.value_at(end) for end in (cell.uniform.low, cell.uniform.high)]
+            if isinstance(cell, LazyNumber)
+            else [cell]
+        )
     except (OverflowError, ValueError):
         return False
     return all(info.min <= each <= info.max for each in ends)
 
 
 def _cells(value: Any) -> Any:
-    if isinstance(value, LazyWords):
+    if isinstance(value, LazyArray):
         return value.cells
     array = np.asarray(value)
     return array.astype(object)
 
 
-class ExactTable(np.ndarray[Any, Any]):
-    """A table that lazy words can look up: np.take never asks its indices how they want to be taken."""
+class LazyTable(np.ndarray[Any, Any]):
+    """A table that lazy numbers can index; np.take itself would decide them completely."""
 
     @cached_property
-    def runs(self) -> Any:
-        """The number of the run of equal entries that each entry stands in."""
-        plain_table = np.asarray(self)
-        return np.concatenate([[0], np.cumsum(plain_table[1:] != plain_table[:-1])])
+    def run_numbers(self) -> Any:
+        """For each entry, the number of the run of equal entries that it belongs to."""
+        table = np.asarray(self)
+        return np.concatenate([[0], np.cumsum(table[1:] != table[:-1])])
 
     def take(self, indices: Any, *rest: Any, **options: Any) -> Any:
-        """Entries of the table, each word decided only as far as the entry."""
-        plain_table = np.asarray(self)
-        if not isinstance(indices, LazyWords):
-            return plain_table.take(indices, *rest, **options)
-        entries = [plain_table[self._place(word)] for word in indices.cells.ravel()]
+        """Return entries of the table; each index is decided only as far as its entry depends on it."""
+        table = np.asarray(self)
+        if not isinstance(indices, LazyArray):
+            return table.take(indices, *rest, **options)
+        entries = [table[self._place(index)] for index in indices.cells.ravel()]
         return np.array(entries, self.dtype).reshape(indices.cells.shape)
 
-    def _place(self, word: Any) -> int:
-        if not isinstance(word, Lazy) or word.steps or word.shift or word.offset:
-            return int(plain(word))
-        word.uniform.narrow(lambda raw: int(self.runs[raw]))
-        return word.uniform.low
+    def _place(self, index: Any) -> int:
+        if not isinstance(index, LazyNumber) or index.steps or index.shift or index.offset:
+            return int(to_python(index))
+        index.uniform.narrow(lambda raw: int(self.run_numbers[raw]))
+        return index.uniform.low
 
 
-def sorted_places(table: Any, words: LazyWords, side: Any = "left") -> Any:
-    """np.searchsorted, each word decided only as far as its place."""
+def search_sorted(table: Any, values: LazyArray, side: Any = "left") -> Any:
+    """Return np.searchsorted(table, values, side); each value is decided only as far as its place depends on it."""
 
-    def place(value: Any) -> int:
+    def place_of(value: Any) -> int:
         return int(np.searchsorted(table, table.dtype.type(value), side))
 
-    def decided(word: Any) -> int:
-        return int(word.uniform.narrow(lambda raw: place(word.at(raw)))) if isinstance(word, Lazy) else place(word)
+    def decide_place(cell: Any) -> int:
+        if not isinstance(cell, LazyNumber):
+            return place_of(cell)
+        return int(cell.uniform.narrow(lambda raw: place_of(cell.value_at(raw))))
 
-    found = [decided(word) for word in words.cells.ravel()]
-    return np.array(found, np.int64).reshape(words.cells.shape)
+    places = [decide_place(cell) for cell in values.cells.ravel()]
+    return np.array(places, np.int64).reshape(values.cells.shape)

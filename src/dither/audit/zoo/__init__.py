@@ -1,4 +1,4 @@
-"""The zoo: mechanisms from the literature and from practice, right and wrong, with their true loss where known."""
+"""The zoo: correct and broken mechanisms from the literature and from practice, with their true loss where known."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Member", "catalogue", "member"]
 
 
 def catalogue() -> tuple[Member, ...]:
-    """Every member."""
-    rooms = (basic, sparse, local, floats, records, timed)
-    return tuple(found for room in rooms for found in room.members())
+    """Return every member of the zoo."""
+    modules = (basic, sparse, local, floats, records, timed)
+    return tuple(each for module in modules for each in module.members())
 
 
 def member(name: str) -> Member:
-    """The member of this name."""
-    found = {each.name: each for each in catalogue()}
-    if name not in found:
-        raise NotFound(f"the zoo has no {name!r}; it has: {', '.join(found)}")
-    return found[name]
+    """Return the member of this name."""
+    members = {each.name: each for each in catalogue()}
+    if name not in members:
+        raise NotFound(f"the zoo has no member {name!r}; it has: {', '.join(members)}")
+    return members[name]

@@ -1,4 +1,4 @@
-"""Counts, histograms and noisy maxima, from Ding et al. (2018), Bichsel et al. (2021) and our own mistakes."""
+"""Counts, histograms and noisy maxima, from Ding et al. (2018), Bichsel et al. (2021) and mistakes made in Dither."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
-from dither.audit.zoo import distributions as laws
-from dither.audit.zoo.member import Floats, Generator, Member, on_lattice, pure
+from dither.audit.zoo import distributions
+from dither.audit.zoo.member import Floats, Generator, Member, pure, round_to_lattice
 
 EPSILON = 0.1
 COUNTS = ((0.0, 1.0),)
@@ -19,41 +19,44 @@ QUERIES = tuple(neighbours.all_differ(5))
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     return _counting() + _maxima()
 
 
 def _counting() -> list[Member]:
     return [
         Member("laplace", pure(EPSILON), True, partial(_laplace, scale=1 / EPSILON), COUNTS,
-               "Laplace noise on a count", EPSILON, partial(_laplace_law, scale=1 / EPSILON),
+               "Laplace noise on a count", EPSILON, partial(_laplace_distribution, scale=1 / EPSILON),
                published={"dpsniper": 0.0976, "statdp": 0.0998}),
         Member("laplace_double", pure(1), False, partial(_laplace, scale=0.5), COUNTS,
-               "Laplace noise with half the scale that the claim needs", 2.0, partial(_laplace_law, scale=0.5)),
+               "Laplace noise with half the scale that the claim needs", 2.0,
+               partial(_laplace_distribution, scale=0.5)),
         Member("laplace_quarter_more", pure(1), False, partial(_laplace, scale=0.8), COUNTS,
-               "Laplace noise with four fifths of the scale", 1.25, partial(_laplace_law, scale=0.8)),
+               "Laplace noise with four fifths of the scale", 1.25, partial(_laplace_distribution, scale=0.8)),
         Member("laplace_replaced", pure(1), False, partial(_laplace, scale=1.0), ((0.0, 2.0),),
-               "the sensitivity of adding a record, claimed for replacing one", 2.0, partial(_laplace_law, scale=1.0)),
+               "the sensitivity of adding a record, claimed for replacing one", 2.0,
+               partial(_laplace_distribution, scale=1.0)),
         Member("noisy_hist1", pure(EPSILON), True, partial(_laplace, scale=1 / EPSILON), HISTOGRAM,
-               "a histogram with Laplace(1/epsilon)", EPSILON, partial(_histogram_law, scale=1 / EPSILON),
+               "a histogram with Laplace(1/epsilon)", EPSILON, partial(_histogram_distribution, scale=1 / EPSILON),
                published={"dpsniper": 0.0978, "statdp": 0.0994}),
         Member("noisy_hist2", pure(EPSILON), False, partial(_laplace, scale=EPSILON), HISTOGRAM,
                "a histogram with Laplace(epsilon): the scale upside down", 10.0,
-               partial(_histogram_law, scale=EPSILON), published={"dpsniper": 4.602, "statdp": 10.002}),
+               partial(_histogram_distribution, scale=EPSILON), published={"dpsniper": 4.602, "statdp": 10.002}),
         Member("laplace_parallel", pure(EPSILON), True, _parallel, COUNTS,
-               "twenty Laplace answers at epsilon 0.005 each", EPSILON, _parallel_law,
+               "twenty Laplace answers at epsilon 0.005 each", EPSILON, _parallel_distribution,
                published={"dpsniper": 0.0350, "statdp": 0.0135}),
         Member("prefix_sum", pure(EPSILON), False, _prefix, tuple(neighbours.all_differ(10)),
-               "prefix sums of ten noisy numbers that may all change", 1.0, _prefix_law,
+               "prefix sums of ten noisy numbers that may all change", 1.0, _prefix_distribution,
                published={"dpsniper": 0.5774, "statdp": 0.3516}),
-        Member("truncated_geometric", pure(EPSILON), False, _truncated, tuple((n, n + 1) for n in range(5)),
+        Member("truncated_geometric", pure(EPSILON), False, _truncated_geometric, tuple((n, n + 1) for n in range(5)),
                "GeoSample of Balcer and Vadhan on 0..5, whose rounding costs a little", log(1 + 2.0**-3),
-               _truncated_law, published={"dpsniper": 0.1156, "statdp": 0.1169}),
+               _truncated_distribution, published={"dpsniper": 0.1156, "statdp": 0.1169}),
         Member("discrete_laplace", pure(1), True, partial(_discrete, zero=1.0), ((0, 1),),
-               "discrete Laplace noise", 1.0, partial(_discrete_law, zero=1.0)),
+               "discrete Laplace noise", 1.0, partial(_discrete_distribution, zero=1.0)),
         Member("negative_zero", pure(1), False, partial(_discrete, zero=2.0), ((0, 1),),
-               "discrete Laplace that forgets to reject negative zero", 1 + log(2), partial(_discrete_law, zero=2.0)),
-        Member("clamped_noise", pure(1), False, _clamped, ((0, 1),), "noise cut off at 6 on either side", inf),
+               "discrete Laplace that forgets to reject negative zero", 1 + log(2),
+               partial(_discrete_distribution, zero=2.0)),
+        Member("clamped_noise", pure(1), False, _clamped_noise, ((0, 1),), "noise cut off at 6 on either side", inf),
         Member("one_sided", pure(1), False, _one_sided, ((0, 1),), "geometric noise that is never negative", inf),
     ]  # fmt: skip
 
@@ -62,18 +65,21 @@ def _maxima() -> list[Member]:
     scale = 2 / EPSILON
     return [
         Member("noisy_max1", pure(EPSILON), True, partial(_argmax, noise="laplace"), QUERIES,
-               "index of the largest, Laplace(2/epsilon)", EPSILON, partial(_winner_law, noise="laplace", scale=scale),
+               "index of the largest, Laplace(2/epsilon)", EPSILON,
+               partial(_winner_distribution, noise="laplace", scale=scale),
                published={"dpsniper": 0.0925, "statdp": 0.0921}),
         Member("noisy_max2", pure(EPSILON), True, partial(_argmax, noise="exponential"), QUERIES,
                "index of the largest, exponential noise", EPSILON,
-               partial(_winner_law, noise="exponential", scale=scale),
+               partial(_winner_distribution, noise="exponential", scale=scale),
                published={"dpsniper": 0.0979, "statdp": 0.0997}),
         Member("noisy_max3", pure(EPSILON), False, partial(_max, noise="laplace"), QUERIES,
-               "the noisy value of the largest, Laplace", 0.25, partial(_max_law, noise="laplace", scale=scale),
+               "the noisy value of the largest, Laplace", 0.25,
+               partial(_max_distribution, noise="laplace", scale=scale),
                published={"dpsniper": 0.2488, "statdp": 0.1991}),
         Member("noisy_max4", pure(EPSILON), False, partial(_max, noise="exponential"), QUERIES,
                "the noisy value of the largest, exponential noise", inf,
-               partial(_max_law, noise="exponential", scale=scale), published={"dpsniper": 0.3534, "statdp": 0.1988}),
+               partial(_max_distribution, noise="exponential", scale=scale),
+               published={"dpsniper": 0.3534, "statdp": 0.1988}),
         Member("noisy_max_single", pure(EPSILON), False, _argmax_single, QUERIES,
                "index of the largest with one noise for all the rest", None),
     ]  # fmt: skip
@@ -81,39 +87,39 @@ def _maxima() -> list[Member]:
 
 def _laplace(value: Any, size: int, rng: Generator, *, scale: float) -> Floats:
     exact = np.asarray(value, dtype=float)
-    return on_lattice(exact + rng.laplace(scale=scale, size=(size, *exact.shape)))
+    return round_to_lattice(exact + rng.laplace(scale=scale, size=(size, *exact.shape)))
 
 
-def _laplace_law(a: float, b: float, *, scale: float) -> laws.Pair:
-    return laws.shifted(lambda x: laws.laplace_cdf(x, scale), a, b, scale)
+def _laplace_distribution(a: float, b: float, *, scale: float) -> distributions.Pair:
+    return distributions.additive(lambda x: distributions.laplace_cdf(x, scale), a, b, scale)
 
 
-def _histogram_law(a: Floats, b: Floats, *, scale: float) -> laws.Pair:
-    """Cells that do not change tell nothing; one does."""
+def _histogram_distribution(a: Floats, b: Floats, *, scale: float) -> distributions.Pair:
+    """Return the distribution of the one cell that changes; the others do not depend on the input."""
     changed = int(np.argmax(np.abs(a - b)))
-    return _laplace_law(float(a[changed]), float(b[changed]), scale=scale)
+    return _laplace_distribution(float(a[changed]), float(b[changed]), scale=scale)
 
 
 def _parallel(value: float, size: int, rng: Generator) -> Floats:
-    return on_lattice(value + rng.laplace(scale=200.0, size=(size, 20)))
+    return round_to_lattice(value + rng.laplace(scale=200.0, size=(size, 20)))
 
 
-def _parallel_law(a: float, b: float) -> laws.Pair:
-    return laws.product([_laplace_law(a, b, scale=200.0)] * 20, 2e-5)
+def _parallel_distribution(a: float, b: float) -> distributions.Pair:
+    return distributions.product([_laplace_distribution(a, b, scale=200.0)] * 20, 2e-5)
 
 
 def _prefix(value: Floats, size: int, rng: Generator) -> Floats:
-    noisy = on_lattice(value + rng.laplace(scale=1 / EPSILON, size=(size, len(value))))
+    noisy = round_to_lattice(value + rng.laplace(scale=1 / EPSILON, size=(size, len(value))))
     return np.cumsum(noisy, axis=1)
 
 
-def _prefix_law(a: Floats, b: Floats) -> laws.Pair:
-    parts = [_laplace_law(float(x), float(y), scale=1 / EPSILON) for x, y in zip(a, b, strict=True)]
-    return laws.product(parts)
+def _prefix_distribution(a: Floats, b: Floats) -> distributions.Pair:
+    parts = [_laplace_distribution(float(x), float(y), scale=1 / EPSILON) for x, y in zip(a, b, strict=True)]
+    return distributions.product(parts)
 
 
 def _truncated_weights(count: int, top: int = 5) -> Floats:
-    """Masses proportional to (k/(k+1))^distance with all that lies beyond an end put on the end, k = 2^3."""
+    """Return masses proportional to (k/(k+1))^distance, k = 2^3, with the mass beyond each end put on the end."""
     base = 8 / 9
     inner = base ** np.abs(np.arange(top + 1) - count)
     ends = inner.copy()
@@ -121,11 +127,11 @@ def _truncated_weights(count: int, top: int = 5) -> Floats:
     return np.asarray(ends / ends.sum())
 
 
-def _truncated(value: int, size: int, rng: Generator) -> Any:
+def _truncated_geometric(value: int, size: int, rng: Generator) -> Any:
     return np.searchsorted(np.cumsum(_truncated_weights(value))[:-1], rng.random(size), side="right")
 
 
-def _truncated_law(a: int, b: int) -> laws.Pair:
+def _truncated_distribution(a: int, b: int) -> distributions.Pair:
     return _truncated_weights(a), _truncated_weights(b)
 
 
@@ -144,11 +150,11 @@ def _discrete(value: int, size: int, rng: Generator, *, zero: float) -> Any:
     return value + np.searchsorted(table[:-1], rng.random(size), side="right") - 60
 
 
-def _discrete_law(a: int, b: int, *, zero: float) -> laws.Pair:
+def _discrete_distribution(a: int, b: int, *, zero: float) -> distributions.Pair:
     return _discrete_masses(a, zero), _discrete_masses(b, zero)
 
 
-def _clamped(value: int, size: int, rng: Generator) -> Any:
+def _clamped_noise(value: int, size: int, rng: Generator) -> Any:
     return value + np.clip(_discrete(0, size, rng, zero=1.0), -6, 6)
 
 
@@ -158,7 +164,7 @@ def _one_sided(value: int, size: int, rng: Generator) -> Any:
 
 def _noisy(value: Floats, size: int, rng: Generator, noise: str) -> Floats:
     draw = rng.laplace if noise == "laplace" else rng.exponential
-    return on_lattice(value + draw(scale=2 / EPSILON, size=(size, len(value))))
+    return round_to_lattice(value + draw(scale=2 / EPSILON, size=(size, len(value))))
 
 
 def _argmax(value: Floats, size: int, rng: Generator, *, noise: str) -> Any:
@@ -170,27 +176,27 @@ def _max(value: Floats, size: int, rng: Generator, *, noise: str) -> Floats:
 
 
 def _argmax_single(value: Floats, size: int, rng: Generator) -> Any:
-    noise = on_lattice(rng.laplace(scale=2 / EPSILON, size=(size, 2)))
+    noise = round_to_lattice(rng.laplace(scale=2 / EPSILON, size=(size, 2)))
     return np.argmax(
         value + np.concatenate([noise[:, :1], np.repeat(noise[:, 1:], len(value) - 1, axis=1)], axis=1), axis=1
     )
 
 
 def _cdf(noise: str, scale: float) -> Any:
-    function = laws.laplace_cdf if noise == "laplace" else laws.exponential_cdf
+    function = distributions.laplace_cdf if noise == "laplace" else distributions.exponential_cdf
     return lambda x: function(x, scale)
 
 
 def _density(noise: str, scale: float) -> Any:
     if noise == "laplace":
-        return lambda x: laws.laplace_density(x, scale)
+        return lambda x: distributions.laplace_density(x, scale)
     return lambda x: np.where(x >= 0, np.exp(-np.maximum(x, 0) / scale) / scale, 0.0)
 
 
-def _winner_law(a: Floats, b: Floats, *, noise: str, scale: float) -> laws.Pair:
-    first, second = (laws.winners(_cdf(noise, scale), _density(noise, scale), side, scale) for side in (a, b))
+def _winner_distribution(a: Floats, b: Floats, *, noise: str, scale: float) -> distributions.Pair:
+    first, second = (distributions.winners(_cdf(noise, scale), _density(noise, scale), side, scale) for side in (a, b))
     return first, second
 
 
-def _max_law(a: Floats, b: Floats, *, noise: str, scale: float) -> laws.Pair:
-    return laws.largest(_cdf(noise, scale), a, b, scale)
+def _max_distribution(a: Floats, b: Floats, *, noise: str, scale: float) -> distributions.Pair:
+    return distributions.largest(_cdf(noise, scale), a, b, scale)

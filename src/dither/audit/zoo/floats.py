@@ -1,4 +1,4 @@
-"""Noise in floating point, as libraries really draw it, and Gaussian noise of the wrong size."""
+"""Floating-point noise as libraries draw it, and Gaussian noise of the wrong scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.zoo.member import Floats, Generator, Member, Sampler, approximate, on_lattice, pure, zcdp
+from dither.audit.zoo.member import Floats, Generator, Member, Sampler, approximate, pure, round_to_lattice, zcdp
 from dither.loss import Loss
 
 CLASSICAL = sqrt(2 * log(1.25 / 1e-5))
@@ -16,7 +16,7 @@ COUNTS = ((0.0, 1.0),)
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     return [
         _broken("float_laplace", pure(0.1), _inverse, "Laplace noise by inversion (Mironov 2012)"),
         _broken("float_laplace_library", pure(0.1), lambda value, size, rng: value + rng.laplace(scale=10.0, size=size),
@@ -46,7 +46,7 @@ def _broken(name: str, claim: Loss, sample: Sampler, about: str) -> Member:
 
 def _gaussian(name: str, claim: Loss, sigma: float, private: bool, about: str) -> Member:
     def sample(value: float, size: int, rng: Generator) -> Floats:
-        return on_lattice(value + sigma * rng.normal(size=size))
+        return round_to_lattice(value + sigma * rng.normal(size=size))
 
     return Member(name, claim, private, sample, COUNTS, about)
 
@@ -76,8 +76,8 @@ def _polar(value: float, size: int, rng: Generator) -> Any:
 
 
 def _fine_lattice(value: float, size: int, rng: Generator) -> Any:
-    return value + on_lattice(CLASSICAL * rng.normal(size=size), 2.0**-54)
+    return value + round_to_lattice(CLASSICAL * rng.normal(size=size), 2.0**-54)
 
 
 def _precision(value: float, size: int, rng: Generator) -> Any:
-    return value + on_lattice(rng.laplace(scale=0.1, size=size), 2.0**-10)
+    return value + round_to_lattice(rng.laplace(scale=0.1, size=size), 2.0**-10)

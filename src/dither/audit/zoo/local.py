@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
-from dither.audit.zoo import distributions as laws
+from dither.audit.zoo import distributions
 from dither.audit.zoo.member import Floats, Generator, Member, pure
 
 BITS, HASHES = 20, 4
@@ -21,7 +21,7 @@ UTILITIES = tuple(neighbours.all_differ(5))
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     rappor = 0.375 + 0.25 * 0.55
     return [
         _bitwise("rappor", rappor, "RAPPOR with f=0.75, p=0.45, q=0.55: 20 bits, 4 hashes", 0.3008, 0.2416),
@@ -34,11 +34,11 @@ def members() -> list[Member]:
 
 
 def _bitwise(name: str, chance: float, about: str, dpsniper: float, statdp: float) -> Member:
-    """Each bit keeps its value with this probability."""
+    """Return a member that keeps each bit's value with probability `chance`."""
     true = 2 * HASHES * log(chance / (1 - chance))
     return Member(
         name, pure(EPSILON), False, partial(_bits, chance=chance), WORDS, about, true,
-        partial(_bits_law, chance=chance), published={"dpsniper": dpsniper, "statdp": statdp},
+        partial(_bits_distribution, chance=chance), published={"dpsniper": dpsniper, "statdp": statdp},
     )  # fmt: skip
 
 
@@ -47,32 +47,32 @@ def _bits(value: Floats, size: int, rng: Generator, *, chance: float) -> Any:
     return (rng.random((size, BITS), dtype=np.float32) < ones).astype(np.int8)
 
 
-def _bits_law(a: Floats, b: Floats, *, chance: float) -> laws.Pair:
-    kept, flipped = np.array([1 - chance, chance]), np.array([chance, 1 - chance])
-    parts = [(kept, flipped) if x > y else (flipped, kept) for x, y in zip(a, b, strict=True) if x != y]
-    return laws.product(parts, log(chance / (1 - chance)))
+def _bits_distribution(a: Floats, b: Floats, *, chance: float) -> distributions.Pair:
+    of_one, of_zero = np.array([1 - chance, chance]), np.array([chance, 1 - chance])
+    parts = [(of_one, of_zero) if x > y else (of_zero, of_one) for x, y in zip(a, b, strict=True) if x != y]
+    return distributions.product(parts, log(chance / (1 - chance)))
 
 
 def _response(name: str, chance: float, private: bool, about: str) -> Member:
     def sample(value: int, size: int, rng: Generator) -> Any:
         return np.where(rng.random(size) < chance, value, 1 - value)
 
-    def law(a: int, b: int) -> laws.Pair:
+    def distribution(a: int, b: int) -> distributions.Pair:
         truth = {0: np.array([chance, 1 - chance]), 1: np.array([1 - chance, chance])}
         return truth[a], truth[b]
 
-    return Member(name, pure(1), private, sample, ((0, 1),), about, log(chance / (1 - chance)), law)
+    return Member(name, pure(1), private, sample, ((0, 1),), about, log(chance / (1 - chance)), distribution)
 
 
-def _choice(name: str, two: float, private: bool, about: str) -> Member:
-    def law_of(value: Floats) -> Floats:
-        weights = np.exp(value / two)
+def _choice(name: str, divisor: float, private: bool, about: str) -> Member:
+    def probabilities(value: Floats) -> Floats:
+        weights = np.exp(value / divisor)
         return np.asarray(weights / weights.sum())
 
     def sample(value: Floats, size: int, rng: Generator) -> Any:
-        return np.searchsorted(np.cumsum(law_of(value))[:-1], rng.random(size), side="right")
+        return np.searchsorted(np.cumsum(probabilities(value))[:-1], rng.random(size), side="right")
 
-    def law(a: Floats, b: Floats) -> laws.Pair:
-        return law_of(a), law_of(b)
+    def distribution(a: Floats, b: Floats) -> distributions.Pair:
+        return probabilities(a), probabilities(b)
 
-    return Member(name, pure(1), private, sample, UTILITIES, about, None, law)
+    return Member(name, pure(1), private, sample, UTILITIES, about, None, distribution)

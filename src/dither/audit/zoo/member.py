@@ -1,4 +1,4 @@
-"""What every animal of the zoo states about itself."""
+"""A member of the zoo: a mechanism, its claim, and whether the claim is true."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 Generator = np.random.Generator
 Floats = NDArray[np.float64]
 Sampler = Callable[[Any, int, Generator], Any]
-Law = Callable[[Any, Any], tuple[Floats, Floats]]
+PairDistribution = Callable[[Any, Any], tuple[Floats, Floats]]
 
 STEP = 2.0**-20
 
 
 def pure(epsilon: Rational) -> Pure:
-    """A pure claim."""
+    """Return a claim of pure differential privacy."""
     return Pure(rational(epsilon))
 
 
 def approximate(epsilon: Rational, delta: Rational) -> Approximate:
-    """An approximate claim."""
+    """Return a claim of approximate differential privacy."""
     return Approximate(rational(epsilon), rational(delta))
 
 
 def zcdp(rho: Rational) -> ZCDP:
-    """A concentrated claim."""
+    """Return a claim of zCDP."""
     return ZCDP(rational(rho))
 
 
 @dataclass(frozen=True)
 class Member:
-    """A mechanism with its claim, and whether the claim is true.
+    """A mechanism with its claim; `private` is True if the claim is true.
 
-    `true_epsilon` is the largest loss over all neighbours at the claim's delta, where it is known; `law(a, b)` gives
-    the probabilities of a partition of the outputs that keeps every likelihood ratio, on both inputs.
+    `true_epsilon` is the largest loss over all neighbours at the claim's delta, where it is known.
+    `distribution(a, b)` returns the probabilities, on both inputs, of a partition of the outputs that preserves every
+    likelihood ratio. The output of a `timed` member includes its running time; a `one_by_one` member is called once
+    for each output. `published` holds the epsilon that other tools reported, by tool.
     """
 
     name: str
@@ -50,20 +52,20 @@ class Member:
     neighbours: tuple[Pair, ...] = field(repr=False)
     about: str
     true_epsilon: float | None = None
-    law: Law | None = field(default=None, repr=False)
+    distribution: PairDistribution | None = field(default=None, repr=False)
     timed: bool = False
     one_by_one: bool = False
     published: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def mechanism(self, seed: int | None = None) -> Callable[..., Any]:
-        """The mechanism as a caller would meet it: f(input, size), or f(input) if it answers once a call."""
+        """Return the mechanism as a function f(input, size), or f(input) for a `one_by_one` member."""
         rng = np.random.default_rng(seed)
         if self.one_by_one:
             return lambda value: self.sample(value, 1, rng)[0]
         return lambda value, size: self.sample(value, size, rng)
 
 
-def on_lattice(values: Floats, step: float = STEP) -> Floats:
-    """Values rounded to multiples of a power of two, so that their bits tell nothing about the input."""
+def round_to_lattice(values: Floats, step: float = STEP) -> Floats:
+    """Round values to multiples of a power of two, so that their bits reveal nothing about the input."""
     result: Floats = np.rint(values / step) * step
     return result

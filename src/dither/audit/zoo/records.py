@@ -1,4 +1,4 @@
-"""Statistics of lists of records: means, sums, selections of keys, as they go wrong in practice."""
+"""Statistics of lists of records (means, sums, selected keys), with mistakes that occur in practice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from dither.audit import neighbours
 from dither.audit.neighbours import Pair
-from dither.audit.zoo.member import Floats, Generator, Member, approximate, on_lattice, pure
+from dither.audit.zoo.member import Floats, Generator, Member, approximate, pure, round_to_lattice
 
 LISTS = tuple(neighbours.records(0.0, 1.0))
 DELTA = 0.001
@@ -20,7 +20,7 @@ TINY = tuple(neighbours.tiny())
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     return [
         Member("private_mean", pure(1), False, _negative_count, LISTS,
                "DP-Auditorium's 'private' mean: a noisy count below zero makes the noise 1e-12", inf),
@@ -51,43 +51,46 @@ def _negative_count(value: list[float], size: int, rng: Generator) -> Any:
 
 
 def _exact_count(value: list[float], size: int, rng: Generator) -> Floats:
-    return on_lattice((sum(value) + rng.laplace(size=size)) / max(len(value), 1))
+    return round_to_lattice((sum(value) + rng.laplace(size=size)) / max(len(value), 1))
 
 
 def _size_scale(value: list[float], size: int, rng: Generator) -> Floats:
     count = max(len(value), 1)
-    return on_lattice(sum(value) / count + rng.laplace(scale=1 / count, size=size))
+    return round_to_lattice(sum(value) / count + rng.laplace(scale=1 / count, size=size))
 
 
 def _mean(value: list[float], size: int, rng: Generator) -> Floats:
-    total = on_lattice(sum(value) + rng.laplace(scale=2.0, size=size))
-    count = on_lattice(len(value) + rng.laplace(scale=2.0, size=size))
+    total = round_to_lattice(sum(value) + rng.laplace(scale=2.0, size=size))
+    count = round_to_lattice(len(value) + rng.laplace(scale=2.0, size=size))
     return np.asarray(total / np.maximum(count, 1.0))
 
 
 def _leaking_sum(value: list[float], size: int, rng: Generator) -> Floats:
-    return np.column_stack([on_lattice(sum(value) + rng.laplace(size=size)), np.full(size, float(len(value)))])
+    return np.column_stack([round_to_lattice(sum(value) + rng.laplace(size=size)), np.full(size, float(len(value)))])
 
 
 def _peeking(value: list[float], size: int, rng: Generator) -> Floats:
-    return on_lattice(sum(value) + rng.laplace(scale=max(value, default=0.0) + 1e-3, size=size))
+    return round_to_lattice(sum(value) + rng.laplace(scale=max(value, default=0.0) + 1e-3, size=size))
 
 
 def _tiny_sum(value: list[tuple[int, int]], size: int, rng: Generator, *, scale: float) -> Floats:
-    return on_lattice(sum(first for first, _ in value) + rng.laplace(scale=scale, size=size))
+    return round_to_lattice(sum(first for first, _ in value) + rng.laplace(scale=scale, size=size))
 
 
 def _deviations(value: list[float], size: int, rng: Generator) -> Floats:
     values = np.asarray(value)
-    return on_lattice(((values - values.mean()) ** 2).sum() + rng.laplace(scale=40.60, size=size))
+    return round_to_lattice(((values - values.mean()) ** 2).sum() + rng.laplace(scale=40.60, size=size))
 
 
 def _selection(value: dict[str, int], size: int, rng: Generator, *, shift: float) -> list[Any]:
-    """Discrete Laplace noise; a key of one record passes with probability delta, or e times that if off by one."""
+    """Select keys by noisy counts with discrete Laplace noise.
+
+    A key of one record passes with probability at most delta; with a `shift` of 0, with e times that probability.
+    """
     # P[noise >= t] = e^-t / (1 + 1/e) for t >= 1
     threshold = 1 + int(np.ceil(log(1 / (DELTA * (1 + exp(-1)))))) - (1 - shift)
     names = sorted(value)
     counts = np.array([value[name] for name in names], dtype=float)
     noise = rng.geometric(1 - exp(-1), size=(2, size, len(names)))
     passed = counts + noise[0] - noise[1] >= threshold
-    return [frozenset(name for name, kept in zip(names, row, strict=True) if kept) for row in passed]
+    return [frozenset(name for name, selected in zip(names, row, strict=True) if selected) for row in passed]

@@ -1,4 +1,4 @@
-"""The sparse vector technique, right and wrong, numbered as by Lyu, Su and Li (2017).
+"""Correct and broken variants of the sparse vector technique, numbered as by Lyu, Su and Li (2017).
 
 Answers are 1 (above), 0 (below) and -1 (not reached); where values are shown, below is -inf and not reached is NaN.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
-from dither.audit.zoo import distributions as laws
-from dither.audit.zoo.member import Floats, Generator, Member, on_lattice, pure
+from dither.audit.zoo import distributions
+from dither.audit.zoo.member import Floats, Generator, Member, pure, round_to_lattice
 
 EPSILON = 0.1
 THRESHOLD = 1.0
@@ -22,11 +22,16 @@ QUERIES = tuple(neighbours.all_differ(10))
 
 @dataclass(frozen=True)
 class Variant:
-    """The scales of the two noises, how many positives end it, and what a positive shows."""
+    """A variant of sparse vector.
+
+    `threshold`, `query` and `fresh` are the scales of the noise on the threshold, on the compared queries and on shown
+    values. The run ends after `max_positives` positive answers. A positive shows the "answer" alone, the value that was
+    "compared", its "gap" to the noisy threshold, or a value with "fresh" noise.
+    """
 
     threshold: float
     query: float
-    most: int | None
+    max_positives: int | None
     shows: str = "answer"
     fresh: float = 0.0
 
@@ -44,7 +49,7 @@ GAP = Variant(2 / EPSILON, 4 / EPSILON, 1, "gap")
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     return [
         _member("svt1", FIRST, True, "sparse vector as it should be", EPSILON, {"dpsniper": 0.0858, "statdp": 0.0298}),
         _member("svt2", SECOND, True, "Dwork and Roth's: the threshold's noise is renewed", EPSILON,
@@ -70,55 +75,59 @@ def _member(name: str, kind: Variant, private: bool, about: str, true: float, pu
     def sample(value: Floats, size: int, rng: Generator) -> Any:
         return run(kind, value, size, rng)
 
-    def law(a: Floats, b: Floats) -> laws.Pair:
-        return _law(kind, a), _law(kind, b)
+    def distribution(a: Floats, b: Floats) -> distributions.Pair:
+        return _outcome_distribution(kind, a), _outcome_distribution(kind, b)
 
-    known = law if kind.shows != "gap" else None
+    known = distribution if kind.shows != "gap" else None
     return Member(name, pure(EPSILON), private, sample, QUERIES, about, true, known, published=published)
 
 
 def run(kind: Variant, value: Floats, size: int, rng: Generator) -> Any:
-    """Many independent runs, one a row."""
+    """Make `size` independent runs, one per row."""
     queries = len(value)
     noise = rng.laplace(scale=kind.threshold, size=size)
-    seen = np.tile(value, (size, 1)) if kind.query == 0 else value + rng.laplace(scale=kind.query, size=(size, queries))
-    above = seen >= (THRESHOLD + noise)[:, None]
-    reached = _reached(above, kind.most)
+    if kind.query == 0:
+        noisy = np.tile(value, (size, 1))
+    else:
+        noisy = value + rng.laplace(scale=kind.query, size=(size, queries))
+    above = noisy >= (THRESHOLD + noise)[:, None]
+    reached = _reached_mask(above, kind.max_positives)
     if kind.shows == "answer":
         return np.where(reached, above, -1).astype(np.int8)
-    shown = _shown(kind, value, seen, noise, rng)
-    return np.where(reached, np.where(above, on_lattice(shown), -np.inf), np.nan)
+    shown = _shown_values(kind, value, noisy, noise, rng)
+    return np.where(reached, np.where(above, round_to_lattice(shown), -np.inf), np.nan)
 
 
-def _shown(kind: Variant, value: Floats, seen: Floats, noise: Floats, rng: Generator) -> Floats:
+def _shown_values(kind: Variant, value: Floats, noisy: Floats, noise: Floats, rng: Generator) -> Floats:
     if kind.shows == "compared":
-        return seen
+        return noisy
     if kind.shows == "gap":
-        return seen - (THRESHOLD + noise)[:, None]
-    return np.asarray(value + rng.laplace(scale=kind.fresh, size=seen.shape))
+        return noisy - (THRESHOLD + noise)[:, None]
+    return np.asarray(value + rng.laplace(scale=kind.fresh, size=noisy.shape))
 
 
-def _reached(above: Any, most: int | None) -> Any:
-    """Queries up to and with the last positive that is allowed."""
-    if most is None:
+def _reached_mask(above: Any, max_positives: int | None) -> Any:
+    """Return True for queries up to and including the last allowed positive."""
+    if max_positives is None:
         return np.ones_like(above)
-    return np.cumsum(above, axis=1) - above < most
+    return np.cumsum(above, axis=1) - above < max_positives
 
 
-def _law(kind: Variant, value: Floats) -> Floats:
-    noise = laws.threshold_noise(kind.threshold)
-    if kind.most is None:
-        return laws.patterns(value, THRESHOLD, noise, kind.query)
+def _outcome_distribution(kind: Variant, value: Floats) -> Floats:
+    noise = distributions.threshold_noise(kind.threshold)
+    if kind.max_positives is None:
+        return distributions.patterns(value, THRESHOLD, noise, kind.query)
     if kind.shows == "compared":
-        return laws.first_value(value, THRESHOLD, noise, kind.query)
-    stops = laws.first_above(value, THRESHOLD, noise, kind.query)
-    return stops if kind.shows == "answer" else _with_value(stops, value, kind.fresh)
+        return distributions.first_value(value, THRESHOLD, noise, kind.query)
+    stops = distributions.first_above(value, THRESHOLD, noise, kind.query)
+    return stops if kind.shows == "answer" else _with_shown_value(stops, value, kind.fresh)
 
 
-def _with_value(stops: Floats, value: Floats, scale: float) -> Floats:
-    at = laws.cuts(1.0, scale, 3000)
+def _with_shown_value(stops: Floats, value: Floats, scale: float) -> Floats:
+    at = distributions.cuts(1.0, scale, 3000)
     parts = [
-        chance * np.diff(laws.laplace_cdf(at - centre, scale)) for chance, centre in zip(stops, value, strict=False)
+        chance * np.diff(distributions.laplace_cdf(at - centre, scale))
+        for chance, centre in zip(stops, value, strict=False)
     ]
     return np.concatenate([*parts, stops[-1:]])
 

@@ -1,4 +1,4 @@
-"""Right answers at the wrong time: outputs follow a private law, and the time that they take gives the noise away."""
+"""Mechanisms whose outputs are private, but whose running time reveals the noise."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BLOCK = bytes(2048)
 
 
 def members() -> list[Member]:
-    """The members of this room."""
+    """Return the members of this module."""
     return [
-        Member("timing_leaky", pure(1), False, partial(_loops, constant=False), PAIRS,
+        Member("timing_leaky", pure(1), False, partial(_noise_by_counting, constant=False), PAIRS,
                "a geometric sampler that counts up to its noise", inf, timed=True, one_by_one=True),
     ]  # fmt: skip
 
 
-def _loops(value: int, size: int, rng: Generator, *, constant: bool) -> list[Any]:
-    """Two-sided geometric noise of scale SENSITIVITY; each step of the noise costs a little work."""
-    drawn = rng.geometric(1 - exp(-1 / SENSITIVITY), size=(2, size))
+def _noise_by_counting(value: int, size: int, rng: Generator, *, constant: bool) -> list[Any]:
+    """Add two-sided geometric noise of scale SENSITIVITY; unless `constant`, the work grows with the noise."""
+    draws = rng.geometric(1 - exp(-1 / SENSITIVITY), size=(2, size))
     outputs = []
-    for first, second in drawn.T:
+    for first, second in draws.T:
         noise = int(first - second)
         for _ in range(400 if constant else abs(noise)):
             sha256(BLOCK).digest()

@@ -1,9 +1,9 @@
-"""Makes the three tables of the demonstration at any size: urls (public), users and actions (private).
+"""Generate the three tables of the demonstration at any size: urls (public), users and actions (private).
 
     python examples/url_shares/generate.py --users 20000
 
-The same size and seed give the same files. Activity is heavy-tailed: most people do little, a few do very much.
-Tables are streamed to Parquet piece by piece, so memory does not grow with the size.
+The same size and seed give the same files. Activity is heavy-tailed: most people have few actions, some have very many.
+Tables are written to Parquet in pieces, so memory does not grow with the size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAVIEST = 5_000
 
 
 def urls(count: int, seed: int) -> pa.Table:
-    """Public links, with a domain, a first day and a number of public shares."""
+    """Return public links, with a domain, a first day and a number of public shares."""
     random = np.random.default_rng([seed, 1])
     day = np.datetime64("2019-01-01", "D") + random.integers(0, 365, count)
     return pa.table(
@@ -45,20 +45,20 @@ def urls(count: int, seed: int) -> pa.Table:
 
 
 def users(first: int, count: int, random: np.random.Generator) -> pa.Table:
-    """People `first` to `first + count - 1`."""
+    """Return people `first` to `first + count - 1`."""
     age = np.clip(np.rint(random.gamma(6.0, 6.5, count) + 8), 13, 100)
     return pa.table(
         {
             "user_id": np.arange(first, first + count, dtype=np.int64),
-            "country": _texts(COUNTRIES, random.choice(len(COUNTRIES), count, p=COUNTRY_SHARES)),
+            "country": _text_column(COUNTRIES, random.choice(len(COUNTRIES), count, p=COUNTRY_SHARES)),
             "age": age.astype(np.int32),
-            "gender": _texts(GENDERS, random.choice(len(GENDERS), count, p=(0.5, 0.47, 0.03))),
+            "gender": _text_column(GENDERS, random.choice(len(GENDERS), count, p=(0.5, 0.47, 0.03))),
         }
     )
 
 
 def actions(first: int, count: int, links: int, mean: float, random: np.random.Generator) -> pa.Table:
-    """Everything that people `first` to `first + count - 1` did."""
+    """Return all actions of people `first` to `first + count - 1`."""
     shape = 1.5
     activity = np.minimum(random.pareto(shape, count) * mean * (shape - 1), HEAVIEST)
     rows = random.poisson(activity)
@@ -69,24 +69,25 @@ def actions(first: int, count: int, links: int, mean: float, random: np.random.G
         {
             "user_id": np.repeat(np.arange(first, first + count, dtype=np.int64), rows),
             "url_id": link,
-            "action": _texts(ACTIONS, random.choice(len(ACTIONS), total, p=ACTION_SHARES)),
+            "action": _text_column(ACTIONS, random.choice(len(ACTIONS), total, p=ACTION_SHARES)),
             "at": pa.array(YEAR_START + seconds * np.timedelta64(1_000_000, "us")),
         }
     )
 
 
-def _texts(values: tuple[str, ...], codes: Any) -> pa.Array:
+def _text_column(values: tuple[str, ...], codes: Any) -> pa.Array:
+    """Return a text column from values and their codes."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(values)).cast(pa.string())
 
 
 def pieces(people: int) -> Iterator[tuple[int, int]]:
-    """The first person and the number of people of each piece."""
+    """Yield the first person and the number of people of each piece."""
     for start in range(0, people, PIECE):
         yield start + 1, min(PIECE, people - start)
 
 
 def generate(directory: Path, people: int, links: int, mean: float, seed: int, *, quiet: bool = False) -> int:
-    """Write urls.parquet, users.parquet and actions.parquet; returns the number of actions."""
+    """Write urls.parquet, users.parquet and actions.parquet; return the number of actions."""
     directory.mkdir(parents=True, exist_ok=True)
     pq.write_table(urls(links, seed), directory / "urls.parquet")
     written = 0
@@ -98,12 +99,12 @@ def generate(directory: Path, people: int, links: int, mean: float, seed: int, *
         task = bar.add_task("people", total=people)
         for first, count in pieces(people):
             random = np.random.default_rng([seed, 2, first])
-            made = {"users": users(first, count, random), "actions": actions(first, count, links, mean, random)}
-            for name, table in made.items():
+            tables = {"users": users(first, count, random), "actions": actions(first, count, links, mean, random)}
+            for name, table in tables.items():
                 if name not in writers:
                     writers[name] = pq.ParquetWriter(directory / f"{name}.parquet", table.schema, compression="zstd")
                 writers[name].write_table(table)
-            written += made["actions"].num_rows
+            written += tables["actions"].num_rows
             bar.advance(task, count)
     for writer in writers.values():
         writer.close()
@@ -111,14 +112,14 @@ def generate(directory: Path, people: int, links: int, mean: float, seed: int, *
 
 
 def main(
-    users: Annotated[int, typer.Option(min=1, help="how many people")] = 20_000,
-    urls: Annotated[int, typer.Option(min=1, help="how many links")] = 1_000,
-    mean: Annotated[float, typer.Option(min=0.1, help="actions of a person, about, on average")] = 20.0,
-    seed: Annotated[int, typer.Option(min=0, help="another seed gives other data of the same kind")] = 0,
-    out: Annotated[Path, typer.Option(help="where to write")] = Path(__file__).parent / "data",
+    users: Annotated[int, typer.Option(min=1, help="number of people")] = 20_000,
+    urls: Annotated[int, typer.Option(min=1, help="number of links")] = 1_000,
+    mean: Annotated[float, typer.Option(min=0.1, help="approximate mean number of actions per person")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the random data")] = 0,
+    out: Annotated[Path, typer.Option(help="folder to write to")] = Path(__file__).parent / "data",
     quiet: Annotated[bool, typer.Option(help="no progress bar")] = False,
 ) -> None:
-    """Make the demonstration data."""
+    """Generate the demonstration data."""
     rows = generate(out, users, urls, mean, seed, quiet=quiet)
     typer.echo(f"wrote {users:,} people, {urls:,} links and {rows:,} actions to {os.path.relpath(out)}")
 

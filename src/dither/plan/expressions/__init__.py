@@ -1,8 +1,8 @@
-"""The scalar language: total functions of one row, each with its domain and its SQL."""
+"""Scalar expressions: total functions of one row, each with its domain and its SQL."""
 
 from __future__ import annotations
 
-from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, Part, real, snap
+from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, Part, snap_to_lattice, to_double
 from dither.plan.expressions.logic import And, Case, Coalesce, Compare, In, IsNull, Not, NullIf, Or, between
 from dither.plan.expressions.numeric import (
     Absolute,
@@ -19,7 +19,7 @@ from dither.plan.expressions.numeric import (
 from dither.plan.expressions.text import TextCase, TextMatch
 from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 
-# The only expressions that a request can name. The names are the protocol's: they stay when a class is renamed.
+# The only expressions that a request can name. These wire names stay the same when a class is renamed.
 BY_NAME: dict[str, type] = {
     "column": ColumnRef,
     "literal_value": LiteralValue,

@@ -1,17 +1,17 @@
-"""The scalar language: total functions of one row; bounds in, bounds out, SQL.
+"""Scalar expressions: total functions of one row, with bounds derived from the bounds of their columns, and their SQL.
 
-Nodes are frozen data, safe to decode from the wire by `BY_NAME`. A node never refers to a table: it is read in a
-`Scope` (the domains of the columns around it), so `node.domain(scope)` and `node.sql(scope)` are pure functions of
+Nodes are frozen data that is safe to decode from the wire through `BY_NAME`. A node never refers to a table: it is read
+in a `Scope` (the domains of the columns around it), so `node.domain(scope)` and `node.sql(scope)` are pure functions of
 the plan and the schema. Every node has a value for every record, inside `node.domain(scope)`.
 
-How values are held: a Number is an integer `k` that stands for `k * step`; a Moment is an integer number of
-microseconds of the dataset's wall clock; a Category or text key is text; a Boolean is a boolean; NULL is allowed
-where the domain says `nullable`. There are no floats, except inside `Function` and `Power`, which round at once.
+Encoding of values: a Number is an integer `k` that represents `k * step`; a Moment is an integer number of microseconds
+on the dataset's wall clock; a Category or text key is text; a Boolean is a boolean; NULL is allowed where the domain is
+`nullable`. There are no floats, except inside `Function` and `Power`, which round at once.
 
-Meanings, the same on every engine: x / 0 and x % 0 are NULL; `/` and `%` go towards zero, `/` on a lattice of at most
-a millionth of the operands' own; `round` takes halves away from zero; LEAST and GREATEST skip NULLs; AND, OR and NOT
-are three-valued; text is compared by code points; weeks start on Monday; day of week 0 is Sunday; SQRT and LN of what
-they are not defined for are NULL; EXP and POWER stop at 1e12.
+The semantics are the same on every engine: x / 0 and x % 0 are NULL; `/` and `%` truncate towards zero, and `/` has a
+lattice of at most a millionth of the operands' own; `round` rounds halves away from zero; LEAST and GREATEST skip
+NULLs; AND, OR and NOT are three-valued; text is compared by code points; weeks start on Monday; day of week 0 is
+Sunday; SQRT and LN are NULL where they are undefined; EXP and POWER are capped at 1e12.
 """
 
 from __future__ import annotations
@@ -31,16 +31,29 @@ from dither.errors import InvalidParameter, InvalidPlan, Unsupported
 from dither.plan.domains import (
     DAY,
     EPOCH,
-    LARGEST,
-    LENGTHS,
-    NOTHING,
+    LARGEST_INTEGER,
+    ONLY_NULL,
+    PERIOD_LENGTHS,
     Period,
     as_boolean,
     bounds_of,
     number,
     storage_type,
 )
-from dither.plan.sql.builders import Sql, add, binary, call, cast, double, integer, literal, null, string, times, within
+from dither.plan.sql.builders import (
+    Sql,
+    add,
+    binary,
+    call,
+    cast,
+    clamp_integer,
+    double,
+    integer,
+    literal,
+    null,
+    string,
+    times,
+)
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Moment, Number, Scalar
@@ -59,35 +72,35 @@ class Expr(ABC):
 
     @abstractmethod
     def domain(self, scope: Scope) -> Domain:
-        """What values it can take, from the domains of the columns."""
+        """Return the values that the expression can take, given the domains of the columns."""
 
     @abstractmethod
     def sql(self, scope: Scope) -> Sql:
-        """SQL that cannot fail and stays inside the domain, in the form in which values are held."""
+        """Return SQL that cannot fail and computes the encoded value, inside the domain."""
 
     def copies(self, scope: Scope) -> int:
-        """How many times its SQL repeats the SQL of an operand, at most."""
+        """Return an upper bound on how often the SQL repeats the SQL of one operand."""
         return 1
 
 
 def domain_of(node: Expr, scope: Scope) -> Domain:
-    """The domain of a whole expression, refused where its SQL would grow too large."""
+    """Return the domain of a whole expression; refuse expressions whose SQL would be too large."""
     if weight(node, scope) > MOST_WEIGHT:
         raise InvalidPlan("an expression is too large; split it up or use fewer nested functions")
     return node.domain(scope)
 
 
 def weight(node: Expr, scope: Scope, depth: int = 0) -> int:
-    """An upper bound on the size of an expression's SQL, without building it."""
+    """Return an upper bound on the size of an expression's SQL, without building it."""
     if depth > MOST_DEPTH:
-        raise InvalidPlan(f"an expression may be nested {MOST_DEPTH} deep, not more")
-    below = sum(weight(child, scope, depth + 1) for child in operands(node))
-    return 1 + below * node.copies(scope) if below < MOST_WEIGHT else below
+        raise InvalidPlan(f"an expression is nested more than {MOST_DEPTH} levels deep; split it up")
+    operand_weight = sum(weight(child, scope, depth + 1) for child in operands(node))
+    return 1 + operand_weight * node.copies(scope) if operand_weight < MOST_WEIGHT else operand_weight
 
 
 def operands(node: Expr) -> Iterator[Expr]:
-    """The expressions inside an expression."""
-    pending: list[object] = [getattr(node, part.name) for part in dataclasses.fields(node)]  # type: ignore[arg-type]
+    """Yield the expressions directly inside an expression."""
+    pending: list[object] = [getattr(node, field.name) for field in dataclasses.fields(node)]  # type: ignore[arg-type]
     while pending:
         item = pending.pop()
         if isinstance(item, Expr):
@@ -97,42 +110,42 @@ def operands(node: Expr) -> Iterator[Expr]:
 
 
 def divide(value: Sql, divisor: int, lo: int, dialect: Dialect) -> Sql:
-    """floor(value / divisor) for a public divisor, of a value that is at least `lo`."""
+    """Build floor(value / divisor) for a public divisor and a value of at least `lo`."""
     shift = max(0, -(lo // divisor))
     return value if divisor == 1 else add(dialect.quotient(add(value, shift * divisor), literal(divisor)), -shift)
 
 
 def modulo(value: Sql, divisor: int, lo: int, dialect: Dialect) -> Sql:
-    """value - divisor * floor(value / divisor), of a value that is at least `lo`."""
+    """Build value - divisor * floor(value / divisor) for a public divisor and a value of at least `lo`."""
     shift = max(0, -(lo // divisor))
     return dialect.remainder(add(value, shift * divisor), literal(divisor))
 
 
 def convert(value: Sql, source: Domain, target: Domain) -> Sql:
-    """A value of one domain in the form of a domain that contains it."""
-    if source == NOTHING:
+    """Convert an encoded value from one domain to another that contains it."""
+    if source == ONLY_NULL:
         return null(storage_type(target))
     if isinstance(source, Number) and isinstance(target, Number):
         return times(value, int(source.step / target.step))
     return value
 
 
-def fits(size: int) -> int:
-    """An intermediate integer that must stay within 62 bits."""
-    if abs(size) > LARGEST:
-        raise Unsupported("values could pass 2^62 steps of their lattice; CLAMP or ROUND the operands first")
+def check_fits(size: int) -> int:
+    """Return an intermediate integer; refuse one beyond 62 bits."""
+    if abs(size) > LARGEST_INTEGER:
+        raise Unsupported("values could exceed 2^62 steps of their lattice; CLAMP or ROUND the operands first")
     return size
 
 
-def real(value: Sql, step: Fraction) -> Sql:
-    """A lattice integer as the double nearest to what it stands for."""
+def to_double(value: Sql, step: Fraction) -> Sql:
+    """Convert a lattice integer to the double nearest to the number that it represents."""
     scaled = binary(exp.Mul, cast(value, "double"), double(step.numerator))
     return binary(exp.Div, scaled, double(step.denominator))
 
 
-def snap(value: Sql, target: Number) -> Sql:
-    """A finite double on the lattice of a domain, inside it."""
-    return within(_nearest(value, target.step), *bounds_of(target))
+def snap_to_lattice(value: Sql, target: Number) -> Sql:
+    """Round a finite double to the lattice of a domain and clamp it to the domain."""
+    return clamp_integer(to_lattice_integer(value, target.step), *bounds_of(target))
 
 
 @dataclass(frozen=True)
@@ -168,14 +181,14 @@ class LiteralValue(Expr):
 
     def __post_init__(self) -> None:
         if isinstance(self.value, str):
-            readable_value(self.value)
+            check_text(self.value)
         elif isinstance(self.value, float):
-            raise InvalidParameter("write a constant as an integer or a Fraction, not as a float")
+            raise InvalidParameter("a constant must be an int, Fraction, str, bool or None, not a float")
 
     def domain(self, scope: Scope) -> Domain:
         match self.value:
             case None:
-                return NOTHING
+                return ONLY_NULL
             case bool():
                 return Boolean()
             case str():
@@ -196,59 +209,60 @@ class LiteralValue(Expr):
                 return integer(Fraction(self.value).numerator)
 
 
-def readable_value(value: str) -> str:
-    """A text that every engine can hold: no lone surrogates, no NUL."""
-    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise InvalidParameter("a text may not hold NUL or lone surrogate characters")
+def check_text(value: str) -> str:
+    """Return a text; refuse lone surrogates and NUL, which some engines cannot store."""
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidParameter("a text must not contain NUL or lone surrogate characters")
     return value
 
 
-def condition(child: Expr, scope: Scope, where: str) -> Sql:
-    """A condition as SQL; a bare NULL is the unknown truth value."""
-    as_boolean(child.domain(scope), where)
-    return null("boolean") if child.domain(scope) == NOTHING else child.sql(scope)
+def condition_sql(child: Expr, scope: Scope, operation: str) -> Sql:
+    """Build the SQL of a condition; a bare NULL becomes the unknown truth value."""
+    as_boolean(child.domain(scope), operation)
+    return null("boolean") if child.domain(scope) == ONLY_NULL else child.sql(scope)
 
 
-def constant_value(held: int | str | bool) -> Sql:
-    """A held value as SQL."""
-    match held:
+def constant_sql(encoded: int | str | bool) -> Sql:
+    """Build the SQL of an encoded constant."""
+    match encoded:
         case bool():
-            return exp.true() if held else exp.false()
+            return exp.true() if encoded else exp.false()
         case str():
-            return string(held)
+            return string(encoded)
         case _:
-            return integer(held)
+            return integer(encoded)
 
 
-def clamp_real(value: Sql, least: float, most: float) -> Sql:
-    """Clamp a real value to a range."""
+def clamp_double(value: Sql, least: float, most: float) -> Sql:
+    """Clamp a double to a public range."""
     lo, hi = (cast(exp.Literal.string(repr(bound)), "double") for bound in (least, most))
     return call("LEAST", call("GREATEST", value, lo), hi)
 
 
-def _nearest(value: Sql, step: Fraction) -> Sql:
-    """The nearest lattice integer of a double, held at 62 bits before the cast: no record can make it fail."""
+def to_lattice_integer(value: Sql, step: Fraction) -> Sql:
+    """Round a double to the nearest lattice integer, clamped to 62 bits before the cast: no record can make it fail."""
     scaled = binary(exp.Div, binary(exp.Mul, value, double(step.denominator)), double(step.numerator))
     rounded = exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double")))
-    return cast(clamp_real(rounded, float(-LARGEST), float(LARGEST)), "bigint")
+    return cast(clamp_double(rounded, float(-LARGEST_INTEGER), float(LARGEST_INTEGER)), "bigint")
 
 
-def _ordinal(moment: int, every: Period) -> int:
-    if every in LENGTHS:
-        return (moment + (3 * DAY if every == "week" else 0)) // LENGTHS[every]
+def period_number(moment: int, every: Period) -> int:
+    """Return the running number of the period that contains a public moment."""
+    if every in PERIOD_LENGTHS:
+        return (moment + (3 * DAY if every == "week" else 0)) // PERIOD_LENGTHS[every]
     date = EPOCH + timedelta(microseconds=moment)
     months = {"month": 1, "quarter": 3, "year": 12}[every]
     return (date.year * 12 + date.month - 1) // months
 
 
-def ordinal(value: Sql, domain: Moment, every: Period, dialect: Dialect) -> Sql:
-    """The running number of the period that a moment lies in."""
-    if every in LENGTHS:
+def period_number_sql(value: Sql, domain: Moment, every: Period, dialect: Dialect) -> Sql:
+    """Build the running number of the period that contains a moment."""
+    if every in PERIOD_LENGTHS:
         shift = 3 * DAY if every == "week" else 0
-        return divide(add(value, shift), LENGTHS[every], domain.lo, dialect)
-    instant = dialect.instant(value)
+        return divide(add(value, shift), PERIOD_LENGTHS[every], domain.lo, dialect)
+    instant = dialect.to_timestamp(value)
     year = cast(exp.Extract(this=exp.var("year"), expression=instant.copy()), "bigint")
     if every == "year":
         return year
-    within = cast(exp.Extract(this=exp.var(every), expression=instant), "bigint")
-    return add(add(times(year, 12 if every == "month" else 4), within), -1)
+    part_of_year = cast(exp.Extract(this=exp.var(every), expression=instant), "bigint")
+    return add(add(times(year, 12 if every == "month" else 4), part_of_year), -1)

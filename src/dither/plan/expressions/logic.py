@@ -1,4 +1,4 @@
-"""Part of the former access.expr."""
+"""Comparisons, conditions and the expressions that choose among values: AND, OR, NOT, IN, CASE, COALESCE, NULLIF."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.plan.domains import NOTHING, as_boolean, describe, index_of, is_possible, merge, storage_type, with_null
-from dither.plan.expressions.core import Expr, LiteralValue, condition, constant_value, convert, readable_value
-from dither.plan.sql.builders import Sql, and_, binary, case, detached, is_null, not_, null, or_
+from dither.plan.domains import (
+    ONLY_NULL,
+    as_boolean,
+    describe,
+    encode_value,
+    is_possible,
+    merge,
+    storage_type,
+    with_null,
+)
+from dither.plan.expressions.core import Expr, LiteralValue, check_text, condition_sql, constant_sql, convert
+from dither.plan.sql.builders import Sql, and_, binary, case, detach, is_null, not_, null, or_
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
@@ -34,17 +43,18 @@ class Compare(Expr):
         return Boolean(nullable=left.nullable or right.nullable)
 
     def _check(self, left: Domain, right: Domain) -> None:
-        if NOTHING in (left, right):
+        """Refuse operands whose kinds cannot be compared by this operator."""
+        if ONLY_NULL in (left, right):
             return
         if isinstance(left, Number) and isinstance(right, Number):
             merge([left, right])
         if self.op in ("=", "<>"):
-            if not _alike(left, right):
+            if not _are_comparable(left, right):
                 raise InvalidPlan(f"a {describe(left)} cannot be compared with a {describe(right)}")
         elif isinstance(left, Category) and isinstance(right, Category):
             if not isinstance(self.right, LiteralValue):
                 raise Unsupported(f"the operator {self.op} on categories needs a constant on its right side")
-        elif not (_alike(left, right) and isinstance(left, Number | Moment)):
+        elif not (_are_comparable(left, right) and isinstance(left, Number | Moment)):
             raise Unsupported(
                 f"the operator {self.op} compares numbers or moments, not a {describe(left)} and a {describe(right)}"
             )
@@ -52,20 +62,20 @@ class Compare(Expr):
     def sql(self, scope: Scope) -> Sql:
         left, right = self.left.domain(scope), self.right.domain(scope)
         self._check(left, right)
-        if NOTHING in (left, right):
+        if ONLY_NULL in (left, right):
             return null("boolean")
         a, b = self.left.sql(scope), self.right.sql(scope)
         if isinstance(left, Number) and isinstance(right, Number):
             merged = merge([left, right])
             return binary(OPERATORS[self.op], convert(a, left, merged), convert(b, right, merged))
         if isinstance(left, Category) and isinstance(right, Category) and self.op not in ("=", "<>"):
-            return membership(a, [v for v in left.values if _ordered(self.op, v, right.values[0])], left)
+            return membership(a, [v for v in left.values if _compare_texts(self.op, v, right.values[0])], left)
         return binary(OPERATORS[self.op], a, b)
 
 
 @dataclass(frozen=True)
 class And(Expr):
-    """All of them (three-valued)."""
+    """The conjunction of conditions (three-valued)."""
 
     children: tuple[Expr, ...]
 
@@ -73,12 +83,12 @@ class And(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "AND").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return and_([condition(child, scope, "AND") for child in self.children])
+        return and_([condition_sql(child, scope, "AND") for child in self.children])
 
 
 @dataclass(frozen=True)
 class Or(Expr):
-    """Any of them (three-valued)."""
+    """The disjunction of conditions (three-valued)."""
 
     children: tuple[Expr, ...]
 
@@ -86,12 +96,12 @@ class Or(Expr):
         return Boolean(any(as_boolean(child.domain(scope), "OR").nullable for child in self.children))
 
     def sql(self, scope: Scope) -> Sql:
-        return or_([condition(child, scope, "OR") for child in self.children])
+        return or_([condition_sql(child, scope, "OR") for child in self.children])
 
 
 @dataclass(frozen=True)
 class Not(Expr):
-    """Negation (three-valued)."""
+    """The negation of a condition (three-valued)."""
 
     child: Expr
 
@@ -99,12 +109,12 @@ class Not(Expr):
         return as_boolean(self.child.domain(scope), "NOT")
 
     def sql(self, scope: Scope) -> Sql:
-        return not_(condition(self.child, scope, "NOT"))
+        return not_(condition_sql(self.child, scope, "NOT"))
 
 
 @dataclass(frozen=True)
 class IsNull(Expr):
-    """Whether the value is NULL; never NULL itself."""
+    """True if the value is NULL, else false; never NULL."""
 
     child: Expr
 
@@ -118,7 +128,7 @@ class IsNull(Expr):
 
 @dataclass(frozen=True)
 class In(Expr):
-    """Whether the value is among public ones (no NULLs; moments as microseconds)."""
+    """True if the value is one of the public values (which exclude NULL; moments are in microseconds)."""
 
     child: Expr
     values: tuple[Scalar, ...]
@@ -126,27 +136,27 @@ class In(Expr):
     def __post_init__(self) -> None:
         for value in self.values:
             if isinstance(value, str):
-                readable_value(value)
+                check_text(value)
 
     def copies(self, scope: Scope) -> int:
         return 2
 
     def domain(self, scope: Scope) -> Domain:
         child = self.child.domain(scope)
-        self.held(child)
+        self.encoded_values(child)
         return Boolean(child.nullable)
 
-    def held(self, child: Domain) -> list[int | str | bool]:
-        """The listed values as the engine holds them; those off the lattice or outside the bounds can never match."""
+    def encoded_values(self, child: Domain) -> list[int | str | bool]:
+        """Encode the listed values as the engine does; leave out those off the lattice or out of bounds."""
         if None in self.values:
-            raise InvalidPlan("IN takes no NULL; use IS NULL")
+            raise InvalidPlan("an IN list cannot contain NULL; use IS NULL")
         values = [unicodedata.normalize("NFC", v) if isinstance(v, str) else v for v in self.values]
-        found = (index_of(value, child) for value in values)
-        return [held for held in found if held is not None and is_possible(held, child)]
+        encoded_list = (encode_value(value, child) for value in values)
+        return [encoded for encoded in encoded_list if encoded is not None and is_possible(encoded, child)]
 
     def sql(self, scope: Scope) -> Sql:
         child = self.child.domain(scope)
-        return membership(self.child.sql(scope), self.held(child), child)
+        return membership(self.child.sql(scope), self.encoded_values(child), child)
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ class Case(Expr):
     def sql(self, scope: Scope) -> Sql:
         merged = self.domain(scope)
         branches = [
-            (condition(when, scope, "CASE WHEN"), convert(then.sql(scope), then.domain(scope), merged))
+            (condition_sql(when, scope, "CASE WHEN"), convert(then.sql(scope), then.domain(scope), merged))
             for when, then in self.branches
         ]
         return case(branches, convert(self.default.sql(scope), self.default.domain(scope), merged))
@@ -219,16 +229,17 @@ OPERATORS: dict[str, type[exp.Binary]] = {
 }  # fmt: skip
 
 
-def membership(value: Sql, held: Sequence[int | str | bool], domain: Domain) -> Sql:
-    """Whether a value is among public ones; NULL stays NULL."""
-    if held:
-        return exp.In(this=detached(value), expressions=[constant_value(v) for v in held])
+def membership(value: Sql, encoded: Sequence[int | str | bool], domain: Domain) -> Sql:
+    """Build the condition that a value is one of the encoded public values; NULL for NULL."""
+    if encoded:
+        return exp.In(this=detach(value), expressions=[constant_sql(v) for v in encoded])
     return case([(is_null(value), null("boolean"))], exp.false())
 
 
-def _alike(left: Domain, right: Domain) -> bool:
-    names = Identifier | Reference
-    if isinstance(left, names) or isinstance(right, names):
+def _are_comparable(left: Domain, right: Domain) -> bool:
+    """Tell whether values of two domains can be compared for equality."""
+    key_kinds = Identifier | Reference
+    if isinstance(left, key_kinds) or isinstance(right, key_kinds):
         return (
             storage_type(left) == storage_type(right)
             and not isinstance(left, Moment)
@@ -238,10 +249,11 @@ def _alike(left: Domain, right: Domain) -> bool:
     return any(isinstance(left, kind) and isinstance(right, kind) for kind in (Number, Moment, Boolean, Category))
 
 
-def _ordered(op: str, left: str, right: str) -> bool:
+def _compare_texts(op: str, left: str, right: str) -> bool:
+    """Compare two public texts by code points."""
     return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[op]
 
 
 def between(child: Expr, lo: Expr, hi: Expr) -> Expr:
-    """SQL's BETWEEN, both ends included."""
+    """Build SQL's BETWEEN, both ends included."""
     return And((Compare(">=", child, lo), Compare("<=", child, hi)))

@@ -1,4 +1,4 @@
-"""Part of the former access.expr."""
+"""Numeric expressions: exact arithmetic on lattices, rounding, clamping, buckets, and functions computed in doubles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from dither.errors import InvalidParameter, InvalidPlan
 from dither.plan.domains import (
-    LARGEST,
+    LARGEST_INTEGER,
     as_boolean,
     as_moment,
     as_number,
@@ -23,21 +23,21 @@ from dither.plan.domains import (
     common_step,
     merge,
     number,
-    on_step,
     span,
+    to_step,
 )
 from dither.plan.expressions.core import (
     CEILING,
     MOST_EDGES,
     Expr,
-    _nearest,
-    clamp_real,
-    condition,
+    check_fits,
+    clamp_double,
+    condition_sql,
     convert,
     divide,
-    fits,
-    real,
-    snap,
+    snap_to_lattice,
+    to_double,
+    to_lattice_integer,
 )
 from dither.plan.sql.builders import (
     Sql,
@@ -45,7 +45,8 @@ from dither.plan.sql.builders import (
     binary,
     call,
     case,
-    detached,
+    clamp_integer,
+    detach,
     double,
     integer,
     is_not_null,
@@ -53,7 +54,6 @@ from dither.plan.sql.builders import (
     not_,
     sub,
     times,
-    within,
 )
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Number
@@ -61,7 +61,7 @@ from dither.schema import Domain, Number
 
 @dataclass(frozen=True)
 class Arithmetic(Expr):
-    """Exact arithmetic on lattices; `/` and `%` go towards zero and give NULL where the divisor is 0."""
+    """Exact arithmetic on lattices; `/` and `%` truncate towards zero and are NULL where the divisor is 0."""
 
     op: Literal["+", "-", "*", "/", "%"]
     left: Expr
@@ -72,25 +72,27 @@ class Arithmetic(Expr):
         nullable = left.nullable or right.nullable
         match self.op:
             case "+" | "-":
-                return self._linear(left, right, nullable)
+                return self._sum_domain(left, right, nullable)
             case "*":
-                lo, hi = _product(bounds_of(left), bounds_of(right), same=self.left == self.right)
+                lo, hi = _product_bounds(bounds_of(left), bounds_of(right), same=self.left == self.right)
                 return number(lo, hi, left.step * right.step, nullable)
             case "/":
-                return _ratio(left, right)
+                return _quotient_domain(left, right)
             case "%":
-                return _remainder(left, right)
+                return _remainder_domain(left, right)
 
     def _operands(self, scope: Scope) -> tuple[Number, Number]:
-        where = f"the operator {self.op}"
-        left = as_number(self.left.domain(scope), where)
-        right = as_number(self.right.domain(scope), where)
+        """Return the operands' domains, on a common lattice except for `*` and `/`."""
+        operation = f"the operator {self.op}"
+        left = as_number(self.left.domain(scope), operation)
+        right = as_number(self.right.domain(scope), operation)
         if self.op in ("*", "/"):
             return left, right
         step = common_step(left.step, right.step)
-        return on_step(left, step), on_step(right, step)
+        return to_step(left, step), to_step(right, step)
 
-    def _linear(self, left: Number, right: Number, nullable: bool) -> Number:
+    def _sum_domain(self, left: Number, right: Number, nullable: bool) -> Number:
+        """Return the domain of a sum or difference."""
         (a, b), (c, d) = bounds_of(left), bounds_of(right)
         return (
             number(a + c, b + d, left.step, nullable) if self.op == "+" else number(a - d, b - c, left.step, nullable)
@@ -109,9 +111,9 @@ class Arithmetic(Expr):
             case "*":
                 return times(a, b)
             case "/":
-                return dialect.quotient(times(a, _fineness(left)), nonzero(b))
+                return dialect.quotient(times(a, _quotient_scale(left)), null_if_zero(b))
             case "%":
-                return dialect.remainder(a, nonzero(b))
+                return dialect.remainder(a, null_if_zero(b))
 
 
 @dataclass(frozen=True)
@@ -147,30 +149,31 @@ class Rounded(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rounding")
-        self._least(child)
+        self._smallest_intermediate(child)
         lo, hi = (self._round(Fraction(value) / self.step) for value in (child.lo, child.hi))
         return number(lo, hi, self.step, child.nullable)
 
-    def _least(self, child: Number) -> int:
-        """A bound below every intermediate integer; refused where one could pass 62 bits."""
+    def _smallest_intermediate(self, child: Number) -> int:
+        """Return a lower bound on every intermediate integer; refuse expressions in which one could exceed 62 bits."""
         ratio = child.step / self.step
-        fits(2 * (bounds_of(child)[1] * ratio.numerator + ratio.denominator))
-        return fits(2 * (min(bounds_of(child)[0], 0) * ratio.numerator - ratio.denominator))
+        check_fits(2 * (bounds_of(child)[1] * ratio.numerator + ratio.denominator))
+        return check_fits(2 * (min(bounds_of(child)[0], 0) * ratio.numerator - ratio.denominator))
 
     def _round(self, value: Fraction) -> int:
+        """Round a public number."""
         match self.how:
             case "floor":
                 return floor(value)
             case "ceil":
                 return ceil(value)
             case "round":
-                return nearest(value)
+                return round_half_away(value)
 
     def sql(self, scope: Scope) -> Sql:
         child = as_number(self.child.domain(scope), "rounding")
         ratio, value, dialect = child.step / self.step, self.child.sql(scope), scope.dialect
         up, down = ratio.numerator, ratio.denominator
-        lo = self._least(child)
+        lo = self._smallest_intermediate(child)
         scaled = times(value, up)
         if down == 1:
             return scaled
@@ -180,13 +183,13 @@ class Rounded(Expr):
             case "ceil":
                 return divide(add(scaled, down - 1), down, lo, dialect)
             case "round":
-                half = literal(down) if child.lo >= 0 else _signed(value, down)
+                half = literal(down) if child.lo >= 0 else _with_sign_of(value, down)
                 return dialect.quotient(add(times(scaled, 2), half), literal(2 * down))
 
 
 @dataclass(frozen=True)
 class Function(Expr):
-    """SQRT, LN, EXP or LOGISTIC (1 / (1 + exp(-x))), rounded to `step`; NULL where not defined; at most 1e12."""
+    """SQRT, LN, EXP or LOGISTIC (1 / (1 + exp(-x))), rounded to `step`; NULL where undefined; at most 1e12."""
 
     name: Literal["sqrt", "ln", "exp", "logistic"]
     child: Expr
@@ -201,20 +204,21 @@ class Function(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), self.name.upper())
-        lo, hi = (self._at(value) for value in self._reach(child))
+        lo, hi = (self._value_at(value) for value in self._argument_range(child))
         lowest = 0 if self.name != "ln" else -CEILING
         most = min(ceil(hi / self.step) + 1, floor(CEILING / self.step))
         least = min(max(floor(lo / self.step) - 1, lowest), most)
         undefined = child.lo < 0 if self.name == "sqrt" else child.lo <= 0 if self.name == "ln" else False
         return number(least, most, self.step, child.nullable or undefined)
 
-    def _reach(self, child: Number) -> tuple[float, float]:
-        """The arguments that matter: where the function is defined, and not beyond where it stops."""
+    def _argument_range(self, child: Number) -> tuple[float, float]:
+        """Return the range to which arguments are clamped: where the function is defined and its value not capped."""
         least = {"sqrt": 0.0, "ln": float(child.step), "exp": -40.0, "logistic": -40.0}[self.name]
         most = {"sqrt": 1e24, "ln": 1e300, "exp": 27.7, "logistic": 40.0}[self.name]
         return tuple(min(max(float(end), least), most) for end in (child.lo, child.hi))  # type: ignore[return-value]
 
-    def _at(self, value: float) -> Fraction:
+    def _value_at(self, value: float) -> Fraction:
+        """Compute the function at a public argument."""
         match self.name:
             case "sqrt":
                 return Fraction(math.sqrt(value))
@@ -228,11 +232,11 @@ class Function(Expr):
     def sql(self, scope: Scope) -> Sql:
         child, target = as_number(self.child.domain(scope), self.name.upper()), as_number(self.domain(scope), self.name)
         value = self.child.sql(scope)
-        argument = clamp_real(real(value, child.step), *self._reach(child))
+        argument = clamp_double(to_double(value, child.step), *self._argument_range(child))
         defined = binary(exp.GTE if self.name != "ln" else exp.GT, value, literal(0))
         if self.name in ("exp", "logistic"):
             defined = is_not_null(value)
-        return case([(defined, snap(self._call(argument), target))])
+        return case([(defined, snap_to_lattice(self._call(argument), target))])
 
     def _call(self, argument: Sql) -> Sql:
         if self.name != "logistic":
@@ -243,7 +247,7 @@ class Function(Expr):
 
 @dataclass(frozen=True)
 class Power(Expr):
-    """POWER(child, exponent) for a public exponent, rounded to `step`; NULL where not defined; at most 1e12."""
+    """POWER(child, exponent) for a public exponent, rounded to `step`; NULL where undefined; at most 1e12."""
 
     child: Expr
     exponent: Fraction
@@ -252,7 +256,7 @@ class Power(Expr):
     def __post_init__(self) -> None:
         if not Fraction(1, 10**6) <= self.step <= CEILING or not Fraction(1, 64) <= abs(self.exponent) <= 64:
             raise InvalidParameter(
-                "POWER takes an exponent between 1/64 and 64 (or minus that) and a step from 1e-6 to 1e12"
+                "POWER takes an exponent of absolute value from 1/64 to 64, and a step from 1e-6 to 1e12"
             )
 
     def copies(self, scope: Scope) -> int:
@@ -261,50 +265,57 @@ class Power(Expr):
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "POWER")
         lo, hi = bounds_of(child)
-        values = [self._at(abs(float(end))) for end in (child.lo, child.hi)]
+        values = [self._value_at(abs(float(end))) for end in (child.lo, child.hi)]
         if lo <= 0 <= hi:
-            values.append(Fraction(0) if self.exponent > 0 else self._at(0.0))
+            values.append(Fraction(0) if self.exponent > 0 else self._value_at(0.0))
         most = min(ceil(max(values) / self.step) + 1, floor(CEILING / self.step))
         least = min(max(floor(min(values) / self.step) - 1, 0), most)
-        undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._whole)
-        return number(-most if self._odd and lo < 0 else least, most, self.step, child.nullable or undefined)
+        undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._is_integer)
+        return number(-most if self._is_odd and lo < 0 else least, most, self.step, child.nullable or undefined)
 
     @property
-    def _whole(self) -> bool:
+    def _is_integer(self) -> bool:
         return self.exponent.denominator == 1
 
     @property
-    def _odd(self) -> bool:
-        return self._whole and self.exponent.numerator % 2 == 1
+    def _is_odd(self) -> bool:
+        return self._is_integer and self.exponent.numerator % 2 == 1
 
-    def _reach(self) -> tuple[float, float]:
-        """The sizes of arguments beyond which the power rounds to 0 or stops at 1e12; none passes 1e300."""
+    def _argument_range(self) -> tuple[float, float]:
+        """Return the range of absolute arguments beyond which the power is 0 or capped at 1e12; never above 1e300."""
         root = float(abs(self.exponent))
         bounds = (10.0 ** max(-13 / root, -300.0), 10.0 ** min(12 / root, 300.0))
         return bounds if self.exponent > 0 else (1 / bounds[1], 1 / bounds[0])
 
-    def _at(self, size: float) -> Fraction:
-        least, most = self._reach()
+    def _value_at(self, size: float) -> Fraction:
+        """Compute the power of a public absolute value, clamped to the range of arguments."""
+        least, most = self._argument_range()
         return Fraction(math.pow(min(max(size, least), most), float(self.exponent)))
 
     def sql(self, scope: Scope) -> Sql:
         child, target = as_number(self.child.domain(scope), "POWER"), as_number(self.domain(scope), "POWER")
         value = self.child.sql(scope)
-        exponent = real(integer(self.exponent.numerator), Fraction(1, self.exponent.denominator))
-        raised = call("POWER", clamp_real(exp.Abs(this=real(value, child.step)), *self._reach()), exponent)
-        positive = snap(raised, target) if not self._odd else within(_nearest(raised, self.step), *bounds_of(target))
+        exponent = to_double(integer(self.exponent.numerator), Fraction(1, self.exponent.denominator))
+        raised = call(
+            "POWER", clamp_double(exp.Abs(this=to_double(value, child.step)), *self._argument_range()), exponent
+        )
+        positive = (
+            snap_to_lattice(raised, target)
+            if not self._is_odd
+            else clamp_integer(to_lattice_integer(raised, self.step), *bounds_of(target))
+        )
         branches = [(binary(exp.GT, value, literal(0)), positive)]
         if self.exponent > 0:
             branches.append((binary(exp.EQ, value, literal(0)), integer(0)))
-        if self._whole:
-            below = exp.Neg(this=exp.paren(_nearest(raised, self.step))) if self._odd else positive
-            branches.append((binary(exp.LT, value, literal(0)), within(below, *bounds_of(target))))
+        if self._is_integer:
+            below = exp.Neg(this=exp.paren(to_lattice_integer(raised, self.step))) if self._is_odd else positive
+            branches.append((binary(exp.LT, value, literal(0)), clamp_integer(below, *bounds_of(target))))
         return case(branches)
 
 
 @dataclass(frozen=True)
 class Clamp(Expr):
-    """The nearest value between two public numbers: the user's own CLAMP(x, lo, hi)."""
+    """CLAMP(x, lo, hi): the nearest value between two public numbers."""
 
     child: Expr
     lo: Fraction
@@ -329,14 +340,14 @@ class Clamp(Expr):
         child, value = as_number(self.child.domain(scope), "CLAMP"), self.child.sql(scope)
         lo, hi = bounds_of(as_number(self.domain(scope), "CLAMP"))
         if not child.nullable:
-            return within(value, lo, hi)
+            return clamp_integer(value, lo, hi)
         below, above = binary(exp.LT, value, integer(lo)), binary(exp.GT, value, integer(hi))
         return case([(below, integer(lo)), (above, integer(hi))], value)
 
 
 @dataclass(frozen=True)
 class Rescale(Expr):
-    """The declared range of `child` stretched to the integers from -resolution to resolution (nearest, halves up)."""
+    """The declared range of `child` mapped to the integers from -resolution to resolution (nearest, halves up)."""
 
     child: Expr
     resolution: int
@@ -347,7 +358,7 @@ class Rescale(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), "rescaling")
-        fits((4 * self.resolution + 1) * (bounds_of(child)[1] - bounds_of(child)[0]))
+        check_fits((4 * self.resolution + 1) * (bounds_of(child)[1] - bounds_of(child)[0]))
         return number(-self.resolution, self.resolution, nullable=child.nullable)
 
     def sql(self, scope: Scope) -> Sql:
@@ -361,7 +372,7 @@ class Rescale(Expr):
 
 @dataclass(frozen=True)
 class LeastGreatest(Expr):
-    """LEAST or GREATEST of several numbers or moments, NULLs skipped."""
+    """LEAST or GREATEST of several numbers or moments; NULLs are skipped."""
 
     which: Literal["least", "greatest"]
     children: tuple[Expr, ...]
@@ -375,11 +386,15 @@ class LeastGreatest(Expr):
         merged = merge(domains)
         span(merged)
         aligned = [
-            on_step(d, merged.step) if isinstance(d, Number) and isinstance(merged, Number) else d for d in domains
+            to_step(d, merged.step) if isinstance(d, Number) and isinstance(merged, Number) else d for d in domains
         ]
-        sure = [span(d) for d in aligned if not d.nullable] or [(span(merged)[0], span(merged)[1])]
+        non_null_spans = [span(d) for d in aligned if not d.nullable] or [(span(merged)[0], span(merged)[1])]
         lo, hi = span(merged)
-        lo, hi = (lo, min(h for _, h in sure)) if self.which == "least" else (max(low for low, _ in sure), hi)
+        lo, hi = (
+            (lo, min(h for _, h in non_null_spans))
+            if self.which == "least"
+            else (max(low for low, _ in non_null_spans), hi)
+        )
         nullable = all(d.nullable for d in domains)
         if isinstance(merged, Number):
             return number(lo, hi, merged.step, nullable)
@@ -404,20 +419,20 @@ class AsNumber(Expr):
         return number(0, 1, nullable=as_boolean(self.child.domain(scope), "a cast to a number").nullable)
 
     def sql(self, scope: Scope) -> Sql:
-        value = condition(self.child, scope, "a cast to a number")
+        value = condition_sql(self.child, scope, "a cast to a number")
         return case([(value, integer(1)), (not_(value), integer(0))])
 
 
 @dataclass(frozen=True)
 class Bucket(Expr):
-    """How many of the public, ascending `edges` are at most the value: 0 to len(edges)."""
+    """The number of public, ascending `edges` that are at most the value: 0 to len(edges)."""
 
     child: Expr
     edges: tuple[Fraction, ...]
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
-        if not 1 <= len(self.edges) <= MOST_EDGES or not rising:
+        ascending = all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
+        if not 1 <= len(self.edges) <= MOST_EDGES or not ascending:
             raise InvalidParameter(f"bucket edges must be 1 to {MOST_EDGES} ascending numbers")
 
     def copies(self, scope: Scope) -> int:
@@ -429,7 +444,7 @@ class Bucket(Expr):
         return number(bisect_right(edges, lo), bisect_right(edges, hi), nullable=child.nullable)
 
     def _edges(self, child: Domain) -> list[int]:
-        """Each edge as the smallest held integer that reaches it."""
+        """Encode each edge as the smallest encoded integer that reaches it."""
         step = child.step if isinstance(child, Number) else Fraction(1)
         return [ceil(edge / step) for edge in self.edges]
 
@@ -437,22 +452,23 @@ class Bucket(Expr):
         child, value = self.child.domain(scope), self.child.sql(scope)
         edges, (lo, hi) = self._edges(child), span(child)
         first, last = bisect_right(edges, lo), bisect_right(edges, hi)
-        found = bisect_edges(value, edges, first, last)
-        return case([(is_not_null(value), found)]) if child.nullable else found
+        bucket = bisect_edges(value, edges, first, last)
+        return case([(is_not_null(value), bucket)]) if child.nullable else bucket
 
 
-def nearest(value: Fraction) -> int:
-    """The nearest integer, halves away from zero."""
+def round_half_away(value: Fraction) -> int:
+    """Round to the nearest integer, halves away from zero."""
     size = floor(abs(value) + Fraction(1, 2))
     return size if value >= 0 else -size
 
 
-def nonzero(value: Sql) -> Sql:
-    """The value, or NULL where it is zero."""
-    return exp.Nullif(this=detached(value), expression=literal(0))
+def null_if_zero(value: Sql) -> Sql:
+    """Replace zero by NULL."""
+    return exp.Nullif(this=detach(value), expression=literal(0))
 
 
-def _product(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple[int, int]:
+def _product_bounds(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple[int, int]:
+    """Return the bounds of a product; `same`: both factors are the same expression."""
     corners = [a * b for a in left for b in right]
     if not same:
         return min(corners), max(corners)
@@ -460,35 +476,38 @@ def _product(left: tuple[int, int], right: tuple[int, int], same: bool) -> tuple
     return (0 if lo <= 0 <= hi else min(lo * lo, hi * hi)), max(lo * lo, hi * hi)
 
 
-def _fineness(left: Number) -> int:
-    """The power of ten, up to a million, by which a dividend can grow without passing 62 bits."""
+def _quotient_scale(left: Number) -> int:
+    """Return the power of ten, up to a million, by which a dividend can be multiplied without exceeding 62 bits."""
     size = max(1, *(abs(end) for end in bounds_of(left)))
-    return max(k for k in (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000) if k == 1 or size * k <= LARGEST)
+    return max(k for k in (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000) if k == 1 or size * k <= LARGEST_INTEGER)
 
 
-def _ratio(left: Number, right: Number) -> Number:
-    (a, b), (c, d), grown = bounds_of(left), bounds_of(right), _fineness(left)
+def _quotient_domain(left: Number, right: Number) -> Number:
+    """Return the domain of a quotient, NULL included if the divisor can be 0."""
+    (a, b), (c, d), scale = bounds_of(left), bounds_of(right), _quotient_scale(left)
     divisors = {end for end in (c, d, *((1,) if c <= 1 <= d else ()), *((-1,) if c <= -1 <= d else ())) if end} or {1}
-    quotients = [int(Fraction(end * grown, divisor)) for end in (a, b) for divisor in divisors]
+    quotients = [int(Fraction(end * scale, divisor)) for end in (a, b) for divisor in divisors]
     if a <= 0 <= b:
         quotients.append(0)
     nullable = left.nullable or right.nullable or c <= 0 <= d
-    return number(min(quotients), max(quotients), left.step / right.step / grown, nullable)
+    return number(min(quotients), max(quotients), left.step / right.step / scale, nullable)
 
 
-def _remainder(left: Number, right: Number) -> Number:
+def _remainder_domain(left: Number, right: Number) -> Number:
+    """Return the domain of a remainder, NULL included if the divisor can be 0."""
     (a, b), (c, d) = bounds_of(left), bounds_of(right)
     most = max(abs(c), abs(d), 1) - 1
     nullable = left.nullable or right.nullable or c <= 0 <= d
     return number(-min(most, max(0, -a)), min(most, max(0, b)), left.step, nullable)
 
 
-def _signed(value: Sql, size: int) -> Sql:
+def _with_sign_of(value: Sql, size: int) -> Sql:
+    """Give a public size the sign of a value."""
     return case([(binary(exp.LT, value, literal(0)), integer(-size))], integer(size))
 
 
 def bisect_edges(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
-    """A balanced tree of comparisons: how many edges are at most the value, known to lie from first to last."""
+    """Count the edges that are at most the value, a number from `first` to `last`, by a balanced tree of CASEs."""
     if first >= last:
         return integer(first)
     middle = (first + last) // 2

@@ -1,4 +1,4 @@
-"""Part of the former access.expr."""
+"""Expressions over declared categories: LOWER, UPPER and LIKE, evaluated on the declared texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.plan.domains import as_category
-from dither.plan.expressions.core import Expr, readable_value
+from dither.plan.expressions.core import Expr, check_text
 from dither.plan.expressions.logic import membership
 from dither.plan.sql.builders import Sql, binary, case, string
 from dither.plan.sql.scope import Scope
@@ -28,16 +28,17 @@ class TextCase(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         child = as_category(self.child.domain(scope), self.which.upper())
-        return Category(tuple(dict.fromkeys(self._turn(value) for value in child.values)), child.nullable)
+        return Category(tuple(dict.fromkeys(self._convert(value) for value in child.values)), child.nullable)
 
-    def _turn(self, value: str) -> str:
+    def _convert(self, value: str) -> str:
+        """Convert a declared text."""
         return unicodedata.normalize("NFC", value.lower() if self.which == "lower" else value.upper())
 
     def sql(self, scope: Scope) -> Sql:
         child, value = as_category(self.child.domain(scope), self.which.upper()), self.child.sql(scope)
-        changed = [v for v in child.values if self._turn(v) != v]
+        changed = [v for v in child.values if self._convert(v) != v]
         return (
-            case([(binary(exp.EQ, value, string(v)), string(self._turn(v))) for v in changed], value)
+            case([(binary(exp.EQ, value, string(v)), string(self._convert(v))) for v in changed], value)
             if changed
             else value
         )
@@ -45,14 +46,14 @@ class TextCase(Expr):
 
 @dataclass(frozen=True)
 class TextMatch(Expr):
-    """Whether a declared category starts with, ends with or contains a public text."""
+    """True if a declared category starts with, ends with or contains a public text."""
 
     how: Literal["prefix", "suffix", "contains"]
     child: Expr
     text: str
 
     def __post_init__(self) -> None:
-        readable_value(self.text)
+        check_text(self.text)
 
     def copies(self, scope: Scope) -> int:
         return 2
@@ -61,14 +62,15 @@ class TextMatch(Expr):
         return Boolean(as_category(self.child.domain(scope), "LIKE").nullable)
 
     def _matches(self, value: str) -> bool:
-        wanted = unicodedata.normalize("NFC", self.text)
+        """Tell whether a declared text matches."""
+        pattern = unicodedata.normalize("NFC", self.text)
         match self.how:
             case "prefix":
-                return value.startswith(wanted)
+                return value.startswith(pattern)
             case "suffix":
-                return value.endswith(wanted)
+                return value.endswith(pattern)
             case "contains":
-                return wanted in value
+                return pattern in value
 
     def sql(self, scope: Scope) -> Sql:
         child = as_category(self.child.domain(scope), "LIKE")

@@ -1,4 +1,4 @@
-"""Part of the former access.expr."""
+"""Expressions over dates and timestamps: constants, parts, truncation and differences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from datetime import timedelta
 from sqlglot import exp
 
 from dither.errors import InvalidParameter
-from dither.plan.domains import DAY, EPOCH, LENGTHS, Period, Periods, as_moment, number, truncate
-from dither.plan.expressions.core import FIRST_MOMENT, LAST_MOMENT, Expr, Part, _ordinal, divide, modulo, ordinal
+from dither.plan.domains import DAY, EPOCH, PERIOD_LENGTHS, Period, Periods, as_moment, number, truncate
+from dither.plan.expressions.core import (
+    FIRST_MOMENT,
+    LAST_MOMENT,
+    Expr,
+    Part,
+    divide,
+    modulo,
+    period_number,
+    period_number_sql,
+)
 from dither.plan.sql.builders import Sql, add, cast, integer, literal, sub
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Moment, Precision
@@ -44,6 +53,7 @@ class DatePart(Expr):
         return number(*self._bounds(child), nullable=child.nullable)
 
     def _bounds(self, child: Moment) -> tuple[int, int]:
+        """Return the smallest and largest value of the part between the moment's bounds."""
         first, last = (EPOCH + timedelta(microseconds=end) for end in (child.lo, child.hi))
         if self.part == "year":
             return first.year, last.year
@@ -60,20 +70,20 @@ class DatePart(Expr):
         match self.part:
             case "hour" | "minute" | "second":
                 longer: Period = {"hour": "day", "minute": "hour", "second": "minute"}[self.part]  # type: ignore[assignment]
-                within = modulo(value, LENGTHS[longer], child.lo, dialect)
-                return dialect.quotient(within, literal(LENGTHS[self.part]))
+                rest_of_period = modulo(value, PERIOD_LENGTHS[longer], child.lo, dialect)
+                return dialect.quotient(rest_of_period, literal(PERIOD_LENGTHS[self.part]))
             case "dayofweek":
                 thursday = add(divide(value, DAY, child.lo, dialect), 4)
                 return modulo(thursday, 7, child.lo // DAY + 4, dialect)
             case _:
                 name = {"dayofyear": "doy"}.get(self.part, self.part)
-                extracted = exp.Extract(this=exp.var(name), expression=dialect.instant(value))
+                extracted = exp.Extract(this=exp.var(name), expression=dialect.to_timestamp(value))
                 return cast(extracted, "bigint")
 
 
 @dataclass(frozen=True)
 class DateTrunc(Expr):
-    """The start of the period that a moment lies in, as a moment; its domain can be listed, so it can be a key."""
+    """The start of the period that contains a moment, as a moment; its values can be listed, so it can be a key."""
 
     every: Period
     child: Expr
@@ -94,16 +104,16 @@ class DateTrunc(Expr):
             self.child.sql(scope),
             scope.dialect,
         )
-        if self.every in LENGTHS:
+        if self.every in PERIOD_LENGTHS:
             shift = 3 * DAY if self.every == "week" else 0
-            return sub(value, modulo(add(value, shift), LENGTHS[self.every], child.lo, dialect))
-        start = exp.TimestampTrunc(this=dialect.instant(value), unit=exp.var(self.every.upper()))
-        return dialect.microseconds(start)
+            return sub(value, modulo(add(value, shift), PERIOD_LENGTHS[self.every], child.lo, dialect))
+        start = exp.TimestampTrunc(this=dialect.to_timestamp(value), unit=exp.var(self.every.upper()))
+        return dialect.to_microseconds(start)
 
 
 @dataclass(frozen=True)
 class DateDiff(Expr):
-    """How many starts of a period lie after `start` and up to `end` (negative the other way round)."""
+    """The number of period starts after `start` and up to `end`; negative if `end` is earlier."""
 
     every: Period
     start: Expr
@@ -114,7 +124,7 @@ class DateDiff(Expr):
 
     def domain(self, scope: Scope) -> Domain:
         start, end = self._moments(scope)
-        (a, b), (c, d) = (tuple(_ordinal(t, self.every) for t in (m.lo, m.hi)) for m in (start, end))
+        (a, b), (c, d) = (tuple(period_number(t, self.every) for t in (m.lo, m.hi)) for m in (start, end))
         return number(c - b, d - a, nullable=start.nullable or end.nullable)
 
     def _moments(self, scope: Scope) -> tuple[Moment, Moment]:
@@ -122,8 +132,8 @@ class DateDiff(Expr):
 
     def sql(self, scope: Scope) -> Sql:
         start, end = self._moments(scope)
-        first = ordinal(self.start.sql(scope), start, self.every, scope.dialect)
-        return sub(ordinal(self.end.sql(scope), end, self.every, scope.dialect), first)
+        first = period_number_sql(self.start.sql(scope), start, self.every, scope.dialect)
+        return sub(period_number_sql(self.end.sql(scope), end, self.every, scope.dialect), first)
 
 
 PARTS: dict[str, tuple[int, int]] = {

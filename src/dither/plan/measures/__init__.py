@@ -1,4 +1,4 @@
-"""Measures turn a relation into a vector of integers, and state its keys, its sensitivity and its SQL."""
+"""Measures: each turns a relation into a vector of integers, and states its keys, its sensitivity and its SQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.measures.statistics import contributions, covariance
 from dither.plan.measures.sums import Count, Sum, SumVector, count_units
 
-# The only measures that a request can name. The names are the protocol's: they stay when a class is renamed.
+# The only measures that a request can name. These wire names stay the same when a class is renamed.
 BY_NAME: dict[str, type] = {
     "group_key": GroupKey,
     "count": Count,

@@ -1,4 +1,4 @@
-"""Part of the former access.measure."""
+"""Sums in which the contribution of each unit is clipped to an L1 or L2 ball."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from dither.loss import Sensitivity
 from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.core import (
+    LARGEST_INT64,
     MOST_PER_UNIT,
     NO_CHANGE,
-    SATURATED,
     Axis,
     GroupKey,
     Measure,
     VectorQuery,
-    bounded_sensitivity,
+    require_row_bound,
     stability_of,
 )
-from dither.plan.measures.grouped import declared_keys, grouped_select, with_keys
+from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.sql.builders import Sql, add, add_all, binary, case, cast, detached, literal, select, times
+from dither.plan.sql.builders import Sql, add, add_all, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
 
 
 @dataclass(frozen=True)
 class ClippedSums(Measure):
-    """Sums per key where each unit's whole vector is first scaled into an L1 or L2 ball of radius `bound` (steps).
+    """Sums per key, with each unit's whole vector first scaled into an L1 or L2 ball of radius `bound` (in steps).
 
-    Integer division towards zero, so the norm is at most `bound` exactly, however many rows the unit has. A unit's sum
-    in one cell is held at 2^31 before that.
+    Scaling divides integers and truncates towards zero, so the norm is at most `bound` exactly, however many rows the
+    unit has. A unit's sum in one cell is clamped to 2^31 before that.
     """
 
     proof = "clipped.md"
@@ -50,44 +50,45 @@ class ClippedSums(Measure):
     def __post_init__(self) -> None:
         check_limit(self.bound, "a clipping bound")
 
-    def _open(self) -> SumVector:
+    def _unclipped_sums(self) -> SumVector:
+        """Return the same sums without clipping."""
         return SumVector(self.child, self.values, self.keys)
 
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
         require_unit(ctx, self.child, self.unit, "clipping")
-        return self._open().axes(ctx)
+        return self._unclipped_sums().axes(ctx)
 
     def steps(self, ctx: Context) -> tuple[Fraction, ...]:
-        return self._open().steps(ctx)
+        return self._unclipped_sums().steps(ctx)
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        found, radius, cells = stability_of(ctx, self.child, unit), known_limit(self.bound), self.size(ctx)
+        unit_stability, radius, cells = stability_of(ctx, self.child, unit), known_limit(self.bound), self.size(ctx)
         require_unit(ctx, self.child, self.unit, "clipping")
-        if found.max_rows == 0:
+        if unit_stability.max_rows == 0:
             return NO_CHANGE
         if unit == self.unit:
-            return self._smaller(self._ball(radius, 1, cells), ctx, found, unit)
-        if ctx.coarser(unit, self.unit) and found.tracks_unit:
-            return self._ball(radius, ctx.windows(self.unit), cells)
-        if ctx.coarser(self.unit, unit):
-            return self._ball(radius, 2, cells)
-        return self._ball(radius, 2 * bounded_sensitivity(found, unit), cells)
+            return self._at_most_unclipped(self._ball_sensitivity(radius, 1, cells), ctx, unit_stability, unit)
+        if ctx.is_coarser(unit, self.unit) and unit_stability.tracks_unit:
+            return self._ball_sensitivity(radius, ctx.number_of_windows(self.unit), cells)
+        if ctx.is_coarser(self.unit, unit):
+            return self._ball_sensitivity(radius, 2, cells)
+        return self._ball_sensitivity(radius, 2 * require_row_bound(unit_stability, unit), cells)
 
-    def _ball(self, radius: int, many: int, cells: int) -> Sensitivity:
-        """The sum of so many integer vectors of the ball."""
-        squares = (many * radius) ** 2
+    def _ball_sensitivity(self, radius: int, vectors: int, cells: int) -> Sensitivity:
+        """Return the sensitivity of the sum of `vectors` integer vectors from the ball."""
+        squares = (vectors * radius) ** 2
         if self.norm == "l1":
-            norms = (min(cells, many * radius), many * radius, many * radius, squares)
+            norms = (min(cells, vectors * radius), vectors * radius, vectors * radius, squares)
         else:
-            one = min(isqrt(cells * squares), many * radius * radius)
-            norms = (min(cells, many * radius * radius), many * radius, one, squares)
+            l1_norm = min(isqrt(cells * squares), vectors * radius * radius)
+            norms = (min(cells, vectors * radius * radius), vectors * radius, l1_norm, squares)
         return Sensitivity(*map(Fraction, norms))
 
-    def _smaller(self, ball: Sensitivity, ctx: Context, found: Stability, unit: str) -> Sensitivity:
-        """Clipping never lengthens a vector: few small rows may stay below the radius anyway."""
-        if found.max_rows is None:
+    def _at_most_unclipped(self, ball: Sensitivity, ctx: Context, unit_stability: Stability, unit: str) -> Sensitivity:
+        """Lower the sensitivity to that of the unclipped sums, since clipping never lengthens a vector."""
+        if unit_stability.max_rows is None:
             return ball
-        plain_sums = self._open().sensitivity(ctx, unit)
+        plain_sums = self._unclipped_sums().sensitivity(ctx, unit)
         return Sensitivity(
             min(ball.l0, plain_sums.l0),
             min(ball.linf, plain_sums.linf),
@@ -96,43 +97,52 @@ class ClippedSums(Measure):
         )
 
     def plan(self, statement: SqlStatement) -> VectorQuery:
-        scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trials()]
-        held = declared_keys(statement.ctx, self.keys, self.axes(statement.ctx), scope)
-        table = with_keys(statement, self.child, self.keys, held, self.values, statement.unit_columns(self.unit))
+        scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trial_columns()]
+        encoded_keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
+        table = keyed_subquery(
+            statement, self.child, self.keys, encoded_keys, self.values, statement.unit_columns(self.unit)
+        )
         table = self._per_unit(statement, table, hidden)
         table = self._with_norms(statement, table, hidden)
-        table = self._scaled(statement, table)
-        totals = [saturate(statement.dialect.total(column_ref(f"v{i}")), SATURATED) for i in range(len(self.values))]
-        return VectorQuery(grouped_select(statement, table, len(self.keys), totals), held, len(totals))
+        table = self._clip(statement, table)
+        totals = [
+            saturate(statement.dialect.exact_sum(column_ref(f"v{i}")), LARGEST_INT64) for i in range(len(self.values))
+        ]
+        return VectorQuery(grouped_select(statement, table, len(self.keys), totals), encoded_keys, len(totals))
 
     def _keys(self) -> list[Sql]:
         return [column_ref(f"k{index}") for index in range(len(self.keys))]
 
-    def _kept(self, statement: SqlStatement) -> list[Sql]:
-        return [*self._keys(), column_ref("b"), *map(column_ref, statement.trials())]
+    def _carried_columns(self, statement: SqlStatement) -> list[Sql]:
+        """Return the columns that every subquery passes on: keys, corrections and trial."""
+        return [*self._keys(), column_ref("b"), *map(column_ref, statement.trial_columns())]
 
     def _per_unit(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
-        """Each unit's sums per key, held at 2^31."""
-        by = [*self._keys(), *map(column_ref, hidden)]
+        """Sum the values of each unit per key, clamped to 2^31."""
+        group_columns = [*self._keys(), *map(column_ref, hidden)]
         sums = [
-            with_alias(saturate(statement.dialect.total(column_ref(f"v{index}")), MOST_PER_UNIT), f"s{index}")
+            with_alias(saturate(statement.dialect.exact_sum(column_ref(f"v{index}")), MOST_PER_UNIT), f"s{index}")
             for index in range(len(self.values))
         ]
-        corrections = with_alias(saturate(statement.dialect.total(column_ref("b")), MOST_PER_UNIT), "b")
-        return statement.add(
-            select(*by, *sums, corrections).from_(table, copy=False).group_by(*(key.copy() for key in by), copy=False)
+        corrections = with_alias(saturate(statement.dialect.exact_sum(column_ref("b")), MOST_PER_UNIT), "b")
+        return statement.add_subquery(
+            select(*group_columns, *sums, corrections)
+            .from_(table, copy=False)
+            .group_by(*(key.copy() for key in group_columns), copy=False)
         )
 
     def _with_norms(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
-        """Beside each cell, the unit's norm over all its cells: the sum of sizes, or of squares."""
+        """Add to each cell the unit's norm over all its cells: the sum of absolute values, or of squares."""
         cells = [column_ref(f"s{index}") for index in range(len(self.values))]
-        sizes: list[Sql] = [exp.Abs(this=detached(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
-        size = add_all([statement.dialect.wide(each) for each in sizes])
+        sizes: list[Sql] = [exp.Abs(this=detach(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
+        size = add_all([statement.dialect.widen(cell_size) for cell_size in sizes])
         window = exp.Window(this=exp.Sum(this=size), partition_by=[column_ref(column) for column in hidden])
-        return statement.add(select(*self._kept(statement), *cells, with_alias(window, "n")).from_(table, copy=False))
+        return statement.add_subquery(
+            select(*self._carried_columns(statement), *cells, with_alias(window, "n")).from_(table, copy=False)
+        )
 
-    def _scaled(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
-        """Each cell times bound / norm, towards zero, where the norm passes the bound."""
+    def _clip(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
+        """Multiply each cell by bound / norm, truncated towards zero, where the norm exceeds the bound."""
         radius, dialect = known_limit(self.bound), statement.dialect
         if self.norm == "l2":
             table = self._with_root(statement, table)
@@ -142,24 +152,26 @@ class ClippedSums(Measure):
         scaled = []
         for index in range(len(self.values)):
             cell = column_ref(f"s{index}")
-            shrunk = dialect.quotient(times(cell, radius), exp.Nullif(this=detached(norm), expression=literal(0)))
+            shrunk = dialect.quotient(times(cell, radius), exp.Nullif(this=detach(norm), expression=literal(0)))
             scaled.append(with_alias(case([(fits_already, cell)], shrunk), f"v{index}"))
-        return statement.add(select(*self._kept(statement), *scaled).from_(table, copy=False))
+        return statement.add_subquery(select(*self._carried_columns(statement), *scaled).from_(table, copy=False))
 
     def _with_root(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
-        """The smallest integer whose square is at least n: a double's root is within one of it, so four are tried."""
+        """Add the smallest integer whose square is at least n; a double's root is within one, so four are tried."""
         cells = [column_ref(f"s{index}") for index in range(len(self.values))]
-        near = cast(exp.Floor(this=exp.Sqrt(this=cast(column_ref("n"), "double"))), "bigint")
-        with_guess = statement.add(
-            select(*self._kept(statement), *cells, column_ref("n"), with_alias(near, "g")).from_(table, copy=False)
+        guess = cast(exp.Floor(this=exp.Sqrt(this=cast(column_ref("n"), "double"))), "bigint")
+        with_guess = statement.add_subquery(
+            select(*self._carried_columns(statement), *cells, column_ref("n"), with_alias(guess, "g")).from_(
+                table, copy=False
+            )
         )
-        tries = [add(column_ref("g"), offset) for offset in (-1, 0, 1)]
-        branches = [(binary(exp.GTE, self._square(statement, t), column_ref("n")), t) for t in tries]
+        candidates = [add(column_ref("g"), offset) for offset in (-1, 0, 1)]
+        branches = [(binary(exp.GTE, self._square(statement, t), column_ref("n")), t) for t in candidates]
         root = with_alias(case(branches, add(column_ref("g"), 2)), "root")
-        return statement.add(
-            select(*self._kept(statement), *cells, column_ref("n"), root).from_(with_guess, copy=False)
+        return statement.add_subquery(
+            select(*self._carried_columns(statement), *cells, column_ref("n"), root).from_(with_guess, copy=False)
         )
 
     def _square(self, statement: SqlStatement, value: Sql) -> Sql:
-        wide = statement.dialect.wide(value)
+        wide = statement.dialect.widen(value)
         return times(wide, wide)

@@ -4,21 +4,21 @@
     measure.size(ctx)              -> number of cells = product of the axes' lengths x number of values
     measure.labels(ctx)            -> iterator over key tuples, in the order of the vector (values innermost)
     measure.steps(ctx)             -> one lattice step per value: cell integer * step = the quantity
-    measure.sensitivity(ctx, unit) -> Sensitivity in steps, exact; raises Unbounded when one unit moves it without limit
+    measure.sensitivity(ctx, unit) -> Sensitivity in steps, exact; raises Unbounded if one unit's effect is unbounded
     engine.vector(measure)         -> int64 vector of that size (cells without rows are 0)
 
-The vector is flat in C order over shape (len(axis_1), ..., len(axis_k), len(values)). Key values are Fractions or
-ints for numbers, text, booleans, microseconds for moments, None for NULL (last). `PartitionCounts` has no axes: its
-keys come from the data; `engine.groups(measure)` returns them with their counts, for partition selection only.
+The vector is flat in C order over shape (len(axis_1), ..., len(axis_k), len(values)). Key values are Fractions or ints
+for numbers, text, booleans, microseconds for moments, None for NULL (last). `PartitionCounts` has no axes: its keys
+come from the data; `engine.groups(measure)` returns them with their counts, for partition selection only.
 
     count_units(child, unit, keys)       distinct units (per key)
     histogram(child, value, edges, keys) rows per bin
-    contributions(child, unit, edges)    units by number of rows: what an automatic bound is found from
+    contributions(child, unit, edges)    units by number of rows: the input for estimating a limit
     covariance(child, values)            sums of products of all pairs, with 1 as the first value
     gradient(child, ...)                 per-unit clipped gradient sums
 
-A unit whose influence is 0 (a table that it does not cover) costs nothing, provided that another unit of the dataset
-is moved; a measure that no unit moves is refused.
+A unit whose stability is 0 (it does not cover the table) costs nothing, provided that another unit with a budget can
+change the rows; a measure that no unit with a budget can change is refused.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from dither.errors import InvalidPlan, Unbounded, Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
 from dither.plan.domains import domain_values
-from dither.plan.expressions.core import Expr, domain_of, readable_value
-from dither.plan.relations.core import Relation
+from dither.plan.expressions.core import Expr, check_text, domain_of
+from dither.plan.relations.core import Relation, memoize
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement
 from dither.plan.stability import Stability
 from dither.schema import Domain, Identifier, Reference, Scalar
 
 MOST_CELLS = 1 << 26
-SATURATED = (1 << 63) - 1
+LARGEST_INT64 = (1 << 63) - 1
 MOST_PER_UNIT = 1 << 31
 
 Vector = NDArray[np.int64]
@@ -55,7 +55,7 @@ Vector = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class GroupKey:
-    """A grouping expression; its keys are its declared domain, or the listed public `values` (other rows fall out)."""
+    """A grouping expression; its keys are its declared domain or the listed public `values` (other rows drop out)."""
 
     name: str
     value: Expr
@@ -64,7 +64,7 @@ class GroupKey:
     def __post_init__(self) -> None:
         for value in self.values or ():
             if isinstance(value, str):
-                readable_value(value)
+                check_text(value)
 
 
 @dataclass(frozen=True)
@@ -84,39 +84,41 @@ class Measure(ABC):
         super().__init_subclass__()
         if "proof" not in cls.__dict__:
             raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
+        for name in {"axes", "steps", "sensitivity"} & vars(cls).keys():
+            setattr(cls, name, memoize(vars(cls)[name]))
 
     @abstractmethod
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
-        """The declared keys, in their fixed order."""
+        """Return the declared keys, in their fixed order."""
 
     @abstractmethod
     def steps(self, ctx: Context) -> tuple[Fraction, ...]:
-        """One lattice step for each value."""
+        """Return one lattice step for each value."""
 
     @abstractmethod
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        """How far one unit moves the vector, in steps."""
+        """Return the most by which one unit can change the vector, in steps."""
 
     @abstractmethod
     def plan(self, statement: SqlStatement) -> VectorQuery:
-        """SQL for the cells that have rows, and how to lay them out."""
+        """Return SQL for the cells that have rows, and the layout of the vector."""
 
     def size(self, ctx: Context) -> int:
-        """The number of cells."""
+        """Return the number of cells."""
         return prod(len(axis.values) for axis in self.axes(ctx)) * len(self.steps(ctx))
 
     def labels(self, ctx: Context) -> Iterator[tuple[Scalar, ...]]:
-        """The key tuples in the order of the vector; each stands for `len(steps)` cells."""
+        """Return the key tuples in the order of the vector; each labels `len(steps)` cells."""
         return cartesian(*(axis.values for axis in self.axes(ctx)))
 
     def finish(self, cells: Vector) -> Vector:
-        """What is left to do with the laid-out cells."""
+        """Compute the final vector from the cells of the query; the default returns them unchanged."""
         return cells
 
 
 @dataclass(frozen=True)
 class VectorQuery:
-    """A statement that returns columns k0.. (held keys), v0.. (integers) and b (corrections), and the keys' order."""
+    """A statement that returns columns k0.. (encoded keys), v0.. (integers), b (corrections), and the keys' order."""
 
     select: exp.Select
     keys: tuple[Sequence[Any], ...]
@@ -127,32 +129,34 @@ NO_CHANGE = Sensitivity(Fraction(0), Fraction(0), Fraction(0), Fraction(0))
 
 
 def stability_of(ctx: Context, child: Relation, unit: str) -> Stability:
-    """The influence of a unit on what is measured; refused where no unit with a budget moves it."""
-    found = child.stability(ctx, unit)
-    if found.max_rows == 0 and all(child.stability(ctx, other).max_rows == 0 for other in ctx.budgeted):
-        raise Unsupported("no unit of privacy covers these rows: join them to a table that one covers")
-    return found
+    """Return the stability of the measured rows for a unit; refuse rows that no unit with a budget can change."""
+    unit_stability = child.stability(ctx, unit)
+    if unit_stability.max_rows == 0 and all(child.stability(ctx, other).max_rows == 0 for other in ctx.budgeted_units):
+        raise Unsupported("no privacy unit with a budget covers these rows; join them to a table that one covers")
+    return unit_stability
 
 
-def bounded_sensitivity(found: Stability, unit: str) -> int:
-    """The rows that one unit moves, or an error that says how to bound them."""
-    if found.max_rows is not None:
-        return found.max_rows
-    if found.tracks_unit:
-        raise Unbounded(f"one {unit} could change any number of rows: bound the rows of each {unit} first")
+def require_row_bound(unit_stability: Stability, unit: str) -> int:
+    """Return the most rows that one unit can change; if there is no bound, raise Unbounded and say how to set one."""
+    if unit_stability.max_rows is not None:
+        return unit_stability.max_rows
+    if unit_stability.tracks_unit:
+        raise Unbounded(
+            f"one {unit} could change any number of rows; limit the rows of each {unit} first (max_contributions)"
+        )
     raise Unbounded(
-        f"one {unit} could change any number of rows: bound them below the join or grouping that loses the {unit}"
+        f"one {unit} could change any number of rows; limit them below the join or grouping that drops the {unit}"
     )
 
 
 def axis_of(ctx: Context, key: GroupKey, columns: Mapping[str, Domain]) -> Axis:
-    """The declared keys of an expression."""
+    """Return the declared or listed keys of a grouping expression."""
     domain = domain_of(key.value, Scope(columns))
     if isinstance(domain, Identifier):
-        raise Unsupported("an identifier cannot be a key of an answer")
+        raise Unsupported("identifiers cannot be GROUP BY keys, since their values are private")
     if key.values is not None:
         if len(set(key.values)) != len(key.values) or not key.values:
-            raise InvalidPlan(f"the listed values of the key {key.name[:40]!r} must be different, and at least one")
+            raise InvalidPlan(f"the key {key.name[:40]!r} needs at least one listed value, and no value twice")
         return Axis(key.name, key.values)
     public = ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
     return Axis(key.name, domain_values(domain, MOST_CELLS, public))

@@ -1,4 +1,4 @@
-"""Part of the former access.measure."""
+"""Linear measures: counts up to each point of a grid, and integer combinations of another measure's cells."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dither.plan.context import Context
 from dither.plan.domains import span
 from dither.plan.expressions.core import Expr, domain_of
 from dither.plan.expressions.numeric import Bucket, bisect_edges
-from dither.plan.measures.core import SATURATED, Axis, Measure, Vector, VectorQuery, bounded_sensitivity, stability_of
+from dither.plan.measures.core import LARGEST_INT64, Axis, Measure, Vector, VectorQuery, require_row_bound, stability_of
 from dither.plan.measures.grouped import grouped_select
 from dither.plan.relations.core import Relation
-from dither.plan.sql.builders import is_not_null, rows_count, select
+from dither.plan.sql.builders import count_star, is_not_null, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
 from dither.schema import Number
@@ -26,7 +26,7 @@ from dither.schema import Number
 
 @dataclass(frozen=True)
 class RankCounts(Measure):
-    """For each point of a public ascending grid, how many values are at most it; then how many values there are."""
+    """For each point of a public ascending grid, the number of values at most it; then the number of all values."""
 
     proof = "rank_counts.md"
     child: Relation
@@ -44,26 +44,28 @@ class RankCounts(Measure):
         return (Fraction(1),)
 
     def _edges(self, ctx: Context) -> list[int]:
-        """For each point the smallest held integer above it, or the nearest that separates the values as well."""
+        """Encode each point as the smallest integer above it, or the nearest one that separates the values as well."""
         domain = domain_of(self.value, Scope(self.child.domain(ctx)))
         lo, hi = span(domain)
         step = domain.step if isinstance(domain, Number) else Fraction(1)
         return [min(max(floor(point / step) + 1, lo), hi + 1) for point in self.grid]
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        rows, cells = bounded_sensitivity(stability_of(ctx, self.child, unit), unit), len(self.grid) + 1
+        rows, cells = require_row_bound(stability_of(ctx, self.child, unit), unit), len(self.grid) + 1
         return Sensitivity.of(l0=cells if rows else 0, linf=rows)
 
     def plan(self, statement: SqlStatement) -> VectorQuery:
         scope, edges = statement.scope(self.child), self._edges(statement.ctx)
-        picked = with_alias(self.value.sql(scope), "v0")
-        rest = [column_ref(column) for column in ("b", *statement.trials())]
-        body = select(picked, *rest).from_(statement.table(self.child), copy=False)
+        value_column = with_alias(self.value.sql(scope), "v0")
+        carried = [column_ref(column) for column in ("b", *statement.trial_columns())]
+        body = select(value_column, *carried).from_(statement.table(self.child), copy=False)
         bins = with_alias(bisect_edges(column_ref("v0"), edges, 0, len(edges)), "k0")
-        table = statement.add(
-            select(bins, *rest).from_(statement.add(body), copy=False).where(is_not_null(column_ref("v0")), copy=False)
+        table = statement.add_subquery(
+            select(bins, *carried)
+            .from_(statement.add_subquery(body), copy=False)
+            .where(is_not_null(column_ref("v0")), copy=False)
         )
-        totals = [saturate(rows_count(), SATURATED)]
+        totals = [saturate(count_star(), LARGEST_INT64)]
         return VectorQuery(grouped_select(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
     def finish(self, cells: Vector) -> Vector:
@@ -81,19 +83,21 @@ class LinearQuery(Measure):
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.weights}
         if len(widths) != 1 or any(abs(weight) > 1 << 31 for row in self.weights for weight in row):
-            raise InvalidParameter("the weights of a linear map must be rows of equal length of integers up to 2^31")
+            raise InvalidParameter(
+                "the weights of a linear query must be rows of equal length, of integers from -2^31 to 2^31"
+            )
 
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
         if len(self.weights[0]) != self.child.size(ctx):
             raise InvalidPlan(
-                f"the linear map takes {len(self.weights[0])} cells, its measure has {self.child.size(ctx)}"
+                f"the linear query has weights for {len(self.weights[0])} cells, its measure has {self.child.size(ctx)}"
             )
         return (Axis("row", tuple(range(len(self.weights)))),)
 
     def steps(self, ctx: Context) -> tuple[Fraction, ...]:
         steps = set(self.child.steps(ctx))
         if len(steps) != 1:
-            raise Unsupported("a linear map needs cells that share one lattice step")
+            raise Unsupported("a linear query needs a measure whose cells share one lattice step")
         return (steps.pop(),)
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
@@ -104,9 +108,9 @@ class LinearQuery(Measure):
         column_two = max(sum(weight * weight for weight in column) for column in columns)
         row_one = max(sum(map(abs, row)) for row in self.weights)
         largest = max(abs(weight) for row in self.weights for weight in row)
-        reached = child.l0 * max(sum(weight != 0 for weight in column) for column in columns)
+        reachable_cells = child.l0 * max(sum(weight != 0 for weight in column) for column in columns)
         return Sensitivity(
-            min(Fraction(sum(any(row) for row in self.weights)), reached),
+            min(Fraction(sum(any(row) for row in self.weights)), reachable_cells),
             min(child.l1 * largest, child.linf * row_one),
             child.l1 * column_one,
             min(child.l2_squared * column_one * row_one, child.l1 * child.l1 * column_two),
@@ -117,13 +121,13 @@ class LinearQuery(Measure):
         return self.child.plan(statement)
 
     def finish(self, cells: Vector) -> Vector:
-        return self.applied(self.child.finish(cells))
+        return self.apply(self.child.finish(cells))
 
-    def applied(self, vector: Vector) -> Vector:
-        """The combinations of the child's own vector."""
+    def apply(self, vector: Vector) -> Vector:
+        """Compute the combinations of the child's own vector."""
         return exact_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
 
 
 def exact_integers(values: NDArray[np.object_]) -> Vector:
-    """Integers of any size held within 64 bits."""
-    return np.array([max(-SATURATED, min(SATURATED, int(value))) for value in values], dtype=np.int64)
+    """Clamp integers of any size to 64 bits."""
+    return np.array([max(-LARGEST_INT64, min(LARGEST_INT64, int(value))) for value in values], dtype=np.int64)

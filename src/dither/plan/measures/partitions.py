@@ -1,4 +1,4 @@
-"""Part of the former access.measure."""
+"""Counts per key for partition selection, with keys that come from the data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dither.errors import Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
 from dither.plan.expressions.core import Expr, LiteralValue, domain_of
-from dither.plan.measures.core import SATURATED, Axis, GroupKey, VectorQuery, bounded_sensitivity, stability_of
-from dither.plan.measures.grouped import GroupedMeasure, grouped_select, sums_sensitivity, with_keys
+from dither.plan.measures.core import LARGEST_INT64, Axis, GroupKey, VectorQuery, require_row_bound, stability_of
+from dither.plan.measures.grouped import GroupedMeasure, grouped_select, keyed_subquery, sums_sensitivity
 from dither.plan.relations.core import Relation
-from dither.plan.sql.builders import rows_count
+from dither.plan.sql.builders import count_star
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, saturate
 from dither.schema import Identifier
@@ -19,33 +19,36 @@ from dither.schema import Identifier
 
 @dataclass(frozen=True)
 class PartitionCounts(GroupedMeasure):
-    """Rows per key that occurs, keys not declared: for partition selection; child bounded by BoundGroups or GroupBy."""
+    """Rows per key that occurs, for partition selection; the child is bounded by LimitGroupsPerUnit or GroupBy."""
 
     proof = "partition_counts.md"
     child: Relation
     keys: tuple[GroupKey, ...]
 
-    def summed(self) -> tuple[Expr, ...]:
+    def summands(self) -> tuple[Expr, ...]:
         return (LiteralValue(1),)
 
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
-        raise Unsupported("the keys of this measure are not declared: they leave through partition selection only")
+        raise Unsupported(
+            "the keys of this measure come from the data, so it has no axes; release them by partition selection"
+        )
 
     def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        found = stability_of(ctx, self.child, unit)
+        unit_stability = stability_of(ctx, self.child, unit)
         self._check(ctx)
         keys, columns = tuple(key.value for key in self.keys), self.child.domain(ctx)
-        return sums_sensitivity(found, unit, [1], bounded_sensitivity(found, unit), keys, columns)
+        return sums_sensitivity(unit_stability, unit, [1], require_row_bound(unit_stability, unit), keys, columns)
 
     def _check(self, ctx: Context) -> None:
+        """Refuse listed values, identifiers, and the lack of keys."""
         scope = Scope(self.child.domain(ctx))
         if any(key.values is not None for key in self.keys):
-            raise Unsupported("partition selection finds its keys in the data: list no values for them")
+            raise Unsupported("partition selection takes its keys from the data; do not list values for them")
         if not self.keys or any(isinstance(domain_of(key.value, scope), Identifier) for key in self.keys):
-            raise Unsupported("partition selection needs keys, and an identifier cannot be one")
+            raise Unsupported("partition selection needs at least one key, and identifiers cannot be keys")
 
     def plan(self, statement: SqlStatement) -> VectorQuery:
         self._check(statement.ctx)
-        table = with_keys(statement, self.child, self.keys, (), (LiteralValue(1),), ())
-        body = grouped_select(statement, table, len(self.keys), [saturate(rows_count(), SATURATED)])
+        table = keyed_subquery(statement, self.child, self.keys, (), (LiteralValue(1),), ())
+        body = grouped_select(statement, table, len(self.keys), [saturate(count_star(), LARGEST_INT64)])
         return VectorQuery(body, (), 1)

@@ -1,4 +1,4 @@
-"""Part of the former access.measure."""
+"""Measures composed of others: histograms, contributions per unit, covariances and gradients."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from dither.plan.stability import RowLimit
 
 
 def histogram(child: Relation, value: Expr, edges: tuple[Fraction, ...], keys: tuple[GroupKey, ...] = ()) -> Count:
-    """Rows per bin: bin i holds the values from edge i-1 (included) to edge i."""
+    """Count rows per bin: bin i contains the values from edge i-1 (included) to edge i (excluded)."""
     return Count(child, (*keys, GroupKey("bin", Bucket(value, edges), tuple(range(len(edges) + 1)))))
 
 
 def contributions(child: Relation, unit: str, edges: tuple[Fraction, ...]) -> Count:
-    """Units by how many rows they have: bin i holds those with at least edge i-1 and fewer than edge i rows."""
+    """Count units by their number of rows: bin i contains those with at least edge i-1 and fewer than edge i rows."""
     per_unit = GroupBy(child, (), (GroupAggregate("rows", "count"),), unit)
     return histogram(per_unit, ColumnRef("rows"), edges)
 
 
 def covariance(child: Relation, values: tuple[Expr, ...]) -> SumVector:
-    """Sums of products of all pairs i <= j of (1, *values): the count, the sums, the squares and the products."""
+    """Sum the products of all pairs i <= j of (1, *values): the count, the sums, the squares and the products."""
     terms = (LiteralValue(1), *values)
     pairs = [(i, j) for i in range(len(terms)) for j in range(i, len(terms))]
-    return SumVector(child, tuple(_times(terms[i], terms[j]) for i, j in pairs))
+    return SumVector(child, tuple(_product(terms[i], terms[j]) for i, j in pairs))
 
 
-def _times(left: Expr, right: Expr) -> Expr:
+def _product(left: Expr, right: Expr) -> Expr:
+    """Multiply two terms; a left factor of 1 is left out."""
     return right if left == LiteralValue(1) else Arithmetic("*", left, right)
 
 
@@ -48,7 +49,7 @@ def gradient(
     bound: RowLimit,
     step: Fraction = Fraction(1, 1000),
 ) -> ClippedSums:
-    """The gradient of a loss at public weights, summed over units, each clipped to an L2 norm of `bound` steps."""
+    """Sum the gradient of a loss at public weights over units, each unit clipped to an L2 norm of `bound` steps."""
     score: Expr = LiteralValue(0)
     for weight, feature in zip(weights, features, strict=True):
         score = Arithmetic("+", score, Rounded("round", Arithmetic("*", LiteralValue(weight), feature), step))

@@ -1,4 +1,4 @@
-"""Part of the former access.measure."""
+"""Counts and sums over declared keys."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Count(GroupedMeasure):
     child: Relation
     keys: tuple[GroupKey, ...] = ()
 
-    def summed(self) -> tuple[Expr, ...]:
+    def summands(self) -> tuple[Expr, ...]:
         return (LiteralValue(1),)
 
 
 @dataclass(frozen=True)
 class Sum(GroupedMeasure):
-    """Sum of a value per key, in steps of its lattice; NULL adds nothing."""
+    """The sum of a value per key, in steps of its lattice; NULL adds nothing."""
 
     proof = "sum.md"
     child: Relation
     value: Expr
     keys: tuple[GroupKey, ...] = ()
 
-    def summed(self) -> tuple[Expr, ...]:
+    def summands(self) -> tuple[Expr, ...]:
         return (self.value,)
 
 
 @dataclass(frozen=True)
 class SumVector(GroupedMeasure):
-    """Several sums per key in one pass, with their joint sensitivity; Constant(1) counts rows."""
+    """Several sums per key in one pass, with their joint sensitivity; LiteralValue(1) counts rows."""
 
     proof = "sums.md"
     child: Relation
@@ -48,14 +48,14 @@ class SumVector(GroupedMeasure):
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise InvalidPlan("Sums needs at least one value")
+            raise InvalidPlan("SumVector needs at least one value")
 
-    def summed(self) -> tuple[Expr, ...]:
+    def summands(self) -> tuple[Expr, ...]:
         return self.values
 
 
 def count_units(child: Relation, unit: str, keys: tuple[GroupKey, ...] = ()) -> Count:
-    """How many different units there are, in each key."""
+    """Count the distinct units in each key."""
     named_keys = tuple((key.name, key.value) for key in keys)
     outer = tuple(GroupKey(key.name, ColumnRef(key.name), key.values) for key in keys)
     return Count(GroupBy(child, named_keys, (), unit), outer)

@@ -1,4 +1,4 @@
-"""Operators on tables: each states its domain, its stability and its SQL."""
+"""Relational operators: each states its domain, its stability and its SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
 from dither.plan.stability import EstimatedLimit
 
-# The only relations that a request can name. The names are the protocol's: they stay when a class is renamed.
+# The only relations that a request can name. These wire names stay the same when a class is renamed.
 BY_NAME: dict[str, type] = {
     "estimated_limit": EstimatedLimit,
     "scan": Scan,

@@ -1,4 +1,4 @@
-"""Part of the former access.relation."""
+"""Operators that bound the contribution of each unit, and random samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlglot import exp
 
 from dither.errors import InvalidParameter
 from dither.plan.context import Context
-from dither.plan.expressions.core import Expr, domain_of, readable_value
-from dither.plan.relations.core import Relation, _unit_domain, all_columns, require_unit
-from dither.plan.relations.project import expressions_over
+from dither.plan.expressions.core import Expr, check_text, domain_of
+from dither.plan.relations.core import Relation, all_columns, require_unit, unit_column_domain
+from dither.plan.relations.project import computed_key_columns
 from dither.plan.sql.builders import Sql, binary, cast, literal, select, string
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, subquery, with_alias
@@ -23,7 +23,7 @@ from dither.schema import Domain
 
 @dataclass(frozen=True)
 class Sample(Relation):
-    """Each row, or each whole unit, kept with probability `rate` by a fresh secret; tags tell samples apart."""
+    """Each row, or each whole unit, with probability `rate` by a fresh secret; the tag distinguishes samples."""
 
     proof = "sample.md"
     child: Relation
@@ -33,8 +33,8 @@ class Sample(Relation):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise InvalidParameter("a sampling rate must be above 0 and at most 1")
-        readable_value(self.tag)
+            raise InvalidParameter("a sampling rate must be greater than 0 and at most 1")
+        check_text(self.tag)
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         if self.unit is not None:
@@ -44,18 +44,20 @@ class Sample(Relation):
     def stability(self, ctx: Context, unit: str) -> Stability:
         return self.child.stability(ctx, unit)
 
-    def packed(self, statement: SqlStatement) -> frozenset[str]:
-        return self.child.packed(statement)
+    def enum_columns(self, statement: SqlStatement) -> frozenset[str]:
+        return self.child.enum_columns(statement)
 
     def select(self, statement: SqlStatement) -> exp.Select:
         names = statement.unit_columns(self.unit) if self.unit is not None else ["o"]
-        # A keyed hash: whether one unit is kept says nothing about another, as amplification by sampling needs.
-        text_of: Sql = string(sha256(f"{statement.secret}:{self.tag}".encode()).hexdigest())
+        # A keyed hash: the choice of one unit reveals nothing about another, as amplification by sampling requires.
+        hash_input: Sql = string(sha256(f"{statement.secret}:{self.tag}".encode()).hexdigest())
         for name in names:
-            text_of = binary(exp.DPipe, binary(exp.DPipe, text_of, string(":")), cast(column_ref(name), "varchar"))
-        kept = binary(exp.LT, statement.dialect.fingerprint(text_of), literal(floor(self.rate * (1 << 32))))
+            hash_input = binary(
+                exp.DPipe, binary(exp.DPipe, hash_input, string(":")), cast(column_ref(name), "varchar")
+            )
+        row_filter = binary(exp.LT, statement.dialect.fingerprint(hash_input), literal(floor(self.rate * (1 << 32))))
         columns = all_columns(statement, self.child)
-        return select(*columns).from_(statement.table(self.child), copy=False).where(kept, copy=False)
+        return select(*columns).from_(statement.table(self.child), copy=False).where(row_filter, copy=False)
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,21 @@ class LimitRowsPerUnit(Relation):
     def stability(self, ctx: Context, unit: str) -> Stability:
         require_unit(ctx, self.child, self.unit, "a bound")
         child = self.child.stability(ctx, unit)
-        after = stability_after_bounding(ctx, child, unit, self.unit, each=2, bound=known_limit(self.limit))
+        after = stability_after_bounding(ctx, child, unit, self.unit, changes_per_row=2, bound=known_limit(self.limit))
         return replace(after, per_key=child.per_key) if after.tracks_unit else after
 
-    def packed(self, statement: SqlStatement) -> frozenset[str]:
-        return self.child.packed(statement)
+    def enum_columns(self, statement: SqlStatement) -> frozenset[str]:
+        return self.child.enum_columns(statement)
 
     def select(self, statement: SqlStatement) -> exp.Select:
         table, limit = statement.table(self.child), known_limit(self.limit)
         columns = all_columns(statement, self.child)
-        if self.child.ranked(statement, self.unit):
+        if self.child.has_stored_rank(statement, self.unit):
             rank = column_ref(statement.rank_column(self.unit))
             return select(*columns).from_(table, copy=False).where(binary(exp.LTE, rank, literal(limit)), copy=False)
         # The partition is the unit: the choice depends on this unit's rows alone (proof, step 2).
-        by = [column_ref(column) for column in statement.unit_columns(self.unit)]
-        return statement.numbered(table, [column.name for column in columns], by, limit)
+        unit_key = [column_ref(column) for column in statement.unit_columns(self.unit)]
+        return statement.first_rows(table, [column.name for column in columns], unit_key, limit)
 
 
 @dataclass(frozen=True)
@@ -120,36 +122,38 @@ class LimitGroupsPerUnit(Relation):
         require_unit(ctx, self.child, self.unit, "a bound")
         groups, rows = known_limit(self.groups), known_limit(self.rows)
         after = stability_after_bounding(
-            ctx, self.child.stability(ctx, unit), unit, self.unit, each=1 + rows, bound=groups * rows
+            ctx, self.child.stability(ctx, unit), unit, self.unit, changes_per_row=1 + rows, bound=groups * rows
         )
-        bound = PerKeyBound(self.keys, groups, rows, expressions_over(self.keys, self.child.domain(ctx)))
+        bound = PerKeyBound(self.keys, groups, rows, computed_key_columns(self.keys, self.child.domain(ctx)))
         return replace(after, per_key=bound) if unit == self.unit else after
 
-    def packed(self, statement: SqlStatement) -> frozenset[str]:
-        return self.child.packed(statement)
+    def enum_columns(self, statement: SqlStatement) -> frozenset[str]:
+        return self.child.enum_columns(statement)
 
     def select(self, statement: SqlStatement) -> exp.Select:
         scope = statement.scope(self.child)
         columns = all_columns(statement, self.child)
         names, unit = [column.name for column in columns], [column_ref(c) for c in statement.unit_columns(self.unit)]
-        trials: list[Sql] = [column_ref(column) for column in statement.trials()]
+        trials: list[Sql] = [column_ref(column) for column in statement.trial_columns()]
         domains = [key.domain(scope) for key in self.keys]
         picked = [with_alias(key.sql(scope), f"k{index}") for index, key in enumerate(self.keys)]
         keys = [column_ref(f"k{index}") for index in range(len(self.keys))]
-        keyed = statement.add(select(*columns, *picked).from_(statement.table(self.child), copy=False))
-        extended = [(c, _unit_domain(statement, c)) for c in unit] + list(zip(keys, domains, strict=True))
-        mixed = with_alias(statement.mix(extended, 51), "g")
-        ordered = statement.add(select(*(column_ref(n) for n in names), *keys, mixed).from_(keyed, copy=False))
+        with_keys = statement.add_subquery(select(*columns, *picked).from_(statement.table(self.child), copy=False))
+        extended = [(c, unit_column_domain(statement, c)) for c in unit] + list(zip(keys, domains, strict=True))
+        group_order = with_alias(statement.mix_values(extended, 51), "g")
+        ordered = statement.add_subquery(
+            select(*(column_ref(n) for n in names), *keys, group_order).from_(with_keys, copy=False)
+        )
         carried = [*names, *(key.name for key in keys), "g"]
-        within = statement.numbered(ordered, carried, [*unit, *keys], known_limit(self.rows))
-        return self._groups(statement, statement.add(within), names, [*unit, *trials], keys)
+        limited_rows = statement.first_rows(ordered, carried, [*unit, *keys], known_limit(self.rows))
+        return self._groups(statement, statement.add_subquery(limited_rows), names, [*unit, *trials], keys)
 
     def _groups(
         self, statement: SqlStatement, table: exp.Table, names: list[str], unit: list[Sql], keys: list[Sql]
     ) -> exp.Select:
-        """The first groups of each unit, in an order of the group's keys and unit alone."""
-        order = exp.Order(expressions=[statement.sorted_by("g"), *(key.copy() for key in keys)])
+        """Select the first groups of each unit, in an order that depends only on the group's keys and unit."""
+        order = exp.Order(expressions=[statement.sort_key("g"), *(key.copy() for key in keys)])
         window = exp.Window(this=exp.DenseRank(), partition_by=[u.copy() for u in unit], order=order)
         ranked = select(*(column_ref(n) for n in names), with_alias(window, "n")).from_(table, copy=False)
-        kept = binary(exp.LTE, column_ref("n"), literal(known_limit(self.groups)))
-        return select(*(column_ref(n) for n in names)).from_(subquery(ranked), copy=False).where(kept, copy=False)
+        row_filter = binary(exp.LTE, column_ref("n"), literal(known_limit(self.groups)))
+        return select(*(column_ref(n) for n in names)).from_(subquery(ranked), copy=False).where(row_filter, copy=False)

@@ -1,4 +1,4 @@
-"""Reading a raw column: every record gets a value inside the declared domain, in the form in which values are held."""
+"""Clean a raw column: every record gets an encoded value inside the declared domain."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from itertools import pairwise
 
 from sqlglot import exp
 
-from dither.plan.context import offsets, on_wall_clock, zoned
-from dither.plan.domains import LENGTHS, bounds_of, span, storage_type, truncate
-from dither.plan.expressions.core import constant_value, divide
+from dither.plan.context import needs_zone_shift, on_wall_clock, zone_offsets
+from dither.plan.domains import PERIOD_LENGTHS, bounds_of, span, storage_type, truncate
+from dither.plan.expressions.core import constant_sql, divide
 from dither.plan.sql.builders import (
-    FEW_VALUES,
+    MOST_ENUM_VALUES,
     Sql,
     add,
     and_,
     binary,
     case,
     cast,
-    detached,
+    clamp_integer,
+    detach,
     double,
     integer,
     is_not_null,
@@ -32,97 +33,99 @@ from dither.plan.sql.builders import (
     or_,
     string,
     times,
-    within,
 )
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.schema import Boolean, Category, Column, Domain, Identifier, Moment, Number, Reference
 
 
 def clean_column(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
-    """The held value of a raw column: clamped, moved to the default, or NULL where the domain allows it."""
+    """Encode a raw column: clamp values to the domain; replace others by the default, or by NULL where allowed."""
     match column.domain:
         case Number():
-            return _number(column, column.domain, raw, kind, dialect)
+            return _clean_number(column, column.domain, raw, kind, dialect)
         case Moment():
-            return _moment(column, column.domain, raw, kind, zone, dialect)
+            return _clean_moment(column, column.domain, raw, kind, zone, dialect)
         case Boolean():
-            return _otherwise(column, raw, _boolean(raw, kind, dialect))
+            return _with_fallback(column, raw, _parse_boolean(raw, kind, dialect))
         case Category():
-            return _category(column, column.domain, raw, kind, dialect)
+            return _clean_category(column, column.domain, raw, kind, dialect)
         case Reference(kind="integer") | Identifier(kind="integer"):
-            return _otherwise(column, raw, _integer(raw, kind, dialect))
+            return _with_fallback(column, raw, _parse_integer(raw, kind, dialect))
         case Reference() | Identifier():
-            return _otherwise(column, raw, _text(raw, kind))
+            return _with_fallback(column, raw, _as_text(raw, kind))
 
 
 def clean_key(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
-    """As `clean`, for a column that names a unit: NULL for all but the values of its domain, so that no two merge."""
+    """Like `clean_column`, for a unit key: NULL for every value outside its domain, so that no two units merge."""
     domain = replace(column.domain, nullable=True)
     value = clean_column(replace(column, domain=domain, default=None), raw, kind, zone, dialect)
     if not isinstance(domain, Number):
         return value
-    exact = case([(_unmoved(domain, value, raw, kind, dialect), value)])
-    return case([(_valid(domain, raw, kind, dialect), exact)])
+    exact = case([(_is_on_lattice(domain, value, raw, kind, dialect), value)])
+    return case([(_is_valid(domain, raw, kind, dialect), exact)])
 
 
-def clean_encoded(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
-    """As `clean`, for one of few texts that is held packed."""
+def clean_to_enum(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
+    """Like `clean_column`, for texts that are stored as an ENUM."""
     if not isinstance(column.domain, Category):
         return clean_column(column, raw, kind, zone, dialect)
-    value, values, spare = _text(raw, kind), column.domain.values, _spare_text(column, column.domain)
+    value, values, spare = _as_text(raw, kind), column.domain.values, _fallback_text(column, column.domain)
     if any(unicodedata.normalize("NFD", declared) != declared for declared in values):
-        return dialect.packed(clean_column(column, raw, kind, zone, dialect), values)
-    found = dialect.packed(value, values)
+        return dialect.to_enum(clean_column(column, raw, kind, zone, dialect), values)
+    found = dialect.to_enum(value, values)
     if spare is None:
         return found
-    filled = exp.Coalesce(this=found, expressions=[dialect.packed(string(spare), values)])
+    filled = exp.Coalesce(this=found, expressions=[dialect.to_enum(string(spare), values)])
     return case([(is_not_null(raw), filled)]) if column.domain.nullable else filled
 
 
-def _spare_text(column: Column, domain: Category) -> str | None:
-    """The text that stands in for an invalid one; None where NULL does."""
+def _fallback_text(column: Column, domain: Category) -> str | None:
+    """Return the text that replaces an invalid one, or None if NULL does."""
     if isinstance(column.default, str):
         return column.default
     return None if domain.nullable else domain.values[0]
 
 
-def _unmoved(domain: Number, value: Sql, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """Whether a number within its bounds was on the lattice before it was put there."""
+def _is_on_lattice(domain: Number, value: Sql, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Build the condition that a number within its bounds was on the lattice before rounding."""
     up, down = domain.step.denominator, domain.step.numerator
     if kind == "integer":
         return binary(exp.EQ, times(value, down), times(cast(raw, "bigint"), up))
-    before = _double(raw, kind, dialect)
+    before = _as_double(raw, kind, dialect)
     after = binary(exp.Div, binary(exp.Mul, cast(value, "double"), double(down)), double(up))
-    # Beyond 2^53 different texts and decimals are the same double.
-    return and_([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=detached(after)), double(1 << 53))])
+    # Beyond 2^53, different texts and decimals convert to the same double.
+    return and_([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=detach(after)), double(1 << 53))])
 
 
 def is_clean(column: Column, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """True where `clean` need not correct the record: a value inside its bounds, or an allowed NULL."""
-    valid = _valid(column.domain, raw, kind, dialect)
+    """Build the condition that `clean_column` keeps the record: a value inside its bounds, or an allowed NULL."""
+    valid = _is_valid(column.domain, raw, kind, dialect)
     return or_([is_null(raw), valid]) if column.domain.nullable else valid
 
 
-def _valid(domain: Domain, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def _is_valid(domain: Domain, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Build the condition that a raw value is inside the domain."""
     match domain:
         case Number():
-            value = raw if kind in ("integer", "decimal") else _double(raw, kind, dialect)
-            return and_([binary(exp.GTE, value, _bound(domain.lo)), binary(exp.LTE, value, _bound(domain.hi))])
+            value = raw if kind in ("integer", "decimal") else _as_double(raw, kind, dialect)
+            return and_(
+                [binary(exp.GTE, value, _bound_literal(domain.lo)), binary(exp.LTE, value, _bound_literal(domain.hi))]
+            )
         case Moment():
-            value = _microseconds(raw, kind, dialect)
+            value = _parse_microseconds(raw, kind, dialect)
             return and_([binary(exp.GTE, value, integer(domain.lo)), binary(exp.LTE, value, integer(domain.hi))])
         case Boolean():
-            return is_not_null(_boolean(raw, kind, dialect))
+            return is_not_null(_parse_boolean(raw, kind, dialect))
         case Category(values=values):
-            return _among(_text(raw, kind), _spelled(values), dialect)
+            return _is_among(_as_text(raw, kind), _unicode_forms(values), dialect)
         case Reference(kind="integer") | Identifier(kind="integer"):
-            return is_not_null(_integer(raw, kind, dialect))
+            return is_not_null(_parse_integer(raw, kind, dialect))
         case _:
-            return is_not_null(_text(raw, kind))
+            return is_not_null(_as_text(raw, kind))
 
 
 def fallback(column: Column) -> Sql:
-    """What stands in for a value that cannot be clamped: the default, else NULL, else a fixed value of the domain."""
+    """Build the replacement of a value that cannot be clamped: the default, else NULL, else a fixed value."""
     domain, default = column.domain, column.default
     if default is None and (domain.nullable or isinstance(domain, Reference | Identifier)):
         return null(storage_type(domain))
@@ -132,39 +135,41 @@ def fallback(column: Column) -> Sql:
             wanted = Fraction(default) if isinstance(default, int | Fraction) else Fraction(0)
             return integer(min(max(round(wanted / domain.step), lo), hi))
         case Moment():
-            return integer(_spare_moment(column, domain))
+            return integer(_fallback_moment(column, domain))
         case Boolean():
-            return constant_value(default is True)
+            return constant_sql(default is True)
         case Category(values=values):
             return string(default if isinstance(default, str) else values[0])
         case _:
-            return constant_value(default) if isinstance(default, int | str) else null(storage_type(domain))
+            return constant_sql(default) if isinstance(default, int | str) else null(storage_type(domain))
 
 
-def _spare_moment(column: Column, domain: Moment) -> int:
+def _fallback_moment(column: Column, domain: Moment) -> int:
+    """Return the moment that replaces an invalid one: the default within the bounds, else the lower bound."""
     return min(max(column.default, domain.lo), domain.hi) if isinstance(column.default, int) else domain.lo
 
 
-def _bound(value: Fraction) -> Sql:
+def _bound_literal(value: Fraction) -> Sql:
+    """Build a bound as a constant that compares with raw numbers."""
     if value.denominator == 1:
         return exp.Literal.number(value.numerator)
     return binary(exp.Div, double(value.numerator), double(value.denominator))
 
 
-def _missing(column: Column) -> Sql:
-    """What a NULL becomes."""
+def _null_replacement(column: Column) -> Sql:
+    """Build the value that replaces a NULL record."""
     return null(storage_type(column.domain)) if column.domain.nullable else fallback(column)
 
 
-def _otherwise(column: Column, raw: Sql, value: Sql) -> Sql:
-    """The value where there is one; what a NULL becomes where the record has none; else the fallback."""
+def _with_fallback(column: Column, raw: Sql, value: Sql) -> Sql:
+    """Return the value if it is not NULL; else the replacement of NULL if the record is NULL; else the fallback."""
     if column.default is None and storage_type(column.domain) != "boolean":
         return value
-    return case([(is_not_null(value), value), (is_null(raw), _missing(column))], fallback(column))
+    return case([(is_not_null(value), value), (is_null(raw), _null_replacement(column))], fallback(column))
 
 
-def _double(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """A raw number as a double; NaN and what is no number as NULL."""
+def _as_double(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Convert a raw number to a double; NaN and values that are not numbers become NULL."""
     match kind:
         case "text":
             value = dialect.number_of_text(raw)
@@ -177,23 +182,24 @@ def _double(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
     return case([(not_(dialect.is_nan(value)), value)])
 
 
-def _number(column: Column, domain: Number, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def _clean_number(column: Column, domain: Number, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Encode a raw number on its lattice, clamped to its bounds."""
     lo, hi = bounds_of(domain)
     if kind == "integer":
-        inside = _scaled(cast(raw, "bigint"), domain, dialect)
-        value, missing = raw, (is_null(raw), _missing(column))
+        inside = _integer_to_lattice(cast(raw, "bigint"), domain, dialect)
+        value, missing = raw, (is_null(raw), _null_replacement(column))
     else:
-        value = _double(raw, kind, dialect)
-        inside = within(_snapped(value, domain), lo, hi)
-        missing = (is_null(raw), _missing(column))
-    least, most = _bound(lo * domain.step), _bound(hi * domain.step)
+        value = _as_double(raw, kind, dialect)
+        inside = clamp_integer(_double_to_lattice(value, domain), lo, hi)
+        missing = (is_null(raw), _null_replacement(column))
+    least, most = _bound_literal(lo * domain.step), _bound_literal(hi * domain.step)
     common = and_([binary(exp.GT, value, least), binary(exp.LT, value, most)])
     invalid = [(is_null(value), fallback(column))] if kind != "integer" else []
     return case([(common, inside), missing, *invalid, (binary(exp.LTE, value, least), integer(lo))], integer(hi))
 
 
-def _scaled(value: Sql, domain: Number, dialect: Dialect) -> Sql:
-    """An integer strictly between the bounds, on the lattice, halves away from zero."""
+def _integer_to_lattice(value: Sql, domain: Number, dialect: Dialect) -> Sql:
+    """Round an integer strictly between the bounds to the lattice, halves away from zero."""
     up, down = domain.step.denominator, domain.step.numerator
     if down == 1:
         return times(value, up)
@@ -201,63 +207,67 @@ def _scaled(value: Sql, domain: Number, dialect: Dialect) -> Sql:
     return dialect.quotient(add(times(value, 2 * up), half), literal(2 * down))
 
 
-def _snapped(value: Sql, domain: Number) -> Sql:
-    """A finite double on the lattice, halves away from zero."""
+def _double_to_lattice(value: Sql, domain: Number) -> Sql:
+    """Round a finite double to the lattice, halves away from zero."""
     up, down = double(domain.step.denominator), double(domain.step.numerator)
-    scaled = binary(exp.Div, binary(exp.Mul, exp.Abs(this=detached(value)), up), down)
+    scaled = binary(exp.Div, binary(exp.Mul, exp.Abs(this=detach(value)), up), down)
     size = cast(exp.Floor(this=binary(exp.Add, scaled, cast(exp.Literal.number("0.5"), "double"))), "bigint")
     if domain.lo >= 0:
         return size
     return case([(binary(exp.LT, value, double(0)), exp.Neg(this=size))], size.copy())
 
 
-def _microseconds(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def _parse_microseconds(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Convert a raw date, timestamp, text or integer to microseconds since 1970, or NULL."""
     match kind:
         case "timestamp":
-            return dialect.microseconds(raw)
+            return dialect.to_microseconds(raw)
         case "date":
-            return dialect.microseconds(dialect.moment_of_date(raw))
+            return dialect.to_microseconds(dialect.moment_of_date(raw))
         case "text":
-            return dialect.microseconds(dialect.moment_of_text(raw))
+            return dialect.to_microseconds(dialect.moment_of_text(raw))
         case "integer":
             return dialect.integer_of_wide(raw)
         case _:
             return null("bigint")
 
 
-def _moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
-    value, here = _microseconds(raw, kind, dialect), on_wall_clock(domain, zone)
-    local = _local(value, domain, zone) if zoned(domain, zone) else value
-    length = LENGTHS[domain.precision]
+def _clean_moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
+    """Encode a raw moment on the dataset's wall clock, truncated to its precision and clamped to its bounds."""
+    value, here = _parse_microseconds(raw, kind, dialect), on_wall_clock(domain, zone)
+    local = _to_wall_clock(value, domain, zone) if needs_zone_shift(domain, zone) else value
+    length = PERIOD_LENGTHS[domain.precision]
     inside = local if length == 1 else times(divide(local, length, span(here)[0], dialect), length)
-    # On one clock the start of a period lies between the starts of the bounds' periods.
-    held = within(inside, *span(here)) if zoned(domain, zone) else inside
-    spare = replace(column, default=_local_end(_spare_moment(column, domain), domain, zone), domain=here)
+    # Without a shift, the start of a period lies between the starts of the bounds' periods.
+    held = clamp_integer(inside, *span(here)) if needs_zone_shift(domain, zone) else inside
+    spare = replace(column, default=_bound_on_wall_clock(_fallback_moment(column, domain), domain, zone), domain=here)
     common = and_([binary(exp.GT, value, integer(domain.lo)), binary(exp.LT, value, integer(domain.hi))])
     branches = [
         (common, held),
-        (is_null(raw), _missing(spare)),
+        (is_null(raw), _null_replacement(spare)),
         (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
-        (binary(exp.LTE, value, integer(domain.lo)), integer(_local_end(domain.lo, domain, zone))),
+        (binary(exp.LTE, value, integer(domain.lo)), integer(_bound_on_wall_clock(domain.lo, domain, zone))),
     ]
-    return case(branches, integer(_local_end(domain.hi, domain, zone)))
+    return case(branches, integer(_bound_on_wall_clock(domain.hi, domain, zone)))
 
 
-def _local(value: Sql, domain: Moment, zone: str) -> Sql:
-    shifts = offsets(domain.lo, domain.hi, zone)
+def _to_wall_clock(value: Sql, domain: Moment, zone: str) -> Sql:
+    """Shift microseconds in UTC to the wall clock of a zone."""
+    shifts = zone_offsets(domain.lo, domain.hi, zone)
     if len(shifts) == 1:
         return add(value, shifts[0][1])
     branches = [(binary(exp.LT, value, integer(end)), integer(shift)) for (_, shift), (end, _) in pairwise(shifts)]
     return add(value, case(branches, integer(shifts[-1][1])))
 
 
-def _local_end(moment: int, domain: Moment, zone: str) -> int:
-    """A moment of the domain on the wall clock, at the start of its period: two ends of one period are one value."""
-    shifts = offsets(domain.lo, domain.hi, zone) if zoned(domain, zone) else ((domain.lo, 0),)
+def _bound_on_wall_clock(moment: int, domain: Moment, zone: str) -> int:
+    """Shift a public moment to the wall clock and truncate it: moments of the same period give the same value."""
+    shifts = zone_offsets(domain.lo, domain.hi, zone) if needs_zone_shift(domain, zone) else ((domain.lo, 0),)
     return truncate(moment + [shift for start, shift in shifts if start <= moment][-1], domain.precision)
 
 
-def _boolean(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def _parse_boolean(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Convert a raw boolean, number or text to a truth value, or NULL."""
     match kind:
         case "boolean":
             return raw
@@ -269,18 +279,19 @@ def _boolean(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
             return null("boolean")
 
 
-def _integer(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def _parse_integer(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Convert a raw integer, text or integral number to a 64-bit integer, or NULL."""
     match kind:
         case "integer":
             return dialect.integer_of_wide(raw)
         case "text":
             return dialect.integer_of_text(raw)
         case "float" | "decimal":
-            value = _double(raw, kind, dialect)
+            value = _as_double(raw, kind, dialect)
             exact = and_(
                 [
-                    binary(exp.EQ, value, exp.Floor(this=detached(value))),
-                    binary(exp.LT, exp.Abs(this=detached(value)), double(1 << 53)),
+                    binary(exp.EQ, value, exp.Floor(this=detach(value))),
+                    binary(exp.LT, exp.Abs(this=detach(value)), double(1 << 53)),
                 ]
             )
             return case([(exact, cast(value, "bigint"))])
@@ -288,25 +299,28 @@ def _integer(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
             return null("bigint")
 
 
-def _text(raw: Sql, kind: RawKind) -> Sql:
+def _as_text(raw: Sql, kind: RawKind) -> Sql:
+    """Convert a raw text, integer or boolean to text; other kinds become NULL."""
     return cast(raw, "varchar") if kind in ("text", "integer", "boolean") else null("varchar")
 
 
-def _spelled(values: Sequence[str]) -> list[str]:
-    """The declared texts and their decomposed spellings."""
+def _unicode_forms(values: Sequence[str]) -> list[str]:
+    """Return the declared texts and their decomposed Unicode forms."""
     return list(dict.fromkeys(form for v in values for form in (v, unicodedata.normalize("NFD", v))))
 
 
-def _among(value: Sql, values: Sequence[str], dialect: Dialect) -> Sql:
-    if 0 < len(values) <= FEW_VALUES:
-        return dialect.among(value, values)
-    return exp.In(this=detached(value), expressions=[string(v) for v in values])
+def _is_among(value: Sql, values: Sequence[str], dialect: Dialect) -> Sql:
+    """Build the condition that a text is one of the constants."""
+    if 0 < len(values) <= MOST_ENUM_VALUES:
+        return dialect.is_among(value, values)
+    return exp.In(this=detach(value), expressions=[string(v) for v in values])
 
 
-def _category(column: Column, domain: Category, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    value = _text(raw, kind)
-    branches: list[tuple[Sql, Sql]] = [(_among(value, domain.values, dialect), value)] if domain.values else []
+def _clean_category(column: Column, domain: Category, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Return the declared text that a raw value equals, in composed or decomposed form, else its replacement."""
+    value = _as_text(raw, kind)
+    branches: list[tuple[Sql, Sql]] = [(_is_among(value, domain.values, dialect), value)] if domain.values else []
     for declared in domain.values:
         if (other := unicodedata.normalize("NFD", declared)) not in domain.values:
             branches.append((binary(exp.EQ, value, string(other)), string(declared)))
-    return case([*branches, (is_null(raw), _missing(column))], fallback(column))
+    return case([*branches, (is_null(raw), _null_replacement(column))], fallback(column))

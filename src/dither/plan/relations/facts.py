@@ -1,4 +1,4 @@
-"""Part of the former access.relation."""
+"""Public facts about a whole plan: whether it needs a row order, and the time range that it reads."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.joins import KeyJoin
 from dither.plan.relations.scan import Scan
-from dither.plan.traversal import _inputs, walk
+from dither.plan.traversal import field_values, walk
 
 
 def needs_order(plan: Any) -> bool:
-    """Whether some operator of a plan chooses among rows."""
+    """Tell whether some operator of a plan selects rows by their pseudo-random order."""
     return any(isinstance(node, LimitRowsPerUnit | LimitGroupsPerUnit | KeyJoin | Sample) for node in walk(plan))
 
 
 def window_range(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
-    """The public range of moments from which a plan reads rows that a window unit covers; None if it reads none."""
-    times, spans = ctx.unit(unit).times, []
-    covered = {node for node in walk(plan) if isinstance(node, Scan) and node.table in times}
-    for scan in covered:
-        top = [node for node in walk(plan) if isinstance(node, Filter) and _base(node) == scan]
-        bare = any(child == scan for node in walk(plan) if not isinstance(node, Filter) for child in _inputs(node))
-        # Keeping one row per unique key chooses before any filter: a row of another window can push one out.
-        whole_range = bare or plan == scan or ctx.enforced(ctx.table(scan.table))
-        nodes: list[Relation] = [scan] if whole_range else [*top]
-        spans += [span(node.domain(ctx)[times[scan.table]]) for node in nodes]
-    return (min(lo for lo, _ in spans), max(hi for _, hi in spans)) if spans else None
+    """Return the public time range from which a plan reads rows that a window unit covers; None if it reads none."""
+    time_columns, ranges = ctx.unit(unit).times, []
+    covered_scans = {node for node in walk(plan) if isinstance(node, Scan) and node.table in time_columns}
+    for scan in covered_scans:
+        filters = [node for node in walk(plan) if isinstance(node, Filter) and _base(node) == scan]
+        read_unfiltered = any(
+            child == scan for node in walk(plan) if not isinstance(node, Filter) for child in field_values(node)
+        )
+        # A unique key selects its one row before any filter: a row of another window can displace one in the range.
+        whole_range = read_unfiltered or plan == scan or ctx.enforces_unique_key(ctx.table(scan.table))
+        nodes: list[Relation] = [scan] if whole_range else [*filters]
+        ranges += [span(node.domain(ctx)[time_columns[scan.table]]) for node in nodes]
+    return (min(lo for lo, _ in ranges), max(hi for _, hi in ranges)) if ranges else None
 
 
 def _base(node: Relation) -> Relation:
+    """Return the relation below any filters."""
     return _base(node.child) if isinstance(node, Filter) else node

@@ -1,4 +1,4 @@
-"""Part of the former access.relation."""
+"""The join operators: with a public table, on a unit's key, and on other columns with limited rows per key."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dither.plan.expressions.core import ColumnRef, convert
 from dither.plan.expressions.logic import Compare
 from dither.plan.relations.core import Relation, require_unit
 from dither.plan.relations.filter import Filter
-from dither.plan.relations.project import Project, distinct_names
+from dither.plan.relations.project import Project, check_distinct_names
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import Sql, add, literal
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import SqlStatement, column_ref, equals, join_select, with_alias
-from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smaller
+from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
+from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smallest
 from dither.schema import Domain, Number, Table
 
 
@@ -27,8 +27,8 @@ from dither.schema import Domain, Number, Table
 class PublicJoin(Relation):
     """Join with a public table, or with a context table by its unique key; `on` pairs (child column, public column).
 
-    inner; left: the private side is preserved; right: the public side is preserved (`urls LEFT JOIN actions`).
-    `public` may be a Scan with Where and Project above it.
+    inner; left: the private side is preserved; right: the public side is preserved (`urls LEFT JOIN actions`). `public`
+    may be a Scan with Filter and Project above it.
     """
 
     proof = "public_join.md"
@@ -44,37 +44,43 @@ class PublicJoin(Relation):
     def domain(self, ctx: Context) -> dict[str, Domain]:
         self._source(ctx)
         left, right = self.child.domain(ctx), self.public.domain(ctx)
-        check_on(left, right, self.on)
+        check_join_columns(left, right, self.on)
         return join_domain(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
 
     def stability(self, ctx: Context, unit: str) -> Stability:
         if self.public.stability(ctx, unit).max_rows != 0:
             raise Unsupported(f"the {unit} unit covers both sides of this join; join on the unit's key instead")
-        child, most = self.child.stability(ctx, unit), self.multiplicity(ctx)
+        child, max_matches = self.child.stability(ctx, unit), self.multiplicity(ctx)
         match self.how:
             case "inner":
                 return Stability(
-                    child.tracks_unit, multiply(child.max_rows, most), multiply(child.max_distinct_rows, most)
+                    child.tracks_unit,
+                    multiply(child.max_rows, max_matches),
+                    multiply(child.max_distinct_rows, max_matches),
                 )
             case "left":
-                most = max(1, most)
+                max_matches = max(1, max_matches)
                 return Stability(
-                    child.tracks_unit, multiply(child.max_rows, most), multiply(child.max_distinct_rows, most)
+                    child.tracks_unit,
+                    multiply(child.max_rows, max_matches),
+                    multiply(child.max_distinct_rows, max_matches),
                 )
             case "right":
-                return Stability(False, multiply(2, most, child.max_rows), multiply(2, most, child.max_distinct_rows))
+                return Stability(
+                    False, multiply(2, max_matches, child.max_rows), multiply(2, max_matches, child.max_distinct_rows)
+                )
 
     def multiplicity(self, ctx: Context) -> int:
-        """The most public rows that one private row can meet."""
+        """Return the most public rows that can match one private row."""
         table, names = self._source(ctx)
         counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
         known = [count for count in counts if count is not None]
         if not known:
-            raise Unbounded(f"nobody has counted how often a key occurs in {table.name}; join by its unique column")
+            raise Unbounded(f"the rows per key of {table.name} are not known; join it by its unique column")
         return min(known)
 
     def _source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
-        """The table behind the public side, and which of its columns each name still is."""
+        """Return the table behind the public side, and the table's column behind each visible name."""
         match self.public:
             case Scan(table=name):
                 return ctx.table(name), {column: column for column in ctx.table(name).columns}
@@ -85,84 +91,85 @@ class PublicJoin(Relation):
                 kept = {new: old.name for new, old in columns if isinstance(old, ColumnRef)}
                 return table, {new: names[old] for new, old in kept.items() if old in names}
             case _:
-                raise Unsupported("the public side of a join may be a table, filtered and projected, and nothing else")
+                raise Unsupported("the public side of a join must be a table, optionally with filters and projections")
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        ctx, known = statement.ctx, statement.known(self)
+        ctx, known = statement.ctx, statement.tracked_units(self)
         private, public = statement.table(self.child), statement.table(self.public)
         columns = join_columns(statement, self.child, self.public)
         hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
-        if self.ranked_here(ctx):
+        if self.keeps_stored_ranks(ctx):
             hidden += [
-                with_alias(column_ref(c, "l"), c) for c in map(statement.rank_column, statement.ranks(self.child))
+                with_alias(column_ref(c, "l"), c)
+                for c in map(statement.rank_column, statement.units_with_rank(self.child))
             ]
-        hidden += join_hidden(statement, seed=21, left=self.how != "right", right=self.how != "left")
-        matched = equals([*join_pairs(statement, self.child, self.public, self.on), *join_trials(statement)])
+        hidden += join_hidden_columns(statement, seed=21, left=self.how != "right", right=self.how != "left")
+        matched = all_equal([*join_pairs(statement, self.child, self.public, self.on), *trial_pairs(statement)])
         sides = (private, "l"), (public, "r")
         first, second = reversed(sides) if self.how == "right" else sides
         return join_select([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
 
-    def ranked_here(self, ctx: Context) -> bool:
-        """Whether each private row stays exactly one row."""
+    def keeps_stored_ranks(self, ctx: Context) -> bool:
+        """Tell whether each private row stays exactly one row."""
         return self.how == "left" and self.multiplicity(ctx) <= 1
 
-    def ranked(self, statement: SqlStatement, unit: str) -> bool:
-        return self.ranked_here(statement.ctx) and self.child.ranked(statement, unit)
+    def has_stored_rank(self, statement: SqlStatement, unit: str) -> bool:
+        return self.keeps_stored_ranks(statement.ctx) and self.child.has_stored_rank(statement, unit)
 
 
-def check_on(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:
-    """The columns of a join condition must exist and be comparable."""
+def check_join_columns(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:
+    """Refuse join columns that do not exist or cannot be compared."""
     scope = {**{f"l.{name}": d for name, d in left.items()}, **{f"r.{name}": d for name, d in right.items()}}
-    for one, other in on:
-        Compare("=", ColumnRef(f"l.{one}"), ColumnRef(f"r.{other}")).domain(Scope(scope))
+    for left_name, right_name in on:
+        Compare("=", ColumnRef(f"l.{left_name}"), ColumnRef(f"r.{right_name}")).domain(Scope(scope))
 
 
 def join_domain(
     left: dict[str, Domain], right: dict[str, Domain], *, left_missing: bool = False, right_missing: bool = False
 ) -> dict[str, Domain]:
-    """The columns of both sides, NULL where a side may be missing."""
-    distinct_names([*left, *right])
+    """Return the columns of both sides, nullable on a side that may be missing."""
+    check_distinct_names([*left, *right])
     first = {name: with_null(domain, domain.nullable or left_missing) for name, domain in left.items()}
     return first | {name: with_null(domain, domain.nullable or right_missing) for name, domain in right.items()}
 
 
 def join_columns(statement: SqlStatement, left: Relation, right: Relation) -> list[Sql]:
-    """The visible columns of both sides, numbered on."""
-    both_sides = [*statement.visible(left, "l"), *statement.visible(right, "r")]
+    """Return the visible columns of both sides, renumbered."""
+    both_sides = [*statement.visible_columns(left, "l"), *statement.visible_columns(right, "r")]
     return [with_alias(column, f"c{index}") for index, column in enumerate(both_sides)]
 
 
 def join_pairs(
     statement: SqlStatement, left: Relation, right: Relation, on: tuple[tuple[str, str], ...]
 ) -> list[tuple[Sql, Sql]]:
-    """The pairs of columns that must be equal, on a common lattice."""
-    one, other = statement.scope(left, "l"), statement.scope(right, "r")
+    """Return the pairs of columns that must be equal, on a common lattice."""
+    left_scope, right_scope = statement.scope(left, "l"), statement.scope(right, "r")
     pairs = []
     for a, b in on:
-        first, second = one.columns[a], other.columns[b]
+        first, second = left_scope.columns[a], right_scope.columns[b]
         target = merge([first, second]) if isinstance(first, Number) and isinstance(second, Number) else first
         shared = target if isinstance(target, Number) else second
-        pairs.append((convert(one.names[a], first, target), convert(other.names[b], second, shared)))
+        pairs.append((convert(left_scope.names[a], first, target), convert(right_scope.names[b], second, shared)))
     return pairs
 
 
-def join_hidden(statement: SqlStatement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
-    """The order and the corrections of a joined row; a side that may be missing counts as zero."""
+def join_hidden_columns(statement: SqlStatement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
+    """Return the order and the corrections of a joined row; a missing side counts as zero."""
     sides = [(column_ref("o", "l"), column_ref("b", "l"), left), (column_ref("o", "r"), column_ref("b", "r"), right)]
     orders = [order if sure else exp.Coalesce(this=order, expressions=[literal(0)]) for order, _, sure in sides]
-    counts = [count if sure else exp.Coalesce(this=count, expressions=[literal(0)]) for _, count, sure in sides]
-    trials = [with_alias(column_ref(column, "l" if left else "r"), column) for column in statement.trials()]
-    return [with_alias(statement.mix_orders(orders, seed), "o"), with_alias(add(*counts), "b"), *trials]
+    corrections = [count if sure else exp.Coalesce(this=count, expressions=[literal(0)]) for _, count, sure in sides]
+    trials = [with_alias(column_ref(column, "l" if left else "r"), column) for column in statement.trial_columns()]
+    return [with_alias(statement.mix_orders(orders, seed), "o"), with_alias(add(*corrections), "b"), *trials]
 
 
-def join_trials(statement: SqlStatement) -> list[tuple[Sql, Sql]]:
-    """Rows of one trial meet rows of the same trial."""
-    return [(column_ref(column, "l"), column_ref(column, "r")) for column in statement.trials()]
+def trial_pairs(statement: SqlStatement) -> list[tuple[Sql, Sql]]:
+    """Return the join condition that both rows are of the same trial."""
+    return [(column_ref(column, "l"), column_ref(column, "r")) for column in statement.trial_columns()]
 
 
 @dataclass(frozen=True)
 class UnitJoin(Relation):
-    """Join of two relations whose rows know their unit, on that unit's hidden key."""
+    """Join of two relations whose rows track the unit, on that unit's hidden key."""
 
     proof = "unit_join.md"
     left: Relation
@@ -180,41 +187,44 @@ class UnitJoin(Relation):
         if unit == self.unit:
             return Stability(
                 True,
-                self._own(left.max_rows, right.max_rows),
-                self._own(left.max_distinct_rows, right.max_distinct_rows),
+                self._pair_bound(left.max_rows, right.max_rows),
+                self._pair_bound(left.max_distinct_rows, right.max_distinct_rows),
             )
-        most_left = self.left.stability(ctx, self.unit).max_rows
-        most_right = self.right.stability(ctx, self.unit).max_rows
-        if ctx.coarser(unit, self.unit) and left.tracks_unit and right.tracks_unit:
-            rows = self._own(left.max_rows, most_right)
-            rows = smaller(rows, multiply(most_left, right.max_rows)) if self.how == "inner" else rows
+        max_left = self.left.stability(ctx, self.unit).max_rows
+        max_right = self.right.stability(ctx, self.unit).max_rows
+        if ctx.is_coarser(unit, self.unit) and left.tracks_unit and right.tracks_unit:
+            rows = self._pair_bound(left.max_rows, max_right)
+            rows = smallest(rows, multiply(max_left, right.max_rows)) if self.how == "inner" else rows
             return Stability(True, rows, rows)
-        rows = add_up(self._own(left.max_rows, most_right), multiply(self._flips, most_left, right.max_rows))
+        rows = add_up(
+            self._pair_bound(left.max_rows, max_right), multiply(self._changes_per_right_row, max_left, right.max_rows)
+        )
         return Stability(left.tracks_unit and right.max_rows == 0, rows, rows)
 
-    def _own(self, left: int | None, right: int | None) -> int | None:
+    def _pair_bound(self, left: int | None, right: int | None) -> int | None:
+        """Return the most joined rows of `left` and `right` rows; a left join keeps unmatched left rows."""
         if self.how == "inner" or right is None:
             return multiply(left, right)
         return multiply(left, max(1, right))
 
     @property
-    def _flips(self) -> int:
-        """A changed right row changes its pairs and, in a left join, may fill or empty a missing side."""
+    def _changes_per_right_row(self) -> int:
+        """The rows that one right row changes per left row: its pair and, in a left join, the unmatched row."""
         return 2 if self.how == "left" else 1
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        columns, known = join_columns(statement, self.left, self.right), statement.known(self)
+        columns, known = join_columns(statement, self.left, self.right), statement.tracked_units(self)
         hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
-        hidden += join_hidden(statement, seed=31, right=self.how == "inner")
+        hidden += join_hidden_columns(statement, seed=31, right=self.how == "inner")
         keys = [(column_ref(c, "l"), column_ref(c, "r")) for c in statement.unit_columns(self.unit)]
-        matched = equals([*keys, *join_trials(statement)])
+        matched = all_equal([*keys, *trial_pairs(statement)])
         left, right = statement.table(self.left), statement.table(self.right)
         return join_select([*columns, *hidden], (left, "l"), (right, "r"), matched, self.how)
 
 
 @dataclass(frozen=True)
 class KeyJoin(Relation):
-    """Inner join on other columns, after each side keeps at most so many rows per key, by an order of the row alone."""
+    """Inner join on other columns, after each side is limited to so many rows per key, by an order of the row alone."""
 
     proof = "key_join.md"
     left: Relation
@@ -231,7 +241,7 @@ class KeyJoin(Relation):
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
         left, right = self.left.domain(ctx), self.right.domain(ctx)
-        check_on(left, right, self.on)
+        check_join_columns(left, right, self.on)
         return join_domain(left, right)
 
     def stability(self, ctx: Context, unit: str) -> Stability:
@@ -244,13 +254,18 @@ class KeyJoin(Relation):
 
     def select(self, statement: SqlStatement) -> exp.Select:
         columns = join_columns(statement, self.left, self.right)
-        hidden = join_hidden(statement, seed=41)
-        matched = equals([*join_pairs(statement, self.left, self.right, self.on), *join_trials(statement)])
-        left = self._side(statement, self.left, [one for one, _ in self.on], known_limit(self.left_limit))
-        right = self._side(statement, self.right, [other for _, other in self.on], known_limit(self.right_limit))
+        hidden = join_hidden_columns(statement, seed=41)
+        matched = all_equal([*join_pairs(statement, self.left, self.right, self.on), *trial_pairs(statement)])
+        left = self._limited_side(
+            statement, self.left, [left_name for left_name, _ in self.on], known_limit(self.left_limit)
+        )
+        right = self._limited_side(
+            statement, self.right, [right_name for _, right_name in self.on], known_limit(self.right_limit)
+        )
         return join_select([*columns, *hidden], (left, "l"), (right, "r"), matched, "inner")
 
-    def _side(self, statement: SqlStatement, side: Relation, keys: list[str], limit: int) -> exp.Table:
+    def _limited_side(self, statement: SqlStatement, side: Relation, keys: list[str], limit: int) -> exp.Table:
+        """Select at most `limit` rows per key of one side."""
         scope, table = statement.scope(side), statement.table(side)
-        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trials()]
-        return statement.add(statement.numbered(table, columns, [scope.names[key] for key in keys], limit))
+        columns = [*(f"c{index}" for index in range(len(scope.columns))), "o", "b", *statement.trial_columns()]
+        return statement.add_subquery(statement.first_rows(table, columns, [scope.names[key] for key in keys], limit))

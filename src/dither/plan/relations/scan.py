@@ -1,4 +1,4 @@
-"""Part of the former access.relation."""
+"""The Scan operator: reads a table and corrects its values into their declared domains."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sqlglot import exp
 from dither.errors import InvalidPlan
 from dither.plan.context import Context
 from dither.plan.domains import with_null
-from dither.plan.expressions.core import ordinal
-from dither.plan.relations.cleaning import clean_column, clean_encoded, clean_key, is_clean
+from dither.plan.expressions.core import period_number_sql
+from dither.plan.relations.cleaning import clean_column, clean_key, clean_to_enum, is_clean
 from dither.plan.relations.core import Relation
 from dither.plan.sql.builders import Sql, add_all, and_, case, integer, is_not_null, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
-from dither.plan.stability import NONE, Stability
+from dither.plan.stability import UNAFFECTED, Stability
 from dither.schema import Domain, Moment
 
 
 @dataclass(frozen=True)
 class Scan(Relation):
-    """A table of the dataset, each value corrected into its declared domain, rows without a valid unit key dropped."""
+    """A table of the dataset: each value corrected into its declared domain, rows without a valid unit key dropped."""
 
     proof = "scan.md"
     table: str
@@ -34,8 +34,8 @@ class Scan(Relation):
     def stability(self, ctx: Context, unit: str) -> Stability:
         table, keys = ctx.table(self.table), ctx.unit(unit).keys
         if not table.private or self.table not in keys:
-            return NONE
-        enforced, kind = ctx.enforced(table), ctx.unit(unit).kind
+            return UNAFFECTED
+        enforced, kind = ctx.enforces_unique_key(table), ctx.unit(unit).kind
         if kind == "user":
             return Stability(True, 1, 1) if enforced else Stability(True, None, None)
         if enforced:
@@ -44,88 +44,114 @@ class Scan(Relation):
 
     def select(self, statement: SqlStatement) -> exp.Select:
         ctx, columns = statement.ctx, [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
-        known, origin = statement.known(self), statement.origins[self.table]
-        ranks = [statement.rank_column(unit) for unit in statement.ranks(self)]
-        tagged = self._tagged(statement, statement.add(self._corrected(statement)), columns, known)
+        tracked, table_source = statement.tracked_units(self), statement.sources[self.table]
+        ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
+        with_units = self._with_hidden_columns(
+            statement, statement.add_subquery(self._clean_columns(statement)), columns, tracked
+        )
         table = ctx.table(self.table)
-        if not ctx.enforced(table) or origin.unique:
-            return tagged
+        if not ctx.enforces_unique_key(table) or table_source.deduplicated:
+            return with_units
         key = columns[list(self.domain(ctx)).index(str(table.unique))]
-        carried = [*columns, *statement.hidden(known), *ranks]
-        return statement.numbered(statement.add(tagged), carried, [column_ref(key)], 1)
+        carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
+        return statement.first_rows(statement.add_subquery(with_units), carried, [column_ref(key)], 1)
 
-    def _corrected(self, statement: SqlStatement) -> exp.Select:
-        """Each raw value inside its domain, the number of corrections, and what a snapshot has stored."""
-        origin, zone = statement.origins[self.table], statement.ctx.dataset.timezone
-        names, dialect = {key: exp.column(key, quoted=True) for key in origin.kinds}, statement.dialect
+    def _clean_columns(self, statement: SqlStatement) -> exp.Select:
+        """Select the cleaned columns, the number of corrections, and the order and ranks that a snapshot has stored."""
+        table_source, zone = statement.sources[self.table], statement.ctx.dataset.timezone
+        names, dialect = {key: exp.column(key, quoted=True) for key in table_source.kinds}, statement.dialect
         keys = {unit.keys.get(self.table) for unit in statement.ctx.dataset.units.values()}
-        packed = self.packed(statement)
-        picked: list[Sql] = []
-        sure: list[Sql] = []
+        enum_columns = self.enum_columns(statement)
+        selected: list[Sql] = []
+        clean_conditions: list[Sql] = []
         for index, (name, column) in enumerate(statement.ctx.table(self.table).columns.items()):
-            raw, kind = names[name], origin.kinds[name]
-            cleaned = clean_encoded if f"c{index}" in packed else clean_key if name in keys else clean_column
-            picked.append(with_alias(raw if origin.ready else cleaned(column, raw, kind, zone, dialect), f"c{index}"))
-            if not origin.ready and name in statement.counted:
-                sure.append(is_clean(column, raw, kind, dialect))
-        picked.append(with_alias(_any_dirty(sure), "b"))
-        picked += [with_alias(exp.column(str(statement.trial), quoted=True), name) for name in statement.trials()]
-        stored = {"o": origin.order} if origin.order else {}
-        stored |= {statement.rank_column(unit): column for unit, column in origin.ranks.items()}
-        picked += [with_alias(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
-        return select(*picked).from_(origin.source.copy(), copy=False)
+            raw, kind = names[name], table_source.kinds[name]
+            clean = clean_to_enum if f"c{index}" in enum_columns else clean_key if name in keys else clean_column
+            selected.append(
+                with_alias(raw if table_source.is_prepared else clean(column, raw, kind, zone, dialect), f"c{index}")
+            )
+            if not table_source.is_prepared and name in statement.counted_columns:
+                clean_conditions.append(is_clean(column, raw, kind, dialect))
+        selected.append(with_alias(_count_corrections(clean_conditions), "b"))
+        selected += [
+            with_alias(exp.column(str(statement.trial), quoted=True), name) for name in statement.trial_columns()
+        ]
+        stored = {"o": table_source.order_column} if table_source.order_column else {}
+        stored |= {statement.rank_column(unit): column for unit, column in table_source.rank_columns.items()}
+        selected += [with_alias(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
+        return select(*selected).from_(table_source.source.copy(), copy=False)
 
-    def _tagged(self, statement: SqlStatement, table: exp.Table, columns: list[str], known: list[str]) -> exp.Select:
-        """The hidden unit columns and order; rows without a valid unit key are dropped."""
-        scope, origin = statement.scope(self), statement.origins[self.table]
+    def _with_hidden_columns(
+        self, statement: SqlStatement, table: exp.Table, columns: list[str], tracked: list[str]
+    ) -> exp.Select:
+        """Add the hidden unit columns and the order, and drop rows without a valid unit key."""
+        scope, table_source = statement.scope(self), statement.sources[self.table]
         read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
-        sure = {name for name, domain in read.items() if not domain.nullable} - {u.keys.get(self.table) for u in units}
-        missing = [name for name in self._unit_names(statement.ctx) if name not in sure and not origin.unique]
-        picked: list[Sql] = [column_ref(column) for column in columns]
-        for unit in known:
-            values = self._unit_values(statement, unit, scope)
-            picked += [with_alias(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
+        never_null = {name for name, domain in read.items() if not domain.nullable} - {
+            u.keys.get(self.table) for u in units
+        }
+        missing = [
+            name
+            for name in self._unit_column_names(statement.ctx)
+            if name not in never_null and not table_source.deduplicated
+        ]
+        selected: list[Sql] = [column_ref(column) for column in columns]
+        for unit in tracked:
+            values = self._unit_column_values(statement, unit, scope)
+            selected += [with_alias(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
         cells = [(column_ref(column), domain) for column, domain in zip(columns, scope.columns.values(), strict=True)]
-        order = column_ref("o") if origin.order else statement.mix(cells, 1, self.packed(statement))
-        if not (origin.order or statement.ordered or statement.ctx.enforced(statement.ctx.table(self.table))):
+        order = (
+            column_ref("o")
+            if table_source.order_column
+            else statement.mix_values(cells, 1, self.enum_columns(statement))
+        )
+        if not (
+            table_source.order_column
+            or statement.keeps_order
+            or statement.ctx.enforces_unique_key(statement.ctx.table(self.table))
+        ):
             order = integer(0)
-        picked += [with_alias(order, "o"), *map(column_ref, ["b", *statement.trials()])]
-        picked += [column_ref(statement.rank_column(unit)) for unit in statement.ranks(self)]
-        body = select(*picked).from_(table, copy=False)
+        selected += [with_alias(order, "o"), *map(column_ref, ["b", *statement.trial_columns()])]
+        selected += [column_ref(statement.rank_column(unit)) for unit in statement.units_with_rank(self)]
+        body = select(*selected).from_(table, copy=False)
         valid = [is_not_null(scope.names[name]) for name in missing]
         return body.where(and_(valid), copy=False) if valid else body
 
-    def _unit_names(self, ctx: Context) -> list[str]:
+    def _unit_column_names(self, ctx: Context) -> list[str]:
+        """List the columns that hold the key or time of some unit."""
         units = ctx.dataset.units.values()
-        found = [name for unit in units for name in (unit.keys.get(self.table), unit.times.get(self.table)) if name]
-        return list(dict.fromkeys(found))
+        column_names = [
+            name for unit in units for name in (unit.keys.get(self.table), unit.times.get(self.table)) if name
+        ]
+        return list(dict.fromkeys(column_names))
 
-    def _unit_values(self, statement: SqlStatement, name: str, scope: Scope) -> list[Sql]:
+    def _unit_column_values(self, statement: SqlStatement, name: str, scope: Scope) -> list[Sql]:
+        """Return the SQL of a unit's key and, for a window unit, of its window."""
         unit = statement.ctx.unit(name)
         values = [scope.names[str(unit.keys[self.table])]]
         if unit.kind == "window" and unit.every is not None:
             time = unit.times[self.table]
             moment = scope.columns[time]
             if not isinstance(moment, Moment):
-                raise InvalidPlan(f"the window column {time} of {self.table} is not a moment")
-            values.append(ordinal(scope.names[time], moment, unit.every, statement.dialect))
+                raise InvalidPlan(f"the window column {time} of {self.table} must be a date or timestamp")
+            values.append(period_number_sql(scope.names[time], moment, unit.every, statement.dialect))
         return values
 
-    def packed(self, statement: SqlStatement) -> frozenset[str]:
-        if statement.origins[self.table].ready:
+    def enum_columns(self, statement: SqlStatement) -> frozenset[str]:
+        if statement.sources[self.table].is_prepared:
             return frozenset()
-        declared, keys = statement.ctx.table(self.table).columns.items(), self._unit_names(statement.ctx)
-        packs = statement.dialect.packs
+        declared, keys = statement.ctx.table(self.table).columns.items(), self._unit_column_names(statement.ctx)
+        uses_enum = statement.dialect.uses_enum
         return frozenset(
-            f"c{i}" for i, (name, column) in enumerate(declared) if name not in keys and packs(column.domain)
+            f"c{i}" for i, (name, column) in enumerate(declared) if name not in keys and uses_enum(column.domain)
         )
 
-    def ranked(self, statement: SqlStatement, unit: str) -> bool:
-        return unit in statement.origins[self.table].ranks
+    def has_stored_rank(self, statement: SqlStatement, unit: str) -> bool:
+        return unit in statement.sources[self.table].rank_columns
 
 
-def _any_dirty(conditions: list[Sql]) -> Sql:
-    """How many of the conditions do not hold; where all do, none is counted one by one."""
+def _count_corrections(conditions: list[Sql]) -> Sql:
+    """Count the conditions that do not hold; the common case that all hold is tested first."""
     if not conditions:
         return integer(0)
     flags = [case([(condition, integer(0))], integer(1)) for condition in conditions]

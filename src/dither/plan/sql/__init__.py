@@ -1,0 +1,1 @@
+"""SQL of plans: builders, dialects, the row order, and whole statements."""

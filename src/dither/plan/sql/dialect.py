@@ -1,4 +1,4 @@
-"""Part of the former access.spelling."""
+"""The operations in which SQL engines differ: `Dialect` is DuckDB's, and other engines override its methods."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.plan.sql.builders import (
-    FEW_VALUES,
-    MOMENT,
-    NUMBER,
+    MOMENT_PATTERN,
+    MOST_ENUM_VALUES,
+    NUMBER_PATTERN,
     Sql,
     add,
     binary,
     call,
     case,
     cast,
-    detached,
+    detach,
     literal,
     string,
     try_cast,
@@ -28,111 +28,111 @@ RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "tim
 
 
 class Dialect:
-    """DuckDB's way; other engines override."""
+    """SQL of DuckDB; another engine subclasses it and overrides the methods in which it differs."""
 
     sqlglot_name = "duckdb"
 
     def render(self, statement: Sql) -> str:
-        """The SQL text."""
+        """Return a statement as SQL text."""
         return statement.sql(dialect=self.sqlglot_name, copy=False)
 
     def quotient(self, left: Sql, right: Sql) -> Sql:
-        """Integer division towards zero; NULL by NULL."""
+        """Integer division, truncated towards zero; NULL if an operand is NULL."""
         return binary(exp.IntDiv, left, right)
 
     def remainder(self, left: Sql, right: Sql) -> Sql:
         """The remainder of `quotient`, with the sign of the left side."""
         return binary(exp.Mod, left, right)
 
-    def wide(self, value: Sql) -> Sql:
-        """The integer in a type whose sums cannot overflow (at least 38 digits)."""
+    def widen(self, value: Sql) -> Sql:
+        """Cast an integer to a type whose sums cannot overflow (at least 38 digits)."""
         return cast(value, "hugeint")
 
-    def total(self, value: Sql) -> Sql:
-        """SUM over rows in a type that cannot overflow; DuckDB sums 64 bits in 128."""
-        return exp.Sum(this=detached(value))
+    def exact_sum(self, value: Sql) -> Sql:
+        """SUM over rows in a type that cannot overflow; DuckDB sums 64-bit integers in 128 bits."""
+        return exp.Sum(this=detach(value))
 
-    def instant(self, microseconds: Sql) -> Sql:
-        """Microseconds since 1970 as a timestamp without a zone."""
-        return exp.Anonymous(this="make_timestamp", expressions=[detached(microseconds)])
+    def to_timestamp(self, microseconds: Sql) -> Sql:
+        """Convert microseconds since 1970 to a timestamp without a zone."""
+        return exp.Anonymous(this="make_timestamp", expressions=[detach(microseconds)])
 
-    def microseconds(self, moment: Sql) -> Sql:
-        """A timestamp or date as microseconds since 1970; NULL for infinities and where microseconds do not reach."""
+    def to_microseconds(self, moment: Sql) -> Sql:
+        """Convert a timestamp or date to microseconds since 1970; NULL for infinities and moments out of range."""
         return exp.Anonymous(this="epoch_us", expressions=[try_cast(moment, "timestamp")])
 
     def fingerprint(self, value: Sql) -> Sql:
-        """The first 8 hexadecimal digits of the md5 of a text in UTF-8, as an integer below 2^32."""
-        digits = exp.Substring(this=exp.MD5(this=detached(value)), start=literal(1), length=literal(8))
+        """The first 8 hexadecimal digits of the MD5 of a UTF-8 text, as an integer below 2^32."""
+        digits = exp.Substring(this=exp.MD5(this=detach(value)), start=literal(1), length=literal(8))
         return cast(exp.Concat(expressions=[string("0x"), digits]), "bigint")
 
     def position(self, value: Sql, values: Sequence[str]) -> Sql:
-        """Where a text stands among few constants, counted from 1; 0 where nowhere, and for NULL."""
-        # Functions of one column, unlike CASE and COALESCE, are worked out once for each entry of a dictionary.
-        found = exp.Anonymous(this="list_position", expressions=[_texts(values), detached(value)])
-        return call("GREATEST", found, literal(0))
+        """The position of a text in a short list of constants, counted from 1; 0 if it is absent or NULL."""
+        # DuckDB evaluates functions of one column, unlike CASE and COALESCE, once per entry of a dictionary.
+        list_index = exp.Anonymous(this="list_position", expressions=[_text_array(values), detach(value)])
+        return call("GREATEST", list_index, literal(0))
 
-    def among(self, value: Sql, values: Sequence[str]) -> Sql:
-        """Whether a text is one of few constants; not true for NULL."""
+    def is_among(self, value: Sql, values: Sequence[str]) -> Sql:
+        """A condition that a text is in a short list of constants; not true for NULL."""
         return binary(exp.GT, self.position(value, values), literal(0))
 
-    def packs(self, domain: Domain) -> bool:
-        """Whether records of a domain are held packed: they are one of few texts."""
-        return isinstance(domain, Category) and 0 < len(domain.values) <= FEW_VALUES
+    def uses_enum(self, domain: Domain) -> bool:
+        """Tell whether the texts of a domain are stored as an ENUM: they are few and declared."""
+        return isinstance(domain, Category) and 0 < len(domain.values) <= MOST_ENUM_VALUES
 
-    def packed(self, value: Sql, values: Sequence[str]) -> Sql:
-        """One of few texts as a byte, NULL where it is none."""
+    def to_enum(self, value: Sql, values: Sequence[str]) -> Sql:
+        """Cast a text to the ENUM of these values, which takes one byte; NULL if it is not one of them."""
         kind = exp.DataType(this=exp.DType.ENUM, expressions=[string(v) for v in values])
-        return exp.TryCast(this=detached(value), to=kind)
+        return exp.TryCast(this=detach(value), to=kind)
 
-    def place(self, value: Sql) -> Sql:
-        """The `position` of a packed text."""
-        return add(cast(exp.Anonymous(this="enum_code", expressions=[detached(value)]), "bigint"), 1)
+    def enum_position(self, value: Sql) -> Sql:
+        """The `position` of a text that is stored as an ENUM."""
+        return add(cast(exp.Anonymous(this="enum_code", expressions=[detach(value)]), "bigint"), 1)
 
-    def unpacked(self, value: Sql) -> Sql:
-        """A packed text as it is read."""
+    def from_enum(self, value: Sql) -> Sql:
+        """Cast an ENUM back to text."""
         return cast(value, "varchar")
 
     def matches(self, value: Sql, pattern: str) -> Sql:
-        """Whether a text has a form of ours; no pattern comes from an analyst."""
-        return exp.RegexpLike(this=detached(value), expression=string(pattern))
+        """A condition that a text matches one of Dither's own patterns; no pattern comes from an analyst."""
+        return exp.RegexpLike(this=detach(value), expression=string(pattern))
 
     def is_nan(self, value: Sql) -> Sql:
-        """Whether a double is NaN."""
-        return exp.Anonymous(this="isnan", expressions=[detached(value)])
+        """A condition that a double is NaN."""
+        return exp.Anonymous(this="isnan", expressions=[detach(value)])
 
     def number_of_text(self, value: Sql) -> Sql:
-        """The double that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, NUMBER), try_cast(value, "double"))])
+        """Parse a text as a double, or NULL; never fails."""
+        return case([(self.matches(value, NUMBER_PATTERN), try_cast(value, "double"))])
 
     def boolean_of_text(self, value: Sql) -> Sql:
-        """The truth value that a text spells, or NULL; never fails."""
-        lowered = exp.Lower(this=detached(value))
-        truths, lies = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
+        """Parse a text as a truth value, or NULL; never fails."""
+        lowered = exp.Lower(this=detach(value))
+        true_words, false_words = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
         return case(
             [
-                (exp.In(this=lowered, expressions=[string(word) for word in truths]), exp.true()),
-                (exp.In(this=detached(lowered), expressions=[string(word) for word in lies]), exp.false()),
+                (exp.In(this=lowered, expressions=[string(word) for word in true_words]), exp.true()),
+                (exp.In(this=detach(lowered), expressions=[string(word) for word in false_words]), exp.false()),
             ]
         )
 
     def moment_of_text(self, value: Sql) -> Sql:
-        """The timestamp that a text spells, or NULL; never fails."""
-        return case([(self.matches(value, MOMENT), try_cast(value, "timestamp"))])
+        """Parse a text as a timestamp, or NULL; never fails."""
+        return case([(self.matches(value, MOMENT_PATTERN), try_cast(value, "timestamp"))])
 
     def moment_of_date(self, value: Sql) -> Sql:
-        """A date as a timestamp, NULL where the calendar of timestamps does not reach; never fails."""
+        """Convert a date to a timestamp, or NULL if it is outside the range of timestamps; never fails."""
         return try_cast(value, "timestamp")
 
     def integer_of_text(self, value: Sql) -> Sql:
-        """The 64-bit integer whose usual spelling is this text, or NULL; never fails."""
+        """Parse a text that is the canonical form of a 64-bit integer, or NULL; never fails."""
         number = try_cast(value, "bigint")
-        dialect = binary(exp.EQ, cast(number, "varchar"), value)
-        return case([(dialect, number)])
+        is_canonical = binary(exp.EQ, cast(number, "varchar"), value)
+        return case([(is_canonical, number)])
 
     def integer_of_wide(self, value: Sql) -> Sql:
-        """An integer of any width as 64 bits, or NULL where it does not fit; never fails."""
+        """Convert an integer of any width to 64 bits, or NULL if it does not fit; never fails."""
         return try_cast(value, "bigint")
 
 
-def _texts(values: Sequence[str]) -> Sql:
+def _text_array(values: Sequence[str]) -> Sql:
     return exp.Array(expressions=[string(value) for value in values])

@@ -1,4 +1,4 @@
-"""Part of the former access.spelling."""
+"""The pseudo-random order of rows: an integer hash that is the same on every engine, and the sort key made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlglot import exp
 from dither.plan.sql.builders import Sql, add, add_all, binary, integer, literal, times
 from dither.plan.sql.dialect import Dialect
 
-# A prime below 2^31 with which cubing permutes the residues, and the largest prime below 2^40.
+# A prime below 2^31 modulo which cubing is a permutation, and the largest prime below 2^40.
 MODULUS = (1 << 31) - 69
 FOLD = (1 << 40) - 87
 LOW_BITS = (1 << 31) - 1
@@ -20,17 +20,17 @@ MIXED_BITS = 62
 
 @dataclass(frozen=True)
 class HashPart:
-    """An integer of fewer than so many bits, beside its sign: what an order is made of."""
+    """One input of a row's hash: an integer of fewer than `bits` bits, not counting its sign."""
 
     value: Sql
     bits: int
 
 
 def mix_hash(parts: Sequence[HashPart], seed: int) -> Sql:
-    """An integer between -2^62 and 2^62 made of other integers, the same on every engine; `spread` before comparing.
+    """Combine integers into one between -2^62 and 2^62, the same on every engine; apply `hash_order` before comparing.
 
-    A sum with coefficients from the seed, each as large as its part leaves room for: nothing overflows, so nothing need
-    be reduced, and no engine needs a hash function of its own.
+    The result is a sum with coefficients from the seed, each as large as its part allows: it cannot overflow, needs no
+    reduction, and needs no hash function of the engine.
     """
     room = MIXED_BITS - (len(parts) + 1).bit_length()
     factors = [integer(coefficient(seed, index, room - part.bits)) for index, part in enumerate(parts)]
@@ -39,17 +39,17 @@ def mix_hash(parts: Sequence[HashPart], seed: int) -> Sql:
 
 
 def coefficient(seed: int, index: int, bits: int) -> int:
-    """A pseudo-random integer of exactly so many bits."""
+    """Return a pseudo-random integer of exactly `bits` bits."""
     half = 1 << (bits - 1)
     return half + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:8]) % half
 
 
 def hash_order(dialect: Dialect, order: Sql) -> Sql:
-    """What rows are sorted by: the cube of an order modulo a prime, then the order's low bits.
+    """The sort key of rows: the cube of an order modulo a prime, then the order's low bits.
 
-    x -> x^3 permutes the residues, and with the low bits the order is known again: it is unequal for unequal orders.
-    Without the cube the orders of two rows would differ by the same amount for every unit, and one kind of row would
-    come first more often than another.
+    x -> x^3 permutes the residues, and residue and low bits together determine the order: unequal orders have unequal
+    keys. Without the cube the orders of two rows would differ by the same amount for every unit, and one kind of row
+    would come first more often than another.
     """
     residue = dialect.remainder(order, literal(MODULUS))
     square = dialect.remainder(times(residue, residue), literal(MODULUS))
@@ -58,5 +58,5 @@ def hash_order(dialect: Dialect, order: Sql) -> Sql:
 
 
 def low_bits(order: Sql) -> Sql:
-    """The last 31 bits."""
+    """The last 31 bits of an order."""
     return binary(exp.BitwiseAnd, order, literal(LOW_BITS))

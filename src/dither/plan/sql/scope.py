@@ -1,4 +1,4 @@
-"""Part of the former access.expr."""
+"""The scope of an expression: the columns that it can read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dither.schema import Domain
 
 @dataclass(frozen=True)
 class Scope:
-    """The columns around an expression: their domains, and for SQL their names and the engine's spelling."""
+    """The columns that an expression can read: their domains and, for SQL, their names and the engine's dialect."""
 
     columns: Mapping[str, Domain]
     names: Mapping[str, Sql] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""One plan as one SQL statement: each relation once, as a named subquery, under names that no analyst chooses.
+"""Build one SQL statement from one plan: each relation once, as a named subquery, under names that no analyst chooses.
 
-Visible columns are c0, c1, ... in order. Hidden ones: u<i> and w<i>, the key and window of the dataset's i-th unit;
-o, the pseudo-random order of rows; r<i>, a stored rank within the unit; b, how many values were corrected; x, the
-trial: many datasets at once, told apart by a stored column, each answered as if it were alone (for tests).
+Visible columns are c0, c1, ... in order. Hidden columns are: u<i> and w<i>, the key and window of the dataset's i-th
+unit; o, the pseudo-random order of rows; r<i>, a stored rank within the unit; b, the number of corrected values; x, the
+trial: tests put many datasets into one table, separate them by a stored column, and query each as if it were alone.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dither.errors import InvalidPlan
 from dither.plan.context import Context
 from dither.plan.domains import span, storage_type
 from dither.plan.sql.builders import (
-    FEW_VALUES,
-    Extent,
+    MOST_ENUM_VALUES,
     Sql,
+    StatementSize,
     and_,
     binary,
     call,
     case,
     cast,
-    detached,
-    extent,
+    detach,
     integer,
     literal,
     not_,
     select,
+    statement_size,
 )
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.row_order import FOLD, MODULUS, HashPart, hash_order, low_bits, mix_hash
@@ -45,182 +45,187 @@ MOST_SQL_NODES = 200_000
 
 @dataclass(frozen=True)
 class TableSource:
-    """Where an engine finds a table, and what it knows about how the records are stored.
+    """The SQL by which an engine reads a table, and the form in which its records are stored.
 
-    `ready`: the columns already hold values in their held form, under the names of the schema (a prepared snapshot);
-    `order` and `ranks`: stored columns with the row's order and its rank within each unit; `unique`: one row per
-    unique key was made sure of when the snapshot was written, and rows without a valid unit key were dropped.
+    `is_prepared`: the columns already hold encoded values, under the names of the schema (a prepared snapshot);
+    `order_column` and `rank_columns`: stored columns with the row's order and its rank within each unit;
+    `deduplicated`: the snapshot has one row per unique key, and no rows without a valid unit key.
     """
 
     source: Sql
     kinds: Mapping[str, RawKind]
-    ready: bool = False
-    order: str | None = None
-    ranks: Mapping[str, str] = field(default_factory=dict)
-    unique: bool = False
+    is_prepared: bool = False
+    order_column: str | None = None
+    rank_columns: Mapping[str, str] = field(default_factory=dict)
+    deduplicated: bool = False
 
 
 def column_ref(name: str, table: str | None = None) -> Sql:
-    """A column by a name of ours."""
+    """Refer to a column by one of this module's own names."""
     if table is None:
         return exp.Column(this=exp.to_identifier(name))
     return exp.Column(this=exp.to_identifier(name), table=exp.to_identifier(table))
 
 
-def hash_part(value: Sql, domain: Domain, dialect: Dialect, packed: bool) -> HashPart:
-    """A held value as an integer of at most 40 bits, NULL apart from the rest."""
+def hash_part(value: Sql, domain: Domain, dialect: Dialect, as_enum: bool) -> HashPart:
+    """Convert an encoded value to an integer of at most 40 bits, with a number of its own for NULL."""
     match domain:
         case Number() | Moment() if (bits := _bits(domain)) < FOLD.bit_length():
-            return HashPart(_or_else(value, domain, span(domain)[1] + 1), bits)
+            return HashPart(_replace_null(value, domain, span(domain)[1] + 1), bits)
         case Boolean():
             return HashPart(case([(value, integer(2)), (not_(value), integer(1))], integer(0)), 2)
-        case Category(values=values) if len(values) <= FEW_VALUES:
-            place = dialect.place(value) if packed else dialect.position(value, values)
-            return HashPart(_or_else(place, domain, 0), len(values).bit_length())
+        case Category(values=values) if len(values) <= MOST_ENUM_VALUES:
+            code = dialect.enum_position(value) if as_enum else dialect.position(value, values)
+            return HashPart(_replace_null(code, domain, 0), len(values).bit_length())
         case _ if storage_type(domain) == "varchar":
-            return HashPart(_or_else(dialect.fingerprint(value), domain, -1), 32)
+            return HashPart(_replace_null(dialect.fingerprint(value), domain, -1), 32)
         case _:
-            return HashPart(_or_else(dialect.remainder(value, literal(FOLD)), domain, FOLD), FOLD.bit_length())
+            return HashPart(_replace_null(dialect.remainder(value, literal(FOLD)), domain, FOLD), FOLD.bit_length())
 
 
 def _bits(domain: Domain) -> int:
-    """The bits of a bounded value, and of what stands for its NULL."""
+    """Count the bits of a bounded value and of the number that represents its NULL."""
     lo, hi = span(domain)
     return max(abs(lo), abs(hi + 1)).bit_length()
 
 
-def _or_else(value: Sql, domain: Domain, spare: int) -> Sql:
-    return exp.Coalesce(this=detached(value), expressions=[integer(spare)]) if domain.nullable else value
+def _replace_null(value: Sql, domain: Domain, replacement: int) -> Sql:
+    """Replace NULL by an integer where the domain has NULL."""
+    return exp.Coalesce(this=detach(value), expressions=[integer(replacement)]) if domain.nullable else value
 
 
-def halves(order: Sql, dialect: Dialect) -> list[HashPart]:
-    """A row's order as two parts to mix further."""
+def order_halves(order: Sql, dialect: Dialect) -> list[HashPart]:
+    """Split a row's order into two parts that can be mixed further."""
     return [HashPart(low_bits(order), 31), HashPart(dialect.remainder(order.copy(), literal(MODULUS)), 31)]
 
 
 class SqlStatement:
-    """Builds the SQL of a plan; engines give it the origins of the tables."""
+    """Builds the SQL of a plan; the engine supplies the sources of the tables."""
 
     def __init__(
         self,
         ctx: Context,
-        origins: Mapping[str, TableSource],
+        sources: Mapping[str, TableSource],
         dialect: Dialect | None = None,
         secret: int = 0,
-        counted: frozenset[str] = frozenset(),
+        counted_columns: frozenset[str] = frozenset(),
         trial: str | None = None,
-        ordered: bool = True,
+        keeps_order: bool = True,
     ) -> None:
         self.ctx = ctx
-        self.origins = origins
+        self.sources = sources
         self.dialect = dialect or Dialect()
         self.secret = secret
-        self.counted = counted
+        self.counted_columns = counted_columns
         self.trial = trial
-        self.ordered = ordered
-        self.extent = Extent(0, 0, 0)
+        self.keeps_order = keeps_order
+        self.size = StatementSize(0, 0, 0)
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
 
     def table(self, node: Relation) -> exp.Table:
-        """The subquery that computes a relation, to be read once; equal relations share one."""
+        """Return the subquery that computes a relation, to be read once; equal relations share one."""
         if node not in self._names:
-            self._names[node] = self.add(node.select(self)).name
+            self._names[node] = self.add_subquery(node.select(self)).name
         return _table(self._names[node])
 
-    def add(self, body: exp.Select | exp.SetOperation) -> exp.Table:
-        """Names a subquery, and gives it back to be read once."""
+    def add_subquery(self, body: exp.Select | exp.SetOperation) -> exp.Table:
+        """Add a named subquery, and return it as a table to be read once."""
         name = f"t{len(self._bodies)}"
         self._bodies.append((name, body))
         return _table(name)
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
-        """The visible columns of a relation, for its parent's expressions."""
+        """Return the visible columns of a relation as the scope of its parent's expressions."""
         columns = node.domain(self.ctx)
-        return Scope(columns, dict(zip(columns, self.visible(node, table), strict=True)), self.dialect)
+        return Scope(columns, dict(zip(columns, self.visible_columns(node, table), strict=True)), self.dialect)
 
-    def visible(self, node: Relation, table: str | None = None) -> list[Sql]:
-        """The visible columns of a relation, for expressions and keys: no text is packed."""
-        names, packed = [f"c{index}" for index in range(len(node.domain(self.ctx)))], node.packed(self)
-        columns = [(column_ref(name, table), name in packed) for name in names]
-        return [self.dialect.unpacked(column) if small else column for column, small in columns]
+    def visible_columns(self, node: Relation, table: str | None = None) -> list[Sql]:
+        """Return the visible columns of a relation for expressions and keys, with ENUMs cast back to text."""
+        names, as_enum = [f"c{index}" for index in range(len(node.domain(self.ctx)))], node.enum_columns(self)
+        columns = [(column_ref(name, table), name in as_enum) for name in names]
+        return [self.dialect.from_enum(column) if is_enum else column for column, is_enum in columns]
 
     def unit_columns(self, unit: str) -> list[str]:
-        """The hidden columns that hold a unit."""
+        """Return the names of the hidden columns that hold a unit."""
         index = list(self.ctx.dataset.units).index(unit)
         return [f"u{index}", f"w{index}"] if self.ctx.unit(unit).kind == "window" else [f"u{index}"]
 
     def rank_column(self, unit: str) -> str:
-        """The hidden column with a stored rank within the unit."""
+        """Return the name of the hidden column with a stored rank within the unit."""
         return f"r{list(self.ctx.dataset.units).index(unit)}"
 
-    def known(self, node: Relation) -> list[str]:
-        """The keyed units that a relation's rows know."""
+    def tracked_units(self, node: Relation) -> list[str]:
+        """List the keyed units that are tracked by a relation's rows."""
         units = [name for name, unit in self.ctx.dataset.units.items() if unit.kind != "row"]
         return [name for name in units if node.stability(self.ctx, name).tracks_unit]
 
-    def hidden(self, units: Sequence[str]) -> list[str]:
-        """All hidden columns but the stored ranks, for rows that know these units."""
-        return [*(column for unit in units for column in self.unit_columns(unit)), "o", "b", *self.trials()]
+    def hidden_column_names(self, units: Sequence[str]) -> list[str]:
+        """List all hidden columns except the stored ranks, for rows that track these units."""
+        return [*(column for unit in units for column in self.unit_columns(unit)), "o", "b", *self.trial_columns()]
 
-    def trials(self) -> list[str]:
-        """The hidden column of the trial, if there are trials: part of every key, partition and join."""
+    def trial_columns(self) -> list[str]:
+        """List the hidden trial column, if there are trials: it is part of every key, partition and join."""
         return ["x"] if self.trial else []
 
-    def counts(self) -> bool:
-        """Whether corrections can occur and are asked for; a snapshot's were counted when it was written."""
-        return bool(self.counted) and not all(origin.ready for origin in self.origins.values())
+    def counts_corrections(self) -> bool:
+        """Tell whether to count corrections: columns are listed for it, and not every table is prepared."""
+        return bool(self.counted_columns) and not all(
+            table_source.is_prepared for table_source in self.sources.values()
+        )
 
-    def ranks(self, node: Relation) -> list[str]:
-        """The units for which a relation still has the stored rank of each row."""
-        return [unit for unit in self.known(node) if node.ranked(self, unit)]
+    def units_with_rank(self, node: Relation) -> list[str]:
+        """List the units for which a relation still has the stored rank of each row."""
+        return [unit for unit in self.tracked_units(node) if node.has_stored_rank(self, unit)]
 
-    def mix(self, columns: Sequence[tuple[Sql, Domain]], seed: int, packed: frozenset[str] = frozenset()) -> Sql:
-        """A pseudo-random order that depends on these values alone, some of them packed."""
+    def mix_values(
+        self, columns: Sequence[tuple[Sql, Domain]], seed: int, as_enum: frozenset[str] = frozenset()
+    ) -> Sql:
+        """Build a pseudo-random order from these values alone; `as_enum` names the columns stored as ENUMs."""
         return mix_hash(
-            [hash_part(value, domain, self.dialect, value.name in packed) for value, domain in columns], seed
+            [hash_part(value, domain, self.dialect, value.name in as_enum) for value, domain in columns], seed
         )
 
     def mix_orders(self, orders: Sequence[Sql], seed: int) -> Sql:
-        """A pseudo-random order from other orders; 0 where the plan needs none."""
-        if not self.ordered:
+        """Build a pseudo-random order from other orders; 0 if the plan needs no order."""
+        if not self.keeps_order:
             return integer(0)
-        return mix_hash([half for order in orders for half in halves(order, self.dialect)], seed)
+        return mix_hash([half for order in orders for half in order_halves(order, self.dialect)], seed)
 
-    def sorted_by(self, column: str) -> Sql:
-        """What rows are sorted by, for a column that holds an order."""
+    def sort_key(self, column: str) -> Sql:
+        """Build the sort key from a column that holds an order."""
         return hash_order(self.dialect, column_ref(column))
 
-    def numbered(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
-        """The first `limit` rows of each partition, in the rows' own pseudo-random order."""
+    def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
+        """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
         window = exp.Window(
             this=exp.RowNumber(),
-            partition_by=[*(key.copy() for key in by), *map(column_ref, self.trials())],
+            partition_by=[*(key.copy() for key in by), *map(column_ref, self.trial_columns())],
             order=exp.Order(expressions=[column_ref("s")]),
         )
         ranked = select(*(column_ref(c) for c in columns), with_alias(window, "n")).from_(
-            self.add(self.placed(table, columns)), copy=False
+            self.add_subquery(self.with_sort_key(table, columns)), copy=False
         )
-        kept = binary(exp.LTE, column_ref("n"), literal(limit))
-        return select(*(column_ref(c) for c in columns)).from_(subquery(ranked), copy=False).where(kept, copy=False)
+        in_limit = binary(exp.LTE, column_ref("n"), literal(limit))
+        return select(*(column_ref(c) for c in columns)).from_(subquery(ranked), copy=False).where(in_limit, copy=False)
 
-    def placed(self, table: exp.Table, columns: Sequence[str]) -> exp.Select:
-        """Rows as they go into a sort, with s, what they are sorted by."""
-        # In a column of its own the order's common parts are worked out once; inside the window they would not be.
-        return select(*(column_ref(c) for c in columns), with_alias(self.sorted_by("o"), "s")).from_(table, copy=False)
+    def with_sort_key(self, table: exp.Table, columns: Sequence[str]) -> exp.Select:
+        """Select rows together with s, their sort key."""
+        # In a column of its own, the common parts of the sort key are computed once; inside the window they are not.
+        return select(*(column_ref(c) for c in columns), with_alias(self.sort_key("o"), "s")).from_(table, copy=False)
 
     def finish(self, body: exp.Select) -> exp.Select:
-        """The whole statement; its extent is known from then on."""
+        """Return the whole statement and set its `size`; refuse statements that are too large."""
         tables = [exp.CTE(this=part, alias=_alias(name)) for name, part in self._bodies]
         body.set("with_", exp.With(expressions=tables))
-        self.extent = extent(body)
-        if self.extent.nodes > MOST_SQL_NODES:
+        self.size = statement_size(body)
+        if self.size.nodes > MOST_SQL_NODES:
             raise InvalidPlan("the plan is too large; use fewer or simpler expressions")
         return body
 
 
 def _table(name: str) -> exp.Table:
-    """A table by a name of ours: made, since parsing it would take longer than all else."""
+    """Refer to a table by one of this module's own names; built directly, since parsing a name is slow."""
     return exp.Table(this=exp.to_identifier(name))
 
 
@@ -229,7 +234,7 @@ def _alias(name: str) -> exp.TableAlias:
 
 
 def subquery(body: exp.Select) -> exp.Subquery:
-    """A subquery in its place."""
+    """Wrap a SELECT as a subquery in a FROM clause."""
     return exp.Subquery(this=body, alias=_alias("ranked"))
 
 
@@ -240,7 +245,7 @@ def join_select(
     on: Sql,
     how: Literal["inner", "left"],
 ) -> exp.Select:
-    """Columns of two tables, each under a name, joined where a condition holds."""
+    """Select columns from two tables, each under an alias, joined on a condition."""
     for table, name in (first, second):
         table.set("alias", _alias(name))
     kind = {"kind": "INNER"} if how == "inner" else {"side": "LEFT"}
@@ -249,17 +254,17 @@ def join_select(
 
 
 def with_alias(value: Sql, name: str) -> Sql:
-    """value AS name."""
-    return exp.Alias(this=detached(value), alias=exp.to_identifier(name))
+    """Build `value AS name`."""
+    return exp.Alias(this=detach(value), alias=exp.to_identifier(name))
 
 
-def equals(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
-    """All pairs equal: a join condition."""
+def all_equal(pairs: Sequence[tuple[Sql, Sql]]) -> Sql:
+    """Build the join condition that all pairs are equal."""
     return and_([binary(exp.EQ, left, right) for left, right in pairs])
 
 
 def saturate(value: Sql, most: int, least: int | None = None) -> Sql:
-    """A wide integer held from `least` (-most) to `most`, in 64 bits; NULL is 0."""
-    present = exp.Coalesce(this=detached(value), expressions=[literal(0)])
-    held = call("LEAST", call("GREATEST", present, literal(-most if least is None else least)), literal(most))
-    return cast(held, "bigint")
+    """Clamp a wide integer to [least, most] (`least` is -most by default) and cast it to 64 bits; NULL becomes 0."""
+    present = exp.Coalesce(this=detach(value), expressions=[literal(0)])
+    clamped = call("LEAST", call("GREATEST", present, literal(-most if least is None else least)), literal(most))
+    return cast(clamped, "bigint")

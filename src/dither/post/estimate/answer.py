@@ -1,4 +1,4 @@
-"""Answers: an Arrow table with estimates, standard errors and intervals, and everything that was done to get them."""
+"""Answers: estimates with standard errors and intervals, their cost, and the releases that they were computed from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from importlib import import_module
 from itertools import product
-from math import sqrt
 from typing import Any, assert_never
 
 import numpy as np
@@ -25,28 +24,59 @@ from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
-from dither.post.formulas import KeyValue, Values, cells_of, evaluate, missing
-from dither.post.query.planner import QueryPlan, axes
+from dither.post.formulas import KeyValue, Values, evaluate, is_missing
+from dither.post.query.planner import QueryPlan, answer_axes
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SHOWN = 60
+MAX_ROWS_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class AnswerColumn:
-    """A column of an answer; keys have no error."""
+    """A column of an answer: a GROUP BY key, which is exact, or a noisy column.
+
+    `value`, `interval` and `noise` are single numbers if the query has no GROUP BY, and arrays with one element per
+    row of the answer if it has (`grouped`). `estimate` always has arrays.
+    """
 
     name: str
     estimate: Estimate
     key: bool
+    grouped: bool = True
+
+    @property
+    def value(self) -> Any:
+        """The estimate."""
+        return self._scalar_or_array(self.estimate.value)
+
+    @property
+    def interval(self) -> tuple[Any, Any]:
+        """The lower and the upper end of the confidence interval."""
+        return self._scalar_or_array(self.estimate.low), self._scalar_or_array(self.estimate.high)
+
+    @property
+    def noise(self) -> Any:
+        """The standard error: of the noise, and of the clipping where the contribution bound was chosen privately."""
+        return self._scalar_or_array(self.estimate.std_error)
+
+    def _scalar_or_array(self, values: Values) -> Any:
+        """The only element of an answer without GROUP BY; HAVING may have left none, then the empty array."""
+        if self.grouped or len(values) != 1:
+            return values
+        return float(values[0]) if isinstance(values[0], np.number) else values[0]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question; `table` holds each column with `_std_error`, `_low` and `_high` beside it."""
+    """The answer to one query.
+
+    `answer["n"]` is a column with its `value`, `interval` and `noise`; `table` has all columns, each noisy one with
+    `_std_error`, `_low` and `_high` beside it. `loss` is what the query's own unit was charged, `notes` are remarks
+    on bounds and on errors that the intervals do not cover.
+    """
 
     query: str
     columns: tuple[AnswerColumn, ...]
@@ -61,17 +91,17 @@ class Answer:
     @property
     def table(self) -> pa.Table:
         """The answer as an Arrow table."""
-        made: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for place, column in enumerate(self.columns):
-            name = _free(column.name, made)
+            name = _unused_name(column.name, arrays)
             if column.key:
-                made[name] = self.keys.column(place)
+                arrays[name] = self.keys.column(place)
                 continue
-            made[name] = _arrow(column.estimate.value)
-            made[_free(f"{name}_std_error", made)] = pa.array(column.estimate.std_error)
-            made[_free(f"{name}_low", made)] = pa.array(column.estimate.low)
-            made[_free(f"{name}_high", made)] = pa.array(column.estimate.high)
-        return pa.table(made)
+            arrays[name] = _to_arrow(column.estimate.value)
+            arrays[_unused_name(f"{name}_std_error", arrays)] = pa.array(column.estimate.std_error)
+            arrays[_unused_name(f"{name}_low", arrays)] = pa.array(column.estimate.low)
+            arrays[_unused_name(f"{name}_high", arrays)] = pa.array(column.estimate.high)
+        return pa.table(arrays)
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
@@ -83,42 +113,47 @@ class Answer:
         raise KeyError(f"no column {name!r}; there are: {', '.join(column.name for column in self.columns)}")
 
     def value(self) -> float:
-        """The single number of an answer with one row and one computed column."""
-        computed = [column for column in self.columns if not column.key]
-        if len(self) != 1 or len(computed) != 1:
-            raise Unsupported(f"this answer has {len(self)} rows and {len(computed)} columns; use table or to_pandas()")
-        return float(computed[0].estimate.value[0])
+        """Return the number of an answer with one row and one noisy column."""
+        noisy = [column for column in self.columns if not column.key]
+        if len(self) != 1 or len(noisy) != 1:
+            raise Unsupported(
+                f"value() needs one row and one noisy column, and this answer has {len(self)} and {len(noisy)}; "
+                'use answer["name"].value, table or to_pandas()'
+            )
+        return float(noisy[0].estimate.value[0])
 
     def to_pandas(self) -> Any:
-        """The table as a pandas frame (needs pandas)."""
-        needed("pandas")
+        """Return the table as a pandas DataFrame (needs pandas)."""
+        import_optional("pandas")
         return self.table.to_pandas()
 
     def to_polars(self) -> Any:
-        """The table as a polars frame (needs polars)."""
-        return needed("polars").from_arrow(self.table)
+        """Return the table as a polars DataFrame (needs polars)."""
+        return import_optional("polars").from_arrow(self.table)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """The table as a list of rows."""
+        """Return the table as a list of rows."""
         rows: list[dict[str, Any]] = self.table.to_pylist()
         return rows
 
     @property
     def losses(self) -> tuple[UnitLoss, ...]:
-        """What every budget was charged; `loss` is that of the question's own unit."""
+        """The loss charged to every budget; `loss` is that of the query's own unit."""
         return tuple(part for release in self.releases for part in release.losses)
 
     @property
     def measurements(self) -> list[dict[str, Any]]:
-        """The raw measurements, those that found bounds first: mechanism, scale, sensitivity, clamps, loss of each."""
+        """The raw measurements with mechanism, sensitivity and loss of each; those that chose bounds come first."""
         return [
-            _described(part) for release in self.releases for part in (*(release.search_results or ()), *release.parts)
+            _measurement_dict(part)
+            for release in self.releases
+            for part in (*(release.search_results or ()), *release.parts)
         ]
 
     def plot(self, column: str | None = None) -> Any:
-        """A chart of one column with its intervals (needs matplotlib)."""
-        computed = [c for c in self.columns if not c.key]
-        chosen = self[column] if column is not None else computed[0]
+        """Plot one column with its intervals (needs matplotlib); by default the first that is not a key."""
+        noisy = [c for c in self.columns if not c.key]
+        chosen = self[column] if column is not None else noisy[0]
         labels = [", ".join(map(str, row.values())) or chosen.name for row in self.keys.to_pylist()] or [chosen.name]
         _, axis = import_module("matplotlib.pyplot").subplots()
         values = np.asarray(chosen.estimate.value, float)
@@ -130,64 +165,72 @@ class Answer:
         return axis
 
     def _repr_html_(self) -> str:
-        """A table for notebooks, with a bar for every interval."""
+        """The answer as an HTML table for notebooks, with a bar for every interval."""
         head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
-        count = min(len(self), SHOWN)
-        rows = "".join(f"<tr>{''.join(self._cell(c, place, row) for place, c in enumerate(self.columns))}</tr>"
-                       for row in range(count))  # fmt: skip
-        more = f"<p>{len(self) - count} more rows</p>" if len(self) > count else ""
+        rows = "".join(f"<tr>{''.join(self._html_cell(c, place, row) for place, c in enumerate(self.columns))}</tr>"
+                       for row in range(min(len(self), MAX_ROWS_SHOWN)))  # fmt: skip
+        more = f"<p>{self._rows_left_out()}</p>" if len(self) > MAX_ROWS_SHOWN else ""
         costs = ", ".join(f"{name} {value}" for loss in self.loss for name, value in loss_to_json(loss).items())
         foot = html.escape(f"{self.confidence:.0%} intervals; cost: {costs}")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}<p>{foot}</p>"
 
-    def _cell(self, column: AnswerColumn, place: int, row: int) -> str:
+    def _html_cell(self, column: AnswerColumn, place: int, row: int) -> str:
         if column.key:
             return f"<td>{html.escape(str(self.keys.column(place)[row].as_py()))}</td>"
-        found = column.estimate
-        value, low, high = (_number(part, row) for part in (found.value, found.low, found.high))
-        return f"<td title='{low} to {high}'>{value} {_bar(found, row)}<br><small>{low} to {high}</small></td>"
+        result = column.estimate
+        value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
+        return (
+            f"<td title='{low} to {high}'>{value} {_interval_svg(result, row)}<br><small>{low} to {high}</small></td>"
+        )
 
     def __str__(self) -> str:
         names = [column.name for column in self.columns]
         lines = [" | ".join(names)]
-        for row in range(min(len(self), SHOWN)):
-            lines.append(" | ".join(self._text(column, place, row) for place, column in enumerate(self.columns)))
+        for row in range(min(len(self), MAX_ROWS_SHOWN)):
+            lines.append(" | ".join(self._text_cell(column, place, row) for place, column in enumerate(self.columns)))
+        if len(self) > MAX_ROWS_SHOWN:
+            lines.append(self._rows_left_out())
         return "\n".join(lines)
 
-    def _text(self, column: AnswerColumn, place: int, row: int) -> str:
+    def _rows_left_out(self) -> str:
+        more = len(self) - MAX_ROWS_SHOWN
+        return f"... and {more} more row{'s' if more > 1 else ''}"
+
+    def _text_cell(self, column: AnswerColumn, place: int, row: int) -> str:
         if column.key:
             return str(self.keys.column(place)[row].as_py())
-        found = column.estimate
-        return f"{_number(found.value, row)} [{_number(found.low, row)}, {_number(found.high, row)}]"
+        result = column.estimate
+        value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
+        return f"{value} [{low}, {high}]"
 
 
-def _free(name: str, taken: dict[str, Any]) -> str:
-    number = 2
-    wanted = name
+def _unused_name(name: str, taken: dict[str, Any]) -> str:
+    """The name, or the first of name_2, name_3... that is not taken."""
+    wanted, number = name, 2
     while name in taken:
         name, number = f"{wanted}_{number}", number + 1
     return name
 
 
-def _arrow(values: Values) -> pa.Array:
+def _to_arrow(values: Values) -> pa.Array:
     values = np.asarray(values)
     return pa.array(values.tolist()) if values.dtype.kind not in "fiub" else pa.array(values)
 
 
-def _number(values: Values, row: int) -> str:
+def _format_number(values: Values, row: int) -> str:
     value = np.asarray(values)[row]
     return html.escape(str(value)) if not isinstance(value, float | int | np.number) else f"{float(value):,.6g}"
 
 
-def _bar(found: Estimate, row: int) -> str:
-    """A small drawing of one interval on the scale of the whole column."""
-    finite = [part[np.isfinite(part)] for part in (found.low, found.high)]
-    if not len(finite[0]) or not len(finite[1]) or not np.isfinite([found.low[row], found.high[row]]).all():
+def _interval_svg(result: Estimate, row: int) -> str:
+    """Draw one interval on the scale of the whole column; empty if an end is infinite."""
+    finite = [part[np.isfinite(part)] for part in (result.low, result.high)]
+    if not len(finite[0]) or not len(finite[1]) or not np.isfinite([result.low[row], result.high[row]]).all():
         return ""
     first, last = min(float(finite[0].min()), 0.0), float(finite[1].max())
     width = (last - first) or 1.0
-    left, right = (100 * (float(end) - first) / width for end in (found.low[row], found.high[row]))
-    middle = 100 * (float(np.asarray(found.value, float)[row]) - first) / width
+    left, right = (100 * (float(end) - first) / width for end in (result.low[row], result.high[row]))
+    middle = 100 * (float(np.asarray(result.value, float)[row]) - first) / width
     return (
         "<svg width='104' height='10'>"
         f"<line x1='{2 + left:.1f}' x2='{2 + right:.1f}' y1='5' y2='5' stroke='currentColor'/>"
@@ -195,7 +238,7 @@ def _bar(found: Estimate, row: int) -> str:
     )
 
 
-def _described(part: Any) -> dict[str, Any]:
+def _measurement_dict(part: Any) -> dict[str, Any]:
     return {
         "values": list(part.values),
         "steps": [str(step) for step in part.steps],
@@ -215,76 +258,83 @@ def build_answer(
     releases: Sequence[Release],
     bounds: dict[str, EstimatedBound],
 ) -> Answer:
-    """The columns asked for, filtered, ordered and cut as the query says."""
-    found = axes(context, plan)
-    rows = list(product(*(values for _, values in found)))
+    """Compute the columns that a query selects, then apply its HAVING, ORDER BY and LIMIT to the noisy values."""
+    groups = list(product(*(values for _, values in answer_axes(context, plan))))
     domains = _key_domains(plan, context)
-    raw = [_key_values([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
-    kinds = [domain_type(domain) for domain in domains]
+    key_values = [_key_values([group[place] for group in groups], domain) for place, domain in enumerate(domains)]
+    key_types = [domain_type(domain) for domain in domains]
     estimates = [
-        _as_kind(estimate(output.node, columns, raw, confidence), value_type(output.node, kinds))
+        _restore_booleans(estimate(output.node, columns, key_values, confidence), value_type(output.node, key_types))
         for output in plan.outputs
     ]
-    size = len(rows)
-    chosen = _chosen(plan, columns, raw, size)
-    shown = [_key_text([row[place] for row in rows], domain) for place, domain in enumerate(domains)]
-    made, keys = [], {}
+    size = len(groups)
+    rows = _select_rows(plan, columns, key_values, size)
+    displayed = [_display_keys([group[place] for group in groups], domain) for place, domain in enumerate(domains)]
+    answer_columns, keys = [], {}
     for place, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
         is_key = isinstance(output.node, KeyValue)
-        made.append(AnswerColumn(output.name, _taken(result, chosen, size), is_key))
-        values = shown[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
-        keys[str(place)] = pa.array([values[row] for row in chosen])
+        answer_columns.append(AnswerColumn(output.name, _take_rows(result, rows, size), is_key, bool(plan.keys)))
+        values = displayed[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
+        keys[str(place)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
-    table = pa.table(keys)
     return Answer(
-        plan.question.text, tuple(made), table, confidence, losses, tuple(releases), bounds, _notes(plan, bounds)
+        plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
+        _answer_notes(plan, bounds),
+    )  # fmt: skip
+
+
+def _restore_booleans(result: Estimate, wanted: ValueType) -> Estimate:
+    """Convert the 1.0, 0.0 and NaN of a boolean column back to True, False and None."""
+    if wanted != "boolean":
+        return result
+    values = [None if value != value else bool(value) for value in np.atleast_1d(result.value)]
+    return replace(result, value=np.array(values, dtype=object).reshape(np.shape(result.value)))
+
+
+def _answer_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
+    return (*plan.notes, *(_bound_note(plan, bound) for bound in bounds.values()))
+
+
+def _bound_note(plan: QueryPlan, bound: EstimatedBound) -> str:
+    """Describe a contribution bound that was chosen privately, and what it may have removed."""
+    counts_rows = bound.row_size == 1 or all(aggregate.kind == "count" for aggregate in plan.question.aggregates)
+    rows = f"{bound.bound / bound.row_size:,.4g} rows{'' if counts_rows else ' of the largest possible values'}"
+    share = f"about {bound.removed_share:.1%}" if bound.kept else "an unknown share"
+    return (
+        f"contribution bound chosen privately: each {plan.unit} adds at most {rows}; "
+        f"clipping removed {share} of all contributions; "
+        f"up to about {bound.unseen_units:.0f} units with far more than the rest would go undetected, "
+        "and the intervals do not cover them"
     )
 
 
-def _as_kind(found: Estimate, wanted: ValueType) -> Estimate:
-    """Truth values as such; they are computed as 1, 0 and unknown."""
-    if wanted != "truth value":
-        return found
-    values = [None if value != value else bool(value) for value in np.atleast_1d(found.value)]
-    return replace(found, value=np.array(values, dtype=object).reshape(np.shape(found.value)))
+def _take_rows(result: Estimate, rows: Sequence[int], size: int) -> Estimate:
+    """Broadcast an estimate to all groups, and take some of them."""
+
+    def take(values: Values) -> Any:
+        return np.broadcast_to(np.asarray(values), (size,))[list(rows)]
+
+    return Estimate(take(result.value), take(result.std_error), take(result.low), take(result.high))
 
 
-def _notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
-    notes = list(plan.notes)
-    for tag, found in bounds.items():
-        share = f"{found.inflation:.1%}" if found.kept else "unknown"
-        notes.append(
-            f"bound on {tag} found privately: {found.bound}; clipping removed about {share} of what it kept; "
-            f"fewer than about {found.unseen:.0f} units far heavier than all others would not show: not allowed for"
-        )
-    return tuple(notes)
-
-
-def _taken(result: Estimate, chosen: Sequence[int], size: int) -> Estimate:
-    def cut(values: Values) -> Any:
-        return np.broadcast_to(np.asarray(values), (size,))[list(chosen)]
-
-    return Estimate(cut(result.value), cut(result.std_error), cut(result.low), cut(result.high))
-
-
-def _chosen(plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], size: int) -> list[int]:
-    """Which rows HAVING keeps, in the order of ORDER BY, cut by LIMIT: all on noisy values."""
+def _select_rows(plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], size: int) -> list[int]:
+    """Apply HAVING, ORDER BY, LIMIT and OFFSET to noisy values; return the indexes of the groups in their order."""
     cells = [column.estimate for column in columns]
-    kept = np.ones(size, bool)
+    passes = np.ones(size, bool)
     if plan.having is not None:
-        kept = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
-    rows = [row for row in range(size) if kept[row]]
+        passes = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
+    rows = [row for row in range(size) if passes[row]]
     for term in reversed(plan.order):
-        rows = _ordered(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
+        rows = _sort_rows(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
     first = plan.question.offset
     return rows[first:] if plan.question.limit is None else rows[first : first + plan.question.limit]
 
 
-def _ordered(rows: list[int], values: Values, term: Ordering) -> list[int]:
-    absent = missing(values)
-    known = sorted((row for row in rows if not absent[row]), key=lambda row: values[row], reverse=term.descending)
-    unknown = [row for row in rows if absent[row]]
-    return unknown + known if term.nulls_first else known + unknown
+def _sort_rows(rows: list[int], values: Values, term: Ordering) -> list[int]:
+    null = is_missing(values)
+    known = sorted((row for row in rows if not null[row]), key=lambda row: values[row], reverse=term.descending)
+    nulls = [row for row in rows if null[row]]
+    return nulls + known if term.nulls_first else known + nulls
 
 
 def _key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
@@ -293,67 +343,65 @@ def _key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
 
 
 def _key_values(values: list[Scalar], domain: Domain) -> Values:
-    """Keys for computing: numbers, moments and truth values as floats, texts as objects."""
+    """Key values for formulas: numbers, dates and booleans as floats, texts as objects."""
     if domain_type(domain) != "text":
         return np.array([math.nan if value is None else float(value) for value in values])
     return np.array(values, dtype=object)
 
 
-def _key_text(values: list[Scalar], domain: Domain) -> list[Any]:
-    """Keys for showing: dates as dates, rationals as numbers."""
-    return [_shown(value, domain) for value in values]
+def _display_keys(values: list[Scalar], domain: Domain) -> list[Any]:
+    """Key values for display: dates as dates, rationals as floats."""
+    return [_display_value(value, domain) for value in values]
 
 
-def _shown(value: Scalar, domain: Domain) -> Any:
+def _display_value(value: Scalar, domain: Domain) -> Any:
     if isinstance(domain, Moment) and isinstance(value, int) and not isinstance(value, bool):
         moment = EPOCH + timedelta(microseconds=value)
         return date(moment.year, moment.month, moment.day) if domain.precision == "day" else moment.replace(tzinfo=None)
     return float(value) if isinstance(value, Fraction) else value
 
 
-def measured_cells(plan: QueryPlan) -> frozenset[int]:
-    """The sources that some output reads."""
-    return frozenset().union(*(cells_of(output.node) for output in plan.outputs))
-
-
-def needed(package: str) -> Any:
-    """A package that is not of the core."""
+def import_optional(package: str) -> Any:
+    """Import an optional package, or say how to install it."""
     try:
         return import_module(package)
     except ModuleNotFoundError:
-        raise Unsupported(f"this needs {package}: pip install {package}; table and to_dicts() do without") from None
+        raise Unsupported(
+            f"this needs {package}: pip install {package}, or use table or to_dicts(), which do not need it"
+        ) from None
 
 
-ROUNDING = 1e-9
+ROUNDING_TOLERANCE = 1e-9
 
 
 def other_budget_notes(losses: Iterable[UnitLoss], unit: str, asked: Loss) -> tuple[str, ...]:
-    """A note for each other budget that pays more than was asked for."""
-    most = size(asked) * (1 + ROUNDING)
-    others = [part for part in losses if part.unit != unit and size(part.loss) > most]
+    """Return a note for each budget of another unit that pays more than the query asks to spend."""
+    limit = loss_as_epsilon(asked) * (1 + ROUNDING_TOLERANCE)
+    others = [part for part in losses if part.unit != unit and loss_as_epsilon(part.loss) > limit]
     return tuple(
-        f"the {part.kind} budget of {part.unit} pays more than was asked for {unit}: {text(part.loss)}"
+        f"the {part.kind} budget of unit {part.unit} pays {loss_text(part.loss)}, "
+        f"more than the query asks to spend for unit {unit}"
         for part in others
     )
 
 
-def size(loss: Loss) -> float:
-    """A loss as an epsilon, by which losses of different kinds are compared."""
+def loss_as_epsilon(loss: Loss) -> float:
+    """Convert a loss to an epsilon, roughly, to compare losses of different kinds."""
     match loss:
         case Pure(epsilon=epsilon) | Approximate(epsilon=epsilon):
             return float(epsilon)
         case ZCDP(rho=rho):
-            return sqrt(2 * rho)
+            return math.sqrt(2 * rho)
         case Renyi(curve=curve):
             return max((float(epsilon) for _, epsilon in curve), default=0.0)
         case _:
             assert_never(loss)
 
 
-def text(loss: Loss) -> str:
-    """A loss in a few words.
+def loss_text(loss: Loss) -> str:
+    """Describe a loss in a few words.
 
-    >>> text(Pure("6/5"))
+    >>> loss_text(Pure("6/5"))
     'epsilon 1.2'
     """
     match loss:
@@ -364,6 +412,6 @@ def text(loss: Loss) -> str:
         case ZCDP(rho=rho):
             return f"rho {float(rho):g}"
         case Renyi():
-            return f"a Renyi loss of at most epsilon {size(loss):g}"
+            return f"a Renyi loss of at most epsilon {loss_as_epsilon(loss):g}"
         case _:
             assert_never(loss)

@@ -1,4 +1,4 @@
-"""Several draws of one question as one answer: each weighs as much as its noise is small. Postprocessing alone."""
+"""Combine several draws of one query into one answer, weighted by inverse variance; this is post-processing."""
 
 from __future__ import annotations
 
@@ -11,64 +11,66 @@ import numpy as np
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import NoisyColumn
 from dither.post.estimate.measured import measured_columns
-from dither.post.estimate.quantiles import quantile
+from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.formulas import FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.noise import ScaledNoise, noise_of
-from dither.post.query.planner import QuantileRef, QueryPlan, key_substitution
+from dither.post.query.planner import QuantileRef, QueryPlan, cell_substitution
 from dither.post.query.question import OutputColumn
 from dither.privacy.protocol import ReleasedMeasurement
 
-QUIET = 1e-30
+LEAST_VARIANCE = 1e-30
 
 
 @dataclass(frozen=True)
 class QuestionDraws:
-    """What an answer was computed from: its plan at the bounds found, and what was released for each draw of it."""
+    """The plan of a query at its chosen bounds, and the released measurements of each of its draws."""
 
     plan: QueryPlan
     draws: tuple[tuple[ReleasedMeasurement, ...], ...]
 
     def with_draw(self, released: Sequence[ReleasedMeasurement]) -> QuestionDraws:
-        """With one draw more."""
+        """Return these draws and one more."""
         return QuestionDraws(self.plan, (*self.draws, tuple(released)))
 
 
 def combine_measurements(
-    drawn: QuestionDraws, bounds: Mapping[str, EstimatedBound], confidence: float
+    draws: QuestionDraws, bounds: Mapping[str, EstimatedBound], confidence: float
 ) -> tuple[QueryPlan, list[NoisyColumn]]:
-    """The plan over the columns of all draws, where what was one column is their mean by inverse variance."""
-    plan, columns, cells = drawn.plan, list[NoisyColumn](), dict[int, Formula]()
+    """Return the noisy columns of all draws, and the plan that reads the weighted mean of each column's draws."""
+    plan, columns, cells = draws.plan, list[NoisyColumn](), dict[int, Formula]()
     for index, source in enumerate(plan.sources):
         if isinstance(source, QuantileRef):
             cells[index] = NoisyCell(len(columns))
-            columns.append(_ranked(source, drawn, confidence))
+            columns.append(_combine_quantile(source, draws, confidence))
             continue
-        own = [measured_columns(replace(plan, sources=(source,)), draw, bounds, confidence)[0] for draw in drawn.draws]
-        cells[index] = _mean(inverse_variance_weights([column.law.variance for column in own]), len(columns))
-        columns += own
-    change = key_substitution(cells)
-    return (
-        replace(
-            plan,
-            outputs=tuple(OutputColumn(output.name, change(output.node)) for output in plan.outputs),
-            having=None if plan.having is None else change(plan.having),
-            order=tuple(replace(term, node=change(term.node)) for term in plan.order),
-        ),
-        columns,
+        drawn = [
+            measured_columns(replace(plan, sources=(source,)), draw, bounds, confidence)[0] for draw in draws.draws
+        ]
+        shares = inverse_variance_weights([column.noise.variance for column in drawn])
+        cells[index] = _weighted_mean(shares, len(columns))
+        columns += drawn
+    substitute = cell_substitution(cells)
+    combined = replace(
+        plan,
+        outputs=tuple(OutputColumn(output.name, substitute(output.node)) for output in plan.outputs),
+        having=None if plan.having is None else substitute(plan.having),
+        order=tuple(replace(term, node=substitute(term.node)) for term in plan.order),
     )
+    return combined, columns
 
 
 def inverse_variance_weights(variances: Sequence[float]) -> list[float]:
-    """Shares by inverse variance.
+    """Return weights proportional to inverse variances, with sum 1.
 
-    >>> weights([1.0, 3.0])
+    >>> inverse_variance_weights([1.0, 3.0])
     [0.75, 0.25]
     """
-    sizes = [1 / max(variance, QUIET) for variance in variances]
+    sizes = [1 / max(variance, LEAST_VARIANCE) for variance in variances]
     return [size / math.fsum(sizes) for size in sizes]
 
 
-def _mean(shares: Sequence[float], first: int) -> Formula:
+def _weighted_mean(shares: Sequence[float], first: int) -> Formula:
+    """The formula of the weighted sum of the columns from index `first` on."""
     terms: list[Formula] = [
         FunctionCall("mul", (FixedValue(share), NoisyCell(first + place))) for place, share in enumerate(shares)
     ]
@@ -78,15 +80,21 @@ def _mean(shares: Sequence[float], first: int) -> Formula:
     return total
 
 
-def _ranked(source: QuantileRef, drawn: QuestionDraws, confidence: float) -> NoisyColumn:
-    """A quantile read off the mean of the histograms; its noise has a law of the heavier kind and their joint size."""
-    parts = [draw[source.piece] for draw in drawn.draws]
-    laws = [noise_of(part.mechanism, part.steps[0]) for part in parts]
-    shares = inverse_variance_weights([law.variance for law in laws])
+def _combine_quantile(source: QuantileRef, draws: QuestionDraws, confidence: float) -> NoisyColumn:
+    """Estimate a quantile from the weighted mean of the histograms.
+
+    The mean's noise has the variance of the weighted sum; it is treated as Laplace if any draw is.
+    """
+    parts = [draw[source.measure_index] for draw in draws.draws]
+    noises = [noise_of(part.mechanism, part.steps[0]) for part in parts]
+    shares = inverse_variance_weights([noise.variance for noise in noises])
     tables = [np.array(part.values, float).reshape(-1, len(source.bins.low)) for part in parts]
     counts = sum(share * table for share, table in zip(shares, tables, strict=True))
-    variance = math.fsum(share**2 * law.variance for share, law in zip(shares, laws, strict=True))
-    heavy = any(law.kind == "laplace" for law in laws)
-    fine = 1e-3 * max(math.sqrt(variance), QUIET)
-    whole = ScaledNoise("laplace" if heavy else "gaussian", 1000 / math.sqrt(2) if heavy else 1000.0, fine)
-    return quantile(np.asarray(counts), laws[0] if len(laws) == 1 else whole, source.bins, source.wanted, confidence)
+    variance = math.fsum(share**2 * noise.variance for share, noise in zip(shares, noises, strict=True))
+    step = 1e-3 * max(math.sqrt(variance), LEAST_VARIANCE)
+    if any(noise.kind == "laplace" for noise in noises):
+        combined = ScaledNoise("laplace", 1000 / math.sqrt(2), step)
+    else:
+        combined = ScaledNoise("gaussian", 1000.0, step)
+    noise = noises[0] if len(noises) == 1 else combined
+    return estimate_quantile(np.asarray(counts), noise, source.bins, source.level, confidence)

@@ -1,4 +1,4 @@
-"""Bounds that nobody has to guess: found by a private histogram of contributions, with the clipping they cause."""
+"""Contribution bounds that were chosen privately from a noisy histogram, and estimates of what they clip."""
 
 from __future__ import annotations
 
@@ -9,40 +9,53 @@ import numpy as np
 from dither.post.noise import Floats
 from dither.privacy.contribution_bound import SURE, fit_tail
 
-UNEVEN = 2.0
+UNEVENNESS = 2.0
 
 
 @dataclass(frozen=True)
 class EstimatedBound:
-    """A bound, the mass that it keeps and removes, about and at most, and the sum of squares of what units lose.
+    """A contribution bound that was chosen privately, with estimates of what clipping to it keeps and removes.
 
-    So many units (`unseen`) could be far heavier than all others without showing through the noise.
+    Amounts are in steps of the bound: `kept` and `removed` are totals over all units, `removed_high` is an
+    upper bound on `removed`, `removed_squares` sums the squares of what each unit loses, and a row has at most
+    `row_size`. Up to `unseen_units` units could contribute far more than all others without showing in the noise.
     """
 
     bound: int
     kept: float
     removed: float
     removed_high: float
-    squares: float
-    unseen: float
+    removed_squares: float
+    row_size: int
+    unseen_units: float
 
     @property
-    def inflation(self) -> float:
-        """What was removed, relative to what was kept."""
+    def removed_ratio(self) -> float:
+        """The total that clipping removed, divided by the total that it kept."""
         return self.removed / self.kept if self.kept > 0 else 0.0
 
-    def most(self, share: Floats) -> Floats:
-        """The most that may be missing from cells with these shares of what was kept.
+    @property
+    def removed_share(self) -> float:
+        """The share of all contributions that clipping removed."""
+        total = self.kept + self.removed
+        return self.removed / total if total > 0 else 0.0
 
-        Heavy units may be twice as common in a cell as elsewhere, and the few heaviest fall where they fall: so many
-        standard deviations of a sum over units of which each lies in the cell with a chance of `share`.
+    def most_missing(self, share: Floats) -> Floats:
+        """Bound what may be missing from cells with these shares of the kept total.
+
+        Units above the bound may be twice as common in a cell as on average, and a cell's sum over them varies: two
+        standard deviations are allowed, where each such unit lies in the cell with probability `share`.
         """
-        return np.minimum(self.removed_high, UNEVEN * (self.removed_high * share + np.sqrt(self.squares * share)))
+        return np.minimum(
+            self.removed_high, UNEVENNESS * (self.removed_high * share + np.sqrt(self.removed_squares * share))
+        )
 
 
 def estimate_bound(bound: int, points: tuple[int, ...], noisy: Floats, std: float, row: int = 1) -> EstimatedBound:
-    """A bound with what it keeps and removes, from the noisy counts by which it was found."""
+    """Estimate what a bound keeps and removes, from the noisy histogram that it was chosen from."""
     shape = fit_tail(points, noisy, std, row)
-    removed = shape.removed(bound)
-    most = max(shape.removed_high(bound), removed)
-    return EstimatedBound(bound, shape.kept(bound), removed, most, shape.squares(bound), SURE * std)
+    removed = shape.clipped_total(bound)
+    removed_high = max(shape.clipped_total_high(bound), removed)
+    return EstimatedBound(
+        bound, shape.retained_total(bound), removed, removed_high, shape.clipped_squares(bound), row, SURE * std
+    )

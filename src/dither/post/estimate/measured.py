@@ -1,4 +1,4 @@
-"""Noisy columns with their noise and clipping, built from what the kernel released."""
+"""Noisy columns, with their noise and what clipping removed, from released measurements."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from dither.post.estimate.contribution import EstimatedBound, estimate_bound
-from dither.post.estimate.intervals import Banded, Measured, NoisyColumn
-from dither.post.estimate.quantiles import quantile
+from dither.post.estimate.intervals import Measured, NoisyColumn
+from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.batch import BatchPlan
 from dither.post.query.planner import CellRef, ContributionSearch, QuantileRef, QueryPlan
@@ -17,63 +17,64 @@ from dither.privacy.protocol import Release, ReleasedMeasurement
 
 
 def estimated_bound(search: ContributionSearch, released: ReleasedMeasurement, bound: int) -> EstimatedBound:
-    """A bound that was found, with what it keeps and removes."""
+    """Estimate what a chosen bound keeps and removes."""
     return estimate_bound(bound, search.points, np.array(released.values, float), released.mechanism.std(), search.row)
 
 
 def estimated_bounds(batch: BatchPlan, release: Release) -> dict[int, dict[str, EstimatedBound]]:
-    """The contribution bounds that the kernel chose for each question of a batch, by the place of the question."""
+    """Return the contribution bounds that the kernel chose for each query of a batch, by the query's position."""
     results: dict[int, dict[str, EstimatedBound]] = {}
     released = iter(zip(release.search_results or (), release.chosen_bounds or (), strict=True))
     for group in batch.groups:
-        own = {search.tag: estimated_bound(search, *next(released)) for search in group.plan.searches}
-        results.update(dict.fromkeys(group.places, own))
+        bounds = {search.tag: estimated_bound(search, *next(released)) for search in group.plan.searches}
+        results.update(dict.fromkeys(group.places, bounds))
     return results
 
 
 def measured_columns(
     plan: QueryPlan, released: Sequence[ReleasedMeasurement], bounds: Mapping[str, EstimatedBound], confidence: float
 ) -> list[NoisyColumn]:
-    """The columns that the recipe reads, from what was released."""
-    return [_source(source, released, bounds, confidence) for source in plan.sources]
+    """Build the noisy columns that a plan's formulas read."""
+    return [_noisy_column(source, released, bounds, confidence) for source in plan.sources]
 
 
-def _source(
+def _noisy_column(
     source: CellRef | QuantileRef,
     released: Sequence[ReleasedMeasurement],
     bounds: Mapping[str, EstimatedBound],
     confidence: float,
 ) -> NoisyColumn:
-    part = released[source.piece]
+    part = released[source.measure_index]
     if isinstance(source, QuantileRef):
         counts = np.array(part.values, float).reshape(-1, len(source.bins.low))
-        return quantile(counts, noise_of(part.mechanism, part.steps[0]), source.bins, source.wanted, confidence)
-    step = part.steps[source.value] / source.factor
+        return estimate_quantile(counts, noise_of(part.mechanism, part.steps[0]), source.bins, source.level, confidence)
+    step = part.steps[source.value_index] / source.factor
     table = np.array(part.values, float).reshape(-1, len(part.steps))
-    values, noise = table[:, source.value] * float(step), noise_of(part.mechanism, step)
-    bound = bounds.get(source.clipped or "")
-    whole = np.abs(table).sum(axis=1)
-    found = (
-        Measured(values, noise)
-        if bound is None
-        else with_clipping(values, noise, whole, bound, source.signed, float(source.worth or step))
+    values, noise = table[:, source.value_index] * float(step), noise_of(part.mechanism, step)
+    bound = bounds.get(source.bound_tag or "")
+    if bound is None:
+        column = Measured(values, noise)
+    else:
+        kept, per_step = np.abs(table).sum(axis=1), float(source.quantity_per_step or step)
+        column = with_clipping(values, noise, kept, bound, source.signed, per_step)
+    if not source.rounding_error:
+        return column
+    return replace(
+        column,
+        missing_low=column.missing_low - source.rounding_error,
+        missing_high=column.missing_high + source.rounding_error,
     )
-    return replace(found, least=found.least - source.slack, most=found.most + source.slack) if source.slack else found
 
 
 def with_clipping(
-    values: Floats, noise: ScaledNoise, mass: Floats, bound: EstimatedBound, signed: bool, worth: float
+    values: Floats, noise: ScaledNoise, kept: Floats, bound: EstimatedBound, signed: bool, per_step: float
 ) -> Measured:
-    """What clipping removed: the same share everywhere is the estimate; `worth` is what a unit of mass stands for.
+    """Build a column with an estimate of what clipping removed: of every cell, the same share.
 
-    Which cells lost how much is not known: see `Found.most`. Of signed sums, either sign may be missing.
+    `kept` is what clipping left of each cell, in steps of the bound, and `per_step` the quantity of one such step. How
+    much each cell lost is unknown: see `EstimatedBound.most_missing`. A signed sum may have lost either sign.
     """
-    blur = 2 * noise.std / worth
-    most = worth * bound.most((mass + blur) / (mass.sum() + blur))
+    blur = 2 * noise.std / per_step
+    most = per_step * bound.most_missing((kept + blur) / (kept.sum() + blur))
     least = -most if signed else np.zeros_like(most)
-    return Measured(values, noise, np.clip(bound.inflation * values, least, most), least, most)
-
-
-def is_banded(source: NoisyColumn) -> bool:
-    """Whether a source was chosen, not measured with noise."""
-    return isinstance(source, Banded)
+    return Measured(values, noise, np.clip(bound.removed_ratio * values, least, most), least, most)

@@ -1,4 +1,4 @@
-"""Kinds of values in what is computed from answers: a mistake is told before anything is spent."""
+"""Type-check formulas over aggregates before any budget is spent."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, Functi
 from dither.post.query.question import Question
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number
 
-ValueType = Literal["number", "text", "truth value", "moment", "NULL"]
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin"})
-LOGIC = frozenset({"and", "or", "not"})
-SAME = frozenset({"coalesce", "nullif"})
+ValueType = Literal["number", "text", "boolean", "date", "NULL"]
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "neg": "-"}
+COMPARISON_FUNCTIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin"})
+LOGICAL_FUNCTIONS = frozenset({"and", "or", "not"})
+SAME_TYPE_FUNCTIONS = frozenset({"coalesce", "nullif"})
 
 
 def check_types(question: Question, context: Context) -> None:
-    """Refuses a question whose answer could not be put together."""
+    """Refuse a question whose columns, HAVING or ORDER BY combine values of different types."""
     scope = Scope(question.relation.domain(context))
     keys = [domain_type(key.domain(scope)) for _, key in question.keys]
     for output in question.outputs:
-        if value_type(output.node, keys) in {"text", "moment"} and cells_of(output.node):
+        if value_type(output.node, keys) in {"text", "date"} and cells_of(output.node):
             raise Unsupported(
-                f"{output.name!r} would be chosen by noisy numbers; ask for the numbers and choose outside"
+                f"{output.name!r} would be a text or a date that noisy numbers decide on, without an interval; "
+                "ask for the numbers, and decide in your own code"
             )
     if question.having is not None:
-        _all_of("truth value", "HAVING", [value_type(question.having, keys)])
+        _require_type("boolean", "HAVING", [value_type(question.having, keys)])
     for term in question.order:
         value_type(term.node, keys)
 
 
 def domain_type(domain: Domain) -> ValueType:
-    """The kind of a grouping key."""
+    """Return the type of a GROUP BY key."""
     match domain:
         case Boolean():
-            return "truth value"
+            return "boolean"
         case Moment():
-            return "moment"
+            return "date"
         case Number() | Identifier(kind="integer"):
             return "number"
         case Category(values) if all(isinstance(value, int) for value in values):
@@ -49,46 +51,49 @@ def domain_type(domain: Domain) -> ValueType:
 
 
 def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
-    """The kind of what a recipe computes; kinds that do not go together are refused."""
+    """Return the type of a formula's values; refuse types that do not go together."""
     match node:
         case KeyValue(index):
             return keys[index]
         case FixedValue(None):
             return "NULL"
         case FixedValue(bool()):
-            return "truth value"
+            return "boolean"
         case FixedValue(str()):
             return "text"
         case FunctionCall(name, arguments):
-            return _applied(name, [value_type(argument, keys) for argument in arguments])
+            return _result_type(name, [value_type(argument, keys) for argument in arguments])
         case NoisyCell() | FixedValue() | Average() | ClampedTo():
             return "number"
 
 
-def _applied(name: str, found: list[ValueType]) -> ValueType:
+def _result_type(name: str, arguments: list[ValueType]) -> ValueType:
+    """The type of a function's result; refuse arguments that it does not take."""
     if name == "case":
-        whole = len(found) // 2 * 2
-        _all_of("truth value", "WHEN", found[:whole:2])
-        return _same("THEN and ELSE", [*found[1:whole:2], *found[whole:]])
-    if name == "isnull" or name in COMPARISONS:
-        _same("a comparison", found) if name != "isnull" else None
-        return "truth value"
-    if name in SAME:
-        return _same(name.upper(), found)
-    wanted: ValueType = "truth value" if name in LOGIC else "number"
-    _all_of(wanted, name.upper(), found)
+        paired = len(arguments) // 2 * 2
+        _require_type("boolean", "WHEN", arguments[:paired:2])
+        return _common_type("THEN and ELSE", [*arguments[1:paired:2], *arguments[paired:]])
+    if name == "isnull":
+        return "boolean"
+    if name in COMPARISON_FUNCTIONS:
+        _common_type("a comparison", arguments)
+        return "boolean"
+    if name in SAME_TYPE_FUNCTIONS:
+        return _common_type(name.upper(), arguments)
+    wanted: ValueType = "boolean" if name in LOGICAL_FUNCTIONS else "number"
+    _require_type(wanted, SIGNS.get(name, name.upper()), arguments)
     return wanted
 
 
-def _all_of(wanted: ValueType, where: str, found: Sequence[ValueType]) -> None:
-    wrong = [one for one in found if one not in (wanted, "NULL")]
+def _require_type(wanted: ValueType, where: str, types: Sequence[ValueType]) -> None:
+    wrong = [one for one in types if one not in (wanted, "NULL")]
     if wrong:
         raise Unsupported(f"{where} takes a {wanted} here, not a {wrong[0]}")
 
 
-def _same(where: str, found: Sequence[ValueType]) -> ValueType:
-    known = sorted({one for one in found if one != "NULL"})
+def _common_type(where: str, types: Sequence[ValueType]) -> ValueType:
+    known = sorted({one for one in types if one != "NULL"})
     if len(known) > 1:
-        hint = "; filter moments in WHERE, by a date" if "moment" in known else ""
-        raise Unsupported(f"{where} takes values of one kind, not a {known[0]} and a {known[1]}{hint}")
+        hint = "; compare dates with a date literal in WHERE instead" if "date" in known else ""
+        raise Unsupported(f"{where} takes values of one type, not a {known[0]} and a {known[1]}{hint}")
     return known[0] if known else "NULL"

@@ -1,7 +1,7 @@
-"""Several questions in one charge: counts over one table are answered together, at the cost of their joint norm.
+"""Plan several queries for one charge; counts over one table are merged, and cost only their joint sensitivity.
 
-Counts of rows under different conditions are rows of one linear map over the table's finest partition. Noise on them
-all costs the largest column of that map, not their number: ten disjoint ranges cost what one does.
+Counts under different conditions are the rows of one matrix over the cells of a common partition. Noise on all of them
+costs the largest column norm of that matrix, not their number: ten disjoint ranges cost as much as one.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.sums import Count, Sum
 from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
+from dither.plan.relations.project import columns_read
 from dither.plan.traversal import unfilled_limits
-from dither.post.query import request as asking
 from dither.post.query.planner import CellRef, PlannedMeasure, QueryPlan, with_tags
+from dither.post.query.request import answer_measurements, bound_searches, default_bound
 from dither.post.query.spend import Spend
 from dither.privacy.protocol import BoundSearch, Measurement, ReleasedMeasurement
 from dither.schema import Boolean, Category, Domain, Number, Scalar
 
-MOST_CELLS = 4096
-MOST_WEIGHTS = 1 << 16
-MOST_LISTED = 128
-MOST_RUNGS = 1_000
+MAX_CELLS = 4096
+MAX_WEIGHTS = 1 << 16
+MAX_LISTED_VALUES = 128
+MAX_CANDIDATE_BOUNDS = 1_000
 
 
 @dataclass(frozen=True)
 class MergedQuery:
-    """Questions answered by one plan; alone, or merged as rows of a linear map."""
+    """Queries that one plan answers: a single one, or several counts merged as rows of a matrix.
+
+    `places` are the positions of the queries in the batch; `weight` decides the share of the loss.
+    """
 
     places: tuple[int, ...]
     plan: QueryPlan
@@ -47,64 +51,65 @@ class MergedQuery:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A batch: its groups share the loss by weight."""
+    """The plan of a batch; its groups share the loss by weight."""
 
     groups: tuple[MergedQuery, ...]
 
     def spend(self, group: MergedQuery, budget: Spend) -> Spend:
-        """What a group may cost."""
+        """Return the share of the loss that a group may spend."""
         return Spend(budget.share(group.weight / sum(other.weight for other in self.groups)))
 
     def searches(self, budget: Spend, context: Context) -> tuple[BoundSearch, ...]:
-        """How the bounds of all groups are found."""
-        own = (asking.bound_searches(group.plan, self.spend(group, budget), context) for group in self.groups)
-        found = [search for searches in own for search in searches]
-        stride = -(-sum(map(_rungs, self.groups)) // MOST_RUNGS)
-        return tuple(replace(search, grid=thin_grid(search.grid, stride)) for search in found)
+        """Build the bound searches of all groups; thin out their candidates if there are too many."""
+        per_group = (bound_searches(group.plan, self.spend(group, budget), context) for group in self.groups)
+        stride = -(-sum(map(_count_candidate_bounds, self.groups)) // MAX_CANDIDATE_BOUNDS)
+        return tuple(
+            replace(search, grid=thin_grid(search.grid, stride)) for searches in per_group for search in searches
+        )
 
     def answer_measurements(self, budget: Spend, context: Context) -> tuple[Measurement, ...]:
-        """The pieces of all groups, in order."""
-        own = (asking.answer_measurements(group.plan, self.spend(group, budget), context) for group in self.groups)
-        return tuple(part for parts in own for part in parts)
+        """Build the measurements of all groups, in order."""
+        per_group = (answer_measurements(group.plan, self.spend(group, budget), context) for group in self.groups)
+        return tuple(part for parts in per_group for part in parts)
 
     def default_bounds(self) -> dict[str, int]:
-        """A bound for each that is still to be found."""
-        return {search.tag: asking.default_bound(search) for group in self.groups for search in group.plan.searches}
+        """Return the bounds that quotes assume before they are chosen, by tag."""
+        return {search.tag: default_bound(search) for group in self.groups for search in group.plan.searches}
 
     def plan_of(self, place: int, plan: QueryPlan) -> QueryPlan:
-        """The plan of one question, with the tags that its bounds have in the batch."""
+        """Return the plan of one query, with the tags that its bounds have in the batch."""
         group, _ = self.slice_of(place)
         return plan if len(group.places) > 1 else group.plan
 
     def slice_of(self, place: int) -> tuple[MergedQuery, slice]:
-        """The group that answers a question, and where its pieces stand among all."""
+        """Return the group that answers a query, and the slice of its measurements among all."""
         start = 0
         for group in self.groups:
             if place in group.places:
-                return group, slice(start, start + len(group.plan.pieces))
-            start += len(group.plan.pieces)
-        raise InvalidParameter(f"the batch has no question {place}")
+                return group, slice(start, start + len(group.plan.measures))
+            start += len(group.plan.measures)
+        raise InvalidParameter(f"the batch has no query {place}")
 
     def parts_of(self, place: int, parts: Sequence[Measurement]) -> Sequence[Measurement]:
-        """The parts that answer one question."""
+        """Return the measurements that answer one query."""
         return parts[self.slice_of(place)[1]]
 
 
-def _rungs(group: MergedQuery) -> int:
-    """At how many bounds the kernel works out what the pieces of a group cost."""
-    grids = {search.tag: len(search.grid) for search in group.plan.searches}
-    tags = ({auto.tag for auto in unfilled_limits(piece.measure)} for piece in group.plan.pieces)
-    return sum(prod(grids[tag] for tag in each) for each in tags if each)
+def _count_candidate_bounds(group: MergedQuery) -> int:
+    """The number of combinations of bounds at which the kernel computes the cost of a group's measures."""
+    candidates = {search.tag: len(search.grid) for search in group.plan.searches}
+    tags_per_measure = ({limit.tag for limit in unfilled_limits(planned.measure)} for planned in group.plan.measures)
+    return sum(prod(candidates[tag] for tag in tags) for tags in tags_per_measure if tags)
 
 
 def thin_grid(grid: tuple[int, ...], stride: int) -> tuple[int, ...]:
-    """Every so many of the bounds, the largest among them."""
+    """Keep every `stride`-th bound, counted from the largest, which stays."""
     return grid[::-1][:: max(1, stride)][::-1]
 
 
-def parts_of_query(whole: BatchPlan, place: int, released: Sequence[ReleasedMeasurement]) -> list[ReleasedMeasurement]:
-    """The released parts of one question; of a merged one, its own row."""
-    group, where = whole.slice_of(place)
+def parts_of_query(batch: BatchPlan, place: int, released: Sequence[ReleasedMeasurement]) -> list[ReleasedMeasurement]:
+    """Return the released measurements of one query; of merged counts, the query's own row."""
+    group, where = batch.slice_of(place)
     parts = list(released[where])
     if len(group.places) == 1:
         return parts
@@ -113,15 +118,15 @@ def parts_of_query(whole: BatchPlan, place: int, released: Sequence[ReleasedMeas
 
 
 def plan_batch(context: Context, plans: Sequence[QueryPlan], budget: Spend) -> BatchPlan:
-    """The questions in as few groups as possible."""
-    kinds: dict[Relation, list[int]] = {}
+    """Group queries into as few plans as possible."""
+    counts_by_relation: dict[Relation, list[int]] = {}
     for place, plan in enumerate(plans):
-        if _mergeable(plan):
-            kinds.setdefault(_base(plan.question.relation), []).append(place)
+        if _is_mergeable(plan):
+            counts_by_relation.setdefault(_strip_filters(plan.question.relation), []).append(place)
     groups: list[MergedQuery] = []
     merged: set[int] = set()
-    for places in kinds.values():
-        group = _merged(context, plans, tuple(places)) if len(places) > 1 else None
+    for places in counts_by_relation.values():
+        group = _merge_counts(context, plans, tuple(places)) if len(places) > 1 else None
         if group is not None:
             groups.append(group)
             merged |= set(places)
@@ -133,47 +138,47 @@ def plan_batch(context: Context, plans: Sequence[QueryPlan], budget: Spend) -> B
     return BatchPlan(tuple(sorted(groups, key=lambda group: group.places)))
 
 
-def _mergeable(plan: QueryPlan) -> bool:
-    """A single count without keys, of rows that no automatic bound limits."""
+def _is_mergeable(plan: QueryPlan) -> bool:
+    """Return True for a single count without keys whose bound is not chosen privately."""
     question = plan.question
-    simple = len(plan.pieces) == len(plan.sources) == len(question.aggregates) == 1 and not plan.keys
+    single = len(plan.measures) == len(plan.sources) == len(question.aggregates) == 1
     return (
-        simple
+        single
+        and not plan.keys
         and question.aggregates[0].kind == "count"
         and not plan.searches
-        and isinstance(plan.pieces[0].measure, Count | Sum)
+        and isinstance(plan.measures[0].measure, Count | Sum)
     )
 
 
-def _base(relation: Relation) -> Relation:
+def _strip_filters(relation: Relation) -> Relation:
     while isinstance(relation, Filter):
         relation = relation.child
     return relation
 
 
 def _conditions(plan: QueryPlan) -> list[Expr]:
-    found, relation = [], plan.question.relation
+    """The conditions that a row must meet to count."""
+    conditions, relation = [], plan.question.relation
     while isinstance(relation, Filter):
-        found.append(relation.condition)
+        conditions.append(relation.condition)
         relation = relation.child
     aggregate = plan.question.aggregates[0]
-    found += [expr.Not(expr.IsNull(value)) for value in aggregate.values]
-    return found + ([aggregate.condition] if aggregate.condition is not None else [])
+    conditions += [expr.Not(expr.IsNull(value)) for value in aggregate.values]
+    return conditions + ([aggregate.condition] if aggregate.condition is not None else [])
 
 
-def _merged(context: Context, plans: Sequence[QueryPlan], places: tuple[int, ...]) -> MergedQuery | None:
-    """One linear map for several counts, where its partition is small enough to be written down."""
-    base = _base(plans[places[0]].question.relation)
+def _merge_counts(context: Context, plans: Sequence[QueryPlan], places: tuple[int, ...]) -> MergedQuery | None:
+    """Merge several counts into one linear query; None if its partition would be too large, or cannot be evaluated."""
+    base = _strip_filters(plans[places[0]].question.relation)
     conditions = [expr.And(tuple(_conditions(plans[place]))) if _conditions(plans[place]) else None for place in places]
     columns = base.domain(context)
     try:
         axes = _partition(columns, [condition for condition in conditions if condition is not None])
-    except (DitherError, _Unreadable):
+    except (DitherError, _NotEvaluable):
         return None
-    cells = 1
-    for _, points in axes.values():
-        cells *= len(points)
-    if cells > MOST_CELLS or cells * len(places) > MOST_WEIGHTS:
+    cells = prod(len(points) for _, points in axes.values())
+    if cells > MAX_CELLS or cells * len(places) > MAX_WEIGHTS:
         return None
     weights = _weights(axes, conditions)
     if weights is None:
@@ -181,7 +186,7 @@ def _merged(context: Context, plans: Sequence[QueryPlan], places: tuple[int, ...
     measure = LinearQuery(Count(base, tuple(key for key, _ in axes.values())), weights)
     norm = max(sum(column) for column in zip(*weights, strict=True))
     first = plans[places[0]]
-    plan = replace(first, pieces=(PlannedMeasure(measure, Fraction(1)),), sources=(CellRef(0, 0, 1, False, None),))
+    plan = replace(first, measures=(PlannedMeasure(measure, Fraction(1)),), sources=(CellRef(0, 0, 1, False, None),))
     return MergedQuery(places, plan, Fraction(max(1, norm)))
 
 
@@ -189,33 +194,34 @@ Axes = dict[str, tuple[GroupKey, Sequence[Scalar]]]
 
 
 def _partition(columns: Mapping[str, Domain], conditions: Sequence[Expr]) -> Axes:
-    """For every column that a condition reads, classes within which no condition can change."""
+    """Partition every column that a condition reads into classes within which no condition changes."""
     axes: Axes = {}
-    for name in sorted(set().union(*(_reads(condition) for condition in conditions))):
+    for name in sorted(set().union(*(columns_read(condition) for condition in conditions))):
         domain = columns[name]
-        if isinstance(domain, Number) and cardinality(domain) > MOST_LISTED:
-            axes[name] = _cut(name, domain, conditions)
+        if isinstance(domain, Number) and cardinality(domain) > MAX_LISTED_VALUES:
+            axes[name] = _bucket_axis(name, domain, conditions)
         elif isinstance(domain, Number | Category | Boolean):
-            axes[name] = GroupKey(name, expr.ColumnRef(name)), domain_values(domain, MOST_CELLS)
+            axes[name] = GroupKey(name, expr.ColumnRef(name)), domain_values(domain, MAX_CELLS)
         else:
-            raise _Unreadable
+            raise _NotEvaluable
     return axes
 
 
-def _cut(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[GroupKey, tuple[Scalar, ...]]:
-    """A wide range cut at every constant that the column is compared with; one value stands for each class."""
+def _bucket_axis(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[GroupKey, tuple[Scalar, ...]]:
+    """Cut a wide range at every constant that the column is compared with; each class has one representative value."""
     if domain.nullable:
-        raise _Unreadable
+        raise _NotEvaluable
     edges: set[Fraction] = set()
     for condition in conditions:
-        _collect(condition, name, edges, domain.step)
-    kept = tuple(sorted(edge for edge in edges if domain.lo < edge <= domain.hi))
-    if not kept:
-        raise _Unreadable
-    return GroupKey(name, expr.Bucket(expr.ColumnRef(name), kept)), (domain.lo, *kept)
+        _collect_edges(condition, name, edges, domain.step)
+    inside = tuple(sorted(edge for edge in edges if domain.lo < edge <= domain.hi))
+    if not inside:
+        raise _NotEvaluable
+    return GroupKey(name, expr.Bucket(expr.ColumnRef(name), inside)), (domain.lo, *inside)
 
 
-def _collect(node: Expr, name: str, edges: set[Fraction], step: Fraction) -> None:
+def _collect_edges(node: Expr, name: str, edges: set[Fraction], step: Fraction) -> None:
+    """Add the constants that a condition compares a column with, and the next value after each, to `edges`."""
     column = expr.ColumnRef(name)
     match node:
         case expr.Compare(_, left, expr.LiteralValue(value)) if left == column:
@@ -228,14 +234,15 @@ def _collect(node: Expr, name: str, edges: set[Fraction], step: Fraction) -> Non
             pass
         case expr.And(children) | expr.Or(children):
             for child in children:
-                _collect(child, name, edges, step)
+                _collect_edges(child, name, edges, step)
         case expr.Not(child):
-            _collect(child, name, edges, step)
-        case _ if name in _reads(node):
-            raise _Unreadable
+            _collect_edges(child, name, edges, step)
+        case _ if name in columns_read(node):
+            raise _NotEvaluable
 
 
 def _weights(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tuple[int, ...], ...] | None:
+    """The matrix with 1 where a cell of the partition meets a condition; None if one cannot be evaluated."""
     names = list(axes)
     cells = [dict(zip(names, cell, strict=True)) for cell in product(*(points for _, points in axes.values()))]
     try:
@@ -243,24 +250,16 @@ def _weights(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tuple[int, 
             tuple(1 if condition is None or value_of(condition, cell) is True else 0 for cell in cells)
             for condition in conditions
         )
-    except (_Unreadable, TypeError):
+    except (_NotEvaluable, TypeError):
         return None
 
 
-class _Unreadable(Exception):
-    """An expression that is not evaluated here; such questions are asked apart."""
-
-
-def _reads(node: Any) -> set[str]:
-    if isinstance(node, expr.ColumnRef):
-        return {node.name}
-    if isinstance(node, tuple):
-        return set().union(*map(_reads, node))
-    return set().union(*map(_reads, vars(node).values())) if isinstance(node, Expr) else set()
+class _NotEvaluable(Exception):
+    """Raised for an expression that `value_of` does not evaluate; its query is not merged."""
 
 
 def value_of(node: Expr, row: Mapping[str, Scalar]) -> Any:
-    """The value of a condition on one public cell, three-valued as in SQL."""
+    """Evaluate a condition on one cell of a public partition, with SQL's three-valued logic."""
     match node:
         case expr.ColumnRef(name):
             return row[name]
@@ -272,27 +271,28 @@ def value_of(node: Expr, row: Mapping[str, Scalar]) -> Any:
             inner = value_of(child, row)
             return None if inner is None else not inner
         case expr.And(children):
-            return _connected([value_of(child, row) for child in children], False)
+            return _connect([value_of(child, row) for child in children], False)
         case expr.Or(children):
-            return _connected([value_of(child, row) for child in children], True)
+            return _connect([value_of(child, row) for child in children], True)
         case expr.In(child, values):
             inner = value_of(child, row)
             return None if inner is None else inner in values
         case expr.Compare(op, left, right):
-            return _compared(op, value_of(left, row), value_of(right, row))
+            return _compare(op, value_of(left, row), value_of(right, row))
         case expr.Arithmetic("+" | "-" | "*" as op, left, right):
-            return _computed(op, value_of(left, row), value_of(right, row))
+            return _compute(op, value_of(left, row), value_of(right, row))
         case _:
-            raise _Unreadable
+            raise _NotEvaluable
 
 
-def _connected(values: list[Any], wins: bool) -> Any:
-    if wins in values:
-        return wins
-    return None if None in values else not wins
+def _connect(values: list[Any], decisive: bool) -> Any:
+    """Three-valued AND (decisive False) or OR (decisive True)."""
+    if decisive in values:
+        return decisive
+    return None if None in values else not decisive
 
 
-def _compared(op: str, left: Any, right: Any) -> Any:
+def _compare(op: str, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     tests = {"=": left == right, "<>": left != right}
@@ -301,7 +301,7 @@ def _compared(op: str, left: Any, right: Any) -> Any:
     return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[op]
 
 
-def _computed(op: str, left: Any, right: Any) -> Any:
+def _compute(op: str, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     return left + right if op == "+" else left - right if op == "-" else left * right

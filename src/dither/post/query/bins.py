@@ -1,4 +1,4 @@
-"""Part of the former post.quantiles."""
+"""Histogram bins over a declared range, from which quantiles, minima and maxima are estimated."""
 
 from __future__ import annotations
 
@@ -13,43 +13,52 @@ from dither.plan.domains import bounds_of
 from dither.post.noise import Floats
 from dither.schema import Number
 
-WHOLE = 512
-COARSE = 256
-FINE = 16
-FEW = 10
+# A range of fewer values has a bin for each of them, a wider one this many equal bins.
+MAX_SINGLE_VALUE_BINS = 512
+EQUAL_BINS = 256
+# Growing bins have this fraction of the values' size as their width.
+GROWING_FRACTION = 16
+# Sums of fewer Laplace noises than this have heavier tails than a normal approximation allows.
+FEW_TERMS = 10
 
-Wanted = Fraction | Literal["min", "max"]
+QuantileLevel = Fraction | Literal["min", "max"]
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin i holds the values from low[i] to high[i]; `edges` are the lower ends of all but the first."""
+    """Histogram bins: bin i has the values from low[i] to high[i]; `edges` are the lower ends of all but the first."""
 
     low: Floats
     high: Floats
     edges: tuple[Fraction, ...]
 
     def between(self, first: int, last: int) -> Bins:
-        """Those from one to another, whose values alone occur."""
+        """Return the bins from index `first` to `last`, both included."""
         return Bins(self.low[first : last + 1], self.high[first : last + 1], self.edges[first:last])
 
 
-def bins(domain: object, growing: bool = False) -> Bins:
-    """Every value of a small range, else equal bins over it; `growing` ones where a bound to be found cuts it."""
+def make_bins(domain: object, growing: bool = False) -> Bins:
+    """Make a bin for each value of a small range, else equal bins.
+
+    `growing` bins, for a range that depends on a bound still to be chosen, widen with the distance from zero.
+    """
     if not isinstance(domain, Number):
-        raise Unsupported("MIN, MAX, MEDIAN and quantiles need a number with a declared range; COUNT groups instead")
+        raise Unsupported(
+            "MIN, MAX, MEDIAN and quantiles need a number with a declared range; for other columns, "
+            "ask for COUNT(*) grouped by the value"
+        )
     first, last = bounds_of(domain)
-    width = max(1, -(-(last - first + 1) // COARSE)) if last - first >= WHOLE else 1
-    starts = _growing(first, last) if growing else list(range(first, last + 1, width))
+    width = max(1, -(-(last - first + 1) // EQUAL_BINS)) if last - first >= MAX_SINGLE_VALUE_BINS else 1
+    starts = _growing_starts(first, last) if growing else list(range(first, last + 1, width))
     stops = [start - 1 for start in starts[1:]] + [last]
-    scaled = [np.array([float(place * domain.step) for place in places]) for places in (starts, stops)]
-    return Bins(scaled[0], scaled[1], tuple(place * domain.step for place in starts[1:]))
+    low, high = (np.array([float(place * domain.step) for place in places]) for places in (starts, stops))
+    return Bins(low, high, tuple(place * domain.step for place in starts[1:]))
 
 
-def _growing(first: int, last: int) -> list[int]:
-    """Single values about zero, then a sixteenth of their size wide on either side."""
-    sizes, at = [0], 1
-    while at <= max(last, -first):
-        sizes.append(at)
-        at += max(1, at // FINE)
+def _growing_starts(first: int, last: int) -> list[int]:
+    """The starts of bins with single values near zero, then a sixteenth of the values' size wide on either side."""
+    sizes, size = [0], 1
+    while size <= max(last, -first):
+        sizes.append(size)
+        size += max(1, size // GROWING_FRACTION)
     return sorted({first} | {place for size in sizes for place in (size, 1 - size) if first <= place <= last})

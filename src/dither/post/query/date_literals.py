@@ -1,4 +1,4 @@
-"""Texts that are compared with moments, read as the dates that they mean: WHERE at < '2020-02-01'."""
+"""Convert text literals that are compared with dates into dates: WHERE at < '2020-02-01'."""
 
 from __future__ import annotations
 
@@ -12,64 +12,66 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
+from dither.post.query.literals import instant
 from dither.post.query.question import Question
-from dither.post.query.scalars import instant
 from dither.schema import Moment
 
-Domains = Callable[[], Scope]
+LazyScope = Callable[[], Scope]
 
 
 def resolve_date_literals(question: Question, context: Context) -> Question:
-    """The question with dates where its text had only their spelling."""
-    relation = _below(question.relation, context)
-    return _read(replace(question, relation=relation), _over(relation, context))  # type: ignore[no-any-return]
+    """Replace text literals by dates, everywhere in a question where they are compared with a date or timestamp."""
+    relation = _resolve_relation(question.relation, context)
+    return _resolve_node(replace(question, relation=relation), _scope_of(relation, context))  # type: ignore[no-any-return]
 
 
-def _below(node: Relation, context: Context) -> Relation:
-    """What a relation's own expressions compare; those of a join read two tables and compare no texts."""
-    inputs = {name: _below(value, context) for name, value in vars(node).items() if isinstance(value, Relation)}
+def _resolve_relation(node: Relation, context: Context) -> Relation:
+    """Resolve the literals of a relation and of those below it; joins compare columns only, so they have none."""
+    inputs = {
+        name: _resolve_relation(value, context) for name, value in vars(node).items() if isinstance(value, Relation)
+    }
     node = replace(node, **inputs) if inputs else node  # type: ignore[type-var]
     if len(inputs) != 1:
         return node
     (child,) = inputs.values()
-    return _read(node, _over(child, context))  # type: ignore[no-any-return]
+    return _resolve_node(node, _scope_of(child, context))  # type: ignore[no-any-return]
 
 
-def _over(relation: Relation, context: Context) -> Domains:
+def _scope_of(relation: Relation, context: Context) -> LazyScope:
     return lambda: Scope(relation.domain(context))
 
 
-def _read(node: Any, domains: Domains) -> Any:
-    """Expressions inside a node, but not those of other relations."""
+def _resolve_node(node: Any, scope: LazyScope) -> Any:
+    """Resolve the expressions inside a node, except those of other relations."""
     if isinstance(node, tuple):
-        return tuple(_read(item, domains) for item in node)
+        return tuple(_resolve_node(item, scope) for item in node)
     if not is_dataclass(node) or isinstance(node, type):
         return node
     parts = {part.name: getattr(node, part.name) for part in fields(node)}
-    changed = {name: _read(value, domains) for name, value in parts.items() if not isinstance(value, Relation)}
-    made = replace(node, **{name: value for name, value in changed.items() if value is not parts[name]})
-    return _compared(made, domains) if isinstance(made, Expr) else made
+    resolved = {name: _resolve_node(value, scope) for name, value in parts.items() if not isinstance(value, Relation)}
+    changed = replace(node, **{name: value for name, value in resolved.items() if value is not parts[name]})
+    return _resolve_comparison(changed, scope) if isinstance(changed, Expr) else changed
 
 
-def _compared(node: Expr, domains: Domains) -> Expr:
+def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:
     match node:
-        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _moment(left, domains):
+        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _is_moment(left, scope):
             return replace(node, right=instant(text))
-        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _moment(right, domains):
+        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _is_moment(right, scope):
             return replace(node, left=instant(text))
-        case expr.In(child=child, values=values) if _texts(values) and _moment(child, domains):
+        case expr.In(child=child, values=values) if _all_texts(values) and _is_moment(child, scope):
             return expr.In(child, tuple(instant(str(value)).microseconds for value in values))
         case _:
             return node
 
 
-def _texts(values: tuple[object, ...]) -> bool:
+def _all_texts(values: tuple[object, ...]) -> bool:
     return bool(values) and all(isinstance(value, str) for value in values)
 
 
-def _moment(node: Expr, domains: Domains) -> bool:
-    """Whether a value is a moment; what has no domain is refused where it is looked at for its own sake."""
+def _is_moment(node: Expr, scope: LazyScope) -> bool:
+    """Return True if a value is a date or timestamp; an expression without a domain is refused later."""
     try:
-        return isinstance(node.domain(domains()), Moment)
+        return isinstance(node.domain(scope()), Moment)
     except DitherError:
         return False

@@ -1,4 +1,4 @@
-"""SQL text to a question: what to measure, and the recipe that turns noisy measurements into the columns asked for."""
+"""Parse SQL into a question: a relation, aggregates to measure, and formulas that compute the columns from them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from dither.plan.relations.group_by import GroupBy
 from dither.post import formulas as recipe
 from dither.post.options import options_of
 from dither.post.query import supported_syntax as grammar
-from dither.post.query.question import AggregateCall, Kind, Ordering, OutputColumn, Question
-from dither.post.query.scalars import ExpressionTranslator, conjuncts, is_literal, literal_value, sql_excerpt
+from dither.post.query.functions import BY_NODE
+from dither.post.query.literals import is_literal, literal_value, sql_excerpt
+from dither.post.query.question import AggregateCall, AggregateKind, Ordering, OutputColumn, Question
+from dither.post.query.scalars import ExpressionTranslator, conjuncts
 from dither.post.query.tables import (
     JoinBuilder,
     NamedColumn,
     NamedTable,
+    dataset_table,
     equality,
-    filtered,
-    member,
-    projected,
-    table,
-    union,
+    filter_rows,
+    join_membership,
+    project_columns,
+    union_all,
 )
 from dither.schema import Dataset, Unit
 
@@ -47,7 +49,7 @@ SQL_OPTIONS = {name: name for name in (*options_of("text"), "max_groups", "max_r
     "privacy_unit_column": "privacy_unit_column",
 }
 
-AGGREGATES: dict[type[exp.Expr], Kind] = {
+AGGREGATES: dict[type[exp.Expr], AggregateKind] = {
     exp.Sum: "sum",
     exp.Avg: "avg",
     exp.Variance: "var_samp",
@@ -58,7 +60,7 @@ AGGREGATES: dict[type[exp.Expr], Kind] = {
     exp.Min: "min",
     exp.Max: "max",
 }
-ROOTS: dict[type[exp.Expr], Kind] = {
+ROOTS: dict[type[exp.Expr], AggregateKind] = {
     exp.Stddev: "var_samp",
     exp.StddevSamp: "var_samp",
     exp.StddevPop: "var_pop",
@@ -83,29 +85,28 @@ REFUSED_AGGREGATES: dict[type[exp.Expr], str] = {
     exp.BitwiseOrAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseXorAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
 }
+# Functions of `post.formulas` over answers: operators here, the others where `functions` names one.
 ON_ANSWERS: dict[type[exp.Expr], str] = {
-    exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.Mod: "mod", exp.Neg: "neg", exp.Abs: "abs",
-    exp.Floor: "floor", exp.Ceil: "ceil", exp.Sqrt: "sqrt", exp.Ln: "ln", exp.Log: "log10", exp.Exp: "exp",
-    exp.Pow: "power", exp.Least: "least", exp.Greatest: "greatest", exp.Coalesce: "coalesce", exp.Nullif: "nullif",
-    exp.Sign: "sign", exp.EQ: "eq", exp.NEQ: "ne", exp.LT: "lt", exp.LTE: "le", exp.GT: "gt", exp.GTE: "ge",
-    exp.And: "and", exp.Or: "or", exp.Not: "not", exp.Round: "round",
+    exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.Neg: "neg", exp.EQ: "eq", exp.NEQ: "ne",
+    exp.LT: "lt", exp.LTE: "le", exp.GT: "gt", exp.GTE: "ge", exp.And: "and", exp.Or: "or", exp.Not: "not",
+    **{node: function.formula for node, function in BY_NODE.items() if function.formula},
 }  # fmt: skip
 REFUSED_CLAUSES = {
-    "windows": "window functions depend on other people's rows; aggregate per user in a subquery instead",
+    "windows": "window functions read other people's rows; aggregate per user in a subquery instead",
     "qualify": "QUALIFY filters by window functions; use HAVING on the answer instead",
-    "laterals": "LATERAL is not offered; write the subquery as a join",
-    "sample": "sampling by the query is not offered; the curator may declare a sampled table",
-    "pivots": "PIVOT is not offered; group by the column and turn the answer around with pandas or polars",
-    "locks": "FOR UPDATE has no meaning here: nothing is written",
-    "into": "SELECT INTO is refused: nothing is written",
-    "connect": "CONNECT BY is not offered: no recursion",
-    "match": "MATCH_RECOGNIZE is not offered",
+    "laterals": "LATERAL is not supported; write the subquery as a join",
+    "sample": "TABLESAMPLE is not supported; query the whole table, which costs no more",
+    "pivots": "PIVOT is not supported; GROUP BY the column, and pivot the answer with pandas or polars",
+    "locks": "FOR UPDATE is not supported, since queries only read; leave it out",
+    "into": "SELECT INTO is not supported, since queries only read; leave INTO out",
+    "connect": "CONNECT BY is not supported; recursive queries are refused",
+    "match": "MATCH_RECOGNIZE is not supported; aggregate per user in a subquery instead",
 }
 
 
 @dataclass(frozen=True)
 class QueryReader:
-    """Reads one query against a dataset, for one unit."""
+    """Translates one parsed query over a dataset, for one unit of privacy."""
 
     dataset: Dataset
     unit: Unit
@@ -115,82 +116,82 @@ class QueryReader:
     # --- relations -----------------------------------------------------------------------------------------------
 
     def with_ctes(self, query: exp.Expr) -> QueryReader:
-        """This reader with the query's WITH names known."""
+        """Return this reader with the subqueries that the query's WITH names."""
         clause = query.args.get("with_") or query.args.get("with")
         if clause is None:
             return self
         if clause.args.get("recursive"):
-            raise Unsupported("WITH RECURSIVE is refused: no recursion; write the steps as separate subqueries")
+            raise Unsupported("WITH RECURSIVE is not supported; write the steps as separate subqueries")
         reader = self
         for cte in clause.expressions:
-            source = reader.rows(cte.this).aliased(cte.alias)
+            source = reader.rows(cte.this).with_alias(cte.alias)
             reader = replace(reader, named={**reader.named, cte.alias.lower(): source})
         return reader
 
     def rows(self, query: exp.Expr) -> NamedTable:
-        """A subquery: rows that are computed further, not an answer."""
+        """Translate a subquery, whose rows are not released but read by the query around it."""
         reader = self.with_ctes(query)
         if isinstance(query, exp.Subquery):
             return reader.rows(query.this)
         if isinstance(query, exp.SetOperation):
             return reader.set_operation(query)
         if not isinstance(query, exp.Select):
-            raise Unsupported(
-                f"{sql_excerpt(query)} cannot be read as a table; write a subquery that begins with SELECT"
-            )
+            raise Unsupported(f"{sql_excerpt(query)} is not a table; write a subquery that begins with SELECT")
         refuse_clauses(query)
         refuse_row_order(query)
         source = reader.source(query)
         if _aggregating(query):
-            return reader.grouped(query, source)
+            return reader.translate_group_by(query, source)
         columns = _columns(query, source)
-        return projected(source, columns, query.args.get("distinct") is not None, reader.unit)
+        return project_columns(source, columns, query.args.get("distinct") is not None, reader.unit)
 
     def set_operation(self, query: exp.SetOperation) -> NamedTable:
-        """UNION ALL and UNION; INTERSECT and EXCEPT compare people's rows and are refused."""
+        """Translate UNION ALL and UNION; refuse INTERSECT and EXCEPT, which compare rows of different people."""
         if not isinstance(query, exp.Union):
             word = type(query).__name__.upper()
             raise Unsupported(f"{word} compares rows of different people; join on the unit's key or filter with WHERE")
         refuse_row_order(query)
-        both = union(self.rows(query.this), self.rows(query.expression))
+        both = union_all(self.rows(query.this), self.rows(query.expression))
         if not query.args.get("distinct"):
             return both
-        return projected(both, {f.name: expr.ColumnRef(f.column) for f in both.fields}, True, self.unit)
+        return project_columns(both, {f.name: expr.ColumnRef(f.column) for f in both.fields}, True, self.unit)
 
     def source(self, query: exp.Select) -> NamedTable:
-        """FROM, joins and WHERE."""
+        """Translate FROM, joins and WHERE."""
         origin = query.args.get("from_") or query.args.get("from")
         if origin is None:
-            raise Unsupported("a question needs FROM with a private table; constants need no privacy")
+            raise Unsupported("a query needs FROM with a private table, such as SELECT COUNT(*) FROM table")
         conditions = conjuncts(query.args["where"].this) if query.args.get("where") else []
         source = self.item(origin.this)
         for join in query.args.get("joins") or []:
-            source, conditions = self.joined(source, join, conditions)
+            source, conditions = self.translate_join(source, join, conditions)
         return self.where(source, conditions)
 
     def item(self, node: exp.Expr) -> NamedTable:
-        """One item of FROM."""
+        """Translate one item of FROM: a table, a WITH name or a subquery."""
         for argument, reason in (("sample", REFUSED_CLAUSES["sample"]), ("pivots", REFUSED_CLAUSES["pivots"])):
             if node.args.get(argument):
                 raise Unsupported(reason)
         if isinstance(node, exp.Subquery):
-            return self.rows(node.this).aliased(node.alias)
+            return self.rows(node.this).with_alias(node.alias)
         if not isinstance(node, exp.Table) or isinstance(node.this, exp.Func):
             raise Unsupported(f"{sql_excerpt(node)} is not a table; FROM takes tables of the dataset and subqueries")
         if node.args.get("db") or node.args.get("catalog"):
-            raise Unsupported(f"{sql_excerpt(node)}: tables are named as in the dataset, without a schema or catalog")
+            raise Unsupported(
+                f"{sql_excerpt(node)}: write the table's name alone, without a database schema or catalog"
+            )
         known = self.named.get(node.name.lower())
-        found = known if known is not None else table(self.dataset, self.unit, node.name)
-        return found.aliased(node.alias or node.name)
+        found = known if known is not None else dataset_table(self.dataset, self.unit, node.name)
+        return found.with_alias(node.alias or node.name)
 
-    def joined(self, source: NamedTable, join: exp.Join, conditions: list[Any]) -> tuple[NamedTable, list[Any]]:
-        """One JOIN; a comma takes its equalities from WHERE."""
+    def translate_join(self, source: NamedTable, join: exp.Join, conditions: list[Any]) -> tuple[NamedTable, list[Any]]:
+        """Translate one JOIN; a comma takes its equalities from the conditions of WHERE, and returns the others."""
         other = self.item(join.this)
         for alias in {f.alias for f in source.fields} & {f.alias for f in other.fields}:
             raise InvalidQuery(f"two tables are called {alias!r}; give one of them another name with AS")
         if join.args.get("method") or join.kind.upper() in {"SEMI", "ANTI", "STRAIGHT", "ASOF"}:
             raise Unsupported(
-                f"{(join.args.get('method') or join.kind).upper()} JOIN is not offered; write JOIN ... ON"
+                f"{(join.args.get('method') or join.kind).upper()} JOIN is not supported; write JOIN ... ON"
             )
         side = (join.side or "inner").lower()
         if join.args.get("using"):
@@ -199,27 +200,28 @@ class QueryReader:
             return self.joiner.join(source, other, join.args["on"], side), conditions
         linking = [part for part in conditions if equality(source, other, part)]
         if not linking:
-            raise Unsupported("a cross join pairs every row with every other; add ON with an equality")
+            raise Unsupported("cross joins are not supported; write JOIN ... ON with an equality of two columns")
         condition = exp.and_(*(part.copy() for part in linking))
         return self.joiner.join(source, other, condition, "inner"), [part for part in conditions if part not in linking]
 
     def where(self, source: NamedTable, conditions: list[exp.Expr]) -> NamedTable:
-        """WHERE, with IN (SELECT ...) as a join with the public table."""
+        """Translate WHERE; IN (SELECT ...) becomes a join with a public table."""
         plain = []
         for part in conditions:
             inner, negated = (part.this, True) if isinstance(part, exp.Not) else (part, False)
             if isinstance(inner, exp.In) and inner.args.get("query") is not None:
-                source = member(source, inner, self.rows(inner.args["query"].this), negated)
+                source = join_membership(source, inner, self.rows(inner.args["query"].this), negated)
             else:
                 plain.append(part)
         to = source.translator()
-        return filtered(source, [_condition(to, part) for part in plain])
+        return filter_rows(source, [_condition(to, part) for part in plain])
 
-    def grouped(self, query: exp.Select, source: NamedTable) -> NamedTable:
-        """A grouping subquery: per unit if the unit's key is among its keys."""
+    def translate_group_by(self, query: exp.Select, source: NamedTable) -> NamedTable:
+        """Translate a subquery with GROUP BY, which is per unit if the unit's key is among its keys."""
         if not query.args.get("group"):
             raise Unsupported(
-                "an aggregate in a subquery would release it without noise; GROUP BY the unit's key there"
+                "an aggregate in a subquery needs GROUP BY with the unit's key; "
+                "a total over all units can only be asked for in the outermost SELECT, where noise is added"
             )
         keys, _ = _keys(query, source)
         by_unit = source.knows_unit and any(isinstance(key, expr.ColumnRef) and _is_key(source, key) for _, key in keys)
@@ -234,38 +236,44 @@ class QueryReader:
         if by_unit and len(key_names) == len(keys):
             relation = LimitRowsPerUnit(relation, self.unit.name, 1)  # there is one, and now the plan says so
         fields = tuple(
-            NamedColumn("", name, name, key=name in key_names) for name, _ in (*keys, *_named(inner.aggregates))
+            NamedColumn("", name, name, key=name in key_names)
+            for name, _ in (*keys, *_aggregate_names(inner.aggregates))
         )
-        whole = filtered(NamedTable(relation, fields, source.private, by_unit), [condition] if condition else [])
-        return projected(whole, _distinct_names(outputs), query.args.get("distinct") is not None, self.unit)
+        whole = filter_rows(NamedTable(relation, fields, source.private, by_unit), [condition] if condition else [])
+        return project_columns(whole, _distinct_names(outputs), query.args.get("distinct") is not None, self.unit)
 
     # --- the question --------------------------------------------------------------------------------------------
 
     def question(self, query: exp.Expr, text: str, options: Mapping[str, str]) -> Question:
-        """The top of the query, whose aggregates are answered with noise."""
+        """Translate the outermost SELECT, whose aggregates are released with noise."""
         reader = self.with_ctes(query)
         if isinstance(query, exp.Subquery):
             return reader.question(query.this, text, options)
         if isinstance(query, exp.SetOperation):
-            raise Unsupported(
-                "UNION of answers is not offered; ask the questions as a batch and put the answers together"
-            )
+            raise Unsupported("UNION of answers is not supported; run the queries as a batch, and join their answers")
         if not isinstance(query, exp.Select):
-            raise Unsupported("only SELECT can be asked")
+            raise Unsupported("only SELECT is supported")
         refuse_clauses(query)
         if query.args.get("distinct") is not None:
-            raise Unsupported("SELECT DISTINCT would list what is in the data; write SELECT x, COUNT(*) ... GROUP BY x")
+            raise Unsupported(
+                "SELECT DISTINCT would reveal which values are in the data; write SELECT x, COUNT(*) ... GROUP BY x"
+            )
         return reader._answer(query, text, options)
 
     def _answer(self, query: exp.Select, text: str, options: Mapping[str, str]) -> Question:
         source = self.source(query)
-        if not source.private or source.context:
-            reason = "held fixed under the unit" if source.context else "public: read it without privacy"
-            raise Unsupported(f"this question reads only what is {reason}; ask of a private table")
+        if not source.private or source.held_fixed:
+            raise Unsupported(
+                f"the unit {self.unit.name!r} covers no table of this query; read one that it covers"
+                if source.held_fixed
+                else "this query reads only public tables; read a private one"
+            )
         if not _aggregating(query):
             for node in query.find_all(exp.Anonymous):
                 ExpressionTranslator(lambda column: expr.ColumnRef(column.name))(node)
-            raise Unsupported("rows of people cannot be returned; ask for COUNT, SUM, AVG... with GROUP BY")
+            raise Unsupported(
+                "rows of private tables cannot be returned; ask for aggregates such as COUNT, SUM or AVG, with GROUP BY"
+            )
         top = _OuterSelect(source, *_keys(query, source))
         outputs = tuple(OutputColumn(_title(item), top.node(_bare(item))) for item in query.expressions)
         top = replace(top, outputs={output.name.lower(): output.node for output in outputs})
@@ -273,7 +281,7 @@ class QueryReader:
         condition = top.node(having.this) if having else None
         order = tuple(top.ordering(term, outputs) for term in _terms(query))
         if not top.aggregates:
-            raise Unsupported("the keys alone would say which exist; add COUNT(*)")
+            raise Unsupported("group keys alone would reveal which groups exist; add an aggregate such as COUNT(*)")
         limit, offset = _count(query, "limit"), _count(query, "offset") or 0
         keys = tuple(top.keys)
         return Question(
@@ -284,7 +292,7 @@ class QueryReader:
 
 @dataclass(frozen=True)
 class _OuterSelect:
-    """Collects the aggregates of an answer, and turns what surrounds them into a recipe."""
+    """Collects the aggregates of the outermost SELECT, and translates the expressions around them into formulas."""
 
     source: NamedTable
     keys: list[tuple[str, expr.Expr]]
@@ -293,7 +301,7 @@ class _OuterSelect:
     outputs: Mapping[str, recipe.Formula] = field(default_factory=dict)
 
     def node(self, node: exp.Expr) -> recipe.Formula:
-        """An expression over aggregates and keys."""
+        """Translate an expression over aggregates and keys."""
         if isinstance(node, exp.Paren):
             return self.node(node.this)
         if _is_aggregate(node):
@@ -309,7 +317,7 @@ class _OuterSelect:
         return self.function(node)
 
     def key(self, node: exp.Expr) -> recipe.KeyValue | None:
-        """The grouping key that the expression is, if it is one."""
+        """Return the GROUP BY key that equals an expression, or None."""
         if any(_is_aggregate(part) for part in node.walk()):
             return None
         try:
@@ -320,11 +328,13 @@ class _OuterSelect:
         if found:
             return recipe.KeyValue(found[0])
         if isinstance(node, exp.Column):
-            raise InvalidQuery(f"{sql_excerpt(node)} is neither aggregated nor in GROUP BY; do one of the two")
+            raise InvalidQuery(
+                f"{sql_excerpt(node)} is neither aggregated nor in GROUP BY; add it to GROUP BY or aggregate it"
+            )
         return None
 
     def function(self, node: exp.Expr) -> recipe.Formula:
-        """A function of answers, computed after the noise."""
+        """Translate a function of noisy values and keys, computed after the noise is added."""
         match node:
             case exp.Case():
                 return self._case(node)
@@ -362,21 +372,21 @@ class _OuterSelect:
         return recipe.FunctionCall("case", tuple(parts))
 
     def aggregate(self, node: exp.Expr) -> recipe.Formula:
-        """An aggregate, as the cell that will hold it; equal ones share a cell."""
+        """Translate an aggregate into a noisy cell; equal aggregates share one."""
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = _condition(self.source.translator(), node.expression.this), node.this
         if type(node) in ROOTS:
             values = (self.value(node.this),)
             return recipe.FunctionCall("sqrt", (self.cell(AggregateCall(ROOTS[type(node)], values, condition)),))
-        return self.cell(self.described(node, condition))
+        return self.cell(self.aggregate_call(node, condition))
 
-    def described(self, node: exp.Expr, condition: expr.Expr | None) -> AggregateCall:
-        """What an aggregate measures."""
+    def aggregate_call(self, node: exp.Expr, condition: expr.Expr | None) -> AggregateCall:
+        """Return the call of an aggregate, with its kind, arguments and condition."""
         if isinstance(node, exp.CountIf):
             return AggregateCall("count", (), _both(condition, _condition(self.source.translator(), node.this)))
         if isinstance(node, exp.Count):
-            return self.counted(node, condition)
+            return self.count_call(node, condition)
         if isinstance(node, QUANTILES):
             value, level = _quantile(node)
             return AggregateCall("quantile", (self.value(value),), condition, level)
@@ -385,13 +395,13 @@ class _OuterSelect:
             raise _refusal(node)
         if isinstance(node.this, exp.Distinct):
             raise Unsupported(
-                f"{sql_excerpt(node)}: DISTINCT inside is offered for COUNT only; use a subquery with SELECT DISTINCT"
+                f"{sql_excerpt(node)}: only COUNT takes DISTINCT; aggregate over a subquery with SELECT DISTINCT"
             )
         values = (node.this,) if node.args.get("expression") is None else (node.this, node.expression)
         return AggregateCall(kind, tuple(map(self.value, values)), condition)
 
-    def counted(self, node: exp.Count, condition: expr.Expr | None) -> AggregateCall:
-        """COUNT(*), COUNT(x), COUNT(DISTINCT unit's key) and COUNT(DISTINCT x)."""
+    def count_call(self, node: exp.Count, condition: expr.Expr | None) -> AggregateCall:
+        """Translate COUNT(*), COUNT(x), COUNT(DISTINCT unit's key) and COUNT(DISTINCT x)."""
         inner = node.this
         if isinstance(inner, exp.Distinct):
             columns = inner.expressions
@@ -403,21 +413,21 @@ class _OuterSelect:
         return AggregateCall("count", (self.source.translator()(inner),), condition)
 
     def value(self, node: exp.Expr) -> expr.Expr:
-        """The argument of an aggregate."""
+        """Translate the argument of an aggregate."""
         if any(_is_aggregate(part) for part in node.walk()):
             raise Unsupported(
-                f"{sql_excerpt(node)}: an aggregate of an aggregate; aggregate per user in a subquery first"
+                f"{sql_excerpt(node)}: aggregates cannot be nested; aggregate per user in a subquery, and then over it"
             )
         return self.source.translator()(node)
 
     def cell(self, aggregate: AggregateCall) -> recipe.NoisyCell:
-        """The cell of an aggregate, made if it is new."""
+        """Return the cell of an aggregate, and add the aggregate if it is new."""
         if aggregate not in self.aggregates:
             self.aggregates.append(aggregate)
         return recipe.NoisyCell(self.aggregates.index(aggregate))
 
     def ordering(self, term: exp.Expr, outputs: tuple[OutputColumn, ...]) -> Ordering:
-        """One ORDER BY term, by position, alias or expression."""
+        """Translate one ORDER BY term: a position, an alias or an expression."""
         inner, descending, first = term.this, bool(term.args.get("desc")), bool(term.args.get("nulls_first"))
         if is_literal(inner):
             position = literal_value(inner)
@@ -429,14 +439,14 @@ class _OuterSelect:
 
 @dataclass(frozen=True)
 class _Subquery:
-    """Collects the aggregates of a grouping subquery, whose columns are exact and stay inside the plan."""
+    """Collects the aggregates of a subquery with GROUP BY, whose exact values are never released."""
 
     source: NamedTable
     keys: list[tuple[str, expr.Expr]]
     aggregates: list[Grouped] = field(default_factory=list)
 
     def node(self, node: exp.Expr) -> expr.Expr:
-        """An expression over keys and aggregates, as an expression over the grouped relation."""
+        """Translate an expression over keys and aggregates into one over the grouped relation."""
         if isinstance(node, exp.Paren):
             return self.node(node.this)
         if _is_aggregate(node):
@@ -449,7 +459,7 @@ class _Subquery:
         return _Replaced(self)(node)
 
     def aggregate(self, node: exp.Expr) -> expr.Expr:
-        """An aggregate; AVG is a sum over a count."""
+        """Translate an aggregate; AVG is a sum over a count."""
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = _condition(self.source.translator(), node.expression.this), node.this
@@ -474,10 +484,10 @@ class _Subquery:
                 return self.column("count", None if is_literal(node.this) else to(node.this), condition)
             case exp.Sum() | exp.Min() | exp.Max() if not isinstance(node.this, exp.Distinct):
                 return self.column(type(node).__name__.lower(), to(node.this), condition)
-        raise Unsupported(f"{sql_excerpt(node)}: a grouping subquery offers COUNT, SUM, AVG, MIN and MAX")
+        raise Unsupported(f"{sql_excerpt(node)}: a subquery may only have the aggregates COUNT, SUM, AVG, MIN and MAX")
 
     def column(self, kind: Any, value: expr.Expr | None, condition: expr.Expr | None) -> expr.Expr:
-        """The grouped column that holds an aggregate."""
+        """Return the column of the grouped relation that has an aggregate, and add it if it is new."""
         if condition is not None:
             value = expr.Case(
                 ((condition, expr.LiteralValue(Fraction(1)) if value is None else value),), expr.LiteralValue(None)
@@ -490,12 +500,14 @@ class _Subquery:
 
 
 class _Replaced(ExpressionTranslator):
-    """A translator that hands every sub-expression back to the grouping subquery, which knows keys and aggregates."""
+    """A translator that passes sub-expressions back to the subquery with GROUP BY, which knows keys and aggregates."""
 
     def __init__(self, inner: _Subquery) -> None:
         def resolve(column: exp.Column) -> expr.Expr:
             inner.source.find(column)
-            raise InvalidQuery(f"{sql_excerpt(column)} is neither aggregated nor in GROUP BY; do one of the two")
+            raise InvalidQuery(
+                f"{sql_excerpt(column)} is neither aggregated nor in GROUP BY; add it to GROUP BY or aggregate it"
+            )
 
         super().__init__(resolve)
         object.__setattr__(self, "_inner", inner)
@@ -516,7 +528,8 @@ def _keyed(inner: _Subquery, node: exp.Column) -> bool:
 def _condition(to: ExpressionTranslator, node: exp.Expr) -> expr.Expr:
     if any(_is_aggregate(part) for part in node.walk()):
         raise Unsupported(
-            f"{sql_excerpt(node)}: an aggregate cannot stand in WHERE or FILTER; use HAVING, which filters the answer"
+            f"{sql_excerpt(node)}: WHERE, FILTER and GROUP BY read single rows, so they cannot have an aggregate; "
+            "use HAVING to filter groups, or ask for the aggregate first and write its value as a number"
         )
     return to(node)
 
@@ -554,7 +567,7 @@ def _quantile(node: exp.Expr) -> tuple[exp.Expr, Fraction]:
         given = node.args.get("quantile") or node.args.get("expression")
         level = literal_value(given) if given is not None else None
     if not isinstance(level, Fraction) or not 0 <= level <= 1:
-        raise Unsupported(f"{sql_excerpt(node)}: the level of a quantile is a literal number from 0 to 1")
+        raise Unsupported(f"{sql_excerpt(node)}: the level of a quantile must be a literal number from 0 to 1")
     return value, level
 
 
@@ -568,13 +581,13 @@ def _refusal(node: exp.Expr) -> Unsupported:
     except Unsupported as refusal:
         return refusal
     return Unsupported(
-        f"{sql_excerpt(node)} cannot be computed from noisy answers; compute it inside the aggregate or afterwards"
+        f"{sql_excerpt(node)} cannot be computed from noisy values; compute it inside the aggregate, or from the answer"
     )
 
 
 def _arguments(node: exp.Expr) -> list[exp.Expr]:
     if isinstance(node, exp.Log) and node.args.get("expression") is not None:
-        raise Unsupported("LOG with a base is not offered; write LN(x) / LN(base)")
+        raise Unsupported("LOG with a base is not supported; write LN(x) / LN(base)")
     if isinstance(node, exp.Floor | exp.Ceil) and node.args.get("decimals") is not None:
         raise Unsupported(f"{sql_excerpt(node)}: only ROUND takes digits")
     extra = [node.args.get(name) for name in ("expression", "decimals")]
@@ -591,11 +604,11 @@ def _title(item: exp.Expr) -> str:
 
 def _alias(item: exp.Expr, position: int) -> str:
     if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
-        raise Unsupported("* next to GROUP BY is not offered; name the columns")
+        raise Unsupported("* with GROUP BY is not supported; name the columns")
     return item.alias_or_name or f"column_{position + 1}"
 
 
-def _named(aggregates: list[Grouped]) -> list[tuple[str, None]]:
+def _aggregate_names(aggregates: list[Grouped]) -> list[tuple[str, None]]:
     return [(aggregate.name, None) for aggregate in aggregates]
 
 
@@ -614,7 +627,7 @@ def _columns(query: exp.Select, source: NamedTable) -> dict[str, expr.Expr]:
         inner = _bare(item)
         if isinstance(inner, exp.Star) or (isinstance(inner, exp.Column) and isinstance(inner.this, exp.Star)):
             if inner.args.get("except_") or inner.args.get("replace") or inner.args.get("rename"):
-                raise Unsupported("* with EXCEPT, EXCLUDE or REPLACE is not offered; name the columns")
+                raise Unsupported("* with EXCEPT, EXCLUDE or REPLACE is not supported; name the columns")
             alias = inner.table.lower() if isinstance(inner, exp.Column) else ""
             fields = [f for f in source.fields if alias in ("", f.alias.lower())]
             columns += [(field.name, expr.ColumnRef(field.column)) for field in fields]
@@ -629,7 +642,9 @@ def _keys(query: exp.Select, source: NamedTable) -> tuple[list[tuple[str, expr.E
     if group is None:
         return [], aliases
     if any(group.args.get(kind) for kind in ("rollup", "cube", "grouping_sets", "all", "totals")):
-        raise Unsupported("ROLLUP, CUBE, GROUPING SETS and GROUP BY ALL are not offered; ask the groupings as a batch")
+        raise Unsupported(
+            "ROLLUP, CUBE, GROUPING SETS and GROUP BY ALL are not supported; run one query per grouping, as a batch"
+        )
     keys: list[tuple[str, expr.Expr]] = []
     for term in group.expressions:
         name, node = _group_term(query, source, aliases, term)
@@ -646,7 +661,9 @@ def _group_term(
     query: exp.Select, source: NamedTable, aliases: Mapping[str, exp.Expr], term: exp.Expr
 ) -> tuple[str, exp.Expr]:
     if isinstance(term, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
-        raise Unsupported("ROLLUP, CUBE, GROUPING SETS and tuples are not offered; ask the groupings as a batch")
+        raise Unsupported(
+            "ROLLUP, CUBE, GROUPING SETS and tuples are not supported; run one query per grouping, as a batch"
+        )
     if is_literal(term):
         position = literal_value(term)
         if not isinstance(position, Fraction) or not 1 <= position <= len(query.expressions):
@@ -669,7 +686,7 @@ def _count(query: exp.Select, clause: str) -> int | None:
     if node is None:
         return None
     if isinstance(node, exp.Fetch):
-        raise Unsupported("FETCH is not offered; write LIMIT")
+        raise Unsupported("FETCH is not supported; write LIMIT")
     value = literal_value(node.expression) if is_literal(node.expression) else None
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
         raise Unsupported(f"{clause.upper()} takes a literal whole number")
@@ -677,27 +694,29 @@ def _count(query: exp.Select, clause: str) -> int | None:
 
 
 def refuse_clauses(query: exp.Select) -> None:
-    """Refuses clauses that have no private meaning, wherever they stand."""
+    """Refuse clauses that are not supported in any SELECT."""
     for clause, reason in REFUSED_CLAUSES.items():
         if query.args.get(clause):
             raise Unsupported(reason)
     distinct = query.args.get("distinct")
     if distinct is not None and distinct.args.get("on") is not None:
-        raise Unsupported("DISTINCT ON keeps one row by an order; aggregate per user with MIN or MAX instead")
+        raise Unsupported("DISTINCT ON is not supported; aggregate per user with MIN or MAX instead")
     for node in query.find_all(exp.Window):
         raise Unsupported(f"{sql_excerpt(node)}: {REFUSED_CLAUSES['windows']}")
 
 
 def refuse_row_order(query: exp.Expr) -> None:
-    """LIMIT and ORDER BY choose among people's rows when they stand below the top."""
+    """Refuse LIMIT, OFFSET and ORDER BY in a subquery, where they would choose among people's rows."""
     for clause in ("limit", "offset", "order"):
         if query.args.get(clause) is not None:
             word = "ORDER BY" if clause == "order" else clause.upper()
-            raise Unsupported(f"{word} in a subquery chooses among people's rows; it is offered at the top, on answers")
+            raise Unsupported(
+                f"{word} in a subquery would choose among people's rows; use it in the outermost SELECT, on the answer"
+            )
 
 
 def sql_options(text: str) -> tuple[str, dict[str, str]]:
-    """The query without SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...), and those options under our names."""
+    """Split SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...) into the plain query and its options, by Dither's names."""
     found = PRIVACY_OPTIONS.search(text)
     if found is None:
         return text, {}
@@ -705,24 +724,26 @@ def sql_options(text: str) -> tuple[str, dict[str, str]]:
     for part in filter(None, (piece.strip() for piece in (found.group(1) or "").split(","))):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name.lower() not in SQL_OPTIONS or not value:
-            raise InvalidQuery(f"no privacy option {name!r}; there are: {', '.join(sorted(SQL_OPTIONS))}")
+            raise InvalidQuery(
+                f"OPTIONS(...) takes name = value, got {part[:40]!r}; the names are: {', '.join(sorted(SQL_OPTIONS))}"
+            )
         options[SQL_OPTIONS[name.lower()]] = value.strip("'\"")
     return text[: found.start()] + "SELECT" + text[found.end() :], options
 
 
 def parse(text: str) -> exp.Expr:
-    """One statement, parsed; too long or too deep is refused before any work."""
+    """Parse one SELECT statement; refuse texts that are too long or nested too deep."""
     if len(text) > LONGEST:
         raise InvalidQuery(f"the query has {len(text)} characters; the most is {LONGEST}")
     verb = FIRST_WORD.match(text)
     if verb is not None and verb.group(1).upper() not in {"SELECT", "WITH"}:
-        raise Unsupported(f"{verb.group(1).upper()[:20]} is refused: only SELECT can be asked")
+        raise Unsupported(f"{verb.group(1).upper()[:20]} is not supported; a query begins with SELECT or WITH")
     try:
         statements = [part for part in sqlglot.parse(text, dialect="duckdb") if part is not None]
     except (SqlglotError, RecursionError) as problem:
         raise InvalidQuery(f"the query cannot be parsed: {_first_line(problem)}") from None
     if len(statements) != 1:
-        raise InvalidQuery(f"one statement at a time, got {len(statements)}; ask several as a batch")
+        raise InvalidQuery(f"a query is one statement, got {len(statements)}; run several as a batch")
     _check_depth(statements[0])
     return statements[0]
 
@@ -750,7 +771,7 @@ def parse_query(
     row_limit: int | None = None,
     join_limit: int | None = None,
 ) -> Question:
-    """The question that a SQL text asks of a dataset, under a unit of privacy."""
+    """Parse a SQL query over a dataset, under a unit of privacy; `OPTIONS(...)` in the text overrides the arguments."""
     plain, options = sql_options(text)
     name = options.get("unit", unit)
     if name not in dataset.units:

@@ -1,9 +1,9 @@
-"""From a question to measures: which vectors to ask for, what share of the loss each takes, how cells are read."""
+"""Plan a question: choose its measures, their shares of the loss, and its contribution bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -19,40 +19,50 @@ from dither.plan.measures.sums import Count, Sum, SumVector
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
-from dither.plan.relations.group_by import Distinct, GroupBy
-from dither.plan.relations.group_by import GroupAggregate as Grouped
+from dither.plan.relations.group_by import Distinct, GroupAggregate, GroupBy
 from dither.plan.relations.joins import PublicJoin
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
 from dither.plan.stability import EstimatedLimit
-from dither.plan.traversal import fill_limits, unfilled_limits, walk
-from dither.post import formulas as recipe
+from dither.plan.traversal import fill_limits, transform, unfilled_limits, walk
+from dither.post import formulas
 from dither.post.contribution_bound import OCTAVES, ContributionBound, candidate_bounds, histogram_edges
-from dither.post.query.bins import Bins, Wanted, bins
+from dither.post.query.bins import Bins, QuantileLevel, make_bins
 from dither.post.query.question import AggregateCall, Ordering, OutputColumn, Question
-from dither.post.query.terms import CLIPPED_FINEST, FINEST, ONE, Term, Terms, largest_row, weighted, weights
+from dither.post.query.terms import (
+    CLIPPED_FINEST_STEPS,
+    FINEST_STEPS,
+    ONE,
+    Term,
+    Terms,
+    largest_row_steps,
+    term_weights,
+    weighted_value,
+)
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
+# Tags of the two bounds that may be chosen privately: on the weighted sums of a unit, and on its rows.
 MASS, ROWS = "mass", "rows"
-FEW_CELLS = 64
+FEW_GROUPS = 64
 SELECTED_KEYS = 10
-MOST_GROUPS = 2_000_000
+MAX_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
-MOST = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
-LIKELY = {MASS: LARGEST_CLIP, ROWS: 16}
-HUGE = 1 << 30
-WITHIN_BOUND = (
-    "distinct values, quantiles and values per unit are of rows within the bound found; intervals allow for no others"
+LARGEST_BOUNDS = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
+LIKELY_BOUNDS = {MASS: LARGEST_CLIP, ROWS: 16}
+HUGE_VALUE = 1 << 30
+ROWS_BEYOND_BOUND_NOTE = (
+    "distinct counts, quantiles and per-unit aggregates leave out the rows beyond the chosen contribution bound, "
+    "and their intervals do not cover that"
 )
-FRACTION_OF_ROW = 256
+STEPS_PER_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
 
 
 @dataclass(frozen=True)
 class PlannedMeasure:
-    """A vector to measure, and its share of the loss."""
+    """A measure and its share of the loss."""
 
     measure: Measure
     share: Fraction
@@ -60,37 +70,38 @@ class PlannedMeasure:
 
 @dataclass(frozen=True)
 class CellRef:
-    """A source of the recipe: one value of a piece, whose quantity is divided by `factor`.
+    """A noisy column that formulas read: one value of a measure, divided by `factor`.
 
-    `clipped` is the bound that limits it, and `worth` the quantity that a unit of that bound's mass stands for, where
-    it is not the step. Rounding every row may have moved it by `slack`. `typical` is what a row adds, about, where
-    values are spread evenly over their range.
+    `bound_tag` names the bound that clips it, and `quantity_per_step` is the quantity of one step of that bound, if
+    that is not the measure's step. Rounding of rows may have moved the column by `rounding_error`. A row adds about
+    `typical_per_row`, if values are spread evenly over their range.
     """
 
-    piece: int
-    value: int
+    measure_index: int
+    value_index: int
     factor: int
     signed: bool
-    clipped: str | None
-    worth: Fraction | None = None
-    slack: float = 0.0
-    typical: Fraction = Fraction(1)
+    bound_tag: str | None
+    quantity_per_step: Fraction | None = None
+    rounding_error: float = 0.0
+    typical_per_row: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True)
 class QuantileRef:
-    """A source of the recipe: a quantile read off a piece that is a histogram."""
+    """A noisy column that formulas read: a quantile of a measure that is a histogram."""
 
-    piece: int
+    measure_index: int
     bins: Bins
-    wanted: Wanted
+    level: QuantileLevel
 
 
 @dataclass(frozen=True)
 class ContributionSearch:
-    """A bound to be found first: the histogram of contributions, which limit it fills, and the mass of one row.
+    """A contribution bound to choose privately, from a histogram of what each unit contributes.
 
-    `points` are the edges of the histogram, `grid` the bounds that may be found.
+    `tag` names the limits that the bound fills in, `points` are the edges of the histogram, `grid` the candidate
+    bounds, `cells` the number of groups of the answer, and `row` is the most that one row contributes.
     """
 
     tag: str
@@ -103,15 +114,15 @@ class ContributionSearch:
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """Everything but the loss: pieces, how to read them, what to compute, and the bounds still to be found."""
+    """A plan without its loss: measures, the noisy columns read from them, formulas, and bounds still to be chosen."""
 
     question: Question
     unit: str
     keys: tuple[GroupKey, ...]
-    pieces: tuple[PlannedMeasure, ...]
+    measures: tuple[PlannedMeasure, ...]
     sources: tuple[CellRef | QuantileRef, ...]
     outputs: tuple[OutputColumn, ...]
-    having: recipe.Formula | None
+    having: formulas.Formula | None
     order: tuple[Ordering, ...]
     searches: tuple[ContributionSearch, ...]
     notes: tuple[str, ...]
@@ -119,84 +130,87 @@ class QueryPlan:
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans questions over one dataset; `gaussian`: the noise will be Gaussian, so contributions are clipped in L2."""
+    """Plans questions over one dataset; with `gaussian` noise, contributions are clipped in L2 instead of L1."""
 
     context: Context
     bound: ContributionBound
     gaussian: bool = False
 
-    def undeclared(self, question: Question) -> PartitionCounts:
-        """Units per key that occurs, for partition selection; each unit counts in at most so many keys."""
+    def selection_counts(self, question: Question) -> PartitionCounts:
+        """Build the counts of units per key for partition selection; a unit counts in a limited number of keys."""
         if not question.knows_unit:
             raise Unbounded(
-                "rows no longer know their unit, so keys cannot be selected privately; group before the join"
+                "delta= needs rows that belong to one unit each, and a join or GROUP BY in this query mixes units; "
+                "join on the unit's key, or leave the join out"
             )
         once = GroupBy(question.relation, question.keys, (), question.unit)
         limit = self.bound.max_groups or self.bound.max_rows or SELECTED_KEYS
-        own = tuple(GroupKey(name, expr.ColumnRef(name)) for name, _ in question.keys)
-        # One row of each key it has: where keys are many or unknown, a bound on rows alone would not say so.
-        return PartitionCounts(LimitGroupsPerUnit(once, question.unit, tuple(key.value for key in own), limit, 1), own)
+        selected_keys = tuple(GroupKey(name, expr.ColumnRef(name)) for name, _ in question.keys)
+        # The limit is on groups with one row each; a limit on rows alone would not say that each key is of one row.
+        return PartitionCounts(
+            LimitGroupsPerUnit(once, question.unit, tuple(key.value for key in selected_keys), limit, 1), selected_keys
+        )
 
     def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> QueryPlan:
-        """The fewest measures that answer a question; `listed` names the keys that partition selection let through."""
+        """Plan a question with as few measures as possible; `listed` has the keys that partition selection released."""
         scope = Scope(question.relation.domain(self.context))
-        inner: Relation | None = None
-        if _huge(question, scope):
-            relation, inner = self.inside(question.relation, question.unit)
+        bounded_child: Relation | None = None
+        if _has_huge_values(question, scope):
+            relation, bounded_child = self.bound_rows_in_groups(question.relation, question.unit)
             question = replace(question, relation=relation)
-            scope = Scope(_provisional(relation).domain(self.context))
+            scope = Scope(_at_largest_bounds(relation).domain(self.context))
         if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
-            relation, inner = self.below(question.relation, question.unit)
+            relation, bounded_child = self.bound_rows_below(question.relation, question.unit)
             question = replace(question, relation=relation)
-            scope = Scope(_provisional(relation).domain(self.context))
-        self.check(question, scope, listed is not None)
+            scope = Scope(_at_largest_bounds(relation).domain(self.context))
+        self.check_keys_and_values(question, scope, listed is not None)
         keys = tuple(GroupKey(name, value, None if listed is None else listed[name]) for name, value in question.keys)
-        made = _Made([], [], {}, [], [])
-        self.sums(question, scope, keys, made)
+        builder = _PlanBuilder([], [], {}, [], [])
+        self.plan_sums(question, scope, keys, builder)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind == "units":
-                self.units(question, aggregate, index, keys, made)
+                self.plan_unit_count(question, aggregate, index, keys, builder)
             elif aggregate.kind == "distinct":
-                self.distinct(question, aggregate, index, keys, made)
-        self.quantiles(question, scope, keys, made)
-        return self._finished(question, keys, made, inner)
+                self.plan_distinct_count(question, aggregate, index, keys, builder)
+        self.plan_quantiles(question, scope, keys, builder)
+        return self._build_plan(question, keys, builder, bounded_child)
 
-    def _finished(
-        self, question: Question, keys: tuple[GroupKey, ...], made: _Made, inner: Relation | None
+    def _build_plan(
+        self, question: Question, keys: tuple[GroupKey, ...], builder: _PlanBuilder, bounded_child: Relation | None
     ) -> QueryPlan:
-        total = sum(weight for _, weight in made.pieces)
-        pieces = tuple(PlannedMeasure(measure, weight / total) for measure, weight in made.pieces)
-        change = key_substitution(made.nodes)
-        searches = list(made.searches)
-        if inner is not None and not any(search.tag == ROWS for search in searches):
-            searches.append(self.search(inner, question.unit, ROWS, None, 1, 1))
+        """Assemble the plan; add a search for the row bound of `bounded_child`, unless the builder has one."""
+        total = sum(weight for _, weight in builder.measures)
+        measures = tuple(PlannedMeasure(measure, weight / total) for measure, weight in builder.measures)
+        substitute = cell_substitution(builder.nodes)
+        searches = list(builder.searches)
+        if bounded_child is not None and not any(search.tag == ROWS for search in searches):
+            searches.append(self.contribution_search(bounded_child, question.unit, ROWS, None, 1, 1))
         return QueryPlan(
-            question, question.unit, keys, pieces, tuple(made.sources),
-            tuple(OutputColumn(output.name, change(output.node)) for output in question.outputs),
-            change(question.having) if question.having is not None else None,
-            tuple(replace(term, node=change(term.node)) for term in question.order),
-            tuple(searches), (*self.notes(question), *made.notes, *_unallowed(pieces, made.sources)),
+            question, question.unit, keys, measures, tuple(builder.sources),
+            tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),
+            substitute(question.having) if question.having is not None else None,
+            tuple(replace(term, node=substitute(term.node)) for term in question.order),
+            tuple(searches), (*self.notes(question), *builder.notes, *_uncovered_rows_notes(measures, builder.sources)),
         )  # fmt: skip
 
     def notes(self, question: Question) -> tuple[str, ...]:
-        """What a reader should know about how the question was understood."""
+        """Return notes on the unit of privacy, and on a given contribution bound."""
         unit = f"unit of privacy: {question.unit}"
-        if (
-            self.bound.auto
-            or _provisional(question.relation).stability(self.context, question.unit).max_rows is not None
-        ):
+        stability = _at_largest_bounds(question.relation).stability(self.context, question.unit)
+        if self.bound.auto or stability.max_rows is not None:
             return (unit,)
         where = "" if self.bound.max_groups is None else f" in each of at most {self.bound.max_groups} groups"
-        kept = f"of each {question.unit}, {self.bound.max_rows} rows' worth{where} counts"
-        return (unit, f"{kept}; what is beyond is missing from the estimates, and their intervals do not allow for it")
+        limit = f"max_contributions: each {question.unit} adds at most {self.bound.max_rows} rows' worth{where}"
+        return (unit, f"{limit}; estimates lack what is beyond, and the intervals do not cover that")
 
-    def check(self, question: Question, scope: Scope, listed: bool) -> None:
-        """Every expression has a domain, and every key can be listed; errors say which does not."""
+    def check_keys_and_values(self, question: Question, scope: Scope, listed: bool) -> None:
+        """Refuse keys that cannot be listed, and expressions without a domain."""
         for name, key in question.keys:
             if isinstance(key.domain(scope), Identifier):
                 raise Unsupported(
-                    f"{name} names people or things, so it cannot be a key of an answer; "
-                    "GROUP BY it in a subquery and aggregate that, or COUNT(DISTINCT) it"
+                    f"{name} is an identifier, which cannot be a GROUP BY key of the answer; GROUP BY it in a subquery "
+                    "and aggregate that, ask for COUNT(DISTINCT ...), or, if its values are public, have the curator "
+                    "declare values_from"
                 )
         if not listed:
             self.check_size(question)
@@ -205,313 +219,366 @@ class Planner:
                 value.domain(scope)
 
     def check_size(self, question: Question) -> None:
-        """Refuses answers with more declared keys than anyone reads."""
-        keys = tuple(GroupKey(name, value) for name, value in question.keys)
-        scope = Scope(_provisional(question.relation).domain(self.context))
-        many = 1
-        for key in keys:
-            domain = key.value.domain(scope)
+        """Refuse questions with more than MAX_GROUPS groups."""
+        scope = Scope(_at_largest_bounds(question.relation).domain(self.context))
+        groups = 1
+        for _, key in question.keys:
+            domain = key.domain(scope)
             public = self.context.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-            many *= cardinality(domain, public)
-        if many > MOST_GROUPS:
+            groups *= cardinality(domain, public)
+        if groups > MAX_GROUPS:
             raise Unsupported(
-                f"GROUP BY gives every declared key, and there are {many} (at most {MOST_GROUPS}); "
-                "group by something coarser, such as FLOOR(x / 10), or give delta= to select common keys privately"
+                f"GROUP BY returns a row for every declared value, which here makes {groups} groups, and the most is "
+                f"{MAX_GROUPS}; group by something coarser, such as FLOOR(x / 10), or give delta= to select common "
+                "keys privately"
             )
 
     # --- bounding ------------------------------------------------------------------------------------------------
 
-    def inside(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
-        """Bounds the rows below per-unit counts and sums, whose size would otherwise have no useful limit."""
-        found: list[Relation] = []
+    def bound_rows_in_groups(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Limit the rows of a unit below per-unit counts and sums, whose values would otherwise have no useful limit.
 
-        def visit(node: Relation) -> Relation:
-            fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
-            node = replace(node, **fields) if fields else node  # type: ignore[type-var]
-            if isinstance(node, GroupBy) and node.unit and self.open(node, unit):
-                found.append(node.child)
+        Return the relation, and the first child with a limit to be chosen privately, if there is one.
+        """
+        children: list[Relation] = []
+
+        def limit_rows(node: Any) -> Any:
+            if isinstance(node, GroupBy) and node.unit and self.has_unbounded_aggregate(node, unit):
+                children.append(node.child)
                 return replace(node, child=LimitRowsPerUnit(node.child, node.unit, self.row_limit()))
             return node
 
-        changed = visit(relation)
-        return changed, found[0] if found and self.bound.auto else None
+        changed: Relation = transform(relation, limit_rows)
+        return changed, children[0] if children and self.bound.auto else None
 
-    def open(self, node: GroupBy, unit: str) -> bool:
-        """Whether per-unit counts or sums could be of any size."""
-        counting = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
-        return counting and node.child.stability(self.context, unit).max_rows is None
+    def has_unbounded_aggregate(self, node: GroupBy, unit: str) -> bool:
+        """Return True if a per-unit GROUP BY has counts or sums of unlimited size."""
+        counts_or_sums = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
+        return counts_or_sums and node.child.stability(self.context, unit).max_rows is None
 
-    def below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
-        """Bounds rows just under the steps at which they stop knowing their unit."""
-        found: list[Relation] = []
+    def bound_rows_below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Limit the rows of a unit just below each step after which a row no longer belongs to one unit.
+
+        Return the relation, and the first child with a limit to be chosen privately, if there is one.
+        """
+        children: list[Relation] = []
 
         def visit(node: Relation) -> Relation:
             stability = node.stability(self.context, unit)
             if stability.max_rows is not None:
                 return node
             if stability.tracks_unit:
-                found.append(node)
+                children.append(node)
                 return LimitRowsPerUnit(node, unit, self.row_limit())
             fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
             return replace(node, **fields) if fields else node  # type: ignore[type-var]
 
         changed = visit(relation)
-        return changed, found[0] if found and self.bound.auto else None
+        return changed, children[0] if children and self.bound.auto else None
 
     def row_limit(self) -> int | EstimatedLimit:
-        """The limit on rows of one unit: given, or to be found."""
+        """The limit on rows of one unit: as given, or to be chosen privately."""
         return EstimatedLimit(ROWS, LARGEST_ROWS) if self.bound.max_rows is None else self.bound.max_rows
 
-    def unbounded(self, question: Question, relation: Relation) -> bool:
-        """Whether one unit may move any number of rows; refused once rows no longer know their unit."""
-        if _provisional(relation).stability(self.context, question.unit).max_rows is not None:
+    def is_unbounded(self, question: Question, relation: Relation) -> bool:
+        """Return True if one unit may have any number of rows; refuse that for rows that belong to no single unit."""
+        if _at_largest_bounds(relation).stability(self.context, question.unit).max_rows is not None:
             return False
         if not question.knows_unit:
             raise Unbounded(
-                "one unit could change this without limit, and rows no longer know their unit; "
-                "group or join by the unit's key, or aggregate before the step that loses it"
+                "one unit could change the result without limit, and a join or GROUP BY mixes rows of different units, "
+                "so no limit per unit is possible; join and group by the unit's key, or aggregate before that step"
             )
         return True
 
-    def bounded(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...], made: _Made) -> Relation:
-        """The relation with at most so many rows of each unit."""
-        if not self.unbounded(question, relation):
+    def bound_rows(
+        self, question: Question, relation: Relation, keys: tuple[GroupKey, ...], builder: _PlanBuilder
+    ) -> Relation:
+        """Limit the rows of each unit, unless something else does."""
+        if not self.is_unbounded(question, relation):
             return relation
         if self.bound.max_groups is not None:
-            return self.by_groups(question, relation, keys)
-        if self.bound.auto and not any(search.tag == ROWS for search in made.searches):
-            made.searches.append(self.search(relation, question.unit, ROWS, None, 1, self.cells(relation, keys)))
+            return self.bound_groups(question, relation, keys)
+        if self.bound.auto and not any(search.tag == ROWS for search in builder.searches):
+            builder.searches.append(
+                self.contribution_search(relation, question.unit, ROWS, None, 1, self.count_groups(relation, keys))
+            )
         return LimitRowsPerUnit(relation, question.unit, self.row_limit())
 
-    def by_groups(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...]) -> Relation:
-        """At most so many rows in each of at most so many groups."""
+    def bound_groups(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...]) -> Relation:
+        """Limit each unit to max_rows_per_group rows in each of max_groups groups."""
         if not keys:
-            raise Unsupported("a bound by groups needs GROUP BY; give a number of rows instead")
+            raise Unsupported(
+                "max_contributions has max_groups, which needs GROUP BY; give a number of rows instead, such as 20"
+            )
         groups, rows = self.bound.max_groups or 1, self.bound.max_rows or 1
         return LimitGroupsPerUnit(relation, question.unit, tuple(key.value for key in keys), groups, rows)
 
-    def search(
-        self, relation: Relation, unit: str, tag: str, mass: Expr | None, largest: int, cells: int
+    def contribution_search(
+        self, relation: Relation, unit: str, tag: str, contribution: Expr | None, largest: int, cells: int
     ) -> ContributionSearch:
-        """A histogram of what each unit contributes, over powers of two."""
-        kind: Callable[..., Grouped] = Grouped
-        aggregate = kind("mass", "count") if mass is None else kind("mass", "sum", mass)
+        """Build the search for a bound, from a histogram over powers of two of what each unit contributes.
+
+        A row contributes `contribution`, at most `largest`; without that expression, every row contributes `largest`.
+        """
+        aggregate = (
+            GroupAggregate("mass", "count") if contribution is None else GroupAggregate("mass", "sum", contribution)
+        )
         per_unit = GroupBy(relation, (), (aggregate,), unit)
         points = histogram_edges(largest)
-        if mass is None:
-            # Rows are counted, and a row has the mass `largest`.
+        if contribution is None:
+            # Rows are counted, and each contributes `largest`.
             points = tuple(largest << octave for octave in range(OCTAVES) if largest << octave <= LARGEST_CLIP)
             cuts = tuple(Fraction(point, largest) for point in points)
         else:
-            # A mass is a whole number of steps, whatever lattice its expression has.
+            # A contribution is a whole number of steps, whatever lattice its expression has.
             cuts = tuple(map(Fraction, points))
         histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(expr.ColumnRef("mass"), cuts)),))
-        return ContributionSearch(tag, histogram, points, candidate_bounds(points, MOST[tag]), cells, largest)
+        return ContributionSearch(tag, histogram, points, candidate_bounds(points, LARGEST_BOUNDS[tag]), cells, largest)
 
-    def cells(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
-        """The number of groups."""
+    def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
+        """The number of groups of the answer."""
         return Count(relation, keys).size(self.context)
 
     # --- measures ------------------------------------------------------------------------------------------------
 
-    def sums(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], made: _Made) -> None:
-        """COUNT, SUM, AVG, VARIANCE, CORR...: one vector of sums for all of them."""
-        wanted = [aggregate for aggregate in question.aggregates if aggregate.kind in SUMS]
-        if not wanted:
+    def plan_sums(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: _PlanBuilder) -> None:
+        """Plan COUNT, SUM, AVG, VARIANCE, CORR...: one measure has the sums for all of them."""
+        aggregates = [aggregate for aggregate in question.aggregates if aggregate.kind in SUMS]
+        if not aggregates:
             return
-        averaged = frozenset((a.values[0], a.condition) for a in wanted if a.kind in ("avg", "var_samp", "var_pop"))
-        open_ended = self.bound.max_groups is None and self.unbounded(question, question.relation)
-        clipped = open_ended and not self.keeps_rows(question, wanted)
-        terms = Terms(scope, self.usual(question), [], averaged, CLIPPED_FINEST if clipped else FINEST)
-        first = len(made.sources)
+        averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
+        needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
+        clipped = needs_bound and not self.keeps_rows(question, aggregates)
+        terms = Terms(
+            scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS
+        )
+        first = len(builder.sources)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
-                made.nodes[index] = _moved(terms.node(aggregate), first)
-        made.notes += terms.notes
-        factors = weights(terms.found)
-        measure, factors, tag = self.vector(question, keys, terms.found, factors, made, clipped)
-        for place, (term, factor) in enumerate(zip(terms.found, factors, strict=True)):
-            signed = term.role != "count" and _negative(term, scope)
-            worth = term.most * term.step if tag == ROWS else None
-            slack = float(term.rounding) * self.rows(question)
-            typical = _typical(term, signed)
-            made.sources.append(CellRef(len(made.pieces), place, factor, signed, tag, worth, slack, typical))
-        made.pieces.append((measure, Fraction(len(wanted))))
+                builder.nodes[index] = _shift_cells(terms.formula(aggregate), first)
+        builder.notes += terms.notes
+        factors = term_weights(terms.terms)
+        measure, factors, tag = self.sums_measure(question, keys, terms.terms, factors, builder, clipped)
+        for place, (term, factor) in enumerate(zip(terms.terms, factors, strict=True)):
+            signed = term.role != "count" and _may_be_negative(term, scope)
+            per_step = term.max_steps * term.step if tag == ROWS else None
+            rounding = float(term.rounding) * self.table_rows(question)
+            typical = _typical_per_row(term, signed)
+            builder.sources.append(
+                CellRef(len(builder.measures), place, factor, signed, tag, per_step, rounding, typical)
+            )
+        builder.measures.append((measure, Fraction(len(aggregates))))
 
-    def usual(self, question: Question) -> Scope:
-        """The columns as they are at likely bounds, where bounds are still to be found."""
-        return Scope(fill_limits(question.relation, LIKELY).domain(self.context))
+    def likely_scope(self, question: Question) -> Scope:
+        """The domains of columns at likely bounds, for bounds that are still to be chosen."""
+        return Scope(fill_limits(question.relation, LIKELY_BOUNDS).domain(self.context))
 
-    def rows(self, question: Question) -> float:
-        """The noisy size of the largest table that is read; 0 where none is known."""
+    def table_rows(self, question: Question) -> float:
+        """The noisy size of the largest table that a question reads, or 0 if no size is known."""
         tables = {node.table for node in walk(question.relation) if isinstance(node, Scan)}
-        return float(max((self.context.rows(table) or 0 for table in tables), default=0))
+        return float(max((self.context.noisy_rows(table) or 0 for table in tables), default=0))
 
-    def keeps_rows(self, question: Question, wanted: list[AggregateCall]) -> bool:
-        """Whether so many rows of each unit are kept, and not all of them scaled down.
+    def keeps_rows(self, question: Question, aggregates: list[AggregateCall]) -> bool:
+        """Return True to keep a limited number of each unit's rows, False to scale its sums down.
 
-        Both keep min(rows, bound) of a unit's rows in a count, so the cheaper is taken: rows, where their ranks are
-        stored. In sums a row may weigh little, and a bound on rows would pay for the heaviest.
+        Both leave min(rows, bound) of a unit's rows in a count, so the cheaper is chosen: rows, where their ranks are
+        stored. In sums most rows may be small, and a bound on rows would need noise for the largest.
         """
         if self.bound.how != "auto":
             return self.bound.how == "rows"
-        return wanted == [AggregateCall("count")] and _ranked(question.relation, self.context)
+        return aggregates == [AggregateCall("count")] and _has_stored_ranks(question.relation, self.context)
 
-    def vector(
+    def sums_measure(
         self,
         question: Question,
         keys: tuple[GroupKey, ...],
         terms: list[Term],
         factors: list[int],
-        made: _Made,
+        builder: _PlanBuilder,
         clipped: bool,
     ) -> tuple[Measure, list[int], str | None]:
-        """The measure of the terms, its factors, and the tag of the bound that clips it."""
+        """Build the measure of the terms; return it with its factors and the tag of the bound that limits it."""
         relation = question.relation
-        if not self.unbounded(question, relation):
-            return _plain(relation, terms, factors, keys), factors, None
+        if not self.is_unbounded(question, relation):
+            return _plain_sums(relation, terms, factors, keys), factors, None
         if self.bound.max_groups is not None:
-            return _plain(self.by_groups(question, relation, keys), terms, factors, keys), factors, None
+            return _plain_sums(self.bound_groups(question, relation, keys), terms, factors, keys), factors, None
         if not clipped:
-            return _plain(self.bounded(question, relation, keys, made), terms, factors, keys), factors, ROWS
-        fine = FRACTION_OF_ROW if keys and all(term.value == ONE for term in terms) else 1
-        factors = [factor * fine for factor in factors]
-        largest = largest_row(terms, factors)
+            bounded = self.bound_rows(question, relation, keys, builder)
+            return _plain_sums(bounded, terms, factors, keys), factors, ROWS
+        return self._clipped_sums(question, keys, terms, factors, builder)
+
+    def _clipped_sums(
+        self,
+        question: Question,
+        keys: tuple[GroupKey, ...],
+        terms: list[Term],
+        factors: list[int],
+        builder: _PlanBuilder,
+    ) -> tuple[Measure, list[int], str | None]:
+        """Build sums that are scaled down for units above the bound, and the search for the bound if none is given."""
+        counts_only = all(term.value == ONE for term in terms)
+        steps = STEPS_PER_ROW if keys and counts_only else 1
+        factors = [factor * steps for factor in factors]
+        largest = largest_row_steps(terms, factors)
         limit: int | EstimatedLimit = (
             EstimatedLimit(MASS, LARGEST_CLIP)
             if self.bound.max_rows is None
             else min(self.bound.max_rows * largest, LARGEST_CLIP)
         )
+        unit, relation = question.unit, question.relation
         if self.bound.auto:
-            mass = None if all(term.value == ONE for term in terms) else _mass(terms, factors)
-            made.searches.append(self.search(relation, question.unit, MASS, mass, largest, self.cells(relation, keys)))
-        values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
-        return ClippedSums(relation, question.unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
+            contribution = None if counts_only else _row_size(terms, factors)
+            groups = self.count_groups(relation, keys)
+            builder.searches.append(self.contribution_search(relation, unit, MASS, contribution, largest, groups))
+        values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
+        return ClippedSums(relation, unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
 
-    def units(
-        self, question: Question, aggregate: AggregateCall, index: int, keys: tuple[GroupKey, ...], made: _Made
+    def plan_unit_count(
+        self,
+        question: Question,
+        aggregate: AggregateCall,
+        index: int,
+        keys: tuple[GroupKey, ...],
+        builder: _PlanBuilder,
     ) -> None:
-        """COUNT(DISTINCT unit's key): each unit once per group."""
+        """Plan COUNT(DISTINCT unit's key): each unit counts once per group."""
         if not question.knows_unit:
             raise Unbounded(
-                "rows no longer know their unit here, so units cannot be counted; count before the join or group"
+                "units cannot be counted here, since a join or GROUP BY mixes rows of different units; "
+                "count them before that step, or join on the unit's key"
             )
-        relation = _filtered(question.relation, aggregate.condition)
+        relation = _filter(question.relation, aggregate.condition)
         once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
-        own = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
+        grouped_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
         if once.stability(self.context, question.unit).max_rows is None:
-            cells = self.cells(once, own)
-            limit: int | EstimatedLimit = cells if cells <= FEW_CELLS else self.row_limit()
-            if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in made.searches):
-                made.searches.append(self.search(once, question.unit, ROWS, None, 1, cells))
+            cells = self.count_groups(once, grouped_keys)
+            limit: int | EstimatedLimit = cells if cells <= FEW_GROUPS else self.row_limit()
+            if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in builder.searches):
+                builder.searches.append(self.contribution_search(once, question.unit, ROWS, None, 1, cells))
             once = LimitRowsPerUnit(once, question.unit, limit)
-        made.add(index, Count(once, own))
+        builder.add_measure(index, Count(once, grouped_keys))
 
-    def distinct(
-        self, question: Question, aggregate: AggregateCall, index: int, keys: tuple[GroupKey, ...], made: _Made
+    def plan_distinct_count(
+        self,
+        question: Question,
+        aggregate: AggregateCall,
+        index: int,
+        keys: tuple[GroupKey, ...],
+        builder: _PlanBuilder,
     ) -> None:
-        """COUNT(DISTINCT x): rows that differ, after bounding."""
+        """Plan COUNT(DISTINCT x): count the distinct rows within the contribution bound."""
         present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
-        wanted = ([aggregate.condition] if aggregate.condition is not None else []) + present
-        relation = self.bounded(question, _filtered(question.relation, expr.And(tuple(wanted))), keys, made)
+        conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
+        relation = self.bound_rows(question, _filter(question.relation, expr.And(tuple(conditions))), keys, builder)
         columns = [(key.name, key.value) for key in keys]
         columns += [(f"value_{place}", value) for place, value in enumerate(aggregate.values)]
-        own = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
-        made.add(index, Count(Distinct(Project(relation, tuple(columns))), own))
+        projected_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
+        builder.add_measure(index, Count(Distinct(Project(relation, tuple(columns))), projected_keys))
 
-    def quantiles(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], made: _Made) -> None:
-        """MEDIAN, QUANTILE, MIN and MAX: one histogram for each value and condition."""
-        pieces: dict[tuple[Expr, Expr | None], int] = {}
+    def plan_quantiles(
+        self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: _PlanBuilder
+    ) -> None:
+        """Plan MEDIAN, QUANTILE, MIN and MAX: one histogram for each value and condition."""
+        histograms: dict[tuple[Expr, Expr | None], int] = {}
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind not in ("quantile", "min", "max"):
                 continue
             (value,) = aggregate.values
             domain = value.domain(scope)
-            grid = bins(domain, growing=domain != value.domain(self.usual(question)))
-            chosen = (value, aggregate.condition)
-            if chosen not in pieces:
-                pieces[chosen] = len(made.pieces)
-                made.pieces.append((self.histogram(question, aggregate, grid, keys, made), Fraction(1)))
-            wanted: Wanted = (
-                "min" if aggregate.kind == "min" else "max" if aggregate.kind == "max" else _level(aggregate)
-            )
-            made.nodes[index] = recipe.NoisyCell(len(made.sources))
-            made.sources.append(QuantileRef(pieces[chosen], grid, wanted))
+            bins = make_bins(domain, growing=domain != value.domain(self.likely_scope(question)))
+            ranked = (value, aggregate.condition)
+            if ranked not in histograms:
+                histograms[ranked] = len(builder.measures)
+                builder.measures.append((self.histogram(question, aggregate, bins, keys, builder), Fraction(1)))
+            builder.nodes[index] = formulas.NoisyCell(len(builder.sources))
+            builder.sources.append(QuantileRef(histograms[ranked], bins, _quantile_level(aggregate)))
 
     def histogram(
-        self, question: Question, aggregate: AggregateCall, grid: Bins, keys: tuple[GroupKey, ...], made: _Made
+        self,
+        question: Question,
+        aggregate: AggregateCall,
+        bins: Bins,
+        keys: tuple[GroupKey, ...],
+        builder: _PlanBuilder,
     ) -> Measure:
-        """Rows per group and bin."""
+        """Build the counts of rows per group and bin."""
         (value,) = aggregate.values
         present = expr.Not(expr.IsNull(value))
         condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
-        relation = self.bounded(question, _filtered(question.relation, condition), keys, made)
-        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(value, grid.edges))))
+        relation = self.bound_rows(question, _filter(question.relation, condition), keys, builder)
+        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(value, bins.edges))))
 
 
 @dataclass
-class _Made:
-    """What a plan is made of, while it is being made."""
+class _PlanBuilder:
+    """Collects the parts of a plan; `nodes` has the formula of each aggregate, by its index."""
 
-    pieces: list[tuple[Measure, Fraction]]
+    measures: list[tuple[Measure, Fraction]]
     sources: list[CellRef | QuantileRef]
-    nodes: dict[int, recipe.Formula]
+    nodes: dict[int, formulas.Formula]
     searches: list[ContributionSearch]
     notes: list[str]
 
-    def add(self, index: int, measure: Measure) -> None:
-        """A piece of its own with one value."""
-        self.nodes[index] = recipe.NoisyCell(len(self.sources))
-        self.sources.append(CellRef(len(self.pieces), 0, 1, False, None))
-        self.pieces.append((measure, Fraction(1)))
+    def add_measure(self, index: int, measure: Measure) -> None:
+        """Add a measure with one value, for one aggregate."""
+        self.nodes[index] = formulas.NoisyCell(len(self.sources))
+        self.sources.append(CellRef(len(self.measures), 0, 1, False, None))
+        self.measures.append((measure, Fraction(1)))
 
 
-def _unallowed(pieces: Sequence[PlannedMeasure], sources: Sequence[CellRef | QuantileRef]) -> list[str]:
-    """A note where a bound that is found drops rows and intervals do not say what that does."""
-    bounded = {place for place, piece in enumerate(pieces) if unfilled_limits(piece.measure)}
-    silent = any(source.piece in bounded and getattr(source, "clipped", None) is None for source in sources)
-    return [WITHIN_BOUND] if silent else []
+def _uncovered_rows_notes(measures: Sequence[PlannedMeasure], sources: Sequence[CellRef | QuantileRef]) -> list[str]:
+    """Warn if a bound to be chosen drops rows and some column's interval does not cover that."""
+    bounded = {place for place, planned in enumerate(measures) if unfilled_limits(planned.measure)}
+    uncovered = any(
+        source.measure_index in bounded and (isinstance(source, QuantileRef) or source.bound_tag is None)
+        for source in sources
+    )
+    return [ROWS_BEYOND_BOUND_NOTE] if uncovered else []
 
 
-def _huge(question: Question, scope: Scope) -> bool:
-    """Whether a value that is added up or ranked has no useful limit: a per-unit count or sum that nothing bounds."""
+def _has_huge_values(question: Question, scope: Scope) -> bool:
+    """Return True if an aggregated value has no useful limit, as a per-unit count or sum that nothing bounds."""
     domains = [value.domain(scope) for aggregate in question.aggregates for value in aggregate.values]
-    return any(max(map(abs, bounds_of(domain))) >= HUGE for domain in domains if isinstance(domain, Number))
+    return any(max(map(abs, bounds_of(domain))) >= HUGE_VALUE for domain in domains if isinstance(domain, Number))
 
 
-def _ranked(relation: Relation, context: Context) -> bool:
-    """Whether rows are those of a table with stored ranks, each once."""
+def _has_stored_ranks(relation: Relation, context: Context) -> bool:
+    """Return True if the rows are those of a table with stored ranks, each at most once."""
     match relation:
         case Scan(table=table):
-            return context.ranked(table)
+            return context.has_stored_ranks(table)
         case Project(child=child):
-            return _ranked(child, context)
+            return _has_stored_ranks(child, context)
         case PublicJoin(child=child):
-            return relation.ranked_here(context) and _ranked(child, context)
+            return relation.keeps_stored_ranks(context) and _has_stored_ranks(child, context)
         case _:
             return False
 
 
-def _provisional(relation: Relation) -> Relation:
-    """The relation as if every bound that is still to be found were the largest."""
-    return fill_limits(relation, MOST)
+def _at_largest_bounds(relation: Relation) -> Relation:
+    """The relation with the largest value for every bound that is still to be chosen."""
+    return fill_limits(relation, LARGEST_BOUNDS)
 
 
-def _level(aggregate: AggregateCall) -> Fraction:
+def _quantile_level(aggregate: AggregateCall) -> QuantileLevel:
+    if aggregate.kind == "min" or aggregate.kind == "max":
+        return aggregate.kind
     if aggregate.level is None:
         raise TypeError("a quantile has a level")
     return aggregate.level
 
 
-def _plain(relation: Relation, terms: list[Term], factors: list[int], keys: tuple[GroupKey, ...]) -> Measure:
-    values = tuple(weighted(term, factor) for term, factor in zip(terms, factors, strict=True))
+def _plain_sums(relation: Relation, terms: list[Term], factors: list[int], keys: tuple[GroupKey, ...]) -> Measure:
+    values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
     if values == (ONE,):
         return Count(relation, keys)
     return Sum(relation, values[0], keys) if len(values) == 1 else SumVector(relation, values, keys)
 
 
-def _mass(terms: list[Term], factors: list[int]) -> Expr:
-    """The weighted size of a row, in steps: at least what it can add to the vector."""
+def _row_size(terms: list[Term], factors: list[int]) -> Expr:
+    """The expression of a row's contribution to the weighted terms: the sum of their absolute values, in steps."""
     total: Expr | None = None
     for term, factor in zip(terms, factors, strict=True):
         steps = Fraction(factor) / term.step
@@ -519,54 +586,54 @@ def _mass(terms: list[Term], factors: list[int]) -> Expr:
         part = expr.Coalesce((expr.Arithmetic("*", expr.LiteralValue(steps), size), expr.LiteralValue(Fraction(0))))
         total = part if total is None else expr.Arithmetic("+", total, part)
     if total is None:
-        raise TypeError("a vector has at least one term")
+        raise TypeError("a row has at least one term")
     return total
 
 
-def _negative(term: Term, scope: Scope) -> bool:
+def _may_be_negative(term: Term, scope: Scope) -> bool:
     domain = term.value.domain(scope)
     return isinstance(domain, Number) and bounds_of(domain)[0] < 0
 
 
-def _typical(term: Term, signed: bool) -> Fraction:
-    """What a row adds to a term, about: a square has a third of its most, other sums half of it or nothing."""
+def _typical_per_row(term: Term, signed: bool) -> Fraction:
+    """Guess what a row adds to a term: a third of the most for a square, else half of it, or 0 for a signed sum."""
     if term.role == "count":
         return Fraction(1)
     if term.role == "product":
-        return term.usual * term.step / 3 if _square(term.value) else Fraction(0)
-    return Fraction(0) if signed else term.usual * term.step / 2
+        return term.likely_steps * term.step / 3 if _is_square(term.value) else Fraction(0)
+    return Fraction(0) if signed else term.likely_steps * term.step / 2
 
 
-def _square(value: Expr) -> bool:
+def _is_square(value: Expr) -> bool:
     match value:
         case expr.Arithmetic("*", left, right):
             return left == right
         case expr.Rounded(child=inner) | expr.Case(branches=((_, inner),)):
-            return _square(inner)
+            return _is_square(inner)
         case _:
             return False
 
 
-def _filtered(relation: Relation, condition: Expr | None) -> Relation:
+def _filter(relation: Relation, condition: Expr | None) -> Relation:
     return relation if condition is None else Filter(relation, condition)
 
 
-def _moved(node: recipe.Formula, first: int) -> recipe.Formula:
-    return key_substitution({index: recipe.NoisyCell(index + first) for index in recipe.cells_of(node)})(node)
+def _shift_cells(node: formulas.Formula, first: int) -> formulas.Formula:
+    return cell_substitution({index: formulas.NoisyCell(index + first) for index in formulas.cells_of(node)})(node)
 
 
-def key_substitution(cells: dict[int, recipe.Formula]) -> Callable[[recipe.Formula], recipe.Formula]:
-    """Replaces cells by nodes, everywhere."""
+def cell_substitution(cells: dict[int, formulas.Formula]) -> Callable[[formulas.Formula], formulas.Formula]:
+    """Return a function that replaces the cells of a formula by other formulas, by index."""
 
-    def change(node: recipe.Formula) -> recipe.Formula:
+    def change(node: formulas.Formula) -> formulas.Formula:
         match node:
-            case recipe.NoisyCell(index):
+            case formulas.NoisyCell(index):
                 return cells[index]
-            case recipe.FunctionCall(name, arguments):
-                return recipe.FunctionCall(name, tuple(map(change, arguments)))
-            case recipe.Average():
+            case formulas.FunctionCall(name, arguments):
+                return formulas.FunctionCall(name, tuple(map(change, arguments)))
+            case formulas.Average():
                 return replace(node, total=change(node.total), size=change(node.size))
-            case recipe.ClampedTo():
+            case formulas.ClampedTo():
                 return replace(node, inner=change(node.inner))
             case _:
                 return node
@@ -575,7 +642,7 @@ def key_substitution(cells: dict[int, recipe.Formula]) -> Callable[[recipe.Formu
 
 
 def sample_value(domain: Domain, context: Context) -> Scalar:
-    """Some value of a domain, to stand for a key that is not known yet."""
+    """Return some value of a domain, as a placeholder for a key that is not selected yet."""
     match domain:
         case Number(lo=lo) | Moment(lo=lo):
             return lo
@@ -590,46 +657,40 @@ def sample_value(domain: Domain, context: Context) -> Scalar:
         case Reference():
             return 0
         case Identifier():
-            raise Unsupported("an identifier cannot be a key of an answer")
+            raise Unsupported("an identifier cannot be a GROUP BY key of the answer")
 
 
 def with_bounds(plan: QueryPlan, context: Context, limits: Mapping[str, int]) -> QueryPlan:
-    """The plan at the bounds that were found: histograms then have only the bins that their values can reach."""
+    """Fill in chosen bounds, and restrict histograms to the bins that their values can then reach."""
     filled = fill_limits(plan, limits) if limits else plan
-    sources = tuple(_reached(source, filled, context) for source in filled.sources)
+    sources = tuple(_restrict_bins(source, filled, context) for source in filled.sources)
     return replace(filled, sources=sources)
 
 
-def _reached(source: CellRef | QuantileRef, plan: QueryPlan, context: Context) -> CellRef | QuantileRef:
+def _restrict_bins(source: CellRef | QuantileRef, plan: QueryPlan, context: Context) -> CellRef | QuantileRef:
     if isinstance(source, CellRef):
         return source
-    held = plan.pieces[source.piece].measure.axes(context)[-1].values
-    return replace(source, bins=source.bins.between(int(held[0]), int(held[-1])))  # type: ignore[arg-type]
+    reachable = plan.measures[source.measure_index].measure.axes(context)[-1].values
+    return replace(source, bins=source.bins.between(int(reachable[0]), int(reachable[-1])))  # type: ignore[arg-type]
 
 
 def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:
-    """The plan with bounds of its own, for a request that other plans share."""
-    changed: QueryPlan = _retagged(plan, suffix)
+    """Append a suffix to the tags of a plan's bounds, to tell them from those of other plans in one request."""
+
+    def append_suffix(node: Any) -> Any:
+        match node:
+            case EstimatedLimit(tag=tag) | ContributionSearch(tag=tag):
+                return replace(node, tag=tag + suffix)
+            case CellRef(bound_tag=str(tag)):
+                return replace(node, bound_tag=tag + suffix)
+            case _:
+                return node
+
+    changed: QueryPlan = transform(plan, append_suffix)
     return changed
 
 
-def _retagged(node: Any, suffix: str) -> Any:
-    if isinstance(node, tuple):
-        return tuple(_retagged(item, suffix) for item in node)
-    if not is_dataclass(node) or isinstance(node, type):
-        return node
-    made = type(node)(**{part.name: _retagged(getattr(node, part.name), suffix) for part in fields(node)})
-    match made:
-        case EstimatedLimit(tag=tag) | ContributionSearch(tag=tag):
-            return replace(made, tag=tag + suffix)
-        case CellRef(clipped=str(tag)):
-            return replace(made, clipped=tag + suffix)
-        case _:
-            return made
-
-
-def axes(context: Context, plan: QueryPlan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
-    """The declared keys of the answer."""
-    measure = plan.pieces[0].measure
-    found = measure.axes(context)[: len(plan.keys)]
-    return tuple((axis.name, axis.values) for axis in found)
+def answer_axes(context: Context, plan: QueryPlan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
+    """Return the GROUP BY keys of the answer, each with its values."""
+    axes = plan.measures[0].measure.axes(context)[: len(plan.keys)]
+    return tuple((axis.name, axis.values) for axis in axes)

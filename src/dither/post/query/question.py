@@ -1,4 +1,4 @@
-"""A question as the SQL front understands it: a relation, grouping keys, aggregates, and a recipe for the rest."""
+"""A parsed query: a relation, GROUP BY keys, aggregates, and the formulas that compute columns from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
 from dither.post.formulas import Formula
 
-Kind = Literal[
+AggregateKind = Literal[
     "count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", "units", "distinct", "quantile",
     "min", "max",
 ]  # fmt: skip
@@ -19,9 +19,12 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class AggregateCall:
-    """An aggregate of a query; `values` is empty for COUNT(*), `condition` is its FILTER, `level` a quantile's."""
+    """An aggregate of a query.
 
-    kind: Kind
+    `values` are its arguments (none for COUNT(*)), `condition` is its FILTER, and `level` that of a quantile.
+    """
+
+    kind: AggregateKind
     values: tuple[Expr, ...] = ()
     condition: Expr | None = None
     level: Fraction | None = None
@@ -29,7 +32,7 @@ class AggregateCall:
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """A column of the answer: a key (cells of none) or something computed from aggregates (cells index them)."""
+    """A column of the answer: a key, or a formula whose cells are indexes of aggregates."""
 
     name: str
     node: Formula
@@ -37,7 +40,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class Ordering:
-    """One ORDER BY term, applied to the noisy answer; NULLs come last unless they are asked for first."""
+    """One ORDER BY term, applied to the noisy answer; NULLs come last unless `nulls_first`."""
 
     node: Formula
     descending: bool
@@ -46,7 +49,7 @@ class Ordering:
 
 @dataclass(frozen=True)
 class Question:
-    """All that a query asks, before any choice of measures, bounds or noise."""
+    """A parsed query, before measures, bounds and noise are chosen; `knows_unit` if each row belongs to one unit."""
 
     text: str
     unit: str

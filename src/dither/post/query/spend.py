@@ -1,4 +1,4 @@
-"""Part of the former post.asking."""
+"""The privacy loss that a query may spend, and its division into shares."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from dither.loss import ZCDP, Pure, Rational, rational
 
 @dataclass(frozen=True)
 class Spend:
-    """What a question may cost: a pure loss, or one in rho."""
+    """The loss that a query may spend: pure epsilon, or zCDP."""
 
     loss: Pure | ZCDP
 
     @property
     def amount(self) -> Fraction:
-        """Epsilon or rho."""
+        """The loss as a number: its epsilon or its rho."""
         return self.loss.epsilon if isinstance(self.loss, Pure) else self.loss.rho
 
     def share(self, fraction: Fraction) -> Pure | ZCDP:
-        """A part of it; shares that add up to one add up to all of it, exactly."""
+        """Return a fraction of the loss; fractions that add up to 1 add up to exactly the whole loss."""
         return Pure(self.loss.epsilon * fraction) if isinstance(self.loss, Pure) else ZCDP(self.loss.rho * fraction)
 
     def noise(self, fraction: Fraction) -> float:
-        """The standard deviation that a part of it brings to a cell, for each step that one unit may move it."""
+        """Return the standard deviation of noise for a fraction of the loss, at sensitivity 1."""
         share = float(self.amount * fraction)
         return math.sqrt(2) / share if isinstance(self.loss, Pure) else 1 / math.sqrt(2 * share)
 
     @property
     def gaussian(self) -> bool:
-        """Whether Gaussian noise is allowed: a pure loss has none."""
+        """True if Gaussian noise is allowed; a pure loss does not allow it."""
         return isinstance(self.loss, ZCDP)
 
 
 def parse_spend(epsilon: Rational | None, rho: Rational | None) -> Spend:
-    """What `epsilon=` or `rho=` mean; one of them."""
+    """Read the options `epsilon=` and `rho=`, of which exactly one is given."""
     if (epsilon is None) == (rho is None):
-        raise InvalidParameter("give epsilon= or rho= (or within=), and only one of them")
+        raise InvalidParameter(
+            "give epsilon= or rho=, and only one of them (a query or a batch may have max_error= instead)"
+        )
     loss = Pure(rational(epsilon, "epsilon")) if epsilon is not None else ZCDP(rational(rho or 0, "rho"))
     amount = loss.epsilon if isinstance(loss, Pure) else loss.rho
     if amount <= 0:
-        raise InvalidParameter("a question that depends on data costs more than 0")
+        raise InvalidParameter("epsilon and rho must be more than 0: a query of private data costs something")
     return Spend(loss)

@@ -1,4 +1,4 @@
-"""The two sub-populations that a threshold makes: units with at most so many rows, and the others."""
+"""Split a question by unit: units with at most a threshold of rows, and units with more."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.relations.joins import UnitJoin
 from dither.post.query.question import Question
 
-COUNTED = "rows_of_unit"
+ROWS_OF_UNIT = "rows_of_unit"
 
 
 def at_most(question: Question, threshold: int) -> Question:
-    """The question asked of units with at most `threshold` rows."""
-    return _of(question, threshold, "<=")
+    """Restrict a question to units with at most `threshold` rows."""
+    return _restrict_units(question, threshold, "<=")
 
 
 def more_than(question: Question, threshold: int) -> Question:
-    """The question asked of units with more than `threshold` rows."""
-    return _of(question, threshold, ">")
+    """Restrict a question to units with more than `threshold` rows."""
+    return _restrict_units(question, threshold, ">")
 
 
-def _of(question: Question, threshold: int, op: Literal["<=", ">"]) -> Question:
+def _restrict_units(question: Question, threshold: int, op: Literal["<=", ">"]) -> Question:
     if threshold < 1:
-        raise InvalidParameter("the threshold between light and heavy units must be at least 1 row")
+        raise InvalidParameter(f"the threshold of a split must be at least 1 row, got {threshold}")
     if not question.knows_unit:
         raise Unsupported(
-            "rows no longer know their unit here, so units cannot be told apart; ask below the join or group"
+            "a split needs rows that belong to one unit each, and a join or GROUP BY in this query mixes units; "
+            "leave it out, or join on the unit's key"
         )
-    counts = GroupBy(question.relation, (), (GroupAggregate(COUNTED, "count"),), question.unit)
-    chosen = Filter(counts, Compare(op, ColumnRef(COUNTED), LiteralValue(Fraction(threshold))))
+    counts = GroupBy(question.relation, (), (GroupAggregate(ROWS_OF_UNIT, "count"),), question.unit)
+    chosen = Filter(counts, Compare(op, ColumnRef(ROWS_OF_UNIT), LiteralValue(Fraction(threshold))))
     return replace(question, relation=UnitJoin(question.relation, chosen, question.unit))

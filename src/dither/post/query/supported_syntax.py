@@ -1,4 +1,4 @@
-"""Which parts of a parsed query are read, and how large it may be: the rest is refused, never dropped."""
+"""Refuse queries with parts that no code reads, so that nothing is silently ignored, and queries that are too large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from sqlglot import exp
 
 from dither.errors import Unsupported
-from dither.post.query.scalars import sql_excerpt
+from dither.post.query.functions import BY_NODE
+from dither.post.query.literals import sql_excerpt
 
 # Beside each kind of node the parts that some reader looks at; kinds that are not listed read `this` and `expression`.
 READ: dict[type[exp.Expr], str] = {
@@ -19,22 +20,15 @@ READ: dict[type[exp.Expr], str] = {
     exp.CTE: "this alias materialized",
     exp.Case: "this ifs default",
     exp.Cast: "this to",
-    exp.Ceil: "this decimals",
-    exp.Coalesce: "this expressions",
     exp.Column: "this table",
     exp.Count: "this big_int",
     exp.DataType: "this",
-    exp.DateDiff: "this expression unit date_part_boundary",
-    exp.DateTrunc: "this unit",
     exp.Distinct: "expressions",
-    exp.Floor: "this decimals",
-    exp.Greatest: "this expressions ignore_nulls",
     exp.Group: "expressions",
     exp.Identifier: "this quoted",
     exp.If: "this true false",
     exp.In: "this expressions query",
     exp.Join: "this side kind on using",
-    exp.Least: "this expressions ignore_nulls",
     exp.Like: "this expression negate",
     exp.Limit: "expression",
     exp.Literal: "this is_string",
@@ -45,18 +39,16 @@ READ: dict[type[exp.Expr], str] = {
     exp.Order: "expressions",
     exp.Ordered: "this desc nulls_first",
     exp.Quantile: "this quantile",
-    exp.Round: "this decimals",
     exp.Select: "expressions from_ joins where group having order limit offset distinct with_",
     exp.Star: "",
     exp.Subquery: "this alias with_",
     exp.Sum: "this",
     exp.Table: "this alias",
     exp.TableAlias: "this",
-    exp.TimestampTrunc: "this unit",
     exp.Tuple: "expressions",
     exp.Union: "this expression distinct with_",
-    exp.WidthBucket: "this min_value max_value num_buckets",
     exp.With: "expressions",
+    **{node: function.reads for node, function in BY_NODE.items() if function.reads},
 }
 USUAL = "this expression"
 MOST_COLUMNS = 256
@@ -78,7 +70,7 @@ ADVICE: dict[tuple[type[exp.Expr], str], str] = {
 
 
 def check(query: exp.Expr) -> None:
-    """Refuses a query of which something would not be read."""
+    """Refuse a query with a part that no code reads."""
     for node in query.walk():
         read = READ.get(type(node), USUAL).split()
         for name, part in node.args.items():
@@ -90,25 +82,28 @@ def check(query: exp.Expr) -> None:
 
 
 def check_size(query: exp.Expr) -> None:
-    """Refuses a query with more columns or named subqueries than a person writes, before it is understood."""
+    """Refuse a query with too many columns or WITH names, before it is translated."""
     for select in query.find_all(exp.Select):
         if len(select.expressions) > MOST_COLUMNS:
             raise Unsupported(
-                f"a SELECT has at most {MOST_COLUMNS} columns, got {len(select.expressions)}; ask a batch"
+                f"a SELECT has at most {MOST_COLUMNS} columns, got {len(select.expressions)}; run a batch"
             )
     named = sum(1 for _ in query.find_all(exp.CTE))
     if named > MOST_NAMED:
-        raise Unsupported(f"WITH names at most {MOST_NAMED} subqueries, got {named}; ask in several questions")
+        raise Unsupported(f"WITH names at most {MOST_NAMED} subqueries, got {named}; run several queries")
 
 
 def check_plan(plan: object) -> None:
-    """Refuses a plan that is too large once every name is written out: a name used twice counts twice."""
+    """Refuse a plan that is too large once every WITH name is expanded; a name that is used twice counts twice."""
     if (nodes := _nodes(plan, {})) > MOST_NODES:
-        raise Unsupported(f"written out, the query has {nodes:.2g} parts (at most {MOST_NODES}); use names less often")
+        raise Unsupported(
+            f"with its WITH names written out, the query has {nodes:.2g} parts, and the most is {MOST_NODES}; "
+            "use each name less often"
+        )
 
 
 def _nodes(part: Any, known: dict[int, int]) -> int:
-    """The size of the tree that a graph with shared parts stands for, reading each part once."""
+    """The size of a tree whose shared parts count each time; each part is visited once."""
     if isinstance(part, tuple | list):
         return sum(_nodes(each, known) for each in part)
     if not is_dataclass(part):

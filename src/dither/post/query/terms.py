@@ -1,10 +1,9 @@
-"""Aggregates reduced to the fewest sums: each is a recipe over terms, and equal terms are measured once."""
+"""Reduce aggregates to sums over rows: each aggregate is a formula over terms, and equal terms are measured once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import reduce
 from typing import Literal
 
 from dither.errors import Unsupported
@@ -14,99 +13,107 @@ from dither.plan.expressions.core import Expr
 from dither.plan.sql.scope import Scope
 from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.query.question import AggregateCall
-from dither.schema import Number
+from dither.schema import Identifier, Moment, Number
 
 Role = Literal["count", "sum", "centred", "product"]
-FINEST = 1 << 24
-CLIPPED_FINEST = 1 << 18
-WIDEST = 1 << 30
+FINEST_STEPS = 1 << 24
+CLIPPED_FINEST_STEPS = 1 << 18
+MAX_STEPS = 1 << 30
 ONE, ZERO = expr.LiteralValue(Fraction(1)), expr.LiteralValue(Fraction(0))
 
 
 @dataclass(frozen=True)
 class Term:
-    """A sum over rows: its value lies within +-`most` steps; `role` says how much of the loss it deserves.
+    """A sum over rows of a value within +-`max_steps` steps; `role` decides its share of the loss.
 
-    Each row's value was rounded by at most `rounding`. `usual` is how many steps are expected where a bound that is
-    still to be found decides on `most`.
+    Each row's value was rounded by at most `rounding`. `likely_steps` replaces `max_steps` in choosing weights, where
+    `max_steps` depends on a bound that is still to be chosen.
     """
 
     value: Expr
     step: Fraction
-    most: int
+    max_steps: int
     role: Role
     rounding: Fraction = Fraction(0)
-    usual: int = 1
+    likely_steps: int = 1
 
 
 @dataclass
 class Terms:
-    """Collects terms while recipes are written.
+    """Collects the terms of aggregates.
 
-    `usual` is the scope at bounds that are likely, where `scope` is that at the largest: ranges are centred and terms
-    weighted for it.
+    `scope` has the columns' domains at the largest bounds, `likely_scope` those at likely bounds, by which ranges are
+    centred and terms weighted. `averaged` has the values, with conditions, whose average is also asked for. Terms have
+    at most `finest_steps` steps: finer values are rounded.
     """
 
     scope: Scope
-    usual: Scope
-    found: list[Term] = field(default_factory=list)
+    likely_scope: Scope
+    terms: list[Term] = field(default_factory=list)
     averaged: frozenset[tuple[Expr, Expr | None]] = frozenset()
-    finest: int = FINEST
+    finest_steps: int = FINEST_STEPS
     notes: list[str] = field(default_factory=list)
 
     def cell(self, value: Expr, role: Role) -> NoisyCell:
-        """The cell of the sum of a value."""
+        """Return the cell of a value's sum, and add the term if it is new."""
         term = self._term(value, role)
-        if term not in self.found:
-            self.found.append(term)
-        return NoisyCell(self.found.index(term))
+        if term not in self.terms:
+            self.terms.append(term)
+        return NoisyCell(self.terms.index(term))
 
     def _term(self, value: Expr, role: Role) -> Term:
         domain = value.domain(self.scope)
         if not isinstance(domain, Number):
-            raise Unsupported(f"only numbers can be added up, and this is {_called(domain)}; COUNT it, or use a CASE")
+            raise Unsupported(
+                f"only numbers can be added up, and this is {_domain_name(domain)}; {_count_advice(domain)}"
+            )
         low, high = bounds_of(domain)
         most = max(abs(low), abs(high))
-        if most > self.finest:
-            return self._rounded(value, domain, most, role)
-        return Term(value, domain.step, max(most, 1), role, usual=self._usual(value))
+        if most > self.finest_steps:
+            return self._rounded_term(value, domain, most, role)
+        return Term(value, domain.step, max(most, 1), role, likely_steps=self._likely_steps(value))
 
-    def _usual(self, value: Expr) -> int:
-        domain = value.domain(self.usual)
+    def _likely_steps(self, value: Expr) -> int:
+        domain = value.domain(self.likely_scope)
         return max(1, *map(abs, bounds_of(domain))) if isinstance(domain, Number) else 1
 
-    def _rounded(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
-        """The term on a coarser lattice; squares and products lose nothing that noise would leave."""
-        step = domain.step * -(-most // self.finest)
+    def _rounded_term(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
+        """Make a term whose values are rounded to coarser steps; for products no note is needed, as noise hides it."""
+        step = domain.step * -(-most // self.finest_steps)
         if role != "product":
-            if most >= WIDEST:
+            if most >= MAX_STEPS:
                 raise Unsupported(
-                    f"these values may lie anywhere from {domain.lo} to {domain.hi}, too wide to add up; "
-                    "CLAMP(x, low, high) them to what you expect"
+                    f"this sum is too fine: its values go from {_decimal(domain.lo)} to {_decimal(domain.hi)} in steps "
+                    f"of {_decimal(domain.step)}, and at most {MAX_STEPS} steps can be added up; "
+                    "make the steps coarser with ROUND(x, 2), or the range narrower with CLAMP(x, low, high)"
                 )
-            note = f"values from {domain.lo} to {domain.hi} are rounded to multiples of {step} before they are added up"
-            self.notes.append(f"{note}; CLAMP(x, low, high) them for a finer sum")
+            self.notes.append(
+                f"values from {_decimal(domain.lo)} to {_decimal(domain.hi)} are rounded to multiples of "
+                f"{_decimal(step)} before they are added up; CLAMP(x, low, high) to a narrower range for a finer sum"
+            )
         return replace(self._term(expr.Rounded("round", value, step), role), rounding=step / 2)
 
-    def number(self, value: Expr) -> Number:
-        """The declared range of a value that is averaged or added up."""
+    def number_domain(self, value: Expr) -> Number:
+        """Return the domain of an aggregated value; refuse what is not a number."""
         domain = value.domain(self.scope)
         if not isinstance(domain, Number):
-            raise Unsupported(f"this aggregate needs a number, and this is {_called(domain)}; COUNT it, or use a CASE")
+            raise Unsupported(
+                f"this aggregate needs a number, and this is {_domain_name(domain)}; {_count_advice(domain)}"
+            )
         return domain
 
     def centre(self, value: Expr) -> Fraction:
-        """The middle of the range that is likely."""
-        domain = value.domain(self.usual)
-        return middle(domain if isinstance(domain, Number) else self.number(value))
+        """The middle of a value's likely range."""
+        domain = value.domain(self.likely_scope)
+        return middle(domain if isinstance(domain, Number) else self.number_domain(value))
 
-    # --- recipes -------------------------------------------------------------------------------------------------
+    # --- formulas ------------------------------------------------------------------------------------------------
 
-    def node(self, aggregate: AggregateCall) -> Formula:
-        """The recipe of an aggregate."""
+    def formula(self, aggregate: AggregateCall) -> Formula:
+        """Return the formula of an aggregate."""
         match aggregate.kind:
             case "count":
-                return self.size(aggregate)
+                return self.row_count(aggregate)
             case "sum":
                 return self.total(aggregate)
             case "avg":
@@ -118,106 +125,127 @@ class Terms:
             case "corr":
                 return self.correlation(aggregate)
             case _:
-                raise TypeError(f"{aggregate.kind} is not a sum")
+                raise TypeError(f"{aggregate.kind} is not computed from sums")
 
-    def size(self, aggregate: AggregateCall) -> NoisyCell:
-        """How many rows count: those under the condition whose values are not NULL."""
+    def row_count(self, aggregate: AggregateCall) -> NoisyCell:
+        """The number of rows that meet the condition and whose values are not NULL."""
         nullable = [value for value in aggregate.values if value.domain(self.scope).nullable]
         present = [expr.Not(expr.IsNull(value)) for value in nullable]
-        wanted = ([aggregate.condition] if aggregate.condition is not None else []) + present
-        if not wanted:
+        conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
+        if not conditions:
             return self.cell(ONE, "count")
-        return self.cell(expr.Case(((_all(wanted), ONE),), ZERO), "count")
+        return self.cell(expr.Case(((_conjunction(conditions), ONE),), ZERO), "count")
 
     def total(self, aggregate: AggregateCall) -> Formula:
-        """A sum: centre * size + centred sum where the average is asked too, else the plain sum."""
+        """A sum: centre * row count + centred sum if the average is asked for too, else the plain sum."""
         (value,) = aggregate.values
         if (value, aggregate.condition) not in self.averaged:
-            return self.cell(_given(aggregate, value), "sum")
+            return self.cell(_value_or_zero(aggregate, value), "sum")
         centre = self.centre(value)
-        shifted = FunctionCall("mul", (FixedValue(float(centre)), self.size(aggregate)))
-        return FunctionCall("add", (shifted, self.centred(aggregate, value)))
+        offset = FunctionCall("mul", (FixedValue(float(centre)), self.row_count(aggregate)))
+        return FunctionCall("add", (offset, self.centred_sum(aggregate, value)))
 
     def mean(self, aggregate: AggregateCall) -> Formula:
         """The average, from a sum around the middle of the declared range."""
         (value,) = aggregate.values
-        domain = self.number(value)
+        domain = self.number_domain(value)
         centre = float(self.centre(value))
-        return Average(self.centred(aggregate, value), self.size(aggregate), centre, float(domain.lo), float(domain.hi))
+        return Average(
+            self.centred_sum(aggregate, value), self.row_count(aggregate), centre, float(domain.lo), float(domain.hi)
+        )
 
-    def centred(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
-        """The sum of the distances from the middle, over the rows that count."""
-        return self.cell(_given(aggregate, self.shifted(value)), "centred")
+    def centred_sum(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
+        """The sum of the values' distances from the middle, over the rows that count."""
+        return self.cell(_value_or_zero(aggregate, self.distance_from_centre(value)), "centred")
 
-    def shifted(self, value: Expr) -> Expr:
+    def distance_from_centre(self, value: Expr) -> Expr:
         """The distance of a value from the middle of its range."""
         centre = self.centre(value)
         return expr.Arithmetic("-", value, expr.LiteralValue(centre)) if centre else value
 
     def squares(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
         """The sum of squared distances from the middle."""
-        shifted = self.shifted(value)
-        return self.cell(_given(aggregate, expr.Arithmetic("*", shifted, shifted)), "product")
+        shifted = self.distance_from_centre(value)
+        return self.cell(_value_or_zero(aggregate, expr.Arithmetic("*", shifted, shifted)), "product")
 
     def variance(self, aggregate: AggregateCall, lost: int) -> Formula:
-        """From sums of distances and of their squares, at most a quarter of the squared range (and a little)."""
+        """The variance, from sums of distances and of their squares; `lost` is 1 for a sample, 0 for a population.
+
+        A population variance is at most a quarter of the squared range, a sample variance at most half.
+        """
         (value,) = aggregate.values
-        domain = self.number(value)
-        parts = (self.squares(aggregate, value), self.centred(aggregate, value), self.size(aggregate))
+        domain = self.number_domain(value)
+        parts = (self.squares(aggregate, value), self.centred_sum(aggregate, value), self.row_count(aggregate))
         most = float(domain.hi - domain.lo) ** 2 / (4 if lost == 0 else 2)
         return ClampedTo(FunctionCall("variance", (*parts, FixedValue(float(lost)))), 0.0, most)
 
     def covariance(self, aggregate: AggregateCall, lost: int) -> Formula:
-        """From the sum of products around both middles."""
+        """The covariance, from the sum of products around both middles; `lost` is as for the variance."""
         first, second = aggregate.values
-        both = expr.Arithmetic("*", self.shifted(first), self.shifted(second))
-        product = self.cell(_given(aggregate, both), "product")
-        sums = [self.cell(_present(aggregate, self.shifted(v), self.scope), "centred") for v in (first, second)]
-        return FunctionCall("covariance", (product, *sums, self.size(aggregate), FixedValue(float(lost))))
+        both = expr.Arithmetic("*", self.distance_from_centre(first), self.distance_from_centre(second))
+        product = self.cell(_value_or_zero(aggregate, both), "product")
+        sums = [
+            self.cell(_value_if_present(aggregate, self.distance_from_centre(v), self.scope), "centred")
+            for v in (first, second)
+        ]
+        return FunctionCall("covariance", (product, *sums, self.row_count(aggregate), FixedValue(float(lost))))
 
     def correlation(self, aggregate: AggregateCall) -> Formula:
-        """Covariance over the root of both variances, in [-1, 1]."""
+        """The correlation: the covariance over the root of both variances, clamped to [-1, 1]."""
         pair = self.covariance(aggregate, 0)
         roots = []
         for value in aggregate.values:
-            shifted = self.shifted(value)
-            squares = self.cell(_present(aggregate, expr.Arithmetic("*", shifted, shifted), self.scope), "product")
-            total = self.cell(_present(aggregate, shifted, self.scope), "centred")
-            roots.append(FunctionCall("variance", (squares, total, self.size(aggregate), FixedValue(0.0))))
+            shifted = self.distance_from_centre(value)
+            squares = self.cell(
+                _value_if_present(aggregate, expr.Arithmetic("*", shifted, shifted), self.scope), "product"
+            )
+            total = self.cell(_value_if_present(aggregate, shifted, self.scope), "centred")
+            roots.append(FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0))))
         return ClampedTo(
             FunctionCall("div", (pair, FunctionCall("sqrt", (FunctionCall("mul", (roots[0], roots[1])),)))), -1.0, 1.0
         )
 
 
 def middle(domain: Number) -> Fraction:
-    """The lattice point nearest to the middle of a range."""
+    """Return the lattice point nearest to the middle of a range."""
     low, high = bounds_of(domain)
     return domain.step * ((low + high) // 2)
 
 
-def _all(conditions: list[Expr]) -> Expr:
+def _conjunction(conditions: list[Expr]) -> Expr:
     return conditions[0] if len(conditions) == 1 else expr.And(tuple(conditions))
 
 
-def _given(aggregate: AggregateCall, value: Expr) -> Expr:
+def _value_or_zero(aggregate: AggregateCall, value: Expr) -> Expr:
     if aggregate.condition is None:
         return value
     return expr.Case(((aggregate.condition, value),), ZERO)
 
 
-def _present(aggregate: AggregateCall, value: Expr, scope: Scope) -> Expr:
+def _value_if_present(aggregate: AggregateCall, value: Expr, scope: Scope) -> Expr:
     """The value in rows where none of the aggregate's values is NULL, and where its condition holds."""
-    missing = [expr.Not(expr.IsNull(other)) for other in aggregate.values if other.domain(scope).nullable]
-    wanted = ([aggregate.condition] if aggregate.condition is not None else []) + missing
-    return expr.Case(((_all(wanted), value),), ZERO) if wanted else value
+    present = [expr.Not(expr.IsNull(other)) for other in aggregate.values if other.domain(scope).nullable]
+    conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
+    return expr.Case(((_conjunction(conditions), value),), ZERO) if conditions else value
 
 
-def _called(domain: object) -> str:
-    name = type(domain).__name__.lower()
+def _decimal(number: Fraction) -> str:
+    return f"{float(number):.6g}"
+
+
+def _count_advice(domain: object) -> str:
+    if isinstance(domain, Identifier):
+        return "ask for COUNT(DISTINCT ...) of it"
+    return "ask for COUNT(*) grouped by it, or make it a number with CASE"
+
+
+def _domain_name(domain: object) -> str:
+    """The kind of a domain with its article, such as "a category"."""
+    name = "date" if isinstance(domain, Moment) else type(domain).__name__.lower()
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-DESERVES: dict[Role, Fraction] = {
+ROLE_WEIGHTS: dict[Role, Fraction] = {
     "count": Fraction(1),
     "sum": Fraction(8, 5),
     "centred": Fraction(8, 5),
@@ -225,16 +253,16 @@ DESERVES: dict[Role, Fraction] = {
 }
 
 
-def weights(terms: list[Term]) -> list[int]:
-    """Whole factors that make each term take its share of one joint noise scale."""
+def term_weights(terms: list[Term]) -> list[int]:
+    """Choose whole factors by which terms are multiplied, so that each gets its share under one joint noise scale."""
     if len(terms) == 1:
         return [1]
-    base = max(term.usual / DESERVES[term.role] for term in terms)
-    return [max(1, round(base * DESERVES[term.role] / term.usual)) for term in terms]
+    base = max(term.likely_steps / ROLE_WEIGHTS[term.role] for term in terms)
+    return [max(1, round(base * ROLE_WEIGHTS[term.role] / term.likely_steps)) for term in terms]
 
 
-def weighted(term: Term, factor: int) -> Expr:
-    """The term's value times its factor."""
+def weighted_value(term: Term, factor: int) -> Expr:
+    """Return the expression of a term's value times its factor."""
     if factor == 1:
         return term.value
     if term.value == ONE:
@@ -242,6 +270,6 @@ def weighted(term: Term, factor: int) -> Expr:
     return expr.Arithmetic("*", expr.LiteralValue(Fraction(factor)), term.value)
 
 
-def largest_row(terms: list[Term], factors: list[int]) -> int:
-    """The most that one row can add to the weighted terms together, in steps."""
-    return reduce(lambda total, pair: total + pair[0].most * pair[1], zip(terms, factors, strict=True), 0)
+def largest_row_steps(terms: list[Term], factors: list[int]) -> int:
+    """Return the most that one row can add to the weighted terms together, in steps."""
+    return sum(term.max_steps * factor for term, factor in zip(terms, factors, strict=True))

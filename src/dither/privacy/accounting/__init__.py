@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dither.privacy.accounting.composition import (
     compose,
+    compose_parallel,
     group,
     group_in_distinct_cells,
     joint_gaussian,
     joint_laplace,
-    parallel,
-    repeated,
-    subsampled,
+    sampled_loss,
+    self_compose,
     subsampled_gaussian,
 )
 from dither.privacy.accounting.conversion import (

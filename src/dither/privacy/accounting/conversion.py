@@ -1,6 +1,6 @@
-"""What losses add up to, what they mean, and the filters that stop them.
+"""Conversion between kinds of privacy loss: pure, zCDP, Renyi and (epsilon, delta).
 
-Everything here is an exact rational or is rounded in the safe direction: losses, deltas and powers up, caps down.
+All results are exact rationals, or are rounded in the safe direction: losses and deltas up, caps down.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import assert_never
 
 from dither.errors import InvalidParameter
-from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational, rounded_up
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational, round_up
 from dither.privacy.accounting.rounding import digits_down, digits_up, exp_down, exp_up, log_down, log_up
 
 ORDERS = (*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 192, 256)
@@ -20,7 +20,7 @@ ORDERS = (*range(2, 33), *range(36, 65, 4), 80, 96, 128, 160, 192, 256)
 
 
 def pure_as_rho(epsilon: Fraction) -> Fraction:
-    """The zCDP of an epsilon-private mechanism: epsilon tanh(epsilon / 2), never above epsilon**2 / 2.
+    """Return the rho of an epsilon-DP mechanism: epsilon tanh(epsilon / 2), never above epsilon**2 / 2.
 
     Proof: pure_loss.md.
     """
@@ -30,7 +30,7 @@ def pure_as_rho(epsilon: Fraction) -> Fraction:
 
 
 def pure_as_renyi(epsilon: Fraction, order: Fraction) -> Fraction:
-    """The Renyi divergence of an epsilon-private mechanism: log(cosh((a - 1/2) e) / cosh(e / 2)) / (a - 1).
+    """Return the Renyi divergence of an epsilon-DP mechanism: log(cosh((a - 1/2) e) / cosh(e / 2)) / (a - 1).
 
     Proof: pure_loss.md.
     """
@@ -40,7 +40,7 @@ def pure_as_renyi(epsilon: Fraction, order: Fraction) -> Fraction:
 
 
 def as_zcdp(loss: Loss) -> ZCDP:
-    """The loss as (delta-approximate) zCDP; a Renyi curve at a few orders bounds no other order and is refused.
+    """Convert a loss to (delta-approximate) zCDP; refuse a Renyi curve, which bounds no order beyond its own.
 
     Proof: kinds_of_loss.md.
     """
@@ -52,22 +52,24 @@ def as_zcdp(loss: Loss) -> ZCDP:
         case ZCDP():
             return loss
         case Renyi():
-            raise InvalidParameter("a Renyi loss at fixed orders is not zCDP; a budget of kind renyi can take it")
+            raise InvalidParameter("a Renyi loss at fixed orders does not imply zCDP; use a budget of kind renyi")
         case _:
             assert_never(loss)
 
 
 def as_renyi(loss: Loss, orders: Iterable[Rational]) -> Renyi:
-    """The loss at the given orders; a curve is read at its next order, since the divergence grows with the order.
+    """Convert a loss to a Renyi curve at the given orders.
+
+    A Renyi loss is read at its next higher order, since the divergence grows with the order.
 
     Proof: kinds_of_loss.md.
     """
     exact = [rational(order, "order") for order in orders]
-    return Renyi(tuple((order, rounded_up(_divergence(loss, order))) for order in exact), _delta_of(loss))
+    return Renyi(tuple((order, round_up(renyi_divergence(loss, order))) for order in exact), delta_of(loss))
 
 
-def _divergence(loss: Loss, order: Fraction) -> Fraction:
-    """A bound on the Renyi divergence at one order, outside the loss's delta."""
+def renyi_divergence(loss: Loss, order: Fraction) -> Fraction:
+    """Return a bound on the Renyi divergence at one order, outside events of probability delta."""
     match loss:
         case Pure() | Approximate():
             return pure_as_renyi(loss.epsilon, order)
@@ -76,14 +78,16 @@ def _divergence(loss: Loss, order: Fraction) -> Fraction:
         case Renyi():
             above = [epsilon for point, epsilon in loss.curve if point >= order]
             if not above:
-                raise InvalidParameter(f"this Renyi curve ends at order {loss.curve[-1][0]}, below order {order}")
+                raise InvalidParameter(
+                    f"the Renyi curve ends at order {loss.curve[-1][0]}, below the wanted order {order}"
+                )
             return above[0]
         case _:
             assert_never(loss)
 
 
-def _delta_of(loss: Loss) -> Fraction:
-    """The probability outside which the loss holds."""
+def delta_of(loss: Loss) -> Fraction:
+    """Return the delta of a loss: the probability of the events outside which it holds."""
     return Fraction(0) if isinstance(loss, Pure) else loss.delta
 
 
@@ -91,86 +95,93 @@ def _delta_of(loss: Loss) -> Fraction:
 
 
 def epsilon_at(loss: Loss, delta: Rational) -> Fraction:
-    """The epsilon of an (epsilon, delta) guarantee that the loss implies.
+    """Return the epsilon of the (epsilon, delta) guarantee that the loss implies at this delta.
 
     Proof: epsilon_delta.md.
 
     >>> float(epsilon_at(ZCDP("1/8"), 1e-6)) < 2.42
     True
     """
-    wanted, own = rational(delta, "delta"), _delta_of(loss)
-    if isinstance(loss, Pure | Approximate) and own <= wanted <= 1:
+    wanted, own_delta = rational(delta, "delta"), delta_of(loss)
+    if isinstance(loss, Pure | Approximate) and own_delta <= wanted <= 1:
         return loss.epsilon
-    if not own < wanted < 1:
-        raise InvalidParameter(f"delta must be above the loss's own delta {own} and below 1, got {wanted}")
-    rest = (wanted - own) / (1 - own)
-    return digits_up(max(Fraction(0), _least(loss, lambda order: _divergence(loss, order) + _excess(order, rest))))
+    if not own_delta < wanted < 1:
+        raise InvalidParameter(f"delta must be above the loss's own delta {own_delta} and below 1, got {wanted}")
+    remaining_delta = (wanted - own_delta) / (1 - own_delta)
+    return digits_up(
+        max(
+            Fraction(0),
+            smallest_bound(loss, lambda order: renyi_divergence(loss, order) + _epsilon_excess(order, remaining_delta)),
+        )
+    )
 
 
-def _excess(order: Fraction, delta: Fraction) -> Fraction:
-    """What the step from Renyi divergence at an order to (epsilon, delta) adds to epsilon."""
+def _epsilon_excess(order: Fraction, delta: Fraction) -> Fraction:
+    """Return what the conversion from Renyi divergence at an order to (epsilon, delta) adds to epsilon."""
     return log_up(1 - 1 / order) - log_down(delta * order) / (order - 1)
 
 
 def delta_at(loss: Loss, epsilon: Rational) -> Fraction:
-    """The delta of an (epsilon, delta) guarantee that the loss implies.
+    """Return the delta of the (epsilon, delta) guarantee that the loss implies at this epsilon.
 
     Proof: epsilon_delta.md.
 
     >>> delta_at(Pure(1), 1)
     Fraction(0, 1)
     """
-    wanted, own = rational(epsilon, "epsilon"), _delta_of(loss)
+    wanted, own_delta = rational(epsilon, "epsilon"), delta_of(loss)
     if wanted < 0:
-        raise InvalidParameter(f"epsilon must not be negative, got {wanted}")
+        raise InvalidParameter(f"epsilon must be at least 0, got {wanted}")
     if isinstance(loss, Pure | Approximate):
-        inner = _pure_delta(loss.epsilon, wanted)
+        inner_delta = _pure_delta(loss.epsilon, wanted)
     else:
-        inner = _least(loss, lambda order: _renyi_delta(_divergence(loss, order), order, wanted))
-    return digits_up(min(Fraction(1), own + (1 - own) * inner))
+        inner_delta = smallest_bound(loss, lambda order: _renyi_delta(renyi_divergence(loss, order), order, wanted))
+    return digits_up(min(Fraction(1), own_delta + (1 - own_delta) * inner_delta))
 
 
 def _pure_delta(epsilon: Fraction, wanted: Fraction) -> Fraction:
-    """The delta of an epsilon-private mechanism at a smaller epsilon: (e**epsilon - e**wanted) / (e**epsilon + 1)."""
+    """Return an epsilon-DP mechanism's delta at a smaller epsilon: (e**epsilon - e**wanted) / (e**epsilon + 1)."""
     if epsilon <= wanted:
         return Fraction(0)
     return 1 - (exp_down(wanted - epsilon) + exp_down(-epsilon)) / (1 + exp_down(-epsilon))
 
 
 def _renyi_delta(divergence: Fraction, order: Fraction, epsilon: Fraction) -> Fraction:
-    """The delta at one order: exp((a - 1)(D - epsilon)) (1 - 1/a)**(a - 1) / a."""
+    """Return the delta at one order: exp((a - 1)(D - epsilon)) (1 - 1/a)**(a - 1) / a."""
     exponent = (order - 1) * (divergence - epsilon + log_up(1 - 1 / order)) - log_down(order)
     return exp_up(min(Fraction(0), exponent))
 
 
 def largest_rho(epsilon: Rational, delta: Rational) -> Fraction:
-    """The largest rho found whose zCDP implies (epsilon, delta).
+    """Return a rho, as large as the search finds, such that rho-zCDP implies (epsilon, delta)-DP.
 
     Proof: epsilon_delta.md.
     """
     target, failure = rational(epsilon, "epsilon"), rational(delta, "delta")
     if target <= 0 or not 0 < failure < 1:
-        raise InvalidParameter("an (epsilon, delta) budget needs epsilon above 0 and delta between 0 and 1")
-    return digits_down(max(Fraction(0), -_search(lambda order: (_excess(order, failure) - target) / order)))
+        raise InvalidParameter("an (epsilon, delta) budget needs epsilon above 0, and delta above 0 and below 1")
+    return digits_down(
+        max(Fraction(0), -_search_orders(lambda order: (_epsilon_excess(order, failure) - target) / order))
+    )
 
 
-def _least(loss: Loss, bound: Callable[[Fraction], Fraction]) -> Fraction:
-    """The smallest bound over the orders at which the loss is known."""
+def smallest_bound(loss: Loss, bound: Callable[[Fraction], Fraction]) -> Fraction:
+    """Return the smallest bound over the orders at which the loss is known."""
     if isinstance(loss, Renyi):
         return min(bound(order) for order, _ in loss.curve)
-    return _search(bound)
+    return _search_orders(bound)
 
 
-def _search(bound: Callable[[Fraction], Fraction]) -> Fraction:
-    """The smallest bound found over all orders above 1. Each is valid, so nothing rests on reaching the optimum."""
+def _search_orders(bound: Callable[[Fraction], Fraction]) -> Fraction:
+    """Search all orders above 1 for the smallest bound. Each bound is valid, so missing the optimum is safe."""
     best, gap = min((bound(1 + Fraction(2) ** power), Fraction(2) ** power) for power in range(-20, 45))
     for halving in range(1, 25):
         factor = 1 + Fraction(1, 2**halving)
-        for candidate in (_short(gap * factor), _short(gap / factor)):
+        for candidate in (_round_to_64_bits(gap * factor), _round_to_64_bits(gap / factor)):
             best, gap = min((best, gap), (bound(1 + candidate), candidate))
     return best
 
 
-def _short(x: Fraction) -> Fraction:
-    """About x, in few digits."""
+def _round_to_64_bits(x: Fraction) -> Fraction:
+    """Round x to a multiple of 2**-64."""
     return Fraction(round(x * 2**64), 2**64)

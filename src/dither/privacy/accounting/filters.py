@@ -1,4 +1,7 @@
-"""Part of the former privacy.accounting."""
+"""Privacy filters: each caps the sum of losses charged to one budget, and states the guarantee that the cap gives.
+
+Costs and caps are integers in units of 1e-15; costs are rounded up and caps down.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from typing import ClassVar, assert_never
 
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
-from dither.privacy.accounting.conversion import _delta_of, as_renyi, as_zcdp, largest_rho
+from dither.privacy.accounting.conversion import as_renyi, as_zcdp, delta_of, largest_rho
 from dither.privacy.accounting.units import FEMTO, LARGEST_COST, to_femto
 from dither.schema import BudgetCap
 
-RESERVED = Fraction(1, 10)  # the part of an (epsilon, delta) budget's delta kept for mechanisms that have one
+RESERVED = Fraction(1, 10)  # the share of an (epsilon, delta) budget's delta that pays for the deltas of mechanisms
 
 
 def _cap_femto(x: Fraction) -> int:
-    """A cap in integers of 1e-15, rounded down."""
+    """Return a cap in units of 1e-15, rounded down."""
     units = x.numerator * FEMTO // x.denominator
     if not 0 <= units < LARGEST_COST:
         raise InvalidParameter("a budget must be at least 0 and below 4611")
@@ -29,7 +32,7 @@ def _cap_femto(x: Fraction) -> int:
 
 @dataclass(frozen=True)
 class PureFilter:
-    """Caps the sum of epsilons, and of deltas where the curator allowed any."""
+    """Caps the sum of epsilons, and the sum of deltas if the budget has a delta."""
 
     proof: ClassVar[str] = "filters.md"
     kind: ClassVar[str] = "pure"
@@ -39,26 +42,26 @@ class PureFilter:
 
     @property
     def cap(self) -> tuple[int, ...]:
-        """The caps in 1e-15, rounded down."""
+        """The cap of each component, in units of 1e-15, rounded down."""
         return _cap_femto(self.epsilon), _cap_femto(self.delta)
 
     @property
     def guarantee(self) -> Pure | Approximate:
-        """What holds as long as the cap is enforced, however the queries were chosen."""
+        """The guarantee while the cap is enforced, also for adaptively chosen queries."""
         return Approximate(self.epsilon, self.delta) if self.delta else Pure(self.epsilon)
 
-    def spend(self, loss: Loss) -> tuple[int, ...]:
-        """The cost of a loss in 1e-15, rounded up."""
+    def femto_cost(self, loss: Loss) -> tuple[int, ...]:
+        """Return the cost of a loss for each component, in units of 1e-15, rounded up."""
         match loss:
             case Pure() | Approximate():
-                delta = _delta_of(loss)
+                delta = delta_of(loss)
                 if delta and not self.delta:
-                    raise _refused(loss, self.kind, "zcdp")
+                    raise _incompatible_loss(loss, self.kind, "zcdp")
                 return to_femto(loss.epsilon), to_femto(delta)
             case ZCDP():
-                raise _refused(loss, self.kind, "zcdp")
+                raise _incompatible_loss(loss, self.kind, "zcdp")
             case Renyi():
-                raise _refused(loss, self.kind, "renyi")
+                raise _incompatible_loss(loss, self.kind, "renyi")
             case _:
                 assert_never(loss)
 
@@ -75,25 +78,25 @@ class ZCDPFilter:
 
     @property
     def cap(self) -> tuple[int, ...]:
-        """The caps in 1e-15, rounded down."""
+        """The cap of each component, in units of 1e-15, rounded down."""
         return _cap_femto(self.rho), _cap_femto(self.delta)
 
     @property
     def guarantee(self) -> ZCDP:
-        """What holds as long as the cap is enforced, however the queries were chosen."""
+        """The guarantee while the cap is enforced, also for adaptively chosen queries."""
         return ZCDP(self.rho, self.delta)
 
-    def spend(self, loss: Loss) -> tuple[int, ...]:
-        """The cost of a loss in 1e-15, rounded up."""
+    def femto_cost(self, loss: Loss) -> tuple[int, ...]:
+        """Return the cost of a loss for each component, in units of 1e-15, rounded up."""
         if isinstance(loss, Renyi):
-            raise _refused(loss, self.kind, "renyi")
+            raise _incompatible_loss(loss, self.kind, "renyi")
         cost = as_zcdp(loss)
         return to_femto(cost.rho), to_femto(cost.delta)
 
 
 @dataclass(frozen=True)
 class RenyiFilter:
-    """Caps the sum of divergences at each of a few orders that were fixed beforehand, and the sum of deltas."""
+    """Caps the sum of Renyi divergences at each of a few orders fixed in advance, and the sum of deltas."""
 
     proof: ClassVar[str] = "filters.md"
     kind: ClassVar[str] = "renyi"
@@ -101,25 +104,25 @@ class RenyiFilter:
     delta: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        Renyi(self.curve, self.delta)  # refuses what is not a curve
+        Renyi(self.curve, self.delta)  # refuses an invalid curve
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each coordinate counts."""
+        """The name of each component."""
         return (*(f"epsilon at order {order}" for order, _ in self.curve), "delta")
 
     @property
     def cap(self) -> tuple[int, ...]:
-        """The caps in 1e-15, rounded down."""
+        """The cap of each component, in units of 1e-15, rounded down."""
         return (*(_cap_femto(epsilon) for _, epsilon in self.curve), _cap_femto(self.delta))
 
     @property
     def guarantee(self) -> Renyi:
-        """What holds as long as the cap is enforced, however the queries were chosen."""
+        """The guarantee while the cap is enforced, also for adaptively chosen queries."""
         return Renyi(self.curve, self.delta)
 
-    def spend(self, loss: Loss) -> tuple[int, ...]:
-        """The cost of a loss in 1e-15, rounded up."""
+    def femto_cost(self, loss: Loss) -> tuple[int, ...]:
+        """Return the cost of a loss for each component, in units of 1e-15, rounded up."""
         cost = as_renyi(loss, [order for order, _ in self.curve])
         return (*(to_femto(epsilon) for _, epsilon in cost.curve), to_femto(cost.delta))
 
@@ -129,7 +132,7 @@ Filter = PureFilter | ZCDPFilter | RenyiFilter
 
 @lru_cache(maxsize=256)
 def filter_of(cap: BudgetCap) -> Filter:
-    """The filter that enforces a declared budget.
+    """Return the filter that enforces a declared budget.
 
     Proof: filters.md.
     """
@@ -144,10 +147,12 @@ def filter_of(cap: BudgetCap) -> Filter:
             return RenyiFilter(((cap.order, cap.epsilon),), cap.delta)
         case _:
             raise InvalidParameter(
-                "a budget needs epsilon (pure), rho or (epsilon, delta) (zcdp), order and epsilon (renyi)"
+                "a budget needs epsilon if pure, rho or (epsilon, delta) if zcdp, order and epsilon if renyi"
             )
 
 
-def _refused(loss: Loss, kind: str, able: str) -> InvalidParameter:
-    """The error that names a kind of budget that can take the loss."""
-    return InvalidParameter(f"a budget of kind {kind} cannot take this {loss.kind} loss; one of kind {able} can")
+def _incompatible_loss(loss: Loss, kind: str, suitable_kind: str) -> InvalidParameter:
+    """Return the error for a loss that this kind of budget cannot count; it names a kind that can."""
+    return InvalidParameter(
+        f"a budget of kind {kind} cannot take this {loss.kind} loss; one of kind {suitable_kind} can"
+    )

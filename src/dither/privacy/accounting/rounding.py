@@ -1,4 +1,4 @@
-"""Logarithms and exponentials of rationals, rounded in a chosen direction by integer arithmetic alone."""
+"""Logarithms and exponentials of rationals, rounded up or down, by integer arithmetic alone."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ FINEST = 60
 
 
 def log_down(x: Fraction) -> Fraction:
-    """At most the natural logarithm of x, and short of it by less than 1e-45."""
+    """Return a lower bound of log(x), less than 1e-45 below it."""
     return Fraction(_log(x)[0], ONE)
 
 
 def log_up(x: Fraction) -> Fraction:
-    """At least the natural logarithm of x, and above it by less than 1e-45."""
+    """Return an upper bound of log(x), less than 1e-45 above it."""
     return Fraction(_log(x)[1], ONE)
 
 
 def exp_down(x: Fraction) -> Fraction:
-    """At most e**x, and short of it by a relative 1e-45 (0 far below, e**16384 far above)."""
+    """Return a lower bound of e**x, within a relative 1e-45; 0 below x = -16384, e**16384 above x = 16384."""
     if x < -LARGEST_EXPONENT:
         return Fraction(0)
     return _exp(min(x, Fraction(LARGEST_EXPONENT)))[0]
 
 
 def exp_up(x: Fraction) -> Fraction:
-    """At least e**x, and above it by a relative 1e-45 (e**-16384 far below)."""
+    """Return an upper bound of e**x, within a relative 1e-45; e**-16384 below x = -16384."""
     if x > LARGEST_EXPONENT:
-        raise InvalidParameter(f"a loss above {LARGEST_EXPONENT} promises nothing and is not converted")
+        raise InvalidParameter(f"a loss must be at most {LARGEST_EXPONENT} to be converted")
     return _exp(max(x, Fraction(-LARGEST_EXPONENT)))[1]
 
 
 def digits_up(x: Fraction) -> Fraction:
-    """The next decimal with twenty digits, none beyond the sixtieth place.
+    """Round x up to about twenty significant decimal digits, none beyond the sixtieth decimal place.
 
     >>> digits_up(Fraction(2, 3))
     Fraction(66666666666666666667, 100000000000000000000)
     """
-    return Fraction(-_scaled(-x), 10 ** _places(x))
+    return Fraction(-_units_of_last_place(-x), 10 ** _decimal_places(x))
 
 
 def digits_down(x: Fraction) -> Fraction:
-    """The decimal before, with twenty digits, none beyond the sixtieth place."""
-    return Fraction(_scaled(x), 10 ** _places(x))
+    """Round x down to about twenty significant decimal digits, none beyond the sixtieth decimal place."""
+    return Fraction(_units_of_last_place(x), 10 ** _decimal_places(x))
 
 
-def _scaled(x: Fraction) -> int:
-    """x in units of its last kept place, rounded down."""
-    places: int = 10 ** _places(x)
-    return x.numerator * places // x.denominator
+def _units_of_last_place(x: Fraction) -> int:
+    """Return x in units of the last decimal place to keep, rounded down."""
+    power_of_ten: int = 10 ** _decimal_places(x)
+    return x.numerator * power_of_ten // x.denominator
 
 
-def _places(x: Fraction) -> int:
-    """How many decimal places leave about twenty digits."""
+def _decimal_places(x: Fraction) -> int:
+    """Return the number of decimal places that leave about twenty significant digits."""
     magnitude = (abs(x.numerator).bit_length() - x.denominator.bit_length()) * 3 // 10
     return max(0, min(FINEST, DIGITS - magnitude))
 
 
 def _atanh(numerator: int, denominator: int) -> int:
-    """The series of atanh(z) for 0 <= z <= 1/3 in units of 2**-BITS, every step truncated."""
+    """Return atanh(z), z = numerator / denominator from 0 to 1/3, in units of 2**-BITS; the series is truncated."""
     power = (numerator << BITS) // denominator
     square = power * power >> BITS
     total, odd = 0, 1
@@ -80,9 +80,9 @@ LOG_TWO = 2 * _atanh(1, 3)
 
 
 def _log(x: Fraction) -> tuple[int, int]:
-    """An enclosure of the natural logarithm in units of 2**-BITS: x = m 2**k, log x = k log 2 + 2 atanh z."""
+    """Return bounds of log(x) in units of 2**-BITS: x = m 2**k, log x = k log 2 + 2 atanh z."""
     if x <= 0:
-        raise InvalidParameter("only a positive number has a logarithm")
+        raise InvalidParameter("the argument of a logarithm must be positive")
     twos = x.numerator.bit_length() - x.denominator.bit_length()
     above, below = x.numerator << max(0, -twos), x.denominator << max(0, twos)
     size = 2 * _atanh(abs(above - below), above + below)
@@ -92,7 +92,7 @@ def _log(x: Fraction) -> tuple[int, int]:
 
 
 def _exp(x: Fraction) -> tuple[Fraction, Fraction]:
-    """An enclosure of e**x: x = k log 2 + r, e**x = 2**k e**r, e**r by its series."""
+    """Return bounds of e**x: x = k log 2 + r, e**x = 2**k e**r, e**r by its series."""
     if not x:
         return Fraction(1), Fraction(1)
     fixed = (x.numerator << BITS) // x.denominator

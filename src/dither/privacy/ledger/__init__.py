@@ -1,4 +1,4 @@
-"""Durable budgets and charges."""
+"""The ledger: durable budgets, charges and recorded answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The durable record of what was promised, spent and answered: what may be asked of it, row by row."""
+"""The ledger's operations: charge budgets, record answers, manage accounts, and report balances and history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from dither.errors import BudgetExceeded, InvalidParameter, LedgerError, NotAllowed, NotFound
+from dither.errors import BudgetExceeded, InvalidParameter, InvalidToken, LedgerError, NotAllowed, NotFound
 from dither.loss import Loss, from_json, to_json
 from dither.plan.context import PublicTableFacts
 from dither.privacy.accounting.filters import filter_of
@@ -23,7 +23,7 @@ from dither.privacy.ledger.state import (
     DatasetVersion,
     LedgerState,
     Population,
-    canonical,
+    canonical_json,
     key,
     source_fingerprints,
     without_sources,
@@ -32,15 +32,15 @@ from dither.privacy.ledger.store import GENESIS, Row, SideNote
 from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, UnitLoss
 from dither.schema import Dataset
 
-HISTORY_ROWS = 2000  # an account that reads its history holds up charges, and takes 3 KB for each of them
+HISTORY_ROWS = 2000  # reading history delays charges, and takes about 3 KB for each charge
 _MINT = object()
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What a kernel asks to be charged for: a question, and what it costs each unit, from public facts alone.
+    """A charge that a kernel proposes: a query and its privacy loss for each unit, computed from public facts alone.
 
-    `version` is that of the description by which it was worked out; a ledger that has moved on refuses it.
+    `version` is the dataset version that the losses were computed from; the ledger rejects all but its current one.
     """
 
     dataset: str
@@ -57,151 +57,157 @@ class Charge:
 
 @dataclass(frozen=True)
 class Account:
-    """Who asks, and in what role."""
+    """The name of an account and its role."""
 
     name: str
     role: str
 
 
 class Receipt:
-    """A durable charge whose answer is still to be drawn. Only `Ledger.charge` makes one; each step is drawn once."""
+    """A durable charge whose answer is not drawn yet. Only `Ledger.charge` makes one; each step is drawn once."""
 
-    def __init__(self, mint: object, sequence: int, time: str, own: tuple[int, str] | None = None) -> None:
+    def __init__(self, mint: object, sequence: int, time: str, own_charge: tuple[int, str] | None = None) -> None:
         if mint is not _MINT:
-            raise LedgerError("a receipt comes from Ledger.charge alone")
-        self.sequence, self.time, self.own = sequence, time, own or (sequence, time)
+            raise LedgerError("only Ledger.charge can make a receipt")
+        self.sequence, self.time, self.own_charge = sequence, time, own_charge or (sequence, time)
         self._redeemed: set[str] = set()
 
     def redeem(self, step: str) -> None:
-        """Marks a step as taken; a second time is refused."""
+        """Mark a step as drawn; raise if it was already drawn."""
         if step in self._redeemed:
-            raise LedgerError("this step of the charge was taken already")
+            raise LedgerError("this step of the charge was already drawn")
         self._redeemed.add(step)
 
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """The answer that a question got before; `paid` says whether this account had paid for it already.
+    """The recorded answer to a repeated query; `paid` is True if this account had already paid for it.
 
-    `own` is, under separate budgets, the charge by which this account's groups paid, and its time: they are not to know
-    when others did.
+    Under separate budgets `own_charge` is the sequence number and time of the charge by which this account's groups
+    paid, so that they do not learn when other groups did.
     """
 
     sequence: int
     release: str
     paid: bool
-    own: tuple[int, str] = field(default=(0, ""), compare=False)
+    own_charge: tuple[int, str] = field(default=(0, ""), compare=False)
 
 
 class Ledger(AppendLog):
-    """The durable record of what was promised, spent and answered; one object may serve many threads."""
+    """The durable record of datasets, accounts, charges and answers; one object can serve many threads."""
 
     # --- Charges and answers ---
 
-    def charge(self, claim: Charge) -> Receipt | RecordedAnswer:
-        """Durably charges every budget for a question, or finds its answer; raises where a budget would be passed."""
+    def charge(self, proposed: Charge) -> Receipt | RecordedAnswer:
+        """Charge every budget for a query durably, or return its recorded answer; raise if a budget is too small."""
 
-        def wants(book: LedgerState) -> list[str]:
-            if book.get(key("dataset", claim.dataset)) is None:
+        def needed_keys(state: LedgerState) -> list[str]:
+            if state.get(key("dataset", proposed.dataset)) is None:
                 return []
-            question = key("question", claim.dataset, book.described(claim.dataset).version, claim.digest)
-            return [question, key("request", claim.account, claim.request_id)] if claim.request_id else [question]
+            question = key("question", proposed.dataset, state.description(proposed.dataset).version, proposed.digest)
+            return (
+                [question, key("request", proposed.account, proposed.request_id)] if proposed.request_id else [question]
+            )
 
-        return self._submit(lambda draft: self._charge(draft, claim), wants)
+        return self._submit(lambda batch: self._charge(batch, proposed), needed_keys)
 
-    def _charge(self, draft: WriteBatch, claim: Charge) -> Receipt | RecordedAnswer:
-        dataset, population, question = draft.book.question(claim.dataset, claim.digest)
-        if claim.version != question[1]:
-            raise LedgerError("the dataset was registered anew by another kernel; this one must be restarted")
-        root = self._repeated(draft.book, claim, question[1])
-        first, unpaid = draft.book.unpaid(population, dataset, claim.account, question)
-        self._check_unanswered(draft.book, root or first)
-        paid = first if root is None and not unpaid else root
+    def _charge(self, batch: WriteBatch, proposed: Charge) -> Receipt | RecordedAnswer:
+        """Return the recorded answer or a receipt for a query; add a charge row if someone still has to pay."""
+        dataset, population, question = batch.state.question(proposed.dataset, proposed.digest)
+        if proposed.version != question[1]:
+            raise LedgerError("another kernel has registered a new version of the dataset; restart this kernel")
+        root = self._charge_of_request_id(batch.state, proposed, question[1])
+        first, unpaid_groups = batch.state.unpaid_groups(population, dataset, proposed.account, question)
+        self._check_unanswered(batch.state, root or first)
+        paid = first if root is None and not unpaid_groups else root
         if paid is not None:
-            own = self._own(draft, population, dataset, claim.account, question, paid)
-            return self._outcome(draft, paid, True, own)
-        row = draft.add("charge", self._charge_body(claim, population, question[1], first, unpaid))
-        own = (row.sequence, row.time)
-        return Receipt(_MINT, *own) if first is None else self._outcome(draft, first, False, own)
+            own_charge = self._find_own_charge(batch, population, dataset, proposed.account, question, paid)
+            return self._reply(batch, paid, True, own_charge)
+        row = batch.add("charge", self._charge_body(proposed, population, question[1], first, unpaid_groups))
+        own_charge = (row.sequence, row.time)
+        return Receipt(_MINT, *own_charge) if first is None else self._reply(batch, first, False, own_charge)
 
-    def _check_unanswered(self, book: LedgerState, root: int | None) -> None:
-        """Refuses to draw for a charge whose answer may have left in a stretch of the ledger that was lost."""
-        lost = book.get(key("closed")) is not None  # now, or at some time
-        if root is None or not lost or book.get(key("answer", root)) is not None:
+    def _check_unanswered(self, state: LedgerState, root: int | None) -> None:
+        """Raise if the charge's answer may have been released in a part of the ledger that was lost."""
+        lost = state.get(key("closed")) is not None  # closed now or at an earlier time
+        if root is None or not lost or state.get(key("answer", root)) is not None:
             return
         if any(row.kind in ("restore", "gap") for row in self._store.rows(root)):
-            raise BudgetExceeded("paid for before the ledger was restored, and maybe answered: ask for another draw")
+            raise BudgetExceeded("possibly answered before the ledger was restored; ask again with another repeat")
 
-    def _own(
-        self, draft: WriteBatch, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
+    def _find_own_charge(
+        self, batch: WriteBatch, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
         root: int,
     ) -> tuple[int, str]:  # fmt: skip
-        """The charge by which an account's groups paid for a question, and its time: not that of others before them."""
+        """Return the number and time of the first charge by which the account's own groups paid for a query."""
         if not population.separate:
             return 0, ""
         groups = population.groups_of(dataset, account)
-        paid = (draft.book.get(key("paid", group, *question)) for group in groups)
-        sequence = min((int(found) for found in paid if found is not None), default=root)
-        row = next((row for row in draft.rows if row.sequence == sequence), None) or self._store.row(sequence)
+        paid = (batch.state.get(key("paid", group, *question)) for group in groups)
+        sequence = min((int(recorded) for recorded in paid if recorded is not None), default=root)
+        row = next((row for row in batch.rows if row.sequence == sequence), None) or self._store.row(sequence)
         return sequence, "" if row is None else row.time
 
     def _charge_body(
-        self, claim: Charge, population: Population, version: str, first: int | None, unpaid: list[str]
+        self, proposed: Charge, population: Population, version: str, first: int | None, unpaid_groups: list[str]
     ) -> dict[str, Any]:
-        losses = [[each.unit, each.kind, to_json(each.loss)] for each in claim.losses]
+        """Return the body of a charge row."""
+        losses = [[each.unit, each.kind, to_json(each.loss)] for each in proposed.losses]
         return {
-            "account": claim.account,
-            "code": claim.code,
+            "account": proposed.account,
+            "code": proposed.code,
             "costs": [list(cost) for cost in population.costs(json.dumps(losses))],
-            "dataset": claim.dataset,
-            "digest": claim.digest,
-            "facts": list(claim.facts),
-            "groups": unpaid,
+            "dataset": proposed.dataset,
+            "digest": proposed.digest,
+            "facts": list(proposed.facts),
+            "groups": unpaid_groups,
             "losses": losses,
             "of": first,
-            "request": claim.request,
-            "request_id": claim.request_id,
+            "request": proposed.request,
+            "request_id": proposed.request_id,
             "version": version,
-            "windows": {unit: list(windows) for unit, windows in claim.windows.items()},
+            "windows": {unit: list(windows) for unit, windows in proposed.windows.items()},
         }
 
-    def _repeated(self, book: LedgerState, claim: Charge, version: str) -> int | None:
-        """The charge that this account's request id already stands for."""
-        held = book.get(key("request", claim.account, claim.request_id)) if claim.request_id else None
-        if held is None:
+    def _charge_of_request_id(self, state: LedgerState, proposed: Charge, version: str) -> int | None:
+        """Return the charge that this account already made under the request id, or None."""
+        stored_request = (
+            state.get(key("request", proposed.account, proposed.request_id)) if proposed.request_id else None
+        )
+        if stored_request is None:
             return None
-        root, digest = held.split()
-        if digest != claim.digest:
-            raise InvalidParameter("this request id stands for another question; use a new one")
-        if book.get(key("answer", int(root))) is None and book.body(int(root))["version"] != version:
+        root, digest = stored_request.split()
+        if digest != proposed.digest:
+            raise InvalidParameter("this request id was already used for another query; use a new request id")
+        if state.get(key("answer", int(root))) is None and state.body(int(root))["version"] != version:
             raise InvalidParameter(
-                "this request id stands for a charge on an earlier version of the data; use a new one"
+                "this request id was already used on an earlier version of the data; use a new request id"
             )
         return int(root)
 
-    def _outcome(self, draft: WriteBatch, root: int, paid: bool, own: tuple[int, str]) -> Receipt | RecordedAnswer:
-        """The recorded answer, or the right to draw one; handed out only once the charge is durable."""
-        answer = draft.book.get(key("answer", root))
+    def _reply(self, batch: WriteBatch, root: int, paid: bool, own_charge: tuple[int, str]) -> Receipt | RecordedAnswer:
+        """Return the recorded answer, or a receipt to draw one; `_submit` passes it on once the charge is durable."""
+        answer = batch.state.get(key("answer", root))
         if answer is not None:
-            return RecordedAnswer(root, draft.book.body(int(answer))["release"], paid, own)
-        return Receipt(_MINT, root, draft.time, own)
+            return RecordedAnswer(root, batch.state.body(int(answer))["release"], paid, own_charge)
+        return Receipt(_MINT, root, batch.time, own_charge)
 
     def record(self, receipt: Receipt, release: str) -> str:
-        """Durably records the answer to a charge; where another process was faster, its answer is the one."""
+        """Record the answer to a charge durably and return it; if another process recorded one first, return that."""
 
-        def decide(draft: WriteBatch) -> str:
-            answer = draft.book.get(key("answer", receipt.sequence))
+        def decide(batch: WriteBatch) -> str:
+            answer = batch.state.get(key("answer", receipt.sequence))
             if answer is not None:
-                return str(draft.book.body(int(answer))["release"])
-            draft.add("answer", {"charge": receipt.sequence, "release": release})
+                return str(batch.state.body(int(answer))["release"])
+            batch.add("answer", {"charge": receipt.sequence, "release": release})
             return release
 
         return self._submit(decide)
 
-    # --- What the curator does ---
+    # --- Datasets, accounts and gaps ---
 
     def register(self, dataset: Dataset, facts: PublicTableFacts | None = None, by: str = KERNEL) -> None:
-        """Writes down a dataset's public description, if it is new or has changed."""
+        """Record a dataset's public description if it is new or has changed."""
         body = {
             "by": by,
             "facts": encode(facts or PublicTableFacts()).decode(),
@@ -209,209 +215,214 @@ class Ledger(AppendLog):
             "sources": source_fingerprints(dataset),
         }
 
-        def decide(draft: WriteBatch) -> None:
-            at = draft.book.get(key("dataset", dataset.name))
-            if at is None or draft.book.body(int(at.split()[0])) != body:
-                draft.add("dataset", body)
+        def decide(batch: WriteBatch) -> None:
+            position = batch.state.get(key("dataset", dataset.name))
+            if position is None or batch.state.body(int(position.split()[0])) != body:
+                batch.add("dataset", body)
 
         self._submit(decide)
 
     def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
-        """Makes an account, or a new token for it; returns the token, which is kept nowhere."""
+        """Add an account, or replace its token; return the token, of which only the hash is stored."""
         token = f"dither_{secrets.token_urlsafe(32)}"
-        until = None if days is None else utc_text(self._clock.utc() + timedelta(days=days))
-        self._set_account(name, role, by, hash_token(token), until)
+        expiry = None if days is None else utc_text(self._clock.utc() + timedelta(days=days))
+        self._set_account(name, role, by, hash_token(token), expiry)
         return token
 
     def revoke_account(self, name: str, by: str = KERNEL) -> None:
-        """Ends an account's token."""
-        with self._reading() as book:
-            at = book.get(key("account", name))
-            if at is None:
+        """Revoke an account's token."""
+        with self._latest_state() as state:
+            position = state.get(key("account", name))
+            if position is None:
                 raise NotFound(f"there is no account {name!r}")
-            role = book.body(int(at))["role"]
+            role = state.body(int(position))["role"]
         self._set_account(name, role, by, None, None)
 
     def _set_account(self, name: str, role: str, by: str, token: str | None, expires: str | None) -> None:
+        """Add a row with an account's role and token hash; None revokes the token."""
         body = {"by": by, "expires": expires, "name": name, "role": role, "token": token}
-        self._submit(lambda draft: draft.add("account", body))
+        self._submit(lambda batch: batch.add("account", body))
 
     def act(self, by: str, act: str, of: str = "") -> None:
-        """Writes down what a curator did."""
-        self._submit(lambda draft: draft.add("act", {"act": act, "by": by, "of": of}))
+        """Record an action of a curator."""
+        self._submit(lambda batch: batch.add("act", {"act": act, "by": by, "of": of}))
 
     def authenticate(self, token: str) -> Account:
-        """Whose token this is; unknown, expired and revoked ones are refused alike."""
-        mine = hash_token(token)
-        with self._reading() as book:
-            name = book.get(key("token", mine))
-        account, kept = self._standing(name)
-        if account is None or not hmac.compare_digest(kept, mine):
-            raise NotAllowed("the token is not valid")
+        """Return the account of a token; unknown, expired and revoked tokens raise the same error."""
+        presented_hash = hash_token(token)
+        with self._latest_state() as state:
+            name = state.get(key("token", presented_hash))
+        account, token_hash = self._active_account(name)
+        if account is None or not hmac.compare_digest(token_hash, presented_hash):
+            raise InvalidToken("the token is not valid")
         return account
 
     def account(self, name: str) -> Account:
-        """An account whose owner has shown who they are by other means; refused where a token of it would be."""
-        account, _ = self._standing(name)
+        """Return an account that was authenticated by other means; raise if it is unknown, expired or revoked."""
+        account, _ = self._active_account(name)
         if account is None:
-            raise NotAllowed("the token is not valid")
+            raise InvalidToken("the token is not valid")
         return account
 
-    def _standing(self, name: str | None) -> tuple[Account | None, str]:
-        """An account that is neither expired nor revoked, and the hash of its token."""
-        with self._reading() as book:
-            at = book.get(key("account", name)) if name is not None else None
-            body = book.body(int(at)) if at is not None else {"token": None, "expires": None}
+    def _active_account(self, name: str | None) -> tuple[Account | None, str]:
+        """Return an account and the hash of its token, or None and "" if it is unknown, expired or revoked."""
+        with self._latest_state() as state:
+            position = state.get(key("account", name)) if name is not None else None
+            body = state.body(int(position)) if position is not None else {"token": None, "expires": None}
         expired = body["expires"] is not None and max(self._now(), self._time) >= body["expires"]
         if expired or body["token"] is None:
             return None, ""
         return Account(str(body["name"]), str(body["role"])), str(body["token"])
 
     def mark_gap(self, head: LedgerHead, spent: Loss | None, by: str = KERNEL) -> None:
-        """Counts a lost stretch that ended at `head` as spent: a loss for everyone, or None for all that was left."""
+        """Charge a lost ledger segment ending at `head`: `spent` to every budget, or exhaust them all if it is None."""
 
         body = {"by": by, "head": asdict(head), "spent": None if spent is None else to_json(spent)}
-        self._submit(lambda draft: draft.add("gap", body))
+        self._submit(lambda batch: batch.add("gap", body))
 
     def check_head(self, head: LedgerHead) -> bool:
-        """Refuses if this ledger does not continue the one that ended at `head`; false if a gap gave that end up."""
-        with self._reading() as book:
+        """Return True if the ledger continues from `head`, False if a gap was marked for it; raise otherwise."""
+        with self._latest_state() as state:
             row = self._store.row(head.sequence)
-            marked = book.get(key("gap", head.sequence, head.hash))
+            marked = state.get(key("gap", head.sequence, head.hash))
         continued = head == GENESIS or (row is not None and row.hash == head.hash)
         if not continued and marked is None:
-            raise LedgerError("the ledger lies behind a head that was seen: the curator must mark the gap as spent")
+            raise LedgerError("the ledger lacks a head that was seen before: the curator must mark the gap as spent")
         return continued
 
-    # --- What may be read ---
+    # --- Previews, balances and history ---
 
-    def preview(self, claim: Charge) -> tuple[bool, bool]:
-        """Whether a claim would be free, and whether its budgets allow it; nothing is written."""
-        with self._reading() as book:
-            draft = WriteBatch(book, self.head, self._time, self._now())
+    def preview(self, proposed: Charge) -> tuple[bool, bool]:
+        """Return whether a charge would be free and whether its budgets allow it, without writing anything."""
+        with self._latest_state() as state:
+            batch = WriteBatch(state, self.head, self._time, self._now())
             try:
-                self._charge(draft, claim)
+                self._charge(batch, proposed)
             except BudgetExceeded:
                 return False, False
-            return not draft.rows, True
+            return not batch.rows, True
 
     def describe(self, dataset: str) -> DatasetVersion:
-        """A dataset as last registered."""
-        with self._reading() as book:
-            return book.described(dataset)
+        """Return the last registered version of a dataset."""
+        with self._latest_state() as state:
+            return state.description(dataset)
 
     def may_ask(self, dataset: str, account: str) -> bool:
-        """Whether the account's groups let it ask."""
-        with self._reading() as book:
-            described, population, _ = book.question(dataset, "")
+        """Return True if the account belongs to a group of the dataset, or the dataset needs no groups."""
+        with self._latest_state() as state:
+            description, population, _ = state.question(dataset, "")
             try:
-                population.groups_of(described, account)
+                population.groups_of(description, account)
             except NotAllowed:
                 return False
             return True
 
     def balances(self, dataset: str, account: str | None, windows: Mapping[str, Iterable[str]]) -> tuple[Balance, ...]:
-        """The budgets that an account's charges count against; without an account, everyone's of the dataset."""
-        with self._reading() as book:
-            described, population, _ = book.question(dataset, "")
-            everyone = tuple(group.name for group in described.groups)
-            groups = everyone if account is None else population.groups_of(described, account)
-            pools = population.balances_for(groups, KERNEL if account is None else account, windows, fresh=True)
-            return tuple(_balance(pool, book.spent(population, pool)) for pool in pools if pool.limit is not None)
+        """Return the capped balances that an account's charges add to; without an account, those of every group."""
+        with self._latest_state() as state:
+            description, population, _ = state.question(dataset, "")
+            all_groups = tuple(group.name for group in description.groups)
+            groups = all_groups if account is None else population.groups_of(description, account)
+            totals = population.balances_for(groups, KERNEL if account is None else account, windows, fresh=True)
+            return tuple(
+                _to_balance(total, state.spent(population, total)) for total in totals if total.limit is not None
+            )
 
     def charges(self, dataset: str) -> int:
-        """How many charges a dataset has had."""
-        with self._reading() as book:
-            return book.charges(dataset)
+        """Return the number of charges of a dataset."""
+        with self._latest_state() as state:
+            return state.charges(dataset)
 
     def history(self, dataset: str, account: str | None) -> tuple[HistoryEntry, ...]:
-        """The charges among the latest rows that an account may see: all, or its groups' under separate budgets."""
-        with self._reading() as book:
-            described, population, _ = book.question(dataset, "")
-            groups = set(population.groups_of(described, account)) if account and population.separate else None
+        """Return recent charges that an account may see: all, or those of its groups under separate budgets."""
+        with self._latest_state() as state:
+            description, population, _ = state.question(dataset, "")
+            groups = set(population.groups_of(description, account)) if account and population.separate else None
             rows = self._store.rows(max(0, self.head.sequence - HISTORY_ROWS))
             charges = ((row, json.loads(row.body)) for row in rows if row.kind == "charge")
             return tuple(
-                _entry(row, body, book.get(key("answer", body["of"] or row.sequence)) is not None)
+                _to_history_entry(row, body, state.get(key("answer", body["of"] or row.sequence)) is not None)
                 for row, body in charges
                 if body["dataset"] == dataset and (groups is None or groups & set(body["groups"]))
             )
 
     def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
-        """The last recorded answer to a question that an account asked of any version of a dataset."""
-        asked, charges, found = (dataset, account, digest), set[int](), None
+        """Return the last recorded answer to a query that the account paid for, on any version of the dataset."""
+        identity, charges, recorded = (dataset, account, digest), set[int](), None
         for row in self.rows():
             body = json.loads(row.body)
-            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == asked:
+            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == identity:
                 charges.add(row.sequence)
             if row.kind == "answer" and body["charge"] in charges:
-                found = str(body["release"])
-        return found
+                recorded = str(body["release"])
+        return recorded
 
     def rows(self) -> tuple[Row, ...]:
-        """Every row."""
-        with self._reading():
+        """Return every row."""
+        with self._latest_state():
             return tuple(self._store.rows())
 
-    # --- Beside the chain: refusals, and what only the curator sees ---
+    # --- Side notes, outside the hash chain: refusals, misses, unlocks and latency resets ---
 
-    def refuse(self, account: str, dataset: str, reason: str) -> None:
-        """Notes a refusal."""
-        with self._turn:
-            self._store.note("refusal", dataset, self._now(), canonical({"account": account, "reason": reason}))
+    def record_refusal(self, account: str, dataset: str, reason: str) -> None:
+        """Record a refused query."""
+        with self._lock:
+            self._store.note("refusal", dataset, self._now(), canonical_json({"account": account, "reason": reason}))
 
     def refusals(self, dataset: str) -> list[SideNote]:
-        """The refusals of a dataset, oldest first."""
-        with self._turn:
+        """Return the recorded refusals of a dataset, oldest first."""
+        with self._lock:
             return self._store.notes("refusal", dataset)
 
     def record_miss(self, dataset: str, time_class: str) -> None:
-        """Notes an answer that was late, cut off or failed."""
-        with self._turn:
+        """Record a miss: an answer that was late, was cut off or failed."""
+        with self._lock:
             self._store.note("miss", dataset, self._now(), time_class)
 
     def misses(self, dataset: str) -> tuple[list[SideNote], int]:
-        """Every miss of a dataset, and how many came after the curator last unlocked it."""
-        with self._turn:
-            all_of_them, last = self._store.notes("miss", dataset), self._last("unlock", dataset)
-        return all_of_them, sum(miss.number > last for miss in all_of_them)
+        """Return every miss of a dataset, and the number of misses since the curator last unlocked it."""
+        with self._lock:
+            all_misses, last = self._store.notes("miss", dataset), self._last_note_number("unlock", dataset)
+        return all_misses, sum(miss.number > last for miss in all_misses)
 
     def latency_step(self, dataset: str, time_class: str) -> int:
-        """How many misses of a class count for its prediction: those after the curator last quickened the dataset."""
-        with self._turn:
-            misses, last = self._store.notes("miss", dataset), self._last("quicken", dataset)
+        """Return the number of misses of a time class since the curator last reset the dataset's latency."""
+        with self._lock:
+            misses, last = self._store.notes("miss", dataset), self._last_note_number("quicken", dataset)
         return sum(miss.body == time_class and miss.number > last for miss in misses)
 
-    def _last(self, act: str, dataset: str) -> int:
-        """The number of the curator's last note of a kind; 0 if there is none."""
+    def _last_note_number(self, act: str, dataset: str) -> int:
+        """Return the number of the last note of a kind, or 0 if there is none."""
         return max((note.number for note in self._store.notes(act, dataset)), default=0)
 
-    def unlocked(self, dataset: str) -> int:
-        """How often a dataset was unlocked."""
-        with self._turn:
+    def unlock_count(self, dataset: str) -> int:
+        """Return the number of times that a dataset was unlocked."""
+        with self._lock:
             return len(self._store.notes("unlock", dataset))
 
     def unlock(self, dataset: str) -> None:
-        """Lets a dataset that was locked by misses answer again."""
-        with self._turn:
+        """Unlock a dataset that was locked by misses."""
+        with self._lock:
             self._store.note("unlock", dataset, self._now(), "")
 
     def reset_latency(self, dataset: str) -> None:
-        """Lets predictions forget the misses so far; the cap on them and the bits that they may tell do not."""
-        with self._turn:
+        """Reset latency predictions; the miss cap and the leakage bound are unchanged."""
+        with self._lock:
             self._store.note("quicken", dataset, self._now(), "")
 
 
 def hash_token(token: str) -> str:
-    """What is kept of a token: it has 256 random bits, so a plain hash does."""
+    """Hash a token for storage; a token has 256 random bits, so an unsalted hash is enough."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _balance(pool: BudgetBalance, spent: tuple[int, ...]) -> Balance:
-    names = filter_of(pool.budget).names
-    return Balance(pool.level, pool.name, pool.budget, pool.window, names, pool.limit or (), spent)
+def _to_balance(total: BudgetBalance, spent: tuple[int, ...]) -> Balance:
+    """Convert a running total to the balance that the protocol reports."""
+    names = filter_of(total.budget).names
+    return Balance(total.level, total.name, total.budget, total.window, names, total.limit or (), spent)
 
 
-def _entry(row: Row, body: Mapping[str, Any], answered: bool) -> HistoryEntry:
+def _to_history_entry(row: Row, body: Mapping[str, Any], answered: bool) -> HistoryEntry:
+    """Convert a charge row to the history entry that the protocol reports."""
     losses = tuple(UnitLoss(unit, kind, from_json(loss)) for unit, kind, loss in body["losses"])
     return HistoryEntry(row.sequence, row.time, body["account"], body["digest"], losses, answered)

@@ -1,4 +1,4 @@
-"""How rows get into the ledger: those who wait are served together, in one durable step, on the state as it stands."""
+"""The append-only log: concurrent writes are decided on the current state and committed in batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dither.errors import LedgerError
-from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical
+from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical_json
 from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
 from dither.privacy.pacing import Clock, SystemClock
 from dither.privacy.protocol import LedgerHead
@@ -22,18 +22,19 @@ BATCH = 128
 GATHER_SECONDS = 0.001
 SNAPSHOT_ROWS = 1024
 T = TypeVar("T")
-_HOT = ('["spent",', '["charges",', '["population",', '["dataset",', '["account",', '["closed"]')  # kept in memory
+# Prefixes of the state keys whose values stay in memory.
+_HOT_PREFIXES = ('["spent",', '["charges",', '["population",', '["dataset",', '["account",', '["closed"]')
 
 
 class _Overtaken(Exception):
-    """Another process has moved the snapshot past the last row that was seen here."""
+    """Another process has moved the snapshot past the last row that this process has applied."""
 
 
 class PendingWrite(Generic[T]):
-    """One decision that waits for its turn, and then its outcome."""
+    """A write that waits to be decided and committed with a batch, and its outcome."""
 
-    def __init__(self, decide: Callable[[WriteBatch], T], wants: Callable[[LedgerState], list[str]]) -> None:
-        self._decide, self.wants = decide, wants
+    def __init__(self, decide: Callable[[WriteBatch], T], needed_keys: Callable[[LedgerState], list[str]]) -> None:
+        self._decide, self.needed_keys = decide, needed_keys
         self.done = False
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -41,226 +42,231 @@ class PendingWrite(Generic[T]):
         self._problem: Exception | None = None
 
     def wait(self) -> None:
-        """Waits until it is done, or until it is its turn to lead."""
+        """Wait until the write is done, or until its thread must lead the next batch."""
         self._gate.acquire()
 
     def wake(self) -> None:
-        """Ends the wait."""
+        """End the wait."""
         self._gate.release()
 
-    def run(self, draft: WriteBatch) -> None:
-        """Decides, on the state as the tickets before it leave it."""
+    def run(self, batch: WriteBatch) -> None:
+        """Decide this write on the state after the earlier writes of the batch."""
         self._problem = None
         try:
-            self._outcome = self._decide(draft)
+            self._outcome = self._decide(batch)
         except _Overtaken:
             raise
         except Exception as problem:
             self._problem = problem
 
     def fail(self, problem: BaseException) -> None:
-        """What was decided may not have been written."""
+        """Record a failure to commit the batch, unless the write already failed by itself."""
         known = problem if isinstance(problem, LedgerError) else LedgerError("the ledger could not be written")
         self._problem = self._problem or known
 
     def result(self) -> T:
-        """The outcome, or the error."""
+        """Return the outcome, or raise the error."""
         if self._problem is not None:
             raise self._problem
         return self._outcome  # type: ignore[return-value]
 
 
 class WriteBatch:
-    """Rows that are about to be written together."""
+    """Rows that will be committed together."""
 
-    def __init__(self, book: LedgerState, head: LedgerHead, last_time: str, now: str) -> None:
-        self.book, self.head, self.time = book, head, max(now, last_time)
+    def __init__(self, state: LedgerState, head: LedgerHead, last_time: str, now: str) -> None:
+        self.state, self.head, self.time = state, head, max(now, last_time)
         self.rows: list[Row] = []
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
-        """The next row, if the rules allow it."""
-        self.book.apply(kind, body, self.head.sequence + 1)
-        row = chain_row(self.head, kind, self.time, canonical(body))
+        """Add a row if the rules allow it; return the row."""
+        self.state.apply(kind, body, self.head.sequence + 1)
+        row = chain_row(self.head, kind, self.time, canonical_json(body))
         self.rows.append(row)
         self.head = row.head
         return row
 
 
 class AppendLog:
-    """An append-only chain of rows that many threads and processes write, and the state that follows from it."""
+    """An append-only hash chain of rows that many threads and processes write, and the state that follows from it."""
 
     def __init__(self, place: str | Path, clock: Clock | None = None, *, create: bool = True) -> None:
         self._store: Store = open_store(place, create=create)
         self._clock = clock or SystemClock()
-        self._renew()
+        self._reset_for_process()
 
-    def _renew(self) -> None:
-        """What belongs to one process: a forked child starts with its own."""
+    def _reset_for_process(self) -> None:
+        """Create the locks, queue and caches of this process; a forked child needs its own."""
         self._process = os.getpid()
-        self._turn, self._queue, self._led, self._expected = threading.RLock(), threading.Lock(), False, 0
+        self._lock, self._queue_lock, self._has_leader, self._expected = threading.RLock(), threading.Lock(), False, 0
         self._waiting: list[PendingWrite[Any]] = []
-        self._memory = DescriptionCache()
-        self._forget()
+        self._decoded = DescriptionCache()
+        self._reload()
 
-    def _forget(self) -> None:
-        """Starts from the snapshot and the rows after it."""
+    def _reload(self) -> None:
+        """Reload the state from the snapshot and the rows after it."""
         self._changes: dict[str, str] = {}
         self._hot: dict[str, str | None] = {}
-        self._base = self._store.state_at()
-        self.head, self._time = self._base_head(), ""
+        self._snapshot_sequence = self._store.state_at()
+        self.head, self._time = self._snapshot_head(), ""
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Takes in the rows that others have written; should the snapshot overtake this, starts from there."""
+        """Apply the rows that other writers have added; reload if the snapshot has moved past this process."""
         try:
             for row in self._store.rows(self.head.sequence):
-                self._take(row)
+                self._apply_row(row)
         except _Overtaken:
-            self._forget()
+            self._reload()
 
-    def _base_head(self) -> LedgerHead:
-        row = self._store.row(self._base)
-        if row is None and self._base:
-            raise LedgerError("the ledger's rows end before its snapshot")
+    def _snapshot_head(self) -> LedgerHead:
+        """Return the head of the row that the snapshot ends with."""
+        row = self._store.row(self._snapshot_sequence)
+        if row is None and self._snapshot_sequence:
+            raise LedgerError("the ledger ends before the row of its snapshot")
         return row.head if row else GENESIS
 
-    def _take(self, row: Row) -> None:
-        """Takes in a row that was written after the snapshot, by the rules."""
+    def _apply_row(self, row: Row) -> None:
+        """Check and apply a row that was written after the snapshot."""
         if chain_row(self.head, row.kind, row.time, row.body) != row:
-            raise LedgerError(f"row {row.sequence} of the ledger does not follow from those before it")
-        book = self._book()
-        book.apply(row.kind, json.loads(row.body), row.sequence)
-        self._remember(book.updates)
+            raise LedgerError(f"row {row.sequence} of the ledger does not follow from the rows before it")
+        state = self._new_state()
+        state.apply(row.kind, json.loads(row.body), row.sequence)
+        self._record_changes(state.updates)
         self.head, self._time = row.head, row.time
 
-    def _remember(self, updates: Mapping[str, str]) -> None:
-        """What rows after the snapshot changed; the hot part is at hand in any case."""
+    def _record_changes(self, updates: Mapping[str, str]) -> None:
+        """Record state changes since the snapshot; hot keys also stay in memory after the next snapshot."""
         self._changes.update(updates)
-        self._hot.update({name: value for name, value in updates.items() if name.startswith(_HOT)})
+        self._hot.update({name: value for name, value in updates.items() if name.startswith(_HOT_PREFIXES)})
 
     def _submit(
-        self, decide: Callable[[WriteBatch], T], wants: Callable[[LedgerState], list[str]] = lambda book: []
+        self, decide: Callable[[WriteBatch], T], needed_keys: Callable[[LedgerState], list[str]] = lambda state: []
     ) -> T:
-        """What was decided, once it is durable: one of those who wait leads, and writes for all of them."""
+        """Queue a write and return its outcome once it is durable; one waiting thread commits for all."""
         if self._process != os.getpid():
-            self._renew()
-        ticket = PendingWrite(decide, wants)
-        with self._queue:
-            self._waiting.append(ticket)
-            leads, self._led = not self._led, True
-        if not leads:
-            ticket.wait()
-        if not ticket.done:
+            self._reset_for_process()
+        write = PendingWrite(decide, needed_keys)
+        with self._queue_lock:
+            self._waiting.append(write)
+            is_leader, self._has_leader = not self._has_leader, True
+        if not is_leader:
+            write.wait()
+        if not write.done:
             self._lead()
-        return ticket.result()
+        return write.result()
 
     def _lead(self) -> None:
-        """Serves those who wait, and lets the first of those who came meanwhile lead next."""
-        self._gather()
-        with self._queue:
-            tickets = self._waiting[:BATCH]
-            del self._waiting[: len(tickets)]
+        """Commit the waiting writes as one batch, then let the first thread that arrived meanwhile lead the next."""
+        self._wait_for_more()
+        with self._queue_lock:
+            writes = self._waiting[:BATCH]
+            del self._waiting[: len(writes)]
         try:
-            with self._turn:
-                self._serve(tickets)
+            with self._lock:
+                self._write_with_retry(writes)
         finally:
-            with self._queue:
-                following = self._waiting[:1]
-                self._led, self._expected = bool(following), min(BATCH, len(self._waiting) + len(tickets))
-            for ticket in tickets:
-                ticket.done = True
-            for ticket in (*following, *tickets):
-                ticket.wake()
+            with self._queue_lock:
+                next_leader = self._waiting[:1]
+                self._has_leader, self._expected = bool(next_leader), min(BATCH, len(self._waiting) + len(writes))
+            for write in writes:
+                write.done = True
+            for write in (*next_leader, *writes):
+                write.wake()
 
-    def _gather(self) -> None:
-        """Waits a moment for as many as were here last time: they share one durable step."""
+    def _wait_for_more(self) -> None:
+        """Wait briefly for as many writes as the last batch suggests, so that they share one commit."""
         until = time.monotonic() + GATHER_SECONDS
         while len(self._waiting) < self._expected and time.monotonic() < until:
             time.sleep(GATHER_SECONDS / 20)
 
-    def _serve(self, tickets: list[PendingWrite[Any]]) -> None:
+    def _write_with_retry(self, writes: list[PendingWrite[Any]]) -> None:
+        """Commit a batch, catching up with other writers until it succeeds; on failure mark every write as failed."""
         try:
-            written = self._write(tickets, presuming=True)
+            written = self._write(writes, presume_new=True)
             while not written:
                 self._catch_up()
-                written = self._write(tickets, presuming=False)
+                written = self._write(writes, presume_new=False)
         except BaseException as problem:
-            for ticket in tickets:
-                ticket.fail(problem)
+            for write in writes:
+                write.fail(problem)
             if not isinstance(problem, LedgerError):
                 raise
 
-    def _write(self, tickets: list[PendingWrite[Any]], presuming: bool) -> bool:
-        """Decides for every ticket and writes what they decided; false if another writer was faster.
+    def _write(self, writes: list[PendingWrite[Any]], presume_new: bool) -> bool:
+        """Decide every write and commit the resulting rows; return False if another writer was faster.
 
-        When presuming, questions are taken for new without looking, and the same step that writes makes sure of it.
+        With `presume_new`, queries are taken to be new without reading the snapshot; the commit itself checks this.
         """
-        draft = WriteBatch(self._book(), self.head, self._time, self._now())
+        batch = WriteBatch(self._new_state(), self.head, self._time, self._now())
         try:
-            asked = dict.fromkeys(name for ticket in tickets for name in ticket.wants(draft.book))
-            new = [name for name in asked if name not in self._changes] if presuming else []
-            draft.book.fetch(asked, absent=new)
-            for ticket in tickets:
-                ticket.run(draft)
+            wanted_keys = dict.fromkeys(name for write in writes for name in write.needed_keys(batch.state))
+            unseen = [name for name in wanted_keys if name not in self._changes] if presume_new else []
+            batch.state.fetch(wanted_keys, absent=unseen)
+            for write in writes:
+                write.run(batch)
         except _Overtaken:
             return False
-        if not (self._store.append(self.head, draft.rows, new) if draft.rows else not new and self._current()):
+        if not (self._store.append(self.head, batch.rows, unseen) if batch.rows else not unseen and self._is_current()):
             return False
-        self._remember(draft.book.updates)
-        self.head, self._time = draft.head, draft.rows[-1].time if draft.rows else self._time
-        if self.head.sequence - self._base >= SNAPSHOT_ROWS:
+        self._record_changes(batch.state.updates)
+        self.head, self._time = batch.head, batch.rows[-1].time if batch.rows else self._time
+        if self.head.sequence - self._snapshot_sequence >= SNAPSHOT_ROWS:
             self._snapshot()
         return True
 
-    def _current(self) -> bool:
+    def _is_current(self) -> bool:
+        """Return True if no other writer has added rows."""
         return self._store.head() == self.head
 
     def _snapshot(self) -> None:
-        """Moves the snapshot on; if that fails the rows still stand, and it is tried again later."""
+        """Move the snapshot to the last row; on failure the rows are unaffected and a later write tries again."""
         with suppress(LedgerError):
             self._store.snapshot(self.head.sequence, self._changes)
-            self._base, self._changes = self.head.sequence, {}
+            self._snapshot_sequence, self._changes = self.head.sequence, {}
 
-    def _book(self) -> LedgerState:
-        return LedgerState(self._state, self._store.row, self._memory, self._hot)
+    def _new_state(self) -> LedgerState:
+        """Return the state after the last applied row, for deciding and applying rows."""
+        return LedgerState(self._read_state, self._store.row, self._decoded, self._hot)
 
-    def _state(self, names: list[str]) -> dict[str, str]:
-        """State after the last row that was seen."""
+    def _read_state(self, names: list[str]) -> dict[str, str]:
+        """Read state as of the last row that this process has applied; raise `_Overtaken` if the snapshot is newer."""
         known = {name: self._changes.get(name, self._hot.get(name)) for name in names}
         rest = [name for name, value in known.items() if value is None and name not in self._hot]
-        at, found = self._store.state(rest) if rest else (0, {})
-        if at > self.head.sequence:
+        stored_sequence, stored = self._store.entries(rest) if rest else (0, {})
+        if stored_sequence > self.head.sequence:
             raise _Overtaken
-        self._hot.update({name: found.get(name) for name in rest if name.startswith(_HOT)})
-        return found | {name: value for name, value in known.items() if value is not None}
+        self._hot.update({name: stored.get(name) for name in rest if name.startswith(_HOT_PREFIXES)})
+        return stored | {name: value for name, value in known.items() if value is not None}
 
-    def _state_or_newer(self, names: list[str]) -> dict[str, str]:
-        """The same for readers, who may see a little ahead."""
+    def _read_state_or_newer(self, names: list[str]) -> dict[str, str]:
+        """Read state for readers, which may use a newer snapshot: reload and read again."""
         try:
-            return self._state(names)
+            return self._read_state(names)
         except _Overtaken:
-            self._forget()
-            return self._state_or_newer(names)
+            self._reload()
+            return self._read_state_or_newer(names)
 
     def _now(self) -> str:
+        """Return the current time as text."""
         return utc_text(self._clock.utc())
 
     @contextmanager
-    def _reading(self) -> Iterator[LedgerState]:
-        """The state as it stands."""
+    def _latest_state(self) -> Iterator[LedgerState]:
+        """Yield the current state, under the lock."""
         if self._process != os.getpid():
-            self._renew()
-        with self._turn:
+            self._reset_for_process()
+        with self._lock:
             self._catch_up()
-            yield LedgerState(self._state_or_newer, self._store.row, self._memory)
+            yield LedgerState(self._read_state_or_newer, self._store.row, self._decoded)
 
     def close(self) -> None:
-        """Lets go of the database."""
+        """Write a last snapshot if there are changes, and close the database."""
         if self._changes and self._process == os.getpid():
             self._snapshot()
         self._store.close()
 
 
 def utc_text(moment: datetime) -> str:
-    """A moment to the second."""
+    """Format a UTC time to the second."""
     return f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"

@@ -1,4 +1,4 @@
-"""Maintain a ledger from outside: verify it offline, copy it, put a copy back."""
+"""Verify a ledger offline, back it up and restore it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
 from dither.plan.context import Context
 from dither.privacy.ledger.log import utc_text
-from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical
+from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical_json
 from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
 from dither.privacy.pacing import SystemClock
 from dither.privacy.protocol import LedgerHead, UnitLoss
 
-Appraise = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
+PrivacyCostFunction = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
 
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """How far a ledger holds: its rows and end, and the first row that does not fit (None if all do) and why."""
+    """The outcome of a verification: the number of valid rows, their head, the first invalid row and its problem."""
 
     rows: int
     head: LedgerHead
@@ -32,39 +32,42 @@ class VerificationResult:
 
     @property
     def sound(self) -> bool:
-        """Whether every row fits."""
+        """True if no problem was found."""
         return not self.problem
 
 
-def verify(place: str | Path, appraise: Appraise | None = None, seen: LedgerHead | None = None) -> VerificationResult:
-    """Recomputes hashes, rules, sums and (given `appraise`) losses from the ledger alone, and names the first misfit.
+def verify(
+    place: str | Path, privacy_cost: PrivacyCostFunction | None = None, seen_head: LedgerHead | None = None
+) -> VerificationResult:
+    """Recompute hashes, rules, totals and (given `privacy_cost`) losses from the ledger; report the first problem.
 
-    `seen` is an end that was seen before: a chain does not show by itself that its last rows were cut off.
+    `seen_head` is a head that was seen earlier: a hash chain alone does not show that its last rows were cut off.
     """
     store = open_store(place, create=False)
     try:
-        return _verify(store, appraise, seen)
+        return _verify(store, privacy_cost, seen_head)
     finally:
         store.close()
 
 
-def _verify(store: Store, appraise: Appraise | None, seen: LedgerHead | None) -> VerificationResult:
-    replay, at, snapshot = LedgerReplay(store), 0, {}
+def _verify(store: Store, privacy_cost: PrivacyCostFunction | None, seen_head: LedgerHead | None) -> VerificationResult:
+    """Replay every row and compare the stored snapshot with the replayed state."""
+    replay, position, snapshot = LedgerReplay(store), 0, {}
     try:
         for row in store.rows():
             if replay.head.sequence == store.state_at():
                 snapshot = dict(replay.state)
-            at = replay.head.sequence + 1
-            replay.take(row)
-            if appraise is not None and row.kind == "charge":
-                replay.check_losses(json.loads(row.body), appraise)
-            if seen is not None and row.sequence == seen.sequence and row.hash != seen.hash:
-                raise LedgerError("the hash differs from the one that was seen")
+            position = replay.head.sequence + 1
+            replay.apply_row(row)
+            if privacy_cost is not None and row.kind == "charge":
+                replay.check_losses(json.loads(row.body), privacy_cost)
+            if seen_head is not None and row.sequence == seen_head.sequence and row.hash != seen_head.hash:
+                raise LedgerError("the row's hash differs from the seen head")
     except DitherError as problem:
-        return VerificationResult(replay.head.sequence, replay.head, at, str(problem))
+        return VerificationResult(replay.head.sequence, replay.head, position, str(problem))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        return VerificationResult(replay.head.sequence, replay.head, at, "the row is malformed")
-    if seen is not None and replay.head.sequence < seen.sequence:
+        return VerificationResult(replay.head.sequence, replay.head, position, "the row is malformed")
+    if seen_head is not None and replay.head.sequence < seen_head.sequence:
         return VerificationResult(
             replay.head.sequence, replay.head, replay.head.sequence + 1, "the ledger ends before a seen head"
         )
@@ -77,54 +80,56 @@ def _verify(store: Store, appraise: Appraise | None, seen: LedgerHead | None) ->
 
 
 class LedgerReplay:
-    """The state after each row, worked out anew by the rules."""
+    """Recompute the ledger's state row by row under the rules."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._memory = store, DescriptionCache()
-        self._checked = ""
+        self._store, self._decoded = store, DescriptionCache()
+        self._last_time = ""
         self.state: dict[str, str] = {}
         self.head = GENESIS
 
-    def take(self, row: Row) -> None:
-        """Takes in the next row; raises if it does not follow from those before it."""
+    def apply_row(self, row: Row) -> None:
+        """Apply the next row; raise if it does not follow from the rows before it."""
         if chain_row(self.head, row.kind, row.time, row.body) != row:
-            raise LedgerError("the row's hash does not follow from the row and those before it")
-        if row.time < self._checked:
-            raise LedgerError("the row's time lies before the previous row's")
+            raise LedgerError("the row's hash does not match its contents and the row before it")
+        if row.time < self._last_time:
+            raise LedgerError("the row's time is earlier than the previous row's")
         body = json.loads(row.body)
-        if canonical(body) != row.body:
-            raise LedgerError("the row's body is not in canonical form")
-        self._book().apply(row.kind, body, row.sequence)
-        self.state.update(self._last.updates)
-        self.head, self._checked = row.head, row.time
+        if canonical_json(body) != row.body:
+            raise LedgerError("the row's body is not canonical JSON")
+        self._new_state().apply(row.kind, body, row.sequence)
+        self.state.update(self._last_state.updates)
+        self.head, self._last_time = row.head, row.time
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
-        """A further row, made now."""
+        """Make and apply a row with the current time; return it."""
         now = utc_text(SystemClock().utc())
-        row = chain_row(self.head, kind, max(now, self._checked), canonical(body))
-        self.take(row)
+        row = chain_row(self.head, kind, max(now, self._last_time), canonical_json(body))
+        self.apply_row(row)
         return row
 
-    def _book(self) -> LedgerState:
+    def _new_state(self) -> LedgerState:
+        """Return the rules on the state replayed so far."""
+
         def read(names: list[str]) -> dict[str, str]:
             return {name: self.state[name] for name in names if name in self.state}
 
-        self._last = LedgerState(read, self._store.row, self._memory)
-        return self._last
+        self._last_state = LedgerState(read, self._store.row, self._decoded)
+        return self._last_state
 
-    def check_losses(self, body: Mapping[str, Any], appraise: Appraise) -> None:
-        """Whether a charge's losses are those of its plan under the dataset's description at that time."""
-        losses, windows = appraise(self._book().described(body["dataset"]).context, body["request"])
+    def check_losses(self, body: Mapping[str, Any], privacy_cost: PrivacyCostFunction) -> None:
+        """Check that a charge's losses and windows follow from its plan and the dataset's description at that row."""
+        losses, windows = privacy_cost(self._new_state().description(body["dataset"]).context, body["request"])
         if [[each.unit, each.kind, to_json(each.loss)] for each in losses] != body["losses"]:
-            raise LedgerError("the losses do not follow from the plan")
+            raise LedgerError("the losses of the charge do not match its plan")
         if {unit: list(names) for unit, names in windows.items()} != body["windows"]:
-            raise LedgerError("the windows do not follow from the plan")
+            raise LedgerError("the windows of the charge do not match its plan")
 
 
 def backup(place: str | Path, copy: Path) -> LedgerHead:
-    """Copies a ledger into a new SQLite file; returns the copy's end."""
+    """Copy a ledger into a new SQLite file; return the copy's head."""
     if copy.exists():
-        raise LedgerError(f"{copy.name} exists already; a backup never overwrites")
+        raise LedgerError(f"{copy.name} already exists; a backup never overwrites a file: choose another name")
     source, target = open_store(place, create=False), open_store(copy)
     try:
         return _copy(source, target)
@@ -134,7 +139,7 @@ def backup(place: str | Path, copy: Path) -> LedgerHead:
 
 
 def restore(copy: Path, place: str | Path) -> LedgerHead:
-    """Puts a copy in an empty place, closed until the curator marks what was spent since; returns the copy's end."""
+    """Restore a copy to an empty place, closed until the curator marks the gap as spent; return the copy's head."""
     source, target = open_store(copy, create=False), open_store(place)
     try:
         return _copy(source, target, closed=True)
@@ -144,22 +149,22 @@ def restore(copy: Path, place: str | Path) -> LedgerHead:
 
 
 def _copy(source: Store, target: Store, *, closed: bool = False) -> LedgerHead:
-    """Copies every row, once each has passed the rules, the state that they lead to, and what is noted beside them.
+    """Check every row, then copy the rows, the state that follows from them, and the side notes.
 
-    All of it, and the mark that closes a restored ledger, is there at once or not at all: nobody finds a copy that lets
-    spend what was spent since.
+    The copy and the row that closes a restored ledger are written in one transaction, so nobody can open a copy that
+    would allow budget to be spent twice.
     """
     replay = LedgerReplay(source)
     for row in source.rows():
-        replay.take(row)
+        replay.apply_row(row)
     head = replay.head
-    rows = (row for row in source.rows() if row.sequence <= head.sequence)  # a ledger that is backed up goes on
-    mark = [replay.add("restore", {"head": asdict(head)})] if closed else []
+    rows = (row for row in source.rows() if row.sequence <= head.sequence)  # the source may grow while it is copied
+    closing_rows = [replay.add("restore", {"head": asdict(head)})] if closed else []
     try:
-        # Misses count towards the lock and the statement also after a restore.
-        target.rebuild(replay.head.sequence, replay.state, chain(rows, mark), source.all_notes())
+        # Side notes are copied too: misses before a restore still count towards the lock and the privacy statement.
+        target.rebuild(replay.head.sequence, replay.state, chain(rows, closing_rows), source.all_notes())
     except LedgerError:
         if target.head() != GENESIS:
-            raise LedgerError("there is a ledger at that place already; a copy never overwrites") from None
+            raise LedgerError("there is already a ledger at that place; a copy never overwrites one") from None
         raise
     return head

@@ -1,8 +1,8 @@
-"""Where a ledger's rows are kept: a SQLite file, or a PostgreSQL database that several kernels share.
+"""Storage of a ledger's rows: a SQLite file, or a PostgreSQL database that several kernels share.
 
-A store knows nothing of budgets. It appends rows in one durable step that succeeds only if the ledger still ends where
-the writer thinks it does. It keeps a snapshot of the state that followed from the rows up to some row, so that nobody
-has to start from the first one, and notes beside the rows what is not in the chain.
+A store does not know about budgets. It appends rows in one durable step that succeeds only if the ledger still ends at
+the head that the writer expects. It stores a snapshot of the state up to some row, so that readers need not replay the
+ledger from the first row, and side notes that are not part of the hash chain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dither.privacy.protocol import LedgerHead
 FORMAT = 3
 GENESIS = LedgerHead(0, "0" * 64)
 BUSY_SECONDS = 60.0
-MOST_REFUSALS = 10_000
+MAX_REFUSALS = 10_000
 TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS rows (sequence {integer} PRIMARY KEY, kind TEXT NOT NULL, time TEXT NOT NULL,"
@@ -42,18 +42,18 @@ POSTGRES_GUARDS = (
     "CREATE OR REPLACE RULE rows_stay AS ON DELETE TO rows DO INSTEAD NOTHING",
 )
 SNAPSHOT_AT = "SELECT '', value FROM meta WHERE name = 'state'"
-REPLACING = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
-ENDING = """
+UPSERT = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
+IF_HEAD_UNCHANGED = """
 WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
 AND NOT EXISTS (SELECT FROM state WHERE key = ANY(string_to_array(%s, E'\\n')))
 """
-ARRAYS = "unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])"
-APPEND_ONE = f"INSERT INTO rows SELECT %s::bigint, %s, %s, %s, %s {ENDING}"
-APPEND_ALL = f"INSERT INTO rows SELECT * FROM {ARRAYS} {ENDING}"  # noqa: S608 constants
+ROW_ARRAYS = "unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])"
+APPEND_ONE = f"INSERT INTO rows SELECT %s::bigint, %s, %s, %s, %s {IF_HEAD_UNCHANGED}"
+APPEND_ALL = f"INSERT INTO rows SELECT * FROM {ROW_ARRAYS} {IF_HEAD_UNCHANGED}"  # noqa: S608 constants
 
 
 class Row(NamedTuple):
-    """A row of the chain: its hash covers everything before it."""
+    """A row of the hash chain; its hash covers the row and every row before it."""
 
     sequence: int
     kind: str
@@ -63,12 +63,12 @@ class Row(NamedTuple):
 
     @property
     def head(self) -> LedgerHead:
-        """The ledger's end, if this is its last row."""
+        """The head of a ledger that ends with this row."""
         return LedgerHead(self.sequence, self.hash)
 
 
 class SideNote(NamedTuple):
-    """Something kept beside the chain: a refusal, a late answer, a lock."""
+    """A note outside the hash chain: a refusal, a miss, an unlock or a latency reset."""
 
     number: int
     kind: str
@@ -78,16 +78,16 @@ class SideNote(NamedTuple):
 
 
 def chain_row(head: LedgerHead, kind: str, time: str, body: str) -> Row:
-    """The row that follows `head`; only the body, which comes last, may hold a line's end."""
+    """Return the row that follows `head`, with its hash; only the body, hashed last, may contain line breaks."""
     if "\n" in kind or "\n" in time:
-        raise LedgerError("a row's kind and time are single lines")
+        raise LedgerError("a row's kind and time must not contain line breaks")
     sequence = head.sequence + 1
     covered = f"{head.hash}\n{sequence}\n{kind}\n{time}\n{body}"
     return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
 
 
 def open_store(place: str | Path, *, create: bool = True) -> Store:
-    """Open the store at a file's path or a postgresql:// address; refuse an older or newer format."""
+    """Open the store at a file path or postgresql:// address; raise if its format is older or newer."""
     text = str(place)
     postgres = text.startswith(("postgresql://", "postgres://"))
     store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
@@ -96,139 +96,143 @@ def open_store(place: str | Path, *, create: bool = True) -> Store:
 
 
 class Store(ABC):
-    """Rows, the state that follows from them, and notes beside them; `_mark` is how a driver spells a query's `?`."""
+    """Rows, a snapshot of their state, and side notes; `_marker` is the driver's form of a query's `?`."""
 
-    _mark = "?"
-    _among = "IN (SELECT value FROM json_each(?))"
-    _pairs = "json_each(?)"
+    _marker = "?"
+    _key_in_list = "IN (SELECT value FROM json_each(?))"
+    _key_value_pairs = "json_each(?)"
     _types: Mapping[str, str]
     _guards: Sequence[str]
     _process: int
     _connection: Any
-    _inherited: tuple[object, ...] = ()  # a forked child must not close what its parent still uses
+    _inherited: tuple[object, ...] = ()  # connections of a parent process, which a forked child must not close
 
     @abstractmethod
     def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
-        """Durably adds rows, all or none; false if the ledger ends elsewhere or its snapshot has a key of `absent`."""
+        """Append all rows or none, durably; return False if the head differs or the snapshot has a key of `absent`."""
 
     @abstractmethod
-    def _connected(self) -> Any:
-        """This process's connection."""
+    def _live_connection(self) -> Any:
+        """Return this process's connection."""
 
     @abstractmethod
-    def _errors(self) -> AbstractContextManager[None]:
-        """Turns the driver's errors into ours."""
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        """Convert the driver's errors to `LedgerError`."""
 
     @abstractmethod
-    def _alone(self) -> AbstractContextManager[None]:
-        """One durable write transaction, which excludes others of its kind."""
+    def _exclusive_transaction(self) -> AbstractContextManager[None]:
+        """Run a durable write transaction that excludes other exclusive transactions."""
 
-    def _run(self, query: str, *values: object) -> None:
-        with self._errors():
-            self._connected().execute(query.replace("?", self._mark), values)
+    def _execute(self, query: str, *values: object) -> None:
+        """Run a statement without a result."""
+        with self._translate_errors():
+            self._live_connection().execute(query.replace("?", self._marker), values)
 
-    def _all(self, query: str, *values: object) -> list[Any]:
-        with self._errors():
-            found: list[Any] = self._connected().execute(query.replace("?", self._mark), values).fetchall()
-            return found
+    def _fetch_all(self, query: str, *values: object) -> list[Any]:
+        """Run a query and return its rows."""
+        with self._translate_errors():
+            stored: list[Any] = self._live_connection().execute(query.replace("?", self._marker), values).fetchall()
+            return stored
 
     def close(self) -> None:
-        """Closes this process's connection."""
+        """Close this process's connection."""
         if self._process == os.getpid():
             self._connection.close()
 
     def head(self) -> LedgerHead:
-        """The ledger's end."""
-        found = self._all("SELECT sequence, hash FROM rows ORDER BY sequence DESC LIMIT 1")
-        return LedgerHead(*found[0]) if found else GENESIS
+        """Return the head of the last row."""
+        stored = self._fetch_all("SELECT sequence, hash FROM rows ORDER BY sequence DESC LIMIT 1")
+        return LedgerHead(*stored[0]) if stored else GENESIS
 
     def row(self, sequence: int) -> Row | None:
-        """One row."""
-        found = self._all("SELECT * FROM rows WHERE sequence = ?", sequence)
-        return Row(*found[0]) if found else None
+        """Return a row by its sequence number, or None."""
+        stored = self._fetch_all("SELECT * FROM rows WHERE sequence = ?", sequence)
+        return Row(*stored[0]) if stored else None
 
     def rows(self, after: int = 0) -> Iterator[Row]:
-        """Every row after a sequence number, in order."""
-        while found := self._all("SELECT * FROM rows WHERE sequence > ? ORDER BY sequence LIMIT 1000", after):
-            yield from (Row(*each) for each in found)
-            after = found[-1][0]
+        """Yield every row after a sequence number, in order."""
+        while stored := self._fetch_all("SELECT * FROM rows WHERE sequence > ? ORDER BY sequence LIMIT 1000", after):
+            yield from (Row(*each) for each in stored)
+            after = stored[-1][0]
 
-    def state(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
-        """The row up to which the snapshot goes, and the values in it of those keys that have one."""
-        query = f"SELECT key, value FROM state WHERE key {self._among} UNION ALL {SNAPSHOT_AT}"  # noqa: S608
-        found = dict(self._all(query, json.dumps(keys)))
-        return int(found.pop("", 0)), found
+    def entries(self, keys: Sequence[str]) -> tuple[int, dict[str, str]]:
+        """Return the snapshot's sequence number, and its values of those `keys` that it contains."""
+        query = f"SELECT key, value FROM state WHERE key {self._key_in_list} UNION ALL {SNAPSHOT_AT}"  # noqa: S608
+        stored = dict(self._fetch_all(query, json.dumps(keys)))
+        return int(stored.pop("", 0)), stored
 
     def all_state(self) -> dict[str, str]:
-        """The whole snapshot."""
-        return dict(self._all("SELECT key, value FROM state"))
+        """Return the whole snapshot."""
+        return dict(self._fetch_all("SELECT key, value FROM state"))
 
     def state_at(self) -> int:
-        """The row up to which the snapshot goes."""
-        found = self._all("SELECT value FROM meta WHERE name = 'state'")
-        return int(found[0][0]) if found else 0
+        """Return the sequence number of the last row that the snapshot includes."""
+        stored = self._fetch_all("SELECT value FROM meta WHERE name = 'state'")
+        return int(stored[0][0]) if stored else 0
 
     def snapshot(self, sequence: int, changes: Mapping[str, str]) -> None:
-        """Moves the snapshot on to a row, in one transaction."""
-        with self._alone():
+        """Move the snapshot to a later row, in one transaction."""
+        with self._exclusive_transaction():
             if self.state_at() > sequence:
                 return
-            self._keep(changes)
-            self._set("state", sequence)
+            self._write_state(changes)
+            self._write_meta("state", sequence)
 
-    def _keep(self, state: Mapping[str, str]) -> None:
-        query = f"INSERT INTO state SELECT key, value FROM {self._pairs} WHERE true {REPLACING.format('key')}"  # noqa: S608
-        self._run(query, json.dumps(state))
+    def _write_state(self, entries: Mapping[str, str]) -> None:
+        """Insert or replace entries of the snapshot."""
+        query = f"INSERT INTO state SELECT key, value FROM {self._key_value_pairs} WHERE true {UPSERT.format('key')}"  # noqa: S608
+        self._execute(query, json.dumps(entries))
 
-    def _set(self, name: str, value: int) -> None:
-        self._run(f"INSERT INTO meta VALUES (?, ?) {REPLACING.format('name')}", name, str(value))  # noqa: S608
+    def _write_meta(self, name: str, value: int) -> None:
+        """Insert or replace a number in the table of settings."""
+        self._execute(f"INSERT INTO meta VALUES (?, ?) {UPSERT.format('name')}", name, str(value))  # noqa: S608
 
     def note(self, kind: str, about: str, time: str, body: str) -> None:
-        """Keeps something beside the chain."""
+        """Add a side note; drop old refusals beyond `MAX_REFUSALS`."""
         last = "(SELECT coalesce(max(number), 0) FROM notes)"
-        with self._alone():
-            self._run(f"INSERT INTO notes VALUES ({last} + 1, ?, ?, ?, ?)", kind, about, time, body)  # noqa: S608
-            self._run(f"DELETE FROM notes WHERE kind = 'refusal' AND number <= {last} - ?", MOST_REFUSALS)  # noqa: S608
+        with self._exclusive_transaction():
+            self._execute(f"INSERT INTO notes VALUES ({last} + 1, ?, ?, ?, ?)", kind, about, time, body)  # noqa: S608
+            self._execute(f"DELETE FROM notes WHERE kind = 'refusal' AND number <= {last} - ?", MAX_REFUSALS)  # noqa: S608
 
     def notes(self, kind: str, about: str) -> list[SideNote]:
-        """What was noted, oldest first."""
-        found = self._all("SELECT * FROM notes WHERE kind = ? AND about = ? ORDER BY number", kind, about)
-        return [SideNote(*each) for each in found]
+        """Return the notes of a kind about a dataset, oldest first."""
+        stored = self._fetch_all("SELECT * FROM notes WHERE kind = ? AND about = ? ORDER BY number", kind, about)
+        return [SideNote(*each) for each in stored]
 
     def all_notes(self) -> list[SideNote]:
-        """Everything that was noted, oldest first."""
-        return [SideNote(*each) for each in self._all("SELECT * FROM notes ORDER BY number")]
+        """Return all notes, oldest first."""
+        return [SideNote(*each) for each in self._fetch_all("SELECT * FROM notes ORDER BY number")]
 
     def format(self) -> int:
-        """The version of the layout."""
-        found = self._all("SELECT value FROM meta WHERE name = 'format'")
-        return int(found[0][0]) if found else 0
+        """Return the version of the ledger format, or 0 if there is none."""
+        stored = self._fetch_all("SELECT value FROM meta WHERE name = 'format'")
+        return int(stored[0][0]) if stored else 0
 
-    def _lay_out(self) -> None:
-        """Makes the tables of a new ledger."""
-        with self._alone():
+    def _create_tables(self) -> None:
+        """Create the tables of a new ledger."""
+        with self._exclusive_transaction():
             for statement in (*TABLES, *self._guards):
-                self._run(statement.format_map(self._types))
-            self._set("format", FORMAT)
+                self._execute(statement.format_map(self._types))
+            self._write_meta("format", FORMAT)
 
     def rebuild(
-        self, sequence: int, state: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[SideNote] = ()
+        self, sequence: int, entries: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[SideNote] = ()
     ) -> None:
-        """Fill an empty place with a copy, in one transaction."""
-        with self._alone():
+        """Fill an empty store with a copied ledger, in one transaction."""
+        with self._exclusive_transaction():
             for statement in (*TABLES, *self._guards):
-                self._run(statement.format_map(self._types))
-            self._run("DELETE FROM state")
-            for table, found in (("rows", rows), ("notes", notes)):
-                insert = f"INSERT INTO {table} VALUES ({', '.join([self._mark] * 5)})"  # noqa: S608 constants
-                self._connected().cursor().executemany(insert, found)
-            self._keep(state)
-            self._set("state", sequence)
-            self._set("format", FORMAT)
+                self._execute(statement.format_map(self._types))
+            self._execute("DELETE FROM state")
+            for table, stored in (("rows", rows), ("notes", notes)):
+                insert = f"INSERT INTO {table} VALUES ({', '.join([self._marker] * 5)})"  # noqa: S608 constants
+                self._live_connection().cursor().executemany(insert, stored)
+            self._write_state(entries)
+            self._write_meta("state", sequence)
+            self._write_meta("format", FORMAT)
 
 
 class SqliteStore(Store):
-    """One file, in WAL mode, synced on every commit; safe to open from several processes."""
+    """A SQLite file in WAL mode, synced at every commit; several processes can open it."""
 
     _connection: sqlite3.Connection
     _types = {"integer": "INTEGER", "clustered": " WITHOUT ROWID"}
@@ -236,17 +240,18 @@ class SqliteStore(Store):
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         if not create and not path.exists():
-            raise LedgerError(f"there is no ledger at {path.name}")
+            raise LedgerError(f"there is no ledger at {path.name}; check the path")
         self._path = path
         if not path.exists():
-            with suppress(OSError):  # the driver says what is wrong; answers and hashes are their owner's alone
+            with suppress(OSError):  # only the owner may read the file; the driver reports any error
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         self._open()
-        if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
-            self._lay_out()
+        if not self._fetch_all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+            self._create_tables()
 
     def _open(self) -> None:
-        with self._errors():
+        """Connect to the file in WAL mode, with a sync at every commit."""
+        with self._translate_errors():
             self._process = os.getpid()
             self._connection = sqlite3.connect(
                 self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -254,26 +259,26 @@ class SqliteStore(Store):
             (mode,) = self._connection.execute("PRAGMA journal_mode=WAL").fetchone()
             self._connection.execute("PRAGMA synchronous=FULL")
         if mode != "wal":
-            raise LedgerError("the ledger's file does not allow write-ahead logging")
+            raise LedgerError("the ledger's file does not support write-ahead logging; use a local file system")
 
-    def _connected(self) -> sqlite3.Connection:
-        """This process's connection; a forked child opens its own."""
+    def _live_connection(self) -> sqlite3.Connection:
+        """Return this process's connection; a forked child opens its own."""
         if self._process != os.getpid():
             self._inherited = (*self._inherited, self._connection)
             self._open()
         return self._connection
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as problem:
             raise LedgerError(f"the ledger's file could not be used: {problem}") from None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        connection = self._connected()
-        with self._errors():
+    def _exclusive_transaction(self) -> Iterator[None]:
+        connection = self._live_connection()
+        with self._translate_errors():
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -284,20 +289,20 @@ class SqliteStore(Store):
                 raise
 
     def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
-        """Durably adds rows, if the ledger still ends at `head`; one transaction that excludes other writers."""
-        with self._alone():
-            if self.head() != head or (absent and self.state(absent)[1]):
+        """Append rows if the ledger still ends at `head`, in one transaction that excludes other writers."""
+        with self._exclusive_transaction():
+            if self.head() != head or (absent and self.entries(absent)[1]):
                 return False
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
         return True
 
 
 class PostgresStore(Store):
-    """One database; writers take turns by the primary key of the row that both want to add."""
+    """A PostgreSQL database; of two concurrent writers, the primary key of the next row admits only one."""
 
-    _mark = "%s"
-    _among = "= ANY(ARRAY(SELECT json_array_elements_text(?::json)))"
-    _pairs = "json_each_text(?::json)"
+    _marker = "%s"
+    _key_in_list = "= ANY(ARRAY(SELECT json_array_elements_text(?::json)))"
+    _key_value_pairs = "json_each_text(?::json)"
     _types = {"integer": "BIGINT", "clustered": ""}
     _guards = POSTGRES_GUARDS
 
@@ -307,60 +312,61 @@ class PostgresStore(Store):
         self._driver = psycopg
         self._address = address
         self._open()
-        if self._all("SELECT to_regclass('meta')") == [(None,)]:
+        if self._fetch_all("SELECT to_regclass('meta')") == [(None,)]:
             if not create:
-                raise LedgerError("there is no ledger in this database")
-            self._lay_out()
+                raise LedgerError("there is no ledger in this database; check the address")
+            self._create_tables()
 
     def _open(self) -> None:
-        with self._errors():
+        """Connect to the database; raise if it does not run with fsync on."""
+        with self._translate_errors():
             self._process = os.getpid()
             self._connection = self._driver.connect(self._address, autocommit=True, connect_timeout=10)
             self._connection.execute("SET synchronous_commit = on")
             self._connection.execute("SET default_transaction_isolation = 'read committed'")
-            # A plan that was made when a table was small would go on reading the whole of it.
+            # A cached query plan from when a table was small would keep scanning all of it.
             self._connection.execute("SET enable_seqscan = off")
             if self._connection.execute("SHOW fsync").fetchone() != ("on",):
-                raise LedgerError("the database must run with fsync on: a charge has to survive a crash")
+                raise LedgerError("the database must run with fsync = on, so that a charge survives a crash")
 
-    def _connected(self) -> Any:
-        """This process's connection, opened again after a fork or a failure."""
+    def _live_connection(self) -> Any:
+        """Return this process's connection; open it again after a fork or a failure."""
         if self._process != os.getpid() or self._connection.closed:
             self._inherited = (*self._inherited, self._connection)[-8:]
             self._open()
         return self._connection
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except self._driver.Error as problem:
             raise LedgerError(f"the ledger's database could not be used: {type(problem).__name__}") from None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self._errors(), self._connected().transaction():
-            self._run("SELECT pg_advisory_xact_lock(1681)")
+    def _exclusive_transaction(self) -> Iterator[None]:
+        with self._translate_errors(), self._live_connection().transaction():
+            self._execute("SELECT pg_advisory_xact_lock(1681)")
             yield
 
     def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
-        """Durably adds rows, if the ledger still ends at `head`; one statement, so all or nothing."""
+        """Append rows if the ledger still ends at `head`, in one atomic statement."""
         query, values = (APPEND_ONE, rows[0]) if len(rows) == 1 else (APPEND_ALL, map(list, zip(*rows, strict=True)))
-        ends = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
-        with self._errors():
+        head_values = (head.hash, head.sequence, GENESIS.hash if head == GENESIS else "")
+        with self._translate_errors():
             try:
-                done = self._connected().execute(query, (*values, *ends, "\n".join(absent)))
+                result = self._live_connection().execute(query, (*values, *head_values, "\n".join(absent)))
             except self._driver.errors.UniqueViolation:
                 return False
-        return bool(done.rowcount == len(rows))
+        return bool(result.rowcount == len(rows))
 
 
-def check_format(found: int) -> None:
-    """Refuses a layout that this version does not read."""
-    if found > FORMAT:
-        raise LedgerError(f"the ledger has format {found}; this version reads up to {FORMAT}: install a newer Dither")
-    if found < FORMAT:
+def check_format(stored: int) -> None:
+    """Raise if this version cannot read the ledger's format."""
+    if stored > FORMAT:
+        raise LedgerError(f"the ledger has format {stored}; this version reads up to {FORMAT}: install a newer Dither")
+    if stored < FORMAT:
         raise LedgerError(
-            f"the ledger has format {found}, from before the first release; this version reads format {FORMAT}: "
+            f"the ledger has format {stored}, from before the first release; this version reads format {FORMAT}: "
             "start a new ledger, and lower its budgets by what the old one spent"
         )

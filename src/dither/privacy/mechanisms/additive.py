@@ -1,4 +1,4 @@
-"""Noise added to every cell: discrete Laplace, discrete Gaussian, two-sided geometric, staircase, snapping."""
+"""Mechanisms that add noise to every cell: discrete Laplace and Gaussian, geometric, staircase, snapping."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import final
 
 import numpy as np
 
-from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
+from dither.loss import ZCDP, Pure, Sensitivity, round_up
 from dither.privacy.accounting.conversion import pure_as_rho
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import (
     HALF,
     Mechanism,
     Vector,
-    as_cells,
+    changed_cells,
     check_integer,
     check_parameter,
     check_scale,
-    max_value,
+    max_change,
     saturating_add,
 )
 from dither.privacy.mechanisms.distributions import (
@@ -38,12 +38,12 @@ from dither.privacy.noise import (
 
 
 def laplace_rho(scale: Fraction, sensitivity: Sensitivity) -> ZCDP:
-    """What Laplace noise costs a budget in rho: the sum of e tanh(e / 2) over the cells' own losses e."""
-    most = max_value(sensitivity)
+    """Return the zCDP loss of Laplace noise: at most the sum of e tanh(e / 2) over the pure losses e of the cells."""
+    most = max_change(sensitivity)
     if not most:
         return ZCDP(Fraction(0))
     squares = sensitivity.l2_squared / (2 * scale**2)
-    return ZCDP(rounded_up(min(squares, pure_as_rho(rounded_up(most / scale)) * sensitivity.l1 / most)))
+    return ZCDP(round_up(min(squares, pure_as_rho(round_up(most / scale)) * sensitivity.l1 / most)))
 
 
 @final
@@ -59,7 +59,7 @@ class DiscreteLaplace(Mechanism):
         check_scale(self)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(sensitivity.l1 / self.scale))
+        return Pure(round_up(sensitivity.l1 / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
@@ -85,7 +85,7 @@ class DiscreteGaussian(Mechanism):
         check_parameter(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
-        return ZCDP(rounded_up(sensitivity.l2_squared / (2 * self.variance)))
+        return ZCDP(round_up(sensitivity.l2_squared / (2 * self.variance)))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         return saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
@@ -98,7 +98,7 @@ class DiscreteGaussian(Mechanism):
 @final
 @dataclass(frozen=True)
 class Geometric(Mechanism):
-    """Adds the difference of two geometric variables, then holds the sum between two public limits."""
+    """Adds the difference of two geometric variables, then clamps the sum to two public limits."""
 
     name = "geometric"
     proof = "geometric.md"
@@ -112,7 +112,7 @@ class Geometric(Mechanism):
         check_integer(self, "upper", self.lower, HALF)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(sensitivity.l1 / self.scale))
+        return Pure(round_up(sensitivity.l1 / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
@@ -144,10 +144,10 @@ class Staircase(Mechanism):
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         # A cell that moves by d, an integer, climbs or descends at most ceil(d / width) steps (proof, step 2).
-        changed, step = as_cells(sensitivity), self.width
-        each = changed * -(-sensitivity.linf // step)
-        together = (sensitivity.l1 + changed * (step - 1)) // step
-        return Pure(rounded_up(min(each, together) * self.epsilon))
+        changed, step = changed_cells(sensitivity), self.width
+        by_cell = changed * -(-sensitivity.linf // step)
+        by_total = (sensitivity.l1 + changed * (step - 1)) // step
+        return Pure(round_up(min(by_cell, by_total) * self.epsilon))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         return saturating_add(exact, staircase(self.epsilon, self.width, self.rise, len(exact), bits))
@@ -160,7 +160,7 @@ class Staircase(Mechanism):
 @final
 @dataclass(frozen=True)
 class Snapping(Mechanism):
-    """Holds the value within `bound`, adds continuous Laplace noise, rounds to the grid, and holds it again."""
+    """Clamps the value to `bound`, adds continuous Laplace noise, rounds to the grid, and clamps again."""
 
     name = "snapping"
     proof = "snapping.md"
@@ -173,20 +173,20 @@ class Snapping(Mechanism):
 
     @property
     def grid(self) -> int:
-        """The least power of two that is at least the scale, and even, so that rounding turns over at integers."""
+        """The least power of two that is at least the scale, and at least 2, so that rounding changes at integers."""
         return 1 << max(1, (-(-self.scale.numerator // self.scale.denominator) - 1).bit_length())
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(sensitivity.l1 / self.scale))
+        return Pure(round_up(sensitivity.l1 / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        # The whole part of continuous Laplace noise is all that rounding at integers can see (proof, step 1).
-        whole = geometric(self.scale, len(exact), bits)
-        whole = np.where(bits.words(len(exact), 1) == 1, ~whole, whole)
-        held = np.clip(exact, -self.bound, self.bound)
-        noisy = np.clip(saturating_add(held, whole), -HALF, HALF)
+        # Rounding depends only on the integer part of the continuous Laplace noise (proof, step 1).
+        integer_noise = geometric(self.scale, len(exact), bits)
+        integer_noise = np.where(bits.words(len(exact), 1) == 1, ~integer_noise, integer_noise)
+        clipped = np.clip(exact, -self.bound, self.bound)
+        noisy = np.clip(saturating_add(clipped, integer_noise), -HALF, HALF)
         snapped = (noisy + self.grid // 2) // self.grid * self.grid
         return np.clip(snapped, -self.bound, self.bound)

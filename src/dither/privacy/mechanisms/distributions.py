@@ -1,4 +1,4 @@
-"""The public law of the noise in one cell, in floats: for estimates and intervals, never on the way to a draw."""
+"""Public distributions of the noise in one cell, in floats: for estimates and intervals, never used to draw."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
 
-WIDE = 8.0  # above this standard deviation a Gaussian sum over the integers is its integral, to double precision
+WIDE = 8.0  # above this standard deviation a Gaussian sum over the integers equals its integral in doubles
 
 
 class NoiseDistribution(ABC):
-    """A symmetric law on the integers."""
+    """A symmetric probability distribution on the integers."""
 
     @property
     @abstractmethod
@@ -27,10 +27,10 @@ class NoiseDistribution(ABC):
 
     @abstractmethod
     def log_mass(self, points: Integers) -> Floats:
-        """The logarithm of the probability of each point."""
+        """Return the logarithm of the probability of each point."""
 
     def mass(self, points: Integers) -> Floats:
-        """The probability of each point."""
+        """Return the probability of each point."""
         return np.asarray(np.exp(self.log_mass(points)))
 
 

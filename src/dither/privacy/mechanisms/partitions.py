@@ -1,4 +1,4 @@
-"""Which groups may be named: optimal partition selection, and noisy thresholds for private and for public keys."""
+"""Mechanisms that select the groups to release: optimal partition selection, and noisy thresholds on counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
-from dither.loss import ZCDP, Approximate, Pure, Sensitivity, rounded_up
+from dither.loss import ZCDP, Approximate, Pure, Sensitivity, round_up
 from dither.privacy.accounting.conversion import pure_as_rho
 from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_down
 from dither.privacy.bits import Bits
@@ -21,7 +21,7 @@ from dither.privacy.mechanisms.base import (
     HALF,
     Mechanism,
     Vector,
-    as_cells,
+    changed_cells,
     check_integer,
     check_parameter,
     check_scale,
@@ -29,26 +29,27 @@ from dither.privacy.mechanisms.base import (
 )
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE, discrete_gaussian, discrete_laplace
 
-SMALLEST_EPSILON = Fraction(1, 10_000)  # a group: then the table below has under a million rows
+SMALLEST_EPSILON = Fraction(1, 10_000)  # per group: keeps the table below under a million rows
 LARGEST_EPSILON = Fraction(1_000)
 SMALLEST_DELTA = Fraction(1, 1 << 60)
 ONE = 1 << 128
 FINE = 1 << 192
 
 
-def any_of(delta: Fraction, groups: int) -> Fraction:
-    """At least 1 - (1 - delta)^groups: the chance that one of several independent events happens."""
+def any_probability(delta: Fraction, groups: int) -> Fraction:
+    """Return at least 1 - (1 - delta)^groups, the probability that any of several independent events happens."""
     if delta >= 1:
         return Fraction(min(1, groups))
-    together = 1 - exp_down(groups * log_down(1 - delta))
-    return digits_up(max(Fraction(0), min(Fraction(1), groups * delta, together)))
+    union = 1 - exp_down(groups * log_down(1 - delta))
+    return digits_up(max(Fraction(0), min(Fraction(1), groups * delta, union)))
 
 
 @lru_cache(maxsize=64)
-def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
-    """The chance of keeping a group of n = 1, 2, ... units, up to certainty, in units of 2^-128 and less one of them.
+def keep_probabilities(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
+    """Return the probability of keeping a group of n = 1, 2, ... units, up to the first n that is always kept.
 
-    Row 0 holds the upper 64 bits, row 1 the lower; every chance is rounded down.
+    Probabilities are in units of 2^-128, minus one such unit. Row 0 has the upper 64 bits, row 1 the lower; all are
+    rounded down.
     """
     grow, shrink = int(exp_down(epsilon) * FINE), -int(-exp_up(-epsilon) * FINE // 1)
     start = int(delta * ONE)
@@ -65,7 +66,7 @@ def keep_table(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
 @final
 @dataclass(frozen=True)
 class PartitionSelection(Mechanism):
-    """Keeps a group of n units with the largest chance that (epsilon, delta) for each group allows; none if empty."""
+    """Keeps a group of n units with the largest probability that (epsilon, delta) per group allows; no empty ones."""
 
     name = "partition_selection"
     proof = "partition_selection.md"
@@ -78,35 +79,41 @@ class PartitionSelection(Mechanism):
 
     def loss(self, sensitivity: Sensitivity) -> Approximate:
         groups = self._groups(sensitivity)
-        return Approximate(rounded_up(groups * self.epsilon), any_of(self.delta, groups))
+        return Approximate(round_up(groups * self.epsilon), any_probability(self.delta, groups))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         groups = self._groups(sensitivity)
-        return ZCDP(rounded_up(groups * pure_as_rho(self.epsilon)), any_of(self.delta, groups))
+        return ZCDP(round_up(groups * pure_as_rho(self.epsilon)), any_probability(self.delta, groups))
 
     def _groups(self, sensitivity: Sensitivity) -> int:
+        """Return the number of groups that one unit can be in; refuse a unit that adds more than 1 to a group."""
         if sensitivity.linf > 1:
-            raise InvalidParameter("partition selection counts distinct units: one unit may add only 1 to a group")
-        return as_cells(sensitivity)
+            raise InvalidParameter(
+                "partition selection needs counts of distinct units, to which one unit adds at most 1 per group"
+            )
+        return changed_cells(sensitivity)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        table = keep_table(self.epsilon, self.delta)
+        table = keep_probabilities(self.epsilon, self.delta)
         units = np.clip(exact, 0, table.shape[1])
         upper, lower = table[:, units - 1]
         high, low = bits.words(2 * len(exact), 64).reshape(2, -1)
-        lucky = (high < upper) | ((high == upper) & (low <= lower))
-        return np.flatnonzero((units > 0) & lucky).astype(np.int64)
+        selected = (high < upper) | ((high == upper) & (low <= lower))
+        return np.flatnonzero((units > 0) & selected).astype(np.int64)
 
 
 def laplace_tail(scale: Fraction, least: int) -> Fraction:
-    """At least the chance that discrete Laplace noise reaches `least`."""
+    """Return an upper bound of the probability that discrete Laplace noise is at least `least`."""
     if least < 1:
         return Fraction(1)
     return min(Fraction(1), exp_up(-least / scale) / (1 + exp_down(-1 / scale)))
 
 
 def gaussian_tail(variance: Fraction, least: int) -> Fraction:
-    """At least the chance that discrete Gaussian noise reaches `least`: a geometric series over a smaller whole."""
+    """Return an upper bound of the probability that discrete Gaussian noise is at least `least`.
+
+    It divides a geometric series that bounds the tail by a lower bound of the total weight.
+    """
     if least < 1:
         return Fraction(1)
     series = exp_up(-(least**2) / (2 * variance)) / (1 - exp_up(-least / variance))
@@ -117,7 +124,7 @@ def gaussian_tail(variance: Fraction, least: int) -> Fraction:
 @final
 @dataclass(frozen=True)
 class LaplaceThreshold(Mechanism):
-    """Names the groups with rows in them whose count plus discrete Laplace noise reaches the threshold."""
+    """Releases the non-empty groups whose count plus discrete Laplace noise reaches the threshold."""
 
     name = "laplace_threshold"
     proof = "laplace_threshold.md"
@@ -129,15 +136,15 @@ class LaplaceThreshold(Mechanism):
         check_integer(self, "threshold", 1, HALF)
 
     def loss(self, sensitivity: Sensitivity) -> Approximate:
-        return Approximate(rounded_up(sensitivity.l1 / self.scale), self._delta(sensitivity))
+        return Approximate(round_up(sensitivity.l1 / self.scale), self._delta(sensitivity))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return ZCDP(laplace_rho(self.scale, sensitivity).rho, self._delta(sensitivity))
 
     def _delta(self, sensitivity: Sensitivity) -> Fraction:
-        """The chance that a group in which one unit stands alone is named."""
+        """Return the probability that a group with only one unit is released, over all groups of that unit."""
         alone = laplace_tail(self.scale, self.threshold - int(sensitivity.linf))
-        return any_of(alone, as_cells(sensitivity))
+        return any_probability(alone, changed_cells(sensitivity))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         noisy = saturating_add(exact, discrete_laplace(self.scale, len(exact), bits))
@@ -147,7 +154,7 @@ class LaplaceThreshold(Mechanism):
 @final
 @dataclass(frozen=True)
 class GaussianThreshold(Mechanism):
-    """Names the groups with rows in them whose count plus discrete Gaussian noise reaches the threshold."""
+    """Releases the non-empty groups whose count plus discrete Gaussian noise reaches the threshold."""
 
     name = "gaussian_threshold"
     proof = "gaussian_threshold.md"
@@ -160,8 +167,8 @@ class GaussianThreshold(Mechanism):
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
         alone = gaussian_tail(self.variance, self.threshold - int(sensitivity.linf))
-        rho = rounded_up(sensitivity.l2_squared / (2 * self.variance))
-        return ZCDP(rho, any_of(alone, as_cells(sensitivity)))
+        rho = round_up(sensitivity.l2_squared / (2 * self.variance))
+        return ZCDP(rho, any_probability(alone, changed_cells(sensitivity)))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         noisy = saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
@@ -171,7 +178,7 @@ class GaussianThreshold(Mechanism):
 @final
 @dataclass(frozen=True)
 class PublicThreshold(Mechanism):
-    """Names the declared keys, counted or not, whose count plus discrete Laplace noise reaches the threshold."""
+    """Releases the declared keys, empty or not, whose count plus discrete Laplace noise reaches the threshold."""
 
     name = "public_threshold"
     proof = "public_threshold.md"
@@ -183,7 +190,7 @@ class PublicThreshold(Mechanism):
         check_integer(self, "threshold", -HALF, HALF)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(sensitivity.l1 / self.scale))
+        return Pure(round_up(sensitivity.l1 / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         return laplace_rho(self.scale, sensitivity)

@@ -10,10 +10,10 @@ from typing import final
 import numpy as np
 
 from dither.errors import InvalidParameter
-from dither.loss import ZCDP, Pure, Sensitivity, rational, rounded_up
+from dither.loss import ZCDP, Pure, Sensitivity, rational, round_up
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import HALF, Mechanism, Vector, check_scale
-from dither.privacy.mechanisms.selection import admit_candidates, draw, gaps
+from dither.privacy.mechanisms.selection import check_candidates, draw_index, gaps_below_best
 
 MOST_QUANTILES = 1 << 10
 LARGEST_DENOMINATOR = 10_000
@@ -22,7 +22,7 @@ LARGEST_DENOMINATOR = 10_000
 @final
 @dataclass(frozen=True)
 class Quantiles(Mechanism):
-    """A grid point for each quantile, by exponential mechanisms: the middle one, then each half on its own side."""
+    """Chooses a grid point for each quantile by exponential mechanisms: the middle one, then each half on its side."""
 
     name = "quantiles"
     proof = "quantiles.md"
@@ -35,51 +35,53 @@ class Quantiles(Mechanism):
         if not 1 <= len(wanted) <= MOST_QUANTILES or sorted(set(wanted)) != list(wanted):
             raise InvalidParameter(f"quantiles must be 1 to {MOST_QUANTILES} increasing numbers")
         if not 0 < wanted[0] <= wanted[-1] < 1 or lcm(*(q.denominator for q in wanted)) > LARGEST_DENOMINATOR:
-            raise InvalidParameter(f"quantiles must lie between 0 and 1, over a denominator of {LARGEST_DENOMINATOR}")
+            raise InvalidParameter(
+                f"quantiles must be above 0 and below 1, with a common denominator up to {LARGEST_DENOMINATOR}"
+            )
         object.__setattr__(self, "quantiles", wanted)
 
     @property
-    def whole(self) -> int:
-        """The common denominator: ranks are counted in these parts of all rows."""
+    def common_denominator(self) -> int:
+        """The common denominator of the quantiles; ranks are multiples of 1 over it."""
         return lcm(*(quantile.denominator for quantile in self.quantiles))
 
     @property
     def ranks(self) -> list[int]:
-        """The quantiles as integers out of `whole`."""
-        return [int(quantile * self.whole) for quantile in self.quantiles]
+        """The quantiles as integers over `common_denominator`."""
+        return [int(quantile * self.common_denominator) for quantile in self.quantiles]
 
-    def admit(self, size: int) -> None:
-        admit_candidates(size)
+    def check_length(self, size: int) -> None:
+        check_candidates(size)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        shares = deepest(self.ranks, 0, self.whole, power=1)
-        return Pure(rounded_up(2 * sensitivity.l1 / self.scale * shares))
+        shares = deepest_path(self.ranks, 0, self.common_denominator, power=1)
+        return Pure(round_up(2 * sensitivity.l1 / self.scale * shares))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
-        shares = deepest(self.ranks, 0, self.whole, power=2)
-        return ZCDP(rounded_up((2 * sensitivity.l1 / self.scale) ** 2 / 8 * shares))
+        shares = deepest_path(self.ranks, 0, self.common_denominator, power=2)
+        return ZCDP(round_up((2 * sensitivity.l1 / self.scale) ** 2 / 8 * shares))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        self.admit(len(exact))
-        most = HALF // (len(exact) * self.whole)  # no rank times `whole` can overflow
-        held = np.clip(exact, -most, most)
-        return np.array(split(held, self.ranks, 0, self.whole, 1 / self.scale, bits), np.int64)
+        self.check_length(len(exact))
+        most = HALF // (len(exact) * self.common_denominator)  # no rank times `common_denominator` can overflow
+        clipped = np.clip(exact, -most, most)
+        return np.array(choose_points(clipped, self.ranks, 0, self.common_denominator, 1 / self.scale, bits), np.int64)
 
 
-def deepest(ranks: list[int], low: int, high: int, *, power: int) -> Fraction:
-    """The largest sum, over the paths that a row can take, of max(q, 1 - q) to a power."""
+def deepest_path(ranks: list[int], low: int, high: int, *, power: int) -> Fraction:
+    """Return the largest sum of max(q, 1 - q)**power over the paths that a row can take through the recursion."""
     if not ranks:
         return Fraction(0)
     middle = len(ranks) // 2
     rank = ranks[middle]
     share = Fraction(max(rank - low, high - rank), high - low) ** power
-    below = deepest(ranks[:middle], low, rank, power=power)
-    above = deepest(ranks[middle + 1 :], rank, high, power=power)
+    below = deepest_path(ranks[:middle], low, rank, power=power)
+    above = deepest_path(ranks[middle + 1 :], rank, high, power=power)
     return share + max(below, above)
 
 
-def misses(counts: Vector, below: int, above: int) -> Vector:
-    """How far, in parts of below + above, each point is from having that share of the rows on each side of it."""
+def rank_errors(counts: Vector, below: int, above: int) -> Vector:
+    """Return how far each point is from splitting the rows in the ratio below : above, times (below + above)."""
     through = np.cumsum(counts)
     less, total = through - counts, through[-1]
     too_high = above * less - below * (total - less)
@@ -87,17 +89,19 @@ def misses(counts: Vector, below: int, above: int) -> Vector:
     return np.asarray(np.maximum(0, np.maximum(too_high, too_low)))
 
 
-def split(counts: Vector, ranks: list[int], low: int, high: int, rate: Fraction, bits: Bits) -> list[int]:
-    """The points for `ranks`; `counts` holds the rows between the points for ranks `low` and `high`, shared out."""
+def choose_points(counts: Vector, ranks: list[int], low: int, high: int, rate: Fraction, bits: Bits) -> list[int]:
+    """Return the points for `ranks`; `counts` has the rows between the points for ranks `low` and `high`."""
     if not ranks:
         return []
     middle = len(ranks) // 2
     rank = ranks[middle]
-    missed = misses(counts, rank - low, high - rank)
-    at = draw(gaps(-missed), rate / (high - low), bits)
-    left, right = counts[: at + 1].copy(), counts[at:].copy()
-    left[-1] = counts[at] * (rank - low) // (high - low)  # the chosen point's rows, each on one side
+    errors = rank_errors(counts, rank - low, high - rank)
+    point = draw_index(gaps_below_best(-errors), rate / (high - low), bits)
+    left, right = counts[: point + 1].copy(), counts[point:].copy()
+    left[-1] = (
+        counts[point] * (rank - low) // (high - low)
+    )  # divides the rows at the chosen point between the two sides
     right[0] -= left[-1]
-    below = split(left, ranks[:middle], low, rank, rate, bits)
-    above = split(right, ranks[middle + 1 :], rank, high, rate, bits)
-    return [*below, at, *(at + place for place in above)]
+    below = choose_points(left, ranks[:middle], low, rank, rate, bits)
+    above = choose_points(right, ranks[middle + 1 :], rank, high, rate, bits)
+    return [*below, point, *(point + place for place in above)]

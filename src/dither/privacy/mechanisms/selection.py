@@ -1,4 +1,4 @@
-"""Choosing places of a vector of integer scores: noisy max, exponential mechanism, top-k, sparse vector."""
+"""Mechanisms that select places of a vector of scores: noisy max, exponential, top-k, sparse vector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.errors import InvalidParameter
-from dither.loss import ZCDP, Pure, Sensitivity, rounded_up
+from dither.loss import ZCDP, Pure, Sensitivity, round_up
 from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import (
@@ -19,46 +19,46 @@ from dither.privacy.mechanisms.base import (
     Vector,
     check_integer,
     check_scale,
-    max_value,
+    max_change,
     saturating_add,
 )
 from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max, uniform_below
 
-PROPOSALS = 16  # for each candidate: then all are refused with a probability below e^-16
+PROPOSALS = 16  # per candidate: all proposals of a round are rejected with probability below e^-16
 MOST_CHOICES = 1 << 16
 MOST_CANDIDATES = 1 << 18
 
 
-def span(sensitivity: Sensitivity) -> Fraction:
-    """The most by which one unit moves the difference of two scores."""
+def gap_sensitivity(sensitivity: Sensitivity) -> Fraction:
+    """Return the most by which one unit changes the difference of two scores."""
     return min(2 * sensitivity.linf, sensitivity.l1)
 
 
-def admit_candidates(size: int, least: int = 1) -> None:
-    """There must be enough to choose from, and no more than fits in memory sixteen times."""
+def check_candidates(size: int, least: int = 1) -> None:
+    """Check that there are enough candidates, and not too many for the memory that the proposals need."""
     if not least <= size <= MOST_CANDIDATES:
-        raise InvalidParameter(f"there must be from {least} to {MOST_CANDIDATES} candidates, got {size}")
+        raise InvalidParameter(f"the mechanism needs {least} to {MOST_CANDIDATES} candidates, got {size}")
 
 
-def gaps(scores: Vector) -> Vector:
-    """How far each score, held inside 63 bits, is below the best."""
-    held = np.clip(scores, -HALF, HALF)
-    return np.asarray(held.max() - held)
+def gaps_below_best(scores: Vector) -> Vector:
+    """Return how far each score, clipped to 63 bits, is below the best."""
+    clipped = np.clip(scores, -HALF, HALF)
+    return np.asarray(clipped.max() - clipped)
 
 
-def draw(misses: Vector, rate: Fraction, bits: Bits) -> int:
-    """Place i with probability proportional to exp(-rate * misses[i]): a uniform proposal, kept by a coin."""
+def draw_index(distances: Vector, rate: Fraction, bits: Bits) -> int:
+    """Draw place i with probability proportional to exp(-rate * distances[i]), by rejection from a uniform proposal."""
     while True:
-        proposed = uniform_below(len(misses), PROPOSALS * len(misses), bits)
-        kept = np.flatnonzero(bernoulli_exp_each(rate, misses[proposed], bits))
-        if len(kept):
-            return int(proposed[kept[0]])
+        proposed = uniform_below(len(distances), PROPOSALS * len(distances), bits)
+        accepted = np.flatnonzero(bernoulli_exp_each(rate, distances[proposed], bits))
+        if len(accepted):
+            return int(proposed[accepted[0]])
 
 
 @final
 @dataclass(frozen=True)
 class NoisyMax(Mechanism):
-    """The place of the largest score after adding exponential noise of the given scale to each (permute-and-flip)."""
+    """Selects the place of the largest score after adding exponential noise to each (permute-and-flip)."""
 
     name = "noisy_max"
     proof = "noisy_max.md"
@@ -67,21 +67,21 @@ class NoisyMax(Mechanism):
     def __post_init__(self) -> None:
         check_scale(self)
 
-    def admit(self, size: int) -> None:
-        admit_candidates(size)
+    def check_length(self, size: int) -> None:
+        check_candidates(size)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(span(sensitivity) / self.scale))
+        return Pure(round_up(gap_sensitivity(sensitivity) / self.scale))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        self.admit(len(exact))
-        return np.array([noisy_max(-gaps(exact), 1 / self.scale, bits)], np.int64)
+        self.check_length(len(exact))
+        return np.array([noisy_max(-gaps_below_best(exact), 1 / self.scale, bits)], np.int64)
 
 
 @final
 @dataclass(frozen=True)
 class ExponentialMechanism(Mechanism):
-    """The place i with probability proportional to exp(scores[i] / scale)."""
+    """Selects place i with probability proportional to exp(scores[i] / scale)."""
 
     name = "exponential"
     proof = "exponential.md"
@@ -90,25 +90,25 @@ class ExponentialMechanism(Mechanism):
     def __post_init__(self) -> None:
         check_scale(self)
 
-    def admit(self, size: int) -> None:
-        admit_candidates(size)
+    def check_length(self, size: int) -> None:
+        check_candidates(size)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(span(sensitivity) / self.scale))
+        return Pure(round_up(gap_sensitivity(sensitivity) / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
-        # The log ratio of two laws stays within an interval of this length (proof, step 2).
-        return ZCDP(rounded_up((span(sensitivity) / self.scale) ** 2 / 8))
+        # The log ratio of the two output distributions stays within an interval of this length (proof, step 2).
+        return ZCDP(round_up((gap_sensitivity(sensitivity) / self.scale) ** 2 / 8))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        self.admit(len(exact))
-        return np.array([draw(gaps(exact), 1 / self.scale, bits)], np.int64)
+        self.check_length(len(exact))
+        return np.array([draw_index(gaps_below_best(exact), 1 / self.scale, bits)], np.int64)
 
 
 @final
 @dataclass(frozen=True)
 class TopK(Mechanism):
-    """`count` different places, one exponential mechanism after another, each over those that are left."""
+    """Selects `count` different places, one exponential mechanism after another, each over the remaining places."""
 
     name = "top_k"
     proof = "top_k.md"
@@ -119,59 +119,59 @@ class TopK(Mechanism):
         check_integer(self, "count", 1, MOST_CHOICES)
         check_scale(self)
 
-    def admit(self, size: int) -> None:
-        admit_candidates(size, self.count)
+    def check_length(self, size: int) -> None:
+        check_candidates(size, self.count)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
-        return Pure(rounded_up(self.count * span(sensitivity) / self.scale))
+        return Pure(round_up(self.count * gap_sensitivity(sensitivity) / self.scale))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
-        return ZCDP(rounded_up(self.count * (span(sensitivity) / self.scale) ** 2 / 8))
+        return ZCDP(round_up(self.count * (gap_sensitivity(sensitivity) / self.scale) ** 2 / 8))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
-        self.admit(len(exact))
-        left = np.arange(len(exact))
+        self.check_length(len(exact))
+        remaining = np.arange(len(exact))
         chosen = []
         for _ in range(self.count):
-            at = draw(gaps(exact[left]), 1 / self.scale, bits)
-            chosen.append(left[at])
-            left = np.delete(left, at)
+            index = draw_index(gaps_below_best(exact[remaining]), 1 / self.scale, bits)
+            chosen.append(remaining[index])
+            remaining = np.delete(remaining, index)
         return np.array(chosen, np.int64)
 
 
-def reaches(scores: Vector, noise: Vector, threshold: int, bar: int) -> NDArray[np.bool_]:
-    """Where scores + noise >= threshold + bar, without overflow: twice a half-sum and its last bit."""
-    wanted = threshold + bar
+def reaches(scores: Vector, noise: Vector, threshold: int, threshold_noise: int) -> NDArray[np.bool_]:
+    """Return where scores + noise >= threshold + threshold_noise, without overflow: by half-sums, then last bits."""
+    target = threshold + threshold_noise
     half = (scores >> 1) + (noise >> 1) + (scores & noise & 1)
-    return np.asarray((half > wanted >> 1) | ((half == wanted >> 1) & ((scores ^ noise) & 1 >= wanted & 1)))
+    return np.asarray((half > target >> 1) | ((half == target >> 1) & ((scores ^ noise) & 1 >= target & 1)))
 
 
-def first(above: NDArray[np.bool_], count: int) -> Vector:
-    """The first `count` places that are set, then -1."""
+def first_places(above: NDArray[np.bool_], count: int) -> Vector:
+    """Return the first `count` places that are set, padded with -1."""
     places = np.full(count, -1, np.int64)
-    found = np.flatnonzero(above)[:count]
-    places[: len(found)] = found
+    reached = np.flatnonzero(above)[:count]
+    places[: len(reached)] = reached
     return places
 
 
 def crossing_loss(mechanism: AboveThreshold | SparseVector, sensitivity: Sensitivity) -> Pure:
-    """The cost of comparing: the bar moves and the chosen scores' noise follows, or else every score's noise moves."""
-    most = max_value(sensitivity)
+    """Return the cost of the comparisons: the smaller of the sparse vector bound and noise on every score."""
+    most = max_change(sensitivity)
     few = most / mechanism.threshold_scale + 2 * mechanism.count * most / mechanism.score_scale
-    return Pure(rounded_up(min(few, sensitivity.l1 / mechanism.score_scale)))
+    return Pure(round_up(min(few, sensitivity.l1 / mechanism.score_scale)))
 
 
 def crossings(mechanism: AboveThreshold | SparseVector, exact: Vector, bits: Bits) -> Vector:
-    """The first places whose noisy score reaches the noisy threshold; all of the noise is drawn every time."""
-    bar = int(discrete_laplace(mechanism.threshold_scale, 1, bits)[0])
+    """Return the first places whose noisy score reaches the noisy threshold; all of the noise is always drawn."""
+    threshold_noise = int(discrete_laplace(mechanism.threshold_scale, 1, bits)[0])
     noise = discrete_laplace(mechanism.score_scale, len(exact), bits)
-    return first(reaches(exact, noise, mechanism.threshold, bar), mechanism.count)
+    return first_places(reaches(exact, noise, mechanism.threshold, threshold_noise), mechanism.count)
 
 
 @final
 @dataclass(frozen=True)
 class AboveThreshold(Mechanism):
-    """The first `count` places whose noisy score reaches a noisy threshold, in order; -1 where there are fewer."""
+    """Selects the first `count` places whose noisy score reaches a noisy threshold; -1 if there are fewer."""
 
     name = "above_threshold"
     proof = "above_threshold.md"
@@ -196,7 +196,7 @@ class AboveThreshold(Mechanism):
 @final
 @dataclass(frozen=True)
 class SparseVector(Mechanism):
-    """The places that `AboveThreshold` gives, then as many answers: those scores with fresh noise, 0 for a -1."""
+    """Selects places as `AboveThreshold` does, then releases their scores with fresh noise; 0 for a place -1."""
 
     name = "sparse_vector"
     proof = "sparse_vector.md"
@@ -215,12 +215,12 @@ class SparseVector(Mechanism):
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         answers = min(self.count * sensitivity.linf, sensitivity.l1) / self.answer_scale
-        return Pure(rounded_up(crossing_loss(self, sensitivity).epsilon + answers))
+        return Pure(round_up(crossing_loss(self, sensitivity).epsilon + answers))
 
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         squares = min(self.count * sensitivity.linf**2, sensitivity.l2_squared)
         crossing = as_zcdp(crossing_loss(self, sensitivity)).rho
-        return ZCDP(rounded_up(crossing + squares / (2 * self.answer_scale**2)))
+        return ZCDP(round_up(crossing + squares / (2 * self.answer_scale**2)))
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         places = crossings(self, exact, bits)

@@ -1,9 +1,9 @@
-"""Exact samplers on the integers, from lazily read random bits.
+"""Exact samplers on the integers, which read random bits only as they need them.
 
-A comparison of a uniform number with a threshold is decided from a prefix of the number's bits only where bounds of
-the threshold put every continuation on one side; otherwise more bits are read and the bounds are tightened with
-integer arithmetic. Nothing undecided is thrown away, so that given fair bits each law holds exactly. Values beyond
-64 bits saturate; at the largest scale their probability is below exp(-2^20).
+A uniform number is compared with a threshold by a prefix of its bits. If bounds of the threshold do not decide the
+comparison for every continuation of the prefix, more bits are read and the bounds are tightened by integer arithmetic.
+No undecided number is discarded, so that each distribution is exact if the bits are fair. Values beyond 64 bits
+saturate; at the largest scale their probability is below exp(-2^20).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dither.privacy.noise.exact import (
     SMALLEST_SCALE,
     Vector,
     Widths,
-    below,
-    check,
+    bernoulli_enclosed,
+    check_range,
     check_size,
     exp_enclosure,
     rational_enclosure,
 )
 from dither.privacy.noise.pools import draw
-from dither.privacy.noise.race import bernoulli_exp_each, combine, exponential, noisy_max
+from dither.privacy.noise.race import bernoulli_exp_each, exponential, fold_sign, noisy_max
 
 __all__ = [
     "FULL",
@@ -49,29 +49,31 @@ __all__ = [
 
 
 def discrete_laplace(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """Integers x with probability proportional to exp(-|x| / scale)."""
+    """Draw integers x with probability proportional to exp(-|x| / scale)."""
     return draw(1, scale, size, bits, widths)
 
 
 def discrete_gaussian(variance: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """Integers x with probability proportional to exp(-x^2 / (2 variance))."""
+    """Draw integers x with probability proportional to exp(-x^2 / (2 variance))."""
     return draw(2, variance, size, bits, widths)
 
 
 def geometric(scale: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """Integers x >= 0 with probability proportional to exp(-x / scale). Proof: exact_draws.md."""
-    return combine(discrete_laplace(scale, size, bits, widths))
+    """Draw integers x >= 0 with probability proportional to exp(-x / scale). Proof: exact_draws.md."""
+    return fold_sign(discrete_laplace(scale, size, bits, widths))
 
 
 def staircase(epsilon: Fraction, width: int, rise: int, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """Integers x with probability proportional to exp(-epsilon * ceil((|x| + 1 - rise) / width)), 1 <= rise <= width.
+    """Draw integers x with probability proportional to exp(-epsilon * ceil((|x| + 1 - rise) / width)).
 
-    The middle step is |x| < rise; every further step is `width` integers on each side. Proof: exact_draws.md.
+    The middle step is |x| < rise, 1 <= rise <= width; every further step has `width` integers on each side.
+
+    Proof: exact_draws.md.
     """
-    check("epsilon", epsilon, 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
-    check("width", width, 1, min(LARGEST_SCALE, LARGEST_SCALE * epsilon))
-    check("rise", rise, 1, width)
-    middle = below(partial(_middle_enclosure, epsilon, width, rise), size, bits, widths)
+    check_range("epsilon", epsilon, 1 / LARGEST_SCALE, 1 / SMALLEST_SCALE)
+    check_range("width", width, 1, min(LARGEST_SCALE, LARGEST_SCALE * epsilon))
+    check_range("rise", rise, 1, width)
+    middle = bernoulli_enclosed(partial(_middle_enclosure, epsilon, width, rise), size, bits, widths)
     centre = uniform_below(2 * rise - 1, size, bits) - (rise - 1)
     steps = np.minimum(geometric(1 / Fraction(epsilon), size, bits, widths), (1 << 62) // width)
     side = rise + width * steps + uniform_below(width, size, bits)
@@ -80,7 +82,7 @@ def staircase(epsilon: Fraction, width: int, rise: int, size: int, bits: Bits, w
 
 
 def _middle_enclosure(epsilon: Fraction, width: int, rise: int, precision: int) -> tuple[int, int]:
-    """Bounds of the middle step's probability, a / (a + 2 width b): b = exp(-epsilon), a = (2 rise - 1)(1 - b)."""
+    """Return bounds of the middle step's chance a / (a + 2 width b), b = exp(-epsilon), a = (2 rise - 1)(1 - b)."""
     unit = precision + 64 + width.bit_length()
     low, high = exp_enclosure(epsilon, unit)
     least, most = ((2 * rise - 1) * ((1 << unit) - b) for b in (high, low))
@@ -88,22 +90,22 @@ def _middle_enclosure(epsilon: Fraction, width: int, rise: int, precision: int) 
 
 
 def bernoulli(p: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """1 with probability p, else 0."""
-    check("p", p, 0, 1)
+    """Draw 1 with probability p, else 0."""
+    check_range("p", p, 0, 1)
     check_size(size)
-    return below(partial(rational_enclosure, p), size, bits, widths).astype(np.int64)
+    return bernoulli_enclosed(partial(rational_enclosure, p), size, bits, widths).astype(np.int64)
 
 
 def bernoulli_exp(x: Fraction, size: int, bits: Bits, widths: Widths = FULL) -> Vector:
-    """1 with probability exp(-x), else 0."""
-    check("x", x, 0, LARGEST_SCALE)
+    """Draw 1 with probability exp(-x), else 0."""
+    check_range("x", x, 0, LARGEST_SCALE)
     check_size(size)
-    return below(partial(exp_enclosure, x), size, bits, widths).astype(np.int64)
+    return bernoulli_enclosed(partial(exp_enclosure, x), size, bits, widths).astype(np.int64)
 
 
 def uniform_below(n: int, size: int, bits: Bits) -> Vector:
-    """Integers from 0 to n - 1, equally likely. Proof: exact_draws.md."""
-    check("n", n, 1, 1 << 63)
+    """Draw integers from 0 to n - 1, equally likely. Proof: exact_draws.md."""
+    check_range("n", n, 1, 1 << 63)
     check_size(size)
     values = np.zeros(size, np.int64)
     waiting = np.arange(size if n > 1 else 0)

@@ -1,8 +1,8 @@
-"""Discrete Laplace and Gaussian variables: a cell from a certified table, a uniform place in it, and a rejection.
+"""Samplers of discrete Laplace and Gaussian noise: a cell from a certified table, a uniform point in it, a rejection.
 
 An integer x is m or ~m (that is, -m - 1) by its sign, m = (H << k) + l. The cell is (H, sign); its first point has
-|x| = b = (H << k) + [x < 0]. Cells are drawn with weight exp(-g(b)), l uniformly, and x is kept with probability
-exp(g(b) - g(|x|)); so x has the law exp(-g(|x|)).
+|x| = b = (H << k) + [x < 0]. Cells are drawn with weight exp(-g(b)), l uniformly, and x is accepted with probability
+exp(g(b) - g(|x|)); so x has probability proportional to exp(-g(|x|)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dither.privacy.bits import Bits, Words
-from dither.privacy.noise.exact import FULL, LARGEST_SCALE, SMALLEST_SCALE, Vector, Widths, check, exp_enclosure, refine
+from dither.privacy.noise.exact import (
+    FULL,
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    Vector,
+    Widths,
+    check_range,
+    decide_below,
+    exp_enclosure,
+)
 
 GUARD = 48
 SLOW = -(1 << 15)
@@ -34,26 +43,26 @@ class LatticeWeights:
 
     def __post_init__(self) -> None:
         name = "scale" if self.power == 1 else "variance"
-        check(name, self.parameter, SMALLEST_SCALE**self.power, LARGEST_SCALE**self.power)
+        check_range(name, self.parameter, SMALLEST_SCALE**self.power, LARGEST_SCALE**self.power)
 
     def exponent(self, x: int) -> Fraction:
-        """g(x)."""
+        """Return g(x)."""
         return Fraction(x**self.power) / (self.power * self.parameter)
 
     def whole_scale(self) -> int:
-        """The scale, or the standard deviation, rounded down."""
+        """Return the scale, or the standard deviation, rounded down."""
         whole = int(self.parameter)
         return whole if self.power == 1 else isqrt(whole)
 
 
 @lru_cache(maxsize=32)
-def thresholds(law: LatticeWeights, k: int, precision: int) -> tuple[list[int], int]:
-    """Lower bounds, in units of 2^-precision, of the cumulative law of the cells, and how far the truth may be above.
+def thresholds(distribution: LatticeWeights, k: int, precision: int) -> tuple[list[int], int]:
+    """Return lower bounds of the cells' cumulative probabilities, in units of 2^-precision, and the largest error.
 
     Weights follow w' = w r, r' = r q, each rounded down; `error` bounds what their sums lose. Proof: exact_noise.md.
     """
     unit = precision + GUARD
-    (weight, ratio, other, other_ratio, second), gap = _first_weights(law, 1 << k, unit)
+    (weight, ratio, other, other_ratio, second), gap = _first_weights(distribution, 1 << k, unit)
     weights: list[int] = []
     while weight >> (GUARD - 8):
         weights += (weight, other)
@@ -66,28 +75,28 @@ def thresholds(law: LatticeWeights, k: int, precision: int) -> tuple[list[int], 
     return [(part << precision) // total for part in sums], 2 + ((2 * error + tail) >> GUARD)
 
 
-def _first_weights(law: LatticeWeights, step: int, precision: int) -> tuple[list[int], int]:
-    """For x >= 0, then x < 0: the first cell's weight and its ratio to the next; then the ratio of ratios."""
-    g = law.exponent
+def _first_weights(distribution: LatticeWeights, step: int, precision: int) -> tuple[list[int], int]:
+    """Return the first cell's weight and its ratio to the next, for x >= 0, then x < 0; then the ratio of ratios."""
+    g = distribution.exponent
     exponents = (g(0), g(step), g(1), g(step + 1) - g(1), g(2 * step) - 2 * g(step))
     bounds = [exp_enclosure(x, precision) for x in exponents]
     return [low for low, _ in bounds], max(high - low for low, high in bounds)
 
 
 class Sampler:
-    """Draws from a law, by tables that are made once. Proof: exact_noise.md."""
+    """Draws from a distribution, by tables that are built once. Proof: exact_noise.md."""
 
-    def __init__(self, law: LatticeWeights, widths: Widths = FULL) -> None:
-        self.law, self.widths = law, widths
-        self.k = max(0, law.whole_scale().bit_length() - widths.cells.bit_length())
-        self._step = float(1 / (law.power * law.parameter))
-        lows, slack = thresholds(law, self.k, widths.word)
+    def __init__(self, distribution: LatticeWeights, widths: Widths = FULL) -> None:
+        self.distribution, self.widths = distribution, widths
+        self.k = max(0, distribution.whole_scale().bit_length() - widths.cells.bit_length())
+        self._step = float(1 / (distribution.power * distribution.parameter))
+        lows, slack = thresholds(distribution, self.k, widths.word)
         self._lows = np.array(lows, np.uint64)  # a word w is undecided at cell i if lows[i] <= w <= lasts[i]
         self._lasts = np.minimum(self._lows, np.uint64((1 << widths.word) - slack)) + np.uint64(slack - 1)
         self._guide, self._slow_share = self._make_guide()
 
     def draw(self, size: int, bits: Bits) -> Vector:
-        """`size` independent draws."""
+        """Return `size` independent draws."""
         values = np.empty(size, np.int64)
         rejected = []
         for start in range(0, size, self.widths.chunk):
@@ -98,19 +107,21 @@ class Sampler:
         return values
 
     def attempt(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
-        """Write one candidate into each place; return the places that are rejected."""
+        """Write one candidate into each place; return the rejected places."""
         return self._attempt_cells(values, bits) if self.k == 0 else self._attempt_places(values, bits)
 
     def _attempt_cells(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
+        """Write one draw into each place where a cell is one integer (k = 0); nothing is rejected."""
         prefixes = bits.words(len(values), self.widths.guide)
         entries = np.take(self._guide, prefixes, mode="clip")
         values[:] = entries
         slow = np.flatnonzero(entries == SLOW)
-        cells = self._cells(prefixes[self._pad(slow, len(values))], bits)[: len(slow)]
+        cells = self._find_cells(prefixes[self._pad(slow, len(values))], bits)[: len(slow)]
         values[slow] = (cells >> 1) ^ -(cells & 1)
         return slow[:0]
 
     def _attempt_places(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
+        """Write one candidate into each place where a cell has 2^k integers; return the rejected places."""
         size, k = len(values), self.k
         prefixes = bits.words(size, self.widths.guide)
         looks = bits.words(size, self.widths.accept)
@@ -121,56 +132,58 @@ class Sampler:
         np.left_shift(entries, k, out=values, dtype=np.int64)
         values |= places.view(np.int64) if k > 32 else places
         padded = self._pad(slow, size)
-        found, kept = self._consider(prefixes[padded], looks[padded], places[padded], bits)
-        values[slow] = found[: len(slow)]
-        return slow[~kept[: len(slow)]]
+        candidates, accepted = self._judge_candidates(prefixes[padded], looks[padded], places[padded], bits)
+        values[slow] = candidates[: len(slow)]
+        return slow[~accepted[: len(slow)]]
 
-    def _consider(self, prefixes: Words, looks: Words, places: Words, bits: Bits) -> tuple[Vector, NDArray[np.bool_]]:
-        """The candidates that begin with these bits, and whether each is kept."""
-        cells = self._cells(prefixes, bits)
+    def _judge_candidates(
+        self, prefixes: Words, looks: Words, places: Words, bits: Bits
+    ) -> tuple[Vector, NDArray[np.bool_]]:
+        """Return the candidates that begin with these bits, and whether each is accepted."""
+        cells = self._find_cells(prefixes, bits)
         sign, head = cells & 1, cells >> 1 << self.k
         low = places.astype(np.int64) ^ (-sign & ((1 << self.k) - 1))
-        return (head + low) ^ -sign, self._kept(head + sign, low, looks, bits)
+        return (head + low) ^ -sign, self._accept(head + sign, low, looks, bits)
 
-    def _cells(self, prefixes: Words, bits: Bits) -> Vector:
-        """The cells of the uniform numbers that begin with `prefixes`."""
+    def _find_cells(self, prefixes: Words, bits: Bits) -> Vector:
+        """Return the cells of the uniform numbers that begin with `prefixes`."""
         extra = self.widths.word - self.widths.guide
         words = prefixes.astype(np.uint64) << np.uint64(extra) | bits.words(len(prefixes), extra)
         cells = np.searchsorted(self._lows, words, "right")
         unsure = (cells == len(self._lows)) | (cells > 0) & (words <= self._lasts[cells - 1])
         for i in np.flatnonzero(unsure):
-            cells[i] = self._deep_cell(int(words[i]), bits)
+            cells[i] = self._resolve_cell(int(words[i]), bits)
         return cells
 
-    def _deep_cell(self, word: int, bits: Bits) -> int:
-        """The cell of one undecided uniform number; the last that fits in 64 bits stands for all beyond it."""
+    def _resolve_cell(self, word: int, bits: Bits) -> int:
+        """Read bits until the cell of a uniform number is decided; cells beyond 64 bits become the last that fits."""
         precision, more = self.widths.word, self.widths.more
         while True:
             precision, word = precision + more, word << more | bits.integer(more)
-            lows, slack = thresholds(self.law, self.k, precision)
+            lows, slack = thresholds(self.distribution, self.k, precision)
             cell = bisect_right(lows, word)
             if cell < len(lows) and (cell == 0 or word >= lows[cell - 1] + slack):
                 return min(cell, (1 << (62 - self.k)) - 1)
 
-    def _kept(self, first: Vector, low: Vector, looks: Words, bits: Bits) -> NDArray[np.bool_]:
-        """Bernoulli(exp(g(first) - g(first + low))), given the first bits of the uniform numbers."""
+    def _accept(self, first: Vector, low: Vector, looks: Words, bits: Bits) -> NDArray[np.bool_]:
+        """Draw Bernoulli(exp(g(first) - g(first + low))), given the first bits of the uniform numbers."""
         fine, extra = self.widths.fine, self.widths.fine - self.widths.accept
         prefixes = looks.astype(np.int64) << extra | bits.words(len(looks), extra).astype(np.int64)
         drop = self._drop(first, low)
         excess = prefixes * 2.0**-fine - exp_polynomial(drop)
-        kept: NDArray[np.bool_] = excess < 0
+        accepted: NDArray[np.bool_] = excess < 0
         for i in np.flatnonzero((np.abs(excess) < self.widths.margin + 2.0**-fine) | (drop > LARGEST_DROP)):
-            exact = self.law.exponent(int(first[i] + low[i])) - self.law.exponent(int(first[i]))
-            kept[i] = refine(partial(exp_enclosure, exact), bits, self.widths.more, prefixes[i].item(), fine)
-        return kept
+            exact = self.distribution.exponent(int(first[i] + low[i])) - self.distribution.exponent(int(first[i]))
+            accepted[i] = decide_below(partial(exp_enclosure, exact), bits, self.widths.more, prefixes[i].item(), fine)
+        return accepted
 
     def _drop(self, first: Vector, low: Vector) -> NDArray[np.float64]:
-        """g(first + low) - g(first), to a relative error below 2^-50."""
+        """Return g(first + low) - g(first), with a relative error below 2^-50."""
         reach = low.astype(np.float64)
-        return reach * self._step if self.law.power == 1 else reach * (2 * first + low) * self._step
+        return reach * self._step if self.distribution.power == 1 else reach * (2 * first + low) * self._step
 
     def _pad(self, slow: NDArray[np.intp], size: int) -> NDArray[np.intp]:
-        """The places `slow`, followed by as many others as make the work the same for nearly all draws."""
+        """Return the places `slow`, padded with others so that nearly all draws take the same work."""
         if not self.widths.padded:
             return slow
         expected = int(size * self._slow_share)
@@ -180,7 +193,7 @@ class Sampler:
         return places
 
     def _make_guide(self) -> tuple[NDArray[np.int16 | np.int32], float]:
-        """What the first `guide` bits of a word settle, and the share of draws that they do not."""
+        """Build the table of what the first `guide` bits of a word decide; also return the share of undecided draws."""
         size, shift = 1 << self.widths.guide, np.uint64(self.widths.word - self.widths.guide)
         starts = np.bincount((self._lows >> shift).astype(np.intp), minlength=size)
         ends = np.bincount((self._lasts >> shift).astype(np.intp), minlength=size)
@@ -194,7 +207,7 @@ class Sampler:
         return (values << 16 | sure).astype(np.int32), 1 - float(sure.mean()) / (1 << self.widths.accept)
 
     def _sure_acceptance(self) -> Vector:
-        """For each cell: a look below this accepts every place of the cell."""
+        """Return, for each cell, the first acceptance bits below which every point of the cell is accepted."""
         cells = np.arange(len(self._lows))
         drop = self._drop((cells >> 1 << self.k) + (cells & 1), np.full(len(cells), (1 << self.k) - 1))
         least = (exp_polynomial(drop) - self.widths.margin) * 2.0**self.widths.accept
@@ -202,7 +215,7 @@ class Sampler:
 
 
 def exp_polynomial(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """exp(-x) for 0 <= x <= 1/2 to within 2^-44, by multiplications and subtractions only."""
+    """Return exp(-x) for 0 <= x <= 1/2 to within 2^-44, by multiplications and subtractions only."""
     y = np.ones_like(x)
     for i in range(13, 0, -1):
         y *= x * (1.0 / i)
@@ -212,5 +225,5 @@ def exp_polynomial(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def sampler(power: int, parameter: Fraction, widths: Widths = FULL) -> Sampler:
-    """The sampler of a law, made once."""
+    """Return the sampler of a distribution; it is built once and cached."""
     return Sampler(LatticeWeights(power, parameter), widths)

@@ -1,4 +1,4 @@
-"""From a dataset's YAML file to the nouns, with errors that name the line and say what to write."""
+"""Read a dataset's description from YAML; errors name the line and say how to correct it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from dither.schema.model import (
-    ONE_KIND,
+    SAME_KEY_KIND,
     BudgetCap,
     Category,
     Dataset,
@@ -22,33 +22,34 @@ from dither.schema.model import (
     key_kind,
 )
 from dither.schema.parser import scalars
-from dither.schema.parser.fields import CheckedFields, distinct, listed, mapping, named, sequence
-from dither.schema.parser.tables import tables_of
+from dither.schema.parser.fields import CheckedFields, join_names, mapping, named_items, refuse_duplicates, sequence
+from dither.schema.parser.tables import read_tables
 from dither.schema.spec import FORMAT_VERSION
 from dither.schema.yaml_nodes import Node, YamlText, excerpt, parse, read
 
 
 def load(path: str | Path) -> Dataset:
-    """The dataset that a YAML file describes; paths in it are relative to the file."""
+    """Read a dataset's description from a YAML file; paths in it are relative to the file."""
     file = Path(path)
     return _dataset(CheckedFields.of(read(file), "dataset", "the description"), file.absolute().parent)
 
 
 def loads(text: str, directory: Path, file: str = "dataset.yml") -> Dataset:
-    """The dataset that a YAML text describes; paths in it are relative to `directory`."""
+    """Read a dataset's description from YAML text; paths in it are relative to `directory`."""
     return _dataset(CheckedFields.of(parse(text, file), "dataset", "the description"), directory)
 
 
 def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
+    """Read the top level of a description."""
     _version(entries.need("version"))
     name = scalars.name(entries.need("name"), "name")
     zone = entries.read("timezone", _zone, "UTC")
-    tables = tables_of(entries.need("tables"), directory, zone)
+    tables = read_tables(entries.need("tables"), directory, zone)
     units = _units(entries.need("units"), tables)
-    _every_private_table_has_a_unit(entries.need("tables"), tables, units)
+    _check_every_private_table_has_a_unit(entries.need("tables"), tables, units)
     budgets = _budgets(entries.need("budgets"), "budgets", units)
     if not budgets:
-        entries.need("budgets").place.refuse("budgets must hold at least one: - {unit: user, kind: zcdp, rho: 1/2}")
+        entries.need("budgets").place.refuse("budgets needs at least one, such as - {unit: user, kind: zcdp, rho: 1/2}")
     return Dataset(
         name=name,
         population=entries.read("population", scalars.name, name),
@@ -57,7 +58,7 @@ def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
         units=units,
         budgets=budgets,
         policy=cast(Literal["shared", "separate"], entries.pick("policy", "shared")),
-        groups=entries.read("groups", lambda node, what: _groups(node, what, units), ()),
+        groups=entries.read("groups", lambda node, subject: _groups(node, subject, units), ()),
         timezone=zone,
         size_epsilon=entries.read("size_epsilon", scalars.positive, Fraction(1, 100)),
         description=entries.read("description", scalars.text, ""),
@@ -65,24 +66,28 @@ def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
 
 
 def _version(node: Node) -> None:
+    """Refuse any format version but the current one."""
     if not isinstance(node, YamlText) or node.value != str(FORMAT_VERSION):
-        node.place.refuse(f"version must be {FORMAT_VERSION}, the format that this Dither reads")
+        node.place.refuse(f"version must be {FORMAT_VERSION}, the only format that this version of Dither reads")
 
 
-def _zone(node: Node, what: str) -> str:
-    value = scalars.text(node, what)
+def _zone(node: Node, subject: str) -> str:
+    """Read the name of a time zone."""
+    value = scalars.text(node, subject)
     try:
         ZoneInfo(value)
     except (ValueError, OSError, LookupError):
-        node.place.refuse(f"{what} must be a zone such as UTC or Europe/Paris; got {excerpt(value)}")
+        node.place.refuse(f"{subject} must be a time zone such as UTC or Europe/Paris; got {excerpt(value)}")
     return value
 
 
 def _units(node: Node, tables: dict[str, Table]) -> dict[str, Unit]:
-    return {name: _unit(name, body, tables) for name, _, body in named(node, "units", "unit")}
+    """Read the units of privacy by name."""
+    return {name: _unit(name, body, tables) for name, _, body in named_items(node, "units", "unit")}
 
 
 def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
+    """Read a unit of privacy; refuse keys of different kinds."""
     entries = CheckedFields.of(node, "unit", f"unit {name}")
     if entries.variant == "row":
         nodes = sequence(entries.need("tables"), entries.label("tables"))
@@ -92,61 +97,68 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
         return Unit(name, "row", dict.fromkeys(covered))
     keys = _columns_by_table(entries, "keys", tables, Identifier | Number | Category | Reference)
     if len({key_kind(tables[table].columns[column].domain) for table, column in keys.items()}) > 1:
-        entries.need("keys").place.refuse(f"{entries.label('keys')} must be {ONE_KIND}")
+        entries.need("keys").place.refuse(f"{entries.label('keys')} must be {SAME_KEY_KIND}")
     if entries.variant == "user":
         return Unit(name, "user", keys)
     times = _columns_by_table(entries, "times", tables, Moment)
     if set(times) != set(keys):
-        entries.need("times").place.refuse(f"{entries.label('times')} must name the tables of keys: {listed(keys)}")
+        entries.need("times").place.refuse(f"{entries.label('times')} must name the tables of keys: {join_names(keys)}")
     return Unit(name, "window", keys, times, cast(Any, entries.pick("every", "month")))
 
 
-def _private_table(node: Node, place: Node, tables: dict[str, Table], what: str) -> str:
-    table = scalars.text(node, what)
+def _private_table(node: Node, place: Node, tables: dict[str, Table], subject: str) -> str:
+    """Read the name of a private table; `place` is the node that errors refer to."""
+    table = scalars.text(node, subject)
     if table not in tables:
-        place.place.refuse(f"{what}: there is no table {excerpt(table)}; there are: {listed(tables)}")
+        place.place.refuse(f"{subject}: there is no table {excerpt(table)}; there are: {join_names(tables)}")
     if not tables[table].private:
-        place.place.refuse(f"{what}: table {table} is public, and needs no protection; remove it here")
+        place.place.refuse(f"{subject}: table {table} is public and cannot be part of a unit; remove it here")
     return table
 
 
 def _columns_by_table(entries: CheckedFields, key: str, tables: dict[str, Table], kinds: Any) -> dict[str, str]:
-    what = entries.label(key)
-    given = mapping(entries.need(key), what)
-    found: dict[str, str] = {}
-    for name, place in given.keys.items():
-        table = _private_table(YamlText(place, name), YamlText(place, name), tables, what)
-        node = given.items[name]
-        column = scalars.text(node, what)
+    """Read a mapping of tables to columns whose domains must be of `kinds`."""
+    subject = entries.label(key)
+    tables_to_columns = mapping(entries.need(key), subject)
+    columns: dict[str, str] = {}
+    for name, place in tables_to_columns.keys.items():
+        table = _private_table(YamlText(place, name), YamlText(place, name), tables, subject)
+        node = tables_to_columns.items[name]
+        column = scalars.text(node, subject)
         if column not in tables[table].columns:
             node.place.refuse(
-                f"{what}: no column {excerpt(column)} in {table}; it has: {listed(tables[table].columns)}"
+                f"{subject}: no column {excerpt(column)} in {table}; it has: {join_names(tables[table].columns)}"
             )
         if not isinstance(tables[table].columns[column].domain, kinds):
             wanted = "a date or timestamp" if kinds is Moment else "an identifier, integer or category"
-            node.place.refuse(f"{what}: {table}.{column} must be {wanted}")
-        found[table] = column
-    return found
+            node.place.refuse(f"{subject}: {table}.{column} must be {wanted}")
+        columns[table] = column
+    return columns
 
 
-def _every_private_table_has_a_unit(node: Node, tables: dict[str, Table], units: dict[str, Unit]) -> None:
+def _check_every_private_table_has_a_unit(node: Node, tables: dict[str, Table], units: dict[str, Unit]) -> None:
+    """Refuse a private table that no unit covers."""
     covered = {table for unit in units.values() for table in unit.keys}
     for name, table in tables.items():
         if table.private and name not in covered:
             mapping(node, "tables").keys[name].refuse(
-                f"table {name} is private, but no unit covers it; add it to the keys of a unit, or say private: false"
+                f"table {name} is private, but no unit covers it; add it to a unit's keys, or declare private: false"
             )
 
 
-def _budgets(node: Node, what: str, units: dict[str, Unit]) -> tuple[BudgetCap, ...]:
-    return tuple(_budget(item, f"budget {number}", units) for number, item in enumerate(sequence(node, what), start=1))
+def _budgets(node: Node, subject: str, units: dict[str, Unit]) -> tuple[BudgetCap, ...]:
+    """Read a list of budgets."""
+    return tuple(
+        _budget(item, f"budget {number}", units) for number, item in enumerate(sequence(node, subject), start=1)
+    )
 
 
-def _budget(node: Node, what: str, units: dict[str, Unit]) -> BudgetCap:
-    entries = CheckedFields.of(node, "budget", what)
+def _budget(node: Node, subject: str, units: dict[str, Unit]) -> BudgetCap:
+    """Read a budget of a declared unit."""
+    entries = CheckedFields.of(node, "budget", subject)
     unit = scalars.text(entries.need("unit"), entries.label("unit"))
     if unit not in units:
-        entries.need("unit").place.refuse(f"{what}: there is no unit {excerpt(unit)}; there are: {listed(units)}")
+        entries.need("unit").place.refuse(f"{subject}: no unit {excerpt(unit)}; there are: {join_names(units)}")
     order = entries.read("order", scalars.positive, None)
     if order is not None and order <= 1:
         entries.need("order").place.refuse(f"{entries.label('order')} must be above 1; got {order}")
@@ -160,23 +172,26 @@ def _budget(node: Node, what: str, units: dict[str, Unit]) -> BudgetCap:
     )
 
 
-def _cap(node: Node, what: str) -> Fraction | None:
-    value = scalars.positive(node, what)
+def _cap(node: Node, subject: str) -> Fraction | None:
+    """Read a positive cap of at most 1000."""
+    value = scalars.positive(node, subject)
     if value > 1000:
-        node.place.refuse(f"{what} must be at most 1000; beyond that nothing is protected")
+        node.place.refuse(f"{subject} must be at most 1000; a larger cap protects nothing")
     return value
 
 
-def _delta(node: Node, what: str) -> Fraction:
-    value = scalars.number(node, what)
+def _delta(node: Node, subject: str) -> Fraction:
+    """Read a delta from 0 to below 1."""
+    value = scalars.number(node, subject)
     if not 0 <= value < 1:
-        node.place.refuse(f"{what} must be at least 0 and below 1; got {value}")
+        node.place.refuse(f"{subject} must be at least 0 and below 1; got {value}")
     return value
 
 
-def _groups(node: Node, what: str, units: dict[str, Unit]) -> tuple[Group, ...]:
+def _groups(node: Node, subject: str, units: dict[str, Unit]) -> tuple[Group, ...]:
+    """Read the groups of analysts; refuse a name that is given twice."""
     groups: dict[str, Group] = {}
-    for item in sequence(node, what):
+    for item in sequence(node, subject):
         group = _group(CheckedFields.of(item, "group", "a group"), units)
         if group.name in groups:
             item.place.refuse(f"group {group.name!r} is given twice")
@@ -185,8 +200,10 @@ def _groups(node: Node, what: str, units: dict[str, Unit]) -> tuple[Group, ...]:
 
 
 def _group(entries: CheckedFields, units: dict[str, Unit]) -> Group:
-    def budgets(node: Node, what: str) -> tuple[BudgetCap, ...]:
-        return _budgets(node, what, units)
+    """Read a group of analysts and its caps."""
+
+    def budgets(node: Node, subject: str) -> tuple[BudgetCap, ...]:
+        return _budgets(node, subject, units)
 
     return Group(
         name=scalars.name(entries.need("name"), entries.label("name")),
@@ -196,8 +213,9 @@ def _group(entries: CheckedFields, units: dict[str, Unit]) -> Group:
     )
 
 
-def _analysts(node: Node, what: str) -> tuple[str, ...]:
-    items = sequence(node, what)
-    names = tuple(scalars.text(item, what) for item in items)
-    distinct(items, names, what)
+def _analysts(node: Node, subject: str) -> tuple[str, ...]:
+    """Read the account names of a group; refuse duplicates."""
+    items = sequence(node, subject)
+    names = tuple(scalars.text(item, subject) for item in items)
+    refuse_duplicates(items, names, subject)
     return names

@@ -1,4 +1,4 @@
-"""A mapping of the file checked against its shape, and lists and names in it."""
+"""Check mappings, lists and names of the file against the fields that `schema.spec` allows."""
 
 from __future__ import annotations
 
@@ -16,103 +16,109 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CheckedFields:
-    """A mapping that has been checked against its shape: known names only, nothing required missing."""
+    """A mapping that was checked against its shape: every name is known and no required field is missing.
+
+    `subject` names the mapping in error messages.
+    """
 
     node: YamlMapping
     fields: dict[str, FieldSpec]
-    what: str
+    subject: str
     variant: str = ""
 
     @classmethod
-    def of(cls, node: Node, shape_name: str, what: str) -> CheckedFields:
-        """Check a node against a shape."""
+    def of(cls, node: Node, shape_name: str, subject: str) -> CheckedFields:
+        """Check a node against a shape and return its fields."""
         shape = SHAPES[shape_name]
         if not isinstance(node, YamlMapping):
-            node.place.refuse(f"{what} must be a mapping with {listed(shape.allowed())}")
+            node.place.refuse(f"{subject} must be a mapping with {join_names(shape.allowed_fields())}")
         variant = ""
-        if shape.by:
-            chooser = node.items.get(shape.by) or missing(node.place, shape.by, shape.fields[shape.by], what)
-            variant = scalars.choice(chooser, shape.fields[shape.by], f"{shape.by} of {what}")
-        entries = cls(node, shape.allowed(variant), what, variant)
+        if shape.variant_field:
+            chooser = node.items.get(shape.variant_field) or refuse_missing(
+                node.place, shape.variant_field, shape.fields[shape.variant_field], subject
+            )
+            variant = scalars.choice(chooser, shape.fields[shape.variant_field], f"{shape.variant_field} of {subject}")
+        entries = cls(node, shape.allowed_fields(variant), subject, variant)
         entries._check()
         return entries
 
     def _check(self) -> None:
+        """Refuse unknown names and missing required fields."""
         for key, place in self.node.keys.items():
             if key not in self.fields:
-                near = difflib.get_close_matches(key, self.fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it may have {listed(self.fields)}"
-                place.refuse(f"{self.what} has no entry {excerpt(key)}; {hint}")
+                close = difflib.get_close_matches(key, self.fields, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it can have {join_names(self.fields)}"
+                place.refuse(f"{self.subject} has no entry {excerpt(key)}; {hint}")
         for key, entry in self.fields.items():
             if entry.required and self.get(key) is None:
-                missing(self.node.place, key, entry, self.what)
+                refuse_missing(self.node.place, key, entry, self.subject)
 
     def get(self, key: str) -> Node | None:
-        """The node of an entry, or None if it was left out or empty."""
+        """Return the node of an entry, or None if it is missing or empty."""
         node = self.node.items.get(key)
         return None if node is None or scalars.is_null(node) else node
 
     def need(self, key: str) -> Node:
-        """The node of an entry that has been checked to be there."""
+        """Return the node of an entry that the file contains."""
         return self.node.items[key]
 
     def read(self, key: str, reader: Callable[[Node, str], T], default: T) -> T:
-        """The value of an entry that may be left out."""
+        """Return the value of an optional entry, or `default` if it is missing."""
         node = self.get(key)
         return default if node is None else reader(node, self.label(key))
 
     def pick(self, key: str, default: str) -> str:
-        """The value of an entry that has choices."""
-        return self.read(key, lambda node, what: scalars.choice(node, self.fields[key], what), default)
+        """Return the value of an optional entry that must be one of its choices, or `default` if it is missing."""
+        return self.read(key, lambda node, subject: scalars.choice(node, self.fields[key], subject), default)
 
     def label(self, key: str) -> str:
-        """How errors speak of an entry."""
-        return f"{key} of {self.what}"
+        """Return the name of an entry for error messages."""
+        return f"{key} of {self.subject}"
 
 
-def listed(names: object) -> str:
-    """Names as a list for a message."""
+def join_names(names: object) -> str:
+    """Join names with commas for a message."""
     return ", ".join(cast(dict[str, Any], names))
 
 
-def missing(place: SourceLine, key: str, entry: FieldSpec, what: str) -> Any:
+def refuse_missing(place: SourceLine, key: str, entry: FieldSpec, subject: str) -> Any:
     """Refuse a mapping that lacks a required entry."""
-    sample = f"; it is one of {', '.join(entry.choices)}" if entry.choices else ""
-    place.refuse(f"{what} needs '{key}:' ({entry.help}){sample}")
+    choices = f"; use one of {', '.join(entry.choices)}" if entry.choices else ""
+    place.refuse(f"{subject} needs '{key}:' ({entry.help}){choices}")
 
 
-def sequence(node: Node, what: str) -> tuple[Node, ...]:
-    """The items of a list."""
+def sequence(node: Node, subject: str) -> tuple[Node, ...]:
+    """Return the items of a list; refuse any other node."""
     if not isinstance(node, YamlList):
-        node.place.refuse(f"{what} must be a list: [a, b] or lines that start with '- '")
+        node.place.refuse(f"{subject} must be a list: [a, b] or lines that start with '- '")
     return node.items
 
 
-def mapping(node: Node, what: str) -> YamlMapping:
-    """A mapping that is not empty."""
+def mapping(node: Node, subject: str) -> YamlMapping:
+    """Return a mapping that is not empty; refuse any other node."""
     if not isinstance(node, YamlMapping) or not node.items:
-        node.place.refuse(f"{what} must be a mapping with at least one 'name: ...'")
+        node.place.refuse(f"{subject} must be a mapping with at least one 'name: ...'")
     return node
 
 
-def named(node: Node, what: str, singular: str) -> Iterator[tuple[str, SourceLine, Node]]:
-    """The entries of a mapping whose keys are names, equal in no spelling."""
-    found = mapping(node, what)
+def named_items(node: Node, subject: str, singular: str) -> Iterator[tuple[str, SourceLine, Node]]:
+    """Yield the entries of a mapping whose keys are names; refuse names that differ only in case."""
+    checked = mapping(node, subject)
     seen: dict[str, str] = {}
-    for key, place in found.keys.items():
+    for key, place in checked.keys.items():
         scalars.name(YamlText(place, key), f"the name of {singular}")
         if key.lower() in seen:
             place.refuse(
-                f"{singular} {key!r} overlaps {seen[key.lower()]!r}: names that differ in case only are one name in SQL"
+                f"{singular} {key!r} overlaps {seen[key.lower()]!r}: SQL does not distinguish case; rename one"
             )
         seen[key.lower()] = key
-        yield key, place, found.items[key]
+        yield key, place, checked.items[key]
 
 
-def distinct(nodes: tuple[Node, ...], values: tuple[str, ...], what: str) -> None:
-    """Refuse a list that holds a value twice."""
+def refuse_duplicates(nodes: tuple[Node, ...], values: tuple[str, ...], subject: str) -> None:
+    """Refuse a list that contains a value twice."""
     seen: set[str] = set()
     for node, value in zip(nodes, values, strict=True):
         if value in seen:
-            node.place.refuse(f"{what}: {excerpt(value)} is given twice")
+            node.place.refuse(f"{subject}: {excerpt(value)} is given twice")
         seen.add(value)

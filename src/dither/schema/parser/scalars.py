@@ -1,4 +1,4 @@
-"""Single values of a description: names, numbers, instants; each refused with the line and what to write."""
+"""Read single values of a description: texts, names, numbers and instants; errors say what to write."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from fractions import Fraction
 
-from dither.schema.model import Precision, fits_lattice
+from dither.schema.model import Precision, fits_int64
 from dither.schema.spec import NAME_PATTERN, FieldSpec
 from dither.schema.yaml_nodes import Node, YamlText, excerpt
 
 LARGEST_NUMBER = 2**53
-FINEST = Fraction(1, 10**15)
+SMALLEST_STEP = Fraction(1, 10**15)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECONDS: dict[Precision, int] = {
     "day": 86_400_000_000,
@@ -24,86 +24,90 @@ MICROSECONDS: dict[Precision, int] = {
 
 NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,2})?|[+-]?\d{1,30}/\d{1,30}")
-_LONGEST_TEXT = 10_000
+_MAX_TEXT_LENGTH = 10_000
 
 
-def text(node: Node, what: str) -> str:
-    """A text, as written."""
+def text(node: Node, subject: str) -> str:
+    """Read a printable text of bounded length."""
     if not isinstance(node, YamlText) or is_null(node):
-        node.place.refuse(f"{what} must be a text")
-    if len(node.value) > _LONGEST_TEXT or not node.value.isprintable():
-        node.place.refuse(f"{what} must be at most {_LONGEST_TEXT:,} printable characters")
+        node.place.refuse(f"{subject} must be a text")
+    if len(node.value) > _MAX_TEXT_LENGTH or not node.value.isprintable():
+        node.place.refuse(f"{subject} must be at most {_MAX_TEXT_LENGTH:,} printable characters")
     return node.value
 
 
-def name(node: Node, what: str) -> str:
-    """A name that is safe in every engine."""
-    value = text(node, what)
+def name(node: Node, subject: str) -> str:
+    """Read a name that is a valid identifier in every engine."""
+    value = text(node, subject)
     if not NAME.fullmatch(value):
-        node.place.refuse(f"{what} must be letters, digits and _, a letter first, at most 63; got {excerpt(value)}")
+        node.place.refuse(f"{subject} must be at most 63 letters, digits and _, a letter first; got {excerpt(value)}")
     return value
 
 
-def choice(node: Node, entry: FieldSpec, what: str) -> str:
-    """One of the texts that a field allows."""
-    value = text(node, what)
+def choice(node: Node, entry: FieldSpec, subject: str) -> str:
+    """Read one of the texts that a field allows."""
+    value = text(node, subject)
     if entry.choices and value not in entry.choices:
-        node.place.refuse(f"{what} must be one of {', '.join(entry.choices)}; got {excerpt(value)}")
+        node.place.refuse(f"{subject} must be one of {', '.join(entry.choices)}; got {excerpt(value)}")
     return value
 
 
-def boolean(node: Node, what: str) -> bool:
-    """true or false."""
+def boolean(node: Node, subject: str) -> bool:
+    """Read true or false."""
     if not isinstance(node, YamlText) or node.value not in ("true", "false"):
-        node.place.refuse(f"{what} must be true or false")
+        node.place.refuse(f"{subject} must be true or false")
     return node.value == "true"
 
 
-def number(node: Node, what: str) -> Fraction:
-    """An exact rational: 3, 0.01, 1e-6 or 1/3."""
+def number(node: Node, subject: str) -> Fraction:
+    """Read an exact rational such as 3, 0.01, 1e-6 or 1/3."""
     if not isinstance(node, YamlText) or not _NUMBER.fullmatch(node.value):
-        came = f"; got {excerpt(node.value)}" if isinstance(node, YamlText) else ""
-        node.place.refuse(f"{what} must be a number such as 3, 0.01, 1e-6 or 1/3{came}")
+        received = f"; got {excerpt(node.value)}" if isinstance(node, YamlText) else ""
+        node.place.refuse(f"{subject} must be a number such as 3, 0.01, 1e-6 or 1/3{received}")
     try:
         return Fraction(node.value)
     except ZeroDivisionError:
-        node.place.refuse(f"{what} must be a number; nothing is divided by 0")
+        node.place.refuse(f"{subject} must be a number (its denominator is 0)")
 
 
-def positive(node: Node, what: str) -> Fraction:
-    """A number above zero."""
-    value = number(node, what)
+def positive(node: Node, subject: str) -> Fraction:
+    """Read a number above 0."""
+    value = number(node, subject)
     if value <= 0:
-        node.place.refuse(f"{what} must be above 0; got {value}")
+        node.place.refuse(f"{subject} must be above 0; got {value}")
     return value
 
 
-def multiple(node: Node, step: Fraction, what: str) -> Fraction:
-    """A number on the lattice of `step`, small enough for exact arithmetic in every engine."""
-    value = number(node, what)
+def multiple(node: Node, step: Fraction, subject: str) -> Fraction:
+    """Read a multiple of `step` that is small enough for exact arithmetic in every engine."""
+    value = number(node, subject)
     if abs(value / step) > LARGEST_NUMBER:
-        node.place.refuse(f"{what} must be at most 2^53 steps from 0")
-    if not fits_lattice(abs(value), step):
-        node.place.refuse(f"{what} is too large for a step of {step}: below 2^62, please")
+        node.place.refuse(f"{subject} must be at most 2^53 steps from 0; use smaller bounds or a larger step")
+    if not fits_int64(abs(value), step):
+        node.place.refuse(f"{subject} is too large for a step of {step}: it must be below 2^62/{step.denominator}")
     if value % step:
-        node.place.refuse(f"{what} must be a multiple of the step {step}; got {value}")
+        node.place.refuse(f"{subject} must be a multiple of the step {step}; got {value}")
     return value
 
 
-def instant(node: Node, zone: tzinfo, precision: Precision, what: str, *, last: bool = False) -> int:
-    """Microseconds since 1970 in UTC, floored to the precision; a date alone as `last` means the end of that day."""
-    value = text(node, what)
+def instant(node: Node, zone: tzinfo, precision: Precision, subject: str, *, last: bool = False) -> int:
+    """Read a date or time as microseconds since 1970 in UTC, floored to `precision`.
+
+    With `last`, a date without a time means the end of that day.
+    """
+    value = text(node, subject)
     try:
         moment = _moment(value, zone, last=last and precision != "day")
         micros = (moment - EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         node.place.refuse(
-            f"{what} must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00Z; got {excerpt(value)}"
+            f"{subject} must be a date or time such as 2024-01-31 or 2024-01-31T12:00:00Z; got {excerpt(value)}"
         )
     return micros - micros % MICROSECONDS[precision]
 
 
 def _moment(value: str, zone: tzinfo, *, last: bool) -> datetime:
+    """Parse a date or time; a time without an offset is in `zone`."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
         day = date.fromisoformat(value)
         return datetime.combine(day, time.max if last else time.min, tzinfo=zone)
@@ -112,5 +116,5 @@ def _moment(value: str, zone: tzinfo, *, last: bool) -> datetime:
 
 
 def is_null(node: Node) -> bool:
-    """Whether nothing was written."""
+    """Return True if the node is empty or an unquoted null."""
     return isinstance(node, YamlText) and not node.quoted and node.value in ("", "null", "~", "Null", "NULL")

@@ -1,4 +1,4 @@
-"""The tables of a description: sources, columns and their domains."""
+"""Read the tables of a description: sources, columns and their domains."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ from dither.schema.model import (
     Table,
 )
 from dither.schema.parser import scalars
-from dither.schema.parser.fields import CheckedFields, distinct, listed, named, sequence
+from dither.schema.parser.fields import CheckedFields, join_names, named_items, refuse_duplicates, sequence
 from dither.schema.yaml_nodes import Node, excerpt
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 
 
-def tables_of(node: Node, directory: Path, zone: str) -> dict[str, Table]:
-    """Every table of the file, by name."""
-    plain = [
-        (name, CheckedFields.of(body, "table", f"table {name}")) for name, _, body in named(node, "tables", "table")
+def read_tables(node: Node, directory: Path, zone: str) -> dict[str, Table]:
+    """Read every table of the file; return them by name."""
+    bodies = [
+        (name, CheckedFields.of(body, "table", f"table {name}"))
+        for name, _, body in named_items(node, "tables", "table")
     ]
-    kinds = {(name, column): kind for name, entries in plain for column, kind in _key_kinds(entries)}
-    public = {name for name, entries in plain if not scalars.boolean(entries.need("private"), entries.label("private"))}
-    context = TableNames(directory, zone, kinds, public, {name for name, _ in plain})
-    return {name: _table(name, entries, context) for name, entries in plain}
+    kinds = {(name, column): kind for name, entries in bodies for column, kind in _key_kinds(entries)}
+    public = {
+        name for name, entries in bodies if not scalars.boolean(entries.need("private"), entries.label("private"))
+    }
+    context = TableNames(directory, zone, kinds, public, {name for name, _ in bodies})
+    return {name: _table(name, entries, context) for name, entries in bodies}
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """What a column may need to know of the rest of the file."""
+    """The names and settings of the file that a column's declaration may refer to."""
 
     directory: Path
     zone: str
@@ -52,28 +55,28 @@ class TableNames:
     public: set[str]
     tables: set[str]
 
-    def referred(self, node: Node, what: str) -> tuple[str, str]:
-        """The public column that `table.column` names."""
-        value = scalars.text(node, what)
+    def resolve_reference(self, node: Node, subject: str) -> tuple[str, str]:
+        """Return the table and column that a `table.column` text names; refuse any that is not public."""
+        value = scalars.text(node, subject)
         table, _, column = value.partition(".")
         if not column:
-            node.place.refuse(f"{what} must be table.column of a public table; got {excerpt(value)}")
+            node.place.refuse(f"{subject} must be table.column of a public table; got {excerpt(value)}")
         if table not in self.tables:
             node.place.refuse(
-                f"{what}: there is no table {excerpt(table)}; there are: {', '.join(sorted(self.tables))}"
+                f"{subject}: there is no table {excerpt(table)}; there are: {', '.join(sorted(self.tables))}"
             )
         if table not in self.public:
-            node.place.refuse(f"{what}: table {table} is private, and its values are not public; use a public table")
+            node.place.refuse(f"{subject}: table {table} is private, so its values are secret; use a public table")
         if (table, column) not in self.kinds:
-            known = ", ".join(name for owner, name in self.kinds if owner == table)
-            node.place.refuse(f"{what}: no column {excerpt(column)} in {table}; it has: {known}")
+            columns_of_table = ", ".join(name for owner, name in self.kinds if owner == table)
+            node.place.refuse(f"{subject}: no column {excerpt(column)} in {table}; it has: {columns_of_table}")
         return table, column
 
 
 def _key_kinds(entries: CheckedFields) -> Iterator[tuple[str, str]]:
-    """Each column of a table with the kind that a reference to it would have, '' where its type does not say."""
-    for name, _, body in named(entries.need("columns"), entries.label("columns"), "column"):
-        column = CheckedFields.of(body, "column", f"column {entries.what.removeprefix('table ')}.{name}")
+    """Yield each column of a table with the kind of a reference to it, or '' if its type does not determine one."""
+    for name, _, body in named_items(entries.need("columns"), entries.label("columns"), "column"):
+        column = CheckedFields.of(body, "column", f"column {entries.subject.removeprefix('table ')}.{name}")
         match column.variant:
             case "identifier":
                 yield name, column.pick("kind", "text")
@@ -86,13 +89,14 @@ def _key_kinds(entries: CheckedFields) -> Iterator[tuple[str, str]]:
 
 
 def _table(name: str, entries: CheckedFields, context: TableNames) -> Table:
+    """Read a table with its columns and source."""
     columns = {
         column: _column(column, CheckedFields.of(body, "column", f"column {name}.{column}"), context)
-        for column, _, body in named(entries.need("columns"), entries.label("columns"), "column")
+        for column, _, body in named_items(entries.need("columns"), entries.label("columns"), "column")
     }
     unique = entries.read("unique", scalars.name, "")
     if unique and unique not in columns:
-        entries.need("unique").place.refuse(f"unique: no column {unique!r} in {name}; it has: {listed(columns)}")
+        entries.need("unique").place.refuse(f"unique: no column {unique!r} in {name}; it has: {join_names(columns)}")
     return Table(
         name=name,
         private=name not in context.public,
@@ -103,27 +107,32 @@ def _table(name: str, entries: CheckedFields, context: TableNames) -> Table:
     )
 
 
-def _source(node: Node, what: str, directory: Path) -> Source:
-    entries = CheckedFields.of(node, "source", what)
+def _source(node: Node, subject: str, directory: Path) -> Source:
+    """Read a source; make a relative path absolute."""
+    entries = CheckedFields.of(node, "source", subject)
     options = {
         key: scalars.text(entries.need(key), entries.label(key))
         for key in entries.fields
         if key != "kind" and entries.get(key) is not None
     }
     if entries.variant == "spark" and ("path" in options) == ("table" in options):
-        node.place.refuse(f"{what} needs either 'path:' or 'table:'")
+        node.place.refuse(f"{subject} needs either 'path:' or 'table:', and not both")
     if "path" in options and "://" not in options["path"]:
         options["path"] = str(directory / options["path"])
     return Source(kind=cast(Any, entries.variant), options=options)
 
 
 def _column(name: str, entries: CheckedFields, context: TableNames) -> Column:
+    """Read a column, its domain and default."""
     domain = _domain(entries, context)
-    default = entries.read("default", lambda node, what: _default(node, what, domain, context), _stand_in(domain))
+    default = entries.read(
+        "default", lambda node, subject: _default(node, subject, domain, context), _implicit_default(domain)
+    )
     return Column(name, domain, default, description=entries.read("description", scalars.text, ""))
 
 
 def _domain(entries: CheckedFields, context: TableNames) -> Domain:
+    """Read the domain of a column by its type."""
     nullable = entries.read("nullable", scalars.boolean, False)
     match entries.variant:
         case "integer" | "decimal":
@@ -144,10 +153,11 @@ def _domain(entries: CheckedFields, context: TableNames) -> Domain:
 
 
 def _number(entries: CheckedFields, nullable: bool) -> Number:
+    """Read the bounds and step of a number."""
     step = entries.read("step", scalars.positive, Fraction(1))
     if entries.variant == "integer" and step.denominator != 1:
-        entries.need("step").place.refuse(f"{entries.label('step')} must be a whole number; use type: decimal")
-    if step < scalars.FINEST:
+        entries.need("step").place.refuse(f"{entries.label('step')} must be an integer, or use type: decimal")
+    if step < scalars.SMALLEST_STEP:
         entries.need("step").place.refuse(f"{entries.label('step')} must be at least 1e-15")
     lo = scalars.multiple(entries.need("min"), step, entries.label("min"))
     hi = scalars.multiple(entries.need("max"), step, entries.label("max"))
@@ -157,6 +167,7 @@ def _number(entries: CheckedFields, nullable: bool) -> Number:
 
 
 def _moment(entries: CheckedFields, precision: Precision, zone: tzinfo, nullable: bool) -> Moment:
+    """Read the bounds of a date or timestamp."""
     lo = scalars.instant(entries.need("min"), zone, precision, entries.label("min"))
     hi = scalars.instant(entries.need("max"), zone, precision, entries.label("max"), last=True)
     if lo > hi:
@@ -165,30 +176,32 @@ def _moment(entries: CheckedFields, precision: Precision, zone: tzinfo, nullable
 
 
 def _values(entries: CheckedFields) -> tuple[str, ...]:
+    """Read the values of a category; refuse duplicates."""
     node = entries.get("values")
     if node is None:
         entries.node.place.refuse(
-            f"{entries.what} needs 'values: [...]', every value, or 'values_from: table.column' of a public table"
+            f"{entries.subject} needs 'values: [...]' or 'values_from: table.column' of a public table"
         )
     items = sequence(node, entries.label("values"))
-    values = tuple(scalars.text(item, f"a value of {entries.what}") for item in items)
-    if not 1 <= len(values) <= MOST_VALUES:
-        node.place.refuse(f"{entries.label('values')} must hold 1 to {MOST_VALUES:,} values; use values_from for more")
-    distinct(items, values, entries.label("values"))
+    values = tuple(scalars.text(item, f"a value of {entries.subject}") for item in items)
+    if not 1 <= len(values) <= MAX_VALUES:
+        node.place.refuse(f"{entries.label('values')} must list 1 to {MAX_VALUES:,} values; use values_from for more")
+    refuse_duplicates(items, values, entries.label("values"))
     return values
 
 
 def _reference(entries: CheckedFields, nullable: bool, context: TableNames) -> Reference:
+    """Read the public column that lists the values of a category."""
     node = entries.need("values_from")
     if entries.get("values") is not None:
-        node.place.refuse(f"{entries.what} has both 'values:' and 'values_from:'; keep one")
-    table, column = context.referred(node, entries.label("values_from"))
+        node.place.refuse(f"{entries.subject} has both 'values:' and 'values_from:'; remove one")
+    table, column = context.resolve_reference(node, entries.label("values_from"))
     kind = context.kinds[table, column] or entries.pick("kind", "text")
     return Reference(table, column, cast(Literal["integer", "text"], kind), nullable)
 
 
-def _stand_in(domain: Domain) -> Scalar:
-    """What stands in where the description names no default: nothing if that is allowed, else the first value."""
+def _implicit_default(domain: Domain) -> Scalar:
+    """Return the default of a column that declares none: None if nullable or opaque, else the first value."""
     if domain.nullable:
         return None
     match domain:
@@ -204,25 +217,26 @@ def _stand_in(domain: Domain) -> Scalar:
             return None
 
 
-def _default(node: Node, what: str, domain: Domain, context: TableNames) -> Scalar:
+def _default(node: Node, subject: str, domain: Domain, context: TableNames) -> Scalar:
+    """Read a default; refuse one that lies outside the domain."""
     match domain:
         case Number(lo=lo, hi=hi, step=step):
-            value = scalars.multiple(node, step, what)
-            return value if lo <= value <= hi else node.place.refuse(f"{what} must lie from {lo} to {hi}")
+            value = scalars.multiple(node, step, subject)
+            return value if lo <= value <= hi else node.place.refuse(f"{subject} must lie between {lo} and {hi}")
         case Moment(lo=lo, hi=hi, precision=precision):
             zone = UTC if precision == "day" else ZoneInfo(context.zone)
-            instant = scalars.instant(node, zone, precision, what)
-            return instant if lo <= instant <= hi else node.place.refuse(f"{what} must lie between min and max")
+            instant = scalars.instant(node, zone, precision, subject)
+            return instant if lo <= instant <= hi else node.place.refuse(f"{subject} must lie between min and max")
         case Category(values=values):
-            text = scalars.text(node, what)
-            return (
-                text if text in values else node.place.refuse(f"{what} must be one of its values; got {excerpt(text)}")
-            )
+            text = scalars.text(node, subject)
+            if text not in values:
+                node.place.refuse(f"{subject} must be one of its values; got {excerpt(text)}")
+            return text
         case Boolean():
-            return scalars.boolean(node, what)
+            return scalars.boolean(node, subject)
         case Reference(kind="integer"):
-            return int(scalars.multiple(node, Fraction(1), what))
+            return int(scalars.multiple(node, Fraction(1), subject))
         case Reference():
-            return scalars.text(node, what)
+            return scalars.text(node, subject)
         case Identifier():
-            return node.place.refuse(f"{what}: an identifier has no default, since that would merge people; remove it")
+            return node.place.refuse(f"{subject}: an identifier has no default (it would merge people); remove it")

@@ -1,6 +1,6 @@
-"""The server that analysts see: accounts, SQL, estimates, the web page. It holds no data and no way to any.
+"""The HTTP server that analysts use: accounts, SQL queries, estimates and the web page. It has no access to the data.
 
-All that it knows comes from a kernel over one socket, with the token of whoever asks; the kernel checks that token.
+The gateway reads everything from a kernel over one socket and passes on the caller's token, which the kernel checks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dither.errors import Busy, DitherError, EngineFailure, InvalidParameter, NotAllowed, NotFound
+from dither.errors import DitherError, EngineFailure, InvalidParameter, InvalidToken, NotAllowed, NotFound
 from dither.plan.context import Context
 from dither.post.options import LOSSES
 from dither.post.session import Session
-from dither.serve.gateway import requests as questions
 from dither.serve.gateway.files import PROOFS, DocumentFolder, read_document
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.gateway.metrics import Metrics
-from dither.serve.gateway.openapi import document
+from dither.serve.gateway.openapi import openapi_document
 from dither.serve.gateway.rate_limits import InFlight, Rate, RecentTokens, TokenBuckets
-from dither.serve.gateway.requests import QueryRequest
+from dither.serve.gateway.requests import QueryRequest, read_any, read_batch, read_query, read_split
+from dither.serve.transport.errors import KernelUnreachable
 from dither.serve.transport.http_client import PACKED, WIRE
 from dither.serve.transport.rpc import CALLS, decode_result
 from dither.serve.transport.socket_client import RemoteKernel
 from dither.serve.transport.vectors import FORM
-from dither.views import answers as documents
+from dither.views.answers import answer_arrow, answer_data, quote_data
 from dither.views.dataset import dataset_data
 from dither.views.ledger import budget_data, history_data, ledger_data, statement_data
 
@@ -51,11 +51,13 @@ ARROW = "application/vnd.apache.arrow.stream"
 LONGEST_TOKEN = 8192
 LONGEST_NAME = 200
 CONTEXT_SECONDS = 5.0
-ACCOUNT, STRANGER = Rate(20, 60), Rate(20, 200)
+ACCOUNT_RATE, UNKNOWN_TOKEN_RATE = Rate(20, 60), Rate(20, 200)
 STATUS = {
-    "not_allowed": 403, "not_found": 404, "budget_exceeded": 402, "busy": 503, "ledger": 503, "engine_failure": 500,
-    "error": 500,
+    "invalid_token": 401, "not_allowed": 403, "not_found": 404, "budget_exceeded": 402, "busy": 503, "ledger": 503,
+    "engine_failure": 500, "error": 500,
 }  # fmt: skip
+STATUS_HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
+INTERNAL_ERROR = "the gateway failed to process this request"
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -69,35 +71,33 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Limits of the gateway."""
+class AppSettings:
+    """The gateway's limits: body size, time for a body, threads, requests per account, tick of replies, rates."""
 
-    body: int = 1 << 22
-    patience: float = 30.0
+    max_body_bytes: int = 1 << 22
+    body_seconds: float = 30.0
     threads: int = 96
-    each: int = 12
-    tick: int = 100
-    account: Rate = ACCOUNT
-    stranger: Rate = STRANGER
+    max_in_flight: int = 12
+    tick_ms: int = 100
+    account_rate: Rate = ACCOUNT_RATE
+    unknown_token_rate: Rate = UNKNOWN_TOKEN_RATE
     reports: Path | None = None
 
 
 class Refusal(DitherError):
-    """A refusal that only the gateway makes, with its status."""
+    """An error that only the gateway raises, with its HTTP status and headers."""
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.headers = status, code, headers or {}
 
 
-def failed(problem: DitherError) -> JSONResponse:
-    """The one shape of errors."""
-    if isinstance(problem, Refusal):
-        return _error(problem.status, problem.code, str(problem), problem.headers)
-    status = STATUS.get(problem.code, 400)
-    if isinstance(problem, NotAllowed) and str(problem) == "the token is not valid":
-        return _error(401, problem.code, str(problem), {"www-authenticate": "Bearer"})
-    return _error(status, problem.code, str(problem), {"retry-after": "1"} if status == 503 else {})
+def error_response(error: DitherError) -> JSONResponse:
+    """Return the JSON response for an error: its HTTP status, code and message."""
+    if isinstance(error, Refusal):
+        return _error(error.status, error.code, str(error), error.headers)
+    status = STATUS.get(error.code, 400)
+    return _error(status, error.code, str(error), STATUS_HEADERS.get(status, {}))
 
 
 def _error(status: int, code: str, message: str, headers: dict[str, str]) -> JSONResponse:
@@ -105,9 +105,9 @@ def _error(status: int, code: str, message: str, headers: dict[str, str]) -> JSO
 
 
 def to_next_tick(passed: float, tick: int) -> float:
-    """Seconds until a whole number of ticks (milliseconds) has passed since a request came.
+    """Return the seconds until a whole number of ticks (milliseconds) has passed since a request arrived.
 
-    How long small things take depends on what else the machine is doing, and so on data that others ask about.
+    The duration of a request depends on the load of the machine, and so on data that other users query.
     """
     return -passed % (tick / 1000) if tick else 0.0
 
@@ -125,32 +125,37 @@ READS: dict[str, Read] = {
 
 @dataclass(frozen=True)
 class CachedContext:
-    """What is public about a dataset, as it was at a moment, and the descriptions that the kernel had then."""
+    """The public facts of a dataset, the time of their retrieval, and the kernel's hash of its descriptions then."""
 
-    at: float
-    described: str
+    fetched_at: float
+    descriptions_hash: str
     context: Context
 
 
 class Gateway:
-    """The routes, over one kernel."""
+    """The HTTP routes in front of one kernel."""
 
-    def __init__(self, kernel: RemoteKernel, settings: Settings | None = None) -> None:
-        self.kernel, self.settings = kernel, settings or Settings()
+    def __init__(self, kernel: RemoteKernel, settings: AppSettings | None = None) -> None:
+        self.kernel, self.settings = kernel, settings or AppSettings()
         self.metrics, self.jobs = Metrics(), Jobs()
-        self._accounts, self._strangers = TokenBuckets(self.settings.account), TokenBuckets(self.settings.stranger)
-        self._known, self._under_way = RecentTokens(), InFlight(self.settings.each)
+        self._accounts, self._unknown = (
+            TokenBuckets(self.settings.account_rate),
+            TokenBuckets(self.settings.unknown_token_rate),
+        )
+        self._tokens, self._in_flight = RecentTokens(), InFlight(self.settings.max_in_flight)
         self._contexts: dict[str, CachedContext] = {}
         self._lock = threading.Lock()
 
     def routes(self) -> list[Route]:
-        """Every route."""
-        open_routes = [("/health", self._health), ("/metrics", self._metrics), ("/openapi.json", self._openapi)]
-        made = [Route(path, self._open(path, handler), methods=["GET"]) for path, handler in open_routes]
-        made += [Route(path, self._open(path, _page(*page)), methods=["GET"]) for path, page in PAGES.items()]
+        """Return every route."""
+        public_routes = [("/health", self._health), ("/metrics", self._metrics), ("/openapi.json", self._openapi)]
+        routes = [Route(path, self._public_endpoint(path, handler), methods=["GET"]) for path, handler in public_routes]
+        routes += [
+            Route(path, self._public_endpoint(path, _page(*page)), methods=["GET"]) for path, page in PAGES.items()
+        ]
         for method, path, handler in (
             ("GET", "/v1/datasets", self._datasets),
-            *(("GET", f"/v1/{name}", self._about(read)) for name, read in READS.items()),
+            *(("GET", f"/v1/{name}", self._read_handler(read)) for name, read in READS.items()),
             ("POST", "/v1/quote", self._quote),
             ("POST", "/v1/explain", self._explain),
             ("POST", "/v1/answer", self._answer),
@@ -158,105 +163,117 @@ class Gateway:
             ("POST", "/v1/split", self._split),
             ("GET", "/v1/jobs/{job}", self._job),
             ("DELETE", "/v1/jobs/{job}", self._delete_job),
-            ("GET", "/v1/proofs", self._papers(PROOFS)),
-            ("GET", "/v1/proofs/{name}", self._paper(PROOFS)),
-            ("GET", "/v1/reports", self._papers(self.settings.reports)),
-            ("GET", "/v1/reports/{name}", self._paper(self.settings.reports)),
-            ("POST", "/v1/kernel/{call}", self._pass),
+            ("GET", "/v1/proofs", self._list_handler(PROOFS)),
+            ("GET", "/v1/proofs/{name}", self._document_handler(PROOFS)),
+            ("GET", "/v1/reports", self._list_handler(self.settings.reports)),
+            ("GET", "/v1/reports/{name}", self._document_handler(self.settings.reports)),
+            ("POST", "/v1/kernel/{call}", self._forward),
         ):  # fmt: skip
-            made.append(Route(path, self._guarded(path, handler), methods=[method]))
-        return made
+            routes.append(Route(path, self._endpoint(path, handler), methods=[method]))
+        return routes
 
-    # --- What every route goes through ---
+    # --- Steps common to all routes ---
 
-    def _open(self, path: str, handler: Endpoint) -> Endpoint:
-        return self._guarded(path, lambda request, _: handler(request), token=False)
+    def _public_endpoint(self, path: str, handler: Endpoint) -> Endpoint:
+        """Wrap the handler of a route that needs no token."""
+        return self._endpoint(path, lambda request, _: handler(request), token=False)
 
-    def _guarded(self, path: str, handler: Handler, token: bool = True) -> Endpoint:
+    def _endpoint(self, path: str, handler: Handler, token: bool = True) -> Endpoint:
+        """Wrap a handler: count the request, handle it, and let the reply leave at the next tick."""
+
         async def endpoint(request: Request) -> Response:
-            self.metrics.began()
+            self.metrics.start_request()
             arrived = time.monotonic()
-            response: Response = failed(DitherError("the gateway could not do this"))
+            response: Response = error_response(DitherError(INTERNAL_ERROR))
             try:
-                response = await self._tried(request, handler, token)
-                await asyncio.sleep(to_next_tick(time.monotonic() - arrived, self.settings.tick))
+                response = await self._handle(request, handler, token)
+                await asyncio.sleep(to_next_tick(time.monotonic() - arrived, self.settings.tick_ms))
             finally:
                 refused = response.status_code >= 400 and response.headers.get("x-charged") != "yes"
-                self.metrics.ended(path, refused)
+                self.metrics.end_request(path, refused)
             return response
 
         return endpoint
 
-    async def _tried(self, request: Request, handler: Handler, token: bool) -> Response:
+    async def _handle(self, request: Request, handler: Handler, token: bool) -> Response:
+        """Check the token and run the handler; turn every error into a response."""
         try:
             if not token:
                 return await handler(request, "")
             bearer = await self._bearer(request)
-            with self._under_way.one_more(self._who(bearer)):
+            with self._in_flight.admit(self._account_key(bearer)):
                 return await handler(request, bearer)
-        except EngineFailure as problem:
-            response = failed(problem)
+        except EngineFailure as error:
+            response = error_response(error)
             response.headers["x-charged"] = "yes"
             return response
-        except DitherError as problem:
-            if isinstance(problem, Busy) and "cannot be reached" in str(problem):
-                self.metrics.unreachable()
-            if isinstance(problem, NotAllowed) and token:
-                self._known.discard(_digest(_token(request)))
-            return failed(problem)
+        except DitherError as error:
+            if isinstance(error, KernelUnreachable):
+                self.metrics.count_unreachable()
+            if isinstance(error, NotAllowed) and token:
+                self._tokens.discard(_digest(_token(request)))
+            return error_response(error)
         except ClientDisconnect:
             return Response(status_code=400)
-        except Exception as problem:
-            # The gateway sees public facts only, yet a stack is nobody's business.
-            logging.getLogger("dither.public").error("internal", extra={"event": {"error": type(problem).__name__}})
-            return failed(DitherError("the gateway could not do this"))
+        except Exception as error:
+            # Do not log the traceback, although the gateway handles public facts only.
+            logging.getLogger("dither.public").error("internal", extra={"event": {"error": type(error).__name__}})
+            return error_response(DitherError(INTERNAL_ERROR))
 
     async def _bearer(self, request: Request) -> str:
-        """The token, if whoever shows it does not do so too often; a new one is shown to the kernel first of all."""
+        """Return the request's token within the rate limits; the kernel checks a token that was not seen recently."""
         token = _token(request)
         if not token:
-            raise Refusal(401, "not_allowed", "send a token: Authorization: Bearer ...", {"www-authenticate": "Bearer"})
-        account = self._known.get(_digest(token))
+            raise InvalidToken("no token came with the request; send the header Authorization: Bearer TOKEN")
+        account = self._tokens.get(_digest(token))
         host = request.client.host if request.client else "?"
-        wait = self._strangers.take(host) if account is None else self._accounts.take(account)
+        wait = self._unknown.take(host) if account is None else self._accounts.take(account)
         if wait:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
         if account is None:
             reply = await run_in_threadpool(self.kernel.exchange, "datasets", token)
-            self._known.add(_digest(token), reply.about.get("who") or _digest(token))
+            self._tokens.add(_digest(token), reply.header.get("who") or _digest(token))
         return token
 
-    def _who(self, token: str) -> str:
-        """A name for the account that a token belongs to, however many tokens it has."""
-        return self._known.get(_digest(token)) or _digest(token)
+    def _account_key(self, token: str) -> str:
+        """Return a key for the token's account, the same for all tokens of that account."""
+        return self._tokens.get(_digest(token)) or _digest(token)
 
     async def _body(self, request: Request) -> bytes:
-        """The body, if it is small enough and comes in time."""
+        """Read the request body, within the limits of size and time."""
         try:
-            async with asyncio.timeout(self.settings.patience):
+            async with asyncio.timeout(self.settings.body_seconds):
                 pieces, size = [], 0
                 async for piece in request.stream():
                     size += len(piece)
-                    if size > self.settings.body:
-                        raise Refusal(413, "invalid_parameter", f"a body has at most {self.settings.body} bytes")
+                    if size > self.settings.max_body_bytes:
+                        raise Refusal(
+                            413, "invalid_parameter", f"the body must have at most {self.settings.max_body_bytes} bytes"
+                        )
                     pieces.append(piece)
                 return b"".join(pieces)
         except TimeoutError:
-            raise Refusal(408, "invalid_parameter", "the body took too long to arrive") from None
+            raise Refusal(
+                408, "invalid_parameter", f"the body must arrive within {self.settings.body_seconds:g} seconds"
+            ) from None
 
     def _session(self, dataset: str, token: str) -> Session:
-        """A session; what is public about a dataset is asked for again after a few seconds, and when it changed."""
+        """Open a session; refresh the dataset's public facts after CONTEXT_SECONDS and when a description changed."""
         reply = self.kernel.exchange("datasets", token)
         if dataset not in decode_result("datasets", reply.body).items:
-            raise NotFound("this account has no such dataset")
-        described = reply.about.get("described", "")
-        known = self._contexts.get(dataset)
-        if known is None or known.described != described or time.monotonic() - known.at > CONTEXT_SECONDS:
+            raise NotFound("this account has no dataset of that name; GET /v1/datasets lists those that it has")
+        descriptions_hash = reply.header.get("described", "")
+        cached = self._contexts.get(dataset)
+        if (
+            cached is None
+            or cached.descriptions_hash != descriptions_hash
+            or time.monotonic() - cached.fetched_at > CONTEXT_SECONDS
+        ):
             context = Context(self.kernel.schema(dataset, token), self.kernel.facts(dataset, token))
-            known = CachedContext(time.monotonic(), described, context)
+            cached = CachedContext(time.monotonic(), descriptions_hash, context)
             with self._lock:
-                self._contexts[dataset] = known
-        return Session(self.kernel, dataset, token, known.context)
+                self._contexts[dataset] = cached
+        return Session(self.kernel, dataset, token, cached.context)
 
     # --- Routes ---
 
@@ -267,16 +284,18 @@ class Gateway:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(document())
+        return JSONResponse(openapi_document())
 
     async def _datasets(self, request: Request, token: str) -> Response:
-        def found() -> list[dict[str, Any]]:
+        def describe_all() -> list[dict[str, Any]]:
             names = self.kernel.datasets(token)
             return [dataset_data(self._session(name, token).dataset) for name in names]
 
-        return JSONResponse({"datasets": await run_in_threadpool(found)})
+        return JSONResponse({"datasets": await run_in_threadpool(describe_all)})
 
-    def _about(self, read: Read) -> Handler:
+    def _read_handler(self, read: Read) -> Handler:
+        """Build the handler of a route that reads one thing about a dataset."""
+
         async def handler(request: Request, token: str) -> Response:
             data = await run_in_threadpool(read, self.kernel, _dataset(request), token)
             return JSONResponse(data if isinstance(data, dict) else {"items": data})
@@ -284,102 +303,105 @@ class Gateway:
         return handler
 
     async def _quote(self, request: Request, token: str) -> Response:
-        asked = questions.read_any(await self._body(request))
-        return JSONResponse(await run_in_threadpool(self._quote_data, asked, token))
+        parsed = read_any(await self._body(request))
+        return JSONResponse(await run_in_threadpool(self._quote_data, parsed, token))
 
-    def _quote_data(self, asked: QueryRequest, token: str) -> dict[str, Any]:
-        session = self._session(asked.dataset, token)
-        if asked.is_batch:
-            quote = session.quote_batch(asked.queries, **asked.options)
+    def _quote_data(self, parsed: QueryRequest, token: str) -> dict[str, Any]:
+        """Quote a query or a batch, and add how many requests wait for its dataset."""
+        session = self._session(parsed.dataset, token)
+        if parsed.is_batch:
+            quote = session.quote_batch(parsed.queries, **parsed.options)
         else:
-            quote = session.quote(asked.queries[0], **asked.options)
-        if asked.refine is not None:
-            kind = "epsilon" if asked.options.get("rho") is None else "rho"
-            quote = replace(quote, notes=(*quote.notes, f"refining costs {kind} {asked.refine} on top of this"))
-        return {**documents.quote_data(quote), "waiting": self.kernel.waits.get(asked.dataset, 0)}
+            quote = session.quote(parsed.queries[0], **parsed.options)
+        if parsed.refine is not None:
+            kind = "epsilon" if parsed.options.get("rho") is None else "rho"
+            quote = replace(quote, notes=(*quote.notes, f"refining costs {kind} {parsed.refine} on top of this"))
+        return {**quote_data(quote), "waiting": self.kernel.queue_lengths.get(parsed.dataset, 0)}
 
     async def _explain(self, request: Request, token: str) -> Response:
-        asked = questions.read_query(await self._body(request))
-        chosen = {name: value for name, value in asked.options.items() if name not in LOSSES}
+        parsed = read_query(await self._body(request))
+        options = {name: value for name, value in parsed.options.items() if name not in LOSSES}
 
-        def explained() -> list[str]:
-            return list(self._session(asked.dataset, token).explain(asked.queries[0], **chosen).lines)
+        def explain_lines() -> list[str]:
+            return list(self._session(parsed.dataset, token).explain(parsed.queries[0], **options).lines)
 
-        return JSONResponse({"lines": await run_in_threadpool(explained)})
+        return JSONResponse({"lines": await run_in_threadpool(explain_lines)})
 
     async def _answer(self, request: Request, token: str) -> Response:
-        asked = questions.read_query(await self._body(request))
+        parsed = read_query(await self._body(request))
         if "respond-async" in request.headers.get("prefer", ""):
-            job = await run_in_threadpool(self._submitted, asked, token)
+            job = await run_in_threadpool(self._submit_job, parsed, token)
             return JSONResponse(job.data(), 202, {"location": f"/v1/jobs/{job.name}"})
-        answer = await run_in_threadpool(self._asked, asked, token)
+        answer = await run_in_threadpool(self._answer_query, parsed, token)
         if ARROW in request.headers.get("accept", ""):
-            return Response(documents.answer_arrow(answer), media_type=ARROW)
-        return JSONResponse(documents.answer_data(answer))
+            return Response(answer_arrow(answer), media_type=ARROW)
+        return JSONResponse(answer_data(answer))
 
-    def _asked(self, asked: QueryRequest, token: str) -> Any:
-        session, name = self._session(asked.dataset, token), asked.request_id
-        answer = session.sql(asked.queries[0], request_id=name, **asked.options)
-        if asked.refine is None:
+    def _answer_query(self, parsed: QueryRequest, token: str) -> Any:
+        """Answer a query, and refine the answer if that was requested; keep the answer if only refining fails."""
+        session, name = self._session(parsed.dataset, token), parsed.request_id
+        answer = session.sql(parsed.queries[0], request_id=name, **parsed.options)
+        if parsed.refine is None:
             return answer
-        kind = "epsilon" if asked.options.get("rho") is None else "rho"
+        kind = "epsilon" if parsed.options.get("rho") is None else "rho"
         try:
-            return session.refine(answer, request_id=f"{name}:refine" if name else "", **{kind: asked.refine})
-        except DitherError as problem:
-            if isinstance(problem, EngineFailure) or all(release.cached for release in answer.releases):
+            return session.refine(answer, request_id=f"{name}:refine" if name else "", **{kind: parsed.refine})
+        except DitherError as error:
+            if isinstance(error, EngineFailure) or all(release.cached for release in answer.releases):
                 raise
-            return replace(answer, notes=(*answer.notes, f"not refined: {problem}"))  # the first is paid for
+            return replace(answer, notes=(*answer.notes, f"not refined: {error}"))  # the first answer was charged
 
-    def _submitted(self, asked: QueryRequest, token: str) -> Any:
-        if not asked.request_id:
-            raise InvalidParameter("a job needs a request_id of your choice; it is the job's name")
-        quote = self._quote_data(asked, token)
+    def _submit_job(self, parsed: QueryRequest, token: str) -> Any:
+        """Start answering a query in the background; return its job."""
+        if not parsed.request_id:
+            raise InvalidParameter("a job needs a request_id of your choice, which becomes the job's name")
+        quote = self._quote_data(parsed, token)
         return self.jobs.submit(
-            self._who(token), asked.request_id, _digest(repr(asked)), quote["milliseconds"],
-            lambda: documents.answer_data(self._asked(asked, token)),
+            self._account_key(token), parsed.request_id, _digest(repr(parsed)), quote["milliseconds"],
+            lambda: answer_data(self._answer_query(parsed, token)),
         )  # fmt: skip
 
     async def _batch(self, request: Request, token: str) -> Response:
-        asked = questions.read_batch(await self._body(request))
+        parsed = read_batch(await self._body(request))
 
-        def answered() -> list[dict[str, Any]]:
-            session = self._session(asked.dataset, token)
-            answers = session.batch(asked.queries, request_id=asked.request_id, **asked.options)
-            return [documents.answer_data(answer) for answer in answers]
+        def answer_all() -> list[dict[str, Any]]:
+            session = self._session(parsed.dataset, token)
+            answers = session.batch(parsed.queries, request_id=parsed.request_id, **parsed.options)
+            return [answer_data(answer) for answer in answers]
 
-        return JSONResponse({"answers": await run_in_threadpool(answered)})
+        return JSONResponse({"answers": await run_in_threadpool(answer_all)})
 
     async def _split(self, request: Request, token: str) -> Response:
-        asked = questions.read_split(await self._body(request))
+        parsed = read_split(await self._body(request))
 
-        def answered() -> list[dict[str, Any]]:
-            session = self._session(asked.dataset, token)
-            return [
-                documents.answer_data(each)
-                for each in session.split(asked.queries[0], asked.threshold, **asked.options)
-            ]
+        def answer_all() -> list[dict[str, Any]]:
+            session = self._session(parsed.dataset, token)
+            return [answer_data(each) for each in session.split(parsed.queries[0], parsed.threshold, **parsed.options)]
 
-        return JSONResponse({"answers": await run_in_threadpool(answered)})
+        return JSONResponse({"answers": await run_in_threadpool(answer_all)})
 
     async def _job(self, request: Request, token: str) -> Response:
         await run_in_threadpool(self.kernel.datasets, token)
-        return JSONResponse(self.jobs.find(self._who(token), request.path_params["job"]).data())
+        return JSONResponse(self.jobs.find(self._account_key(token), request.path_params["job"]).data())
 
     async def _delete_job(self, request: Request, token: str) -> Response:
         await run_in_threadpool(self.kernel.datasets, token)
-        self.jobs.delete(self._who(token), request.path_params["job"])
+        self.jobs.delete(self._account_key(token), request.path_params["job"])
         return JSONResponse({"status": "forgotten"})
 
-    def _papers(self, folder: Path | None) -> Handler:
-        shelf = DocumentFolder(folder)
+    def _list_handler(self, folder: Path | None) -> Handler:
+        """Build the handler that lists the documents of a folder."""
+        documents = DocumentFolder(folder)
 
         async def handler(request: Request, token: str) -> Response:
             await run_in_threadpool(self.kernel.datasets, token)
-            return JSONResponse({"items": await run_in_threadpool(shelf.listed)})
+            return JSONResponse({"items": await run_in_threadpool(documents.entries)})
 
         return handler
 
-    def _paper(self, folder: Path | None) -> Handler:
+    def _document_handler(self, folder: Path | None) -> Handler:
+        """Build the handler that returns one document of a folder."""
+
         async def handler(request: Request, token: str) -> Response:
             await run_in_threadpool(self.kernel.datasets, token)
             text, kind = await run_in_threadpool(read_document, folder, request.path_params["name"])
@@ -387,39 +409,41 @@ class Gateway:
 
         return handler
 
-    async def _pass(self, request: Request, token: str) -> Response:
-        """A typed call as the wire spells it, for the Python client."""
+    async def _forward(self, request: Request, token: str) -> Response:
+        """Pass a typed call of the Python client on to the kernel, unchanged."""
         call, dataset = request.path_params["call"], request.query_params.get("dataset", "")
         if call not in CALLS:
-            raise NotFound(f"no such call; there are: {', '.join(CALLS)}")
+            raise NotFound(f"unknown call; the calls are: {', '.join(CALLS)}")
         if len(dataset) > LONGEST_NAME:
-            raise InvalidParameter("dataset must be a short text")
+            raise InvalidParameter(f"dataset must be a name of at most {LONGEST_NAME} characters")
         accept = FORM if PACKED in request.headers.get("accept", "") else ""
         reply = await run_in_threadpool(self.kernel.exchange, call, token, dataset, await self._body(request), accept)
-        kind = PACKED if reply.about.get("form") == FORM else WIRE
+        kind = PACKED if reply.header.get("form") == FORM else WIRE
         return Response(reply.body, media_type=kind, headers={"x-dither-waiting": str(reply.waiting)})
 
 
 def _token(request: Request) -> str:
-    """The bearer token, if it looks like one."""
+    """Return the bearer token of a request, or an empty string if there is none or it is malformed."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     fits = 0 < len(token) <= LONGEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
     return token if scheme.lower() == "bearer" and fits else ""
 
 
 def _digest(text: str) -> str:
-    """What the gateway keeps of a token or a question."""
+    """Return the SHA-256 hash under which the gateway remembers a token or a request."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _dataset(request: Request) -> str:
+    """Return the dataset that a request names."""
     name = request.query_params.get("dataset", "")
     if not 1 <= len(name) <= LONGEST_NAME:
-        raise InvalidParameter("name the dataset: ?dataset=...")
+        raise InvalidParameter(f"name the dataset with ?dataset=..., in 1 to {LONGEST_NAME} characters")
     return name
 
 
 def _page(file: str, kind: str) -> Endpoint:
+    """Build the handler of a file of the web page."""
     content = (WEB / file).read_bytes()
 
     async def handler(request: Request) -> Response:
@@ -428,14 +452,14 @@ def _page(file: str, kind: str) -> Endpoint:
     return handler
 
 
-class Secured:
-    """Puts the security headers on every answer, also on those that no route made."""
+class SecurityHeaders:
+    """ASGI middleware that adds the security headers to every response, also to 404 and 405 responses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on."""
+        """Forward a request, and add the headers to its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -452,17 +476,20 @@ class Secured:
         await self._app(scope, receive, sending)
 
 
-async def _http_error(request: Request, problem: Exception) -> Response:
-    """What no route answers, in the one shape of errors."""
-    status = problem.status_code if isinstance(problem, HTTPException) else 500
-    headers = dict(problem.headers or {}) if isinstance(problem, HTTPException) else {}
-    words = {404: ("not_found", "there is no such page"), 405: ("not_allowed", "this page does not answer that method")}
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Return the JSON response for a request that no route answers."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    words = {
+        404: ("not_found", "there is no such page"),
+        405: ("not_allowed", "this path does not support that method"),
+    }
     code, message = words.get(status, ("error", "the request cannot be answered"))
     return _error(status, code, message, headers)
 
 
-def application(kernel: RemoteKernel, settings: Settings | None = None) -> ASGIApp:
-    """The gateway as an ASGI application."""
+def application(kernel: RemoteKernel, settings: AppSettings | None = None) -> ASGIApp:
+    """Build the gateway as an ASGI application."""
     gateway = Gateway(kernel, settings)
 
     @asynccontextmanager
@@ -474,4 +501,4 @@ def application(kernel: RemoteKernel, settings: Settings | None = None) -> ASGIA
 
     app = Starlette(routes=gateway.routes(), exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return Secured(app)
+    return SecurityHeaders(app)

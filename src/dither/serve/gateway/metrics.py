@@ -1,4 +1,4 @@
-"""Counters for Prometheus. None depends on a record: a failure after the charge counts as done, like any answer."""
+"""Counters for Prometheus, independent of the data: an engine failure after the charge counts as done."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 
 HELP = {
     "dither_requests_total": "Requests by route and outcome (done, or refused before any charge).",
-    "dither_requests_open": "Requests under way.",
+    "dither_requests_open": "Requests in progress.",
     "dither_kernel_unreachable_total": "Times that the kernel could not be reached.",
 }
 
 
 class Metrics:
-    """What the gateway counts."""
+    """The gateway's counters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,24 +21,24 @@ class Metrics:
         self._open = 0
         self._unreachable = 0
 
-    def began(self) -> None:
-        """A request came in."""
+    def start_request(self) -> None:
+        """Count a request that arrived."""
         with self._lock:
             self._open += 1
 
-    def ended(self, route: str, refused: bool) -> None:
-        """A request was done with, or refused."""
+    def end_request(self, route: str, refused: bool) -> None:
+        """Count a request that ended: done, or refused before any charge."""
         with self._lock:
             self._open -= 1
             self._requests[route, "refused" if refused else "done"] += 1
 
-    def unreachable(self) -> None:
-        """The kernel could not be reached."""
+    def count_unreachable(self) -> None:
+        """Count a failed attempt to reach the kernel."""
         with self._lock:
             self._unreachable += 1
 
     def text(self) -> str:
-        """All counters in Prometheus's format."""
+        """Return all counters in Prometheus's text format."""
         with self._lock:
             lines = _family("dither_requests_total", "counter")
             for (route, outcome), count in sorted(self._requests.items()):
@@ -50,4 +50,5 @@ class Metrics:
 
 
 def _family(name: str, kind: str) -> list[str]:
+    """Return the two header lines of a metric."""
     return [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}"]

@@ -38,7 +38,7 @@ QUERY = {"type": "string", "minLength": 1, "maxLength": 50000}
 
 
 def _body(place: Place, **more: dict[str, Any]) -> dict[str, Any]:
-    """The body of a kind of query: its options by the table, and what it takes besides."""
+    """Return the schema of a request body: its dataset, the options of its kind of query, and further fields."""
     options = {name: {**FORMS[each.form], "description": each.help} for name, each in options_of(place).items()}
     required = [name for name in ("dataset", "query", "queries", "threshold") if name in {"dataset", *more}]
     return {
@@ -67,27 +67,28 @@ ERROR = {
 }
 ITEMS = {"type": "object", "required": ["items"], "properties": {"items": {"type": "array"}}}
 OBJECT = {"type": "object"}
-REFUSALS = {
-    "400": "the request is malformed, or cannot be answered privately; nothing was charged",
-    "401": "no valid token",
-    "402": "the budget does not allow it; nothing was read",
+ERROR_STATUSES = {
+    "400": "the request is malformed, or has no private answer; nothing was charged",
+    "401": "the token is missing or not valid",
+    "402": "the charge would exceed the budget; no data was read",
     "403": "the account may not do this",
-    "404": "there is no such dataset, job or call",
-    "408": "the body took too long",
+    "404": "no dataset, job, document or call has that name",
+    "408": "the body did not arrive in time",
     "413": "the body is too large",
     "429": "too many requests; nothing was charged",
-    "500": "the constant error for what fails after a charge",
-    "503": "busy, or the ledger lies behind; nothing was charged",
+    "500": "the constant error for failures after a charge",
+    "503": "busy, or the ledger is behind a head that was seen before; nothing was charged",
 }
 
 
 def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
+    """Return the content of a response or request: its media type and schema."""
     return {kind: {"schema": schema}}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path."""
+    """One HTTP method of one path."""
 
     name: str
     summary: str
@@ -101,72 +102,79 @@ class Operation:
     job: bool = False
 
     def data(self) -> dict[str, Any]:
-        """As OpenAPI writes it."""
-        made: dict[str, Any] = {"operationId": self.name, "summary": self.summary, "parameters": self._parameters()}
+        """Return the operation in OpenAPI's form."""
+        document: dict[str, Any] = {"operationId": self.name, "summary": self.summary, "parameters": self._parameters()}
         if self.body is not None:
-            made["requestBody"] = {"required": True, "content": _content(self.body)}
+            document["requestBody"] = {"required": True, "content": _content(self.body)}
         done = {"description": "done", "content": {**_content(self.result, self.kind), **self.more}}
-        made["responses"] = {"200": done}
+        document["responses"] = {"200": done}
         if self.job:
-            made["responses"]["202"] = {"description": "under way, as a job", "content": _content(OBJECT)}
+            document["responses"]["202"] = {"description": "started as a job", "content": _content(OBJECT)}
         if self.token:
-            made["security"] = [{"token": []}]
-            refusals = {status: {"description": text, "content": _content(ERROR)} for status, text in REFUSALS.items()}
-            made["responses"] |= refusals
-        return made
+            document["security"] = [{"token": []}]
+            errors = {
+                status: {"description": text, "content": _content(ERROR)} for status, text in ERROR_STATUSES.items()
+            }
+            document["responses"] |= errors
+        return document
 
     def _parameters(self) -> list[dict[str, Any]]:
-        made = [{"name": key, "in": "path", "required": True, "schema": value} for key, value in self.path.items()]
+        parameters = [
+            {"name": key, "in": "path", "required": True, "schema": value} for key, value in self.path.items()
+        ]
         if self.dataset is not None:
-            made.append({"name": "dataset", "in": "query", "required": self.dataset, "schema": DATASET})
-        return made
+            parameters.append({"name": "dataset", "in": "query", "required": self.dataset, "schema": DATASET})
+        return parameters
 
 
 JOB = {"job": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}}
-PAPER = {"name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"}}
+DOCUMENT = {"name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"}}
 CALL = {"call": {"type": "string", "enum": list(CALLS)}}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-PAPERS = dict.fromkeys(("text/html", "text/plain", "text/markdown"), BINARY)
+DOCUMENTS = dict.fromkeys(("text/html", "text/plain", "text/markdown"), BINARY)
 ARROW = {"application/vnd.apache.arrow.stream": BINARY}
-PACKED = {"application/vnd.dither+arrow": BINARY}
+PACKED = {"application/vnd.dither+int64": BINARY}
 OPERATIONS = {
-    "/health": {"get": Operation("health", "Whether the gateway runs and reaches its kernel", token=False)},
-    "/metrics": {"get": Operation("metrics", "Counters for Prometheus", TEXT, "text/plain", token=False)},
-    "/openapi.json": {"get": Operation("openapi", "This document", token=False)},
-    "/v1/datasets": {"get": Operation("datasets", "The datasets of the account")},
-    "/v1/budget": {"get": Operation("budget", "What is spent and what is left", ITEMS, dataset=True)},
-    "/v1/history": {"get": Operation("history", "Charges that the account may see", ITEMS, dataset=True)},
-    "/v1/ledger": {"get": Operation("ledger", "Every row of the ledger; for auditors", ITEMS, dataset=True)},
-    "/v1/statement": {"get": Operation("statement", "The facts of the privacy statement", dataset=True)},
-    "/v1/quote": {"post": Operation("quote", "Cost and expected error; free", body={"oneOf": [QUESTION, BATCH]})},
-    "/v1/explain": {"post": Operation("explain", "How a question is understood; free", body=QUESTION)},
+    "/health": {"get": Operation("health", "Report that the gateway runs, and if it reaches its kernel", token=False)},
+    "/metrics": {"get": Operation("metrics", "Return counters for Prometheus", TEXT, "text/plain", token=False)},
+    "/openapi.json": {"get": Operation("openapi", "Return this document", token=False)},
+    "/v1/datasets": {"get": Operation("datasets", "List the account's datasets")},
+    "/v1/budget": {"get": Operation("budget", "Return the spent and the remaining budget", ITEMS, dataset=True)},
+    "/v1/history": {"get": Operation("history", "List the charges that the account may see", ITEMS, dataset=True)},
+    "/v1/ledger": {"get": Operation("ledger", "Return every row of the ledger; for auditors", ITEMS, dataset=True)},
+    "/v1/statement": {"get": Operation("statement", "Return the facts of the privacy statement", dataset=True)},
+    "/v1/quote": {
+        "post": Operation("quote", "Return the cost and expected error of a query; free",
+                          body={"oneOf": [QUESTION, BATCH]})
+    },
+    "/v1/explain": {"post": Operation("explain", "Explain how a query is answered; free", body=QUESTION)},
     "/v1/answer": {
-        "post": Operation("answer", "Ask, and pay; with `Prefer: respond-async` as a job", body=QUESTION, more=ARROW,
-                          job=True)
+        "post": Operation("answer", "Answer a query and charge the budget; with `Prefer: respond-async` as a job",
+                          body=QUESTION, more=ARROW, job=True)
     },
-    "/v1/batch": {"post": Operation("batch", "Several questions in one charge", body=BATCH)},
-    "/v1/split": {"post": Operation("split", "One question of light units and of heavy ones", body=SPLIT)},
+    "/v1/batch": {"post": Operation("batch", "Answer several queries in one charge", body=BATCH)},
+    "/v1/split": {"post": Operation("split", "Answer a query for units with few and with many rows", body=SPLIT)},
     "/v1/jobs/{job}": {
-        "get": Operation("job", "A question under way", path=JOB),
-        "delete": Operation("forget", "Forget a job; the charge stands", path=JOB),
+        "get": Operation("job", "Return the state of a job", path=JOB),
+        "delete": Operation("forget", "Delete a job; its charge stands", path=JOB),
     },
-    "/v1/proofs": {"get": Operation("proofs", "The proofs of this version", ITEMS)},
-    "/v1/proofs/{name}": {"get": Operation("proof", "One proof", TEXT, "text/markdown", path=PAPER)},
-    "/v1/reports": {"get": Operation("reports", "Reports of audits that the operator laid out", ITEMS)},
+    "/v1/proofs": {"get": Operation("proofs", "List the proofs of this version", ITEMS)},
+    "/v1/proofs/{name}": {"get": Operation("proof", "Return one proof", TEXT, "text/markdown", path=DOCUMENT)},
+    "/v1/reports": {"get": Operation("reports", "List the published audit reports", ITEMS)},
     "/v1/reports/{name}": {
-        "get": Operation("report", "One report", OBJECT, path=PAPER, more=PAPERS)
+        "get": Operation("report", "Return one audit report", OBJECT, path=DOCUMENT, more=DOCUMENTS)
     },
     "/v1/kernel/{call}": {
         "post": Operation(
-            "call", "A typed call, as the wire spells it", kind="application/vnd.dither+json", body=OBJECT,
+            "call", "Call the kernel in its own JSON format", kind="application/vnd.dither+json", body=OBJECT,
             dataset=False, path=CALL, more=PACKED,
         )
     },
 }  # fmt: skip
 
 
-def document() -> dict[str, Any]:
-    """The document."""
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dither", "version": __version__, "description": "Differentially private answers."},

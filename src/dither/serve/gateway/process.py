@@ -1,4 +1,4 @@
-"""One gateway process: a patient HTTP server over a socket to a kernel."""
+"""One gateway process: an HTTP server with timeouts, connected to a kernel by a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dither.errors import InvalidParameter
-from dither.serve.gateway.app import Settings, application
+from dither.serve.gateway.app import AppSettings, application
 from dither.serve.operations.supervisor import exit_with_parent, tune_interpreter
 from dither.serve.transport.socket_client import MutualTls, RemoteKernel, SeenHeads
 
@@ -23,41 +23,42 @@ MOST_HEADERS = 1 << 15
 
 
 class TimeoutProtocol(H11Protocol):
-    """Hangs up on whoever takes too long over the first line and the headers of a request."""
+    """Close a connection whose request line and headers take more than HEAD_SECONDS."""
 
-    _alarm: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Somebody called."""
+        """Start the timer of a new connection."""
         super().connection_made(transport)
-        self._alarm = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._hang_up)
 
     def data_received(self, data: bytes) -> None:
-        """Something came; a request whose headers are complete has a cycle of its own."""
+        """Stop the timer once the headers are complete; start it when the next request begins."""
         before: Any = self.cycle
         super().data_received(data)
         after: Any = self.cycle
-        if after is not before and self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        elif self._alarm is None and (after is None or after.response_complete):
-            self._alarm = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        if after is not before and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        elif self._timer is None and (after is None or after.response_complete):
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """They hung up."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        """Stop the timer of a closed connection."""
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
-    def _too_slow(self) -> None:
-        self._alarm = None
+    def _hang_up(self) -> None:
+        """Close the connection."""
+        self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """What a gateway process needs to know; none of it leads to data."""
+    """The settings of a gateway process; they include no access to data."""
 
     kernel: str | MutualTls
     state: Path
@@ -65,11 +66,11 @@ class GatewaySettings:
     port: int = 8765
     certificate: Path | None = None
     key: Path | None = None
-    limits: Settings = field(default_factory=Settings)
+    limits: AppSettings = field(default_factory=AppSettings)
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Runs a gateway in this process until it is told to stop."""
+    """Run a gateway in this process until SIGTERM or SIGINT."""
     settings.state.mkdir(parents=True, exist_ok=True)
     kernel = RemoteKernel(settings.kernel, SeenHeads(settings.state / "head"))
     listener = _listener(settings.host, settings.port)
@@ -82,6 +83,7 @@ def run_gateway(settings: GatewaySettings) -> None:
 
 
 def _config(settings: GatewaySettings, app: Any) -> uvicorn.Config:
+    """Return the configuration of uvicorn."""
     return uvicorn.Config(
         app,
         log_level="error",
@@ -101,11 +103,14 @@ def _config(settings: GatewaySettings, app: Any) -> uvicorn.Config:
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    """Open the TCP socket that the gateway listens on."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
     except OSError:
-        raise InvalidParameter(f"cannot listen on {host} port {port}; is something else there?") from None
-    # Whoever is accepted inherits it: else the second part of a reply waits until the first is acknowledged, for 40 ms.
+        raise InvalidParameter(
+            f"cannot listen on {host} port {port}; choose another --port, or stop the program that uses it"
+        ) from None
+    # Accepted connections inherit this; without it the second part of a reply waits 40 ms for an acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

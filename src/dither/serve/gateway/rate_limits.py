@@ -1,4 +1,4 @@
-"""How often: a bucket of tokens for each account, and one for each address that shows tokens nobody knows."""
+"""Rate limits: a token bucket for each account, and one for each address that sends unknown tokens."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from dither.errors import Busy
 
 @dataclass(frozen=True)
 class Rate:
-    """So many requests a second in the long run, and so many at once."""
+    """A long-run rate of requests per second and the largest burst."""
 
     per_second: float
     burst: int
 
 
 class TokenBuckets:
-    """A bucket for each name; the ones used longest ago are forgotten, full as they are by then."""
+    """One token bucket per name; the least recently used buckets are dropped."""
 
-    def __init__(self, rate: Rate, most: int = 10_000, now: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._most, self._now = rate, most, now
+    def __init__(self, rate: Rate, max_names: int = 10_000, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._max_names, self._now = rate, max_names, now
         self._lock = threading.Lock()
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, name: str) -> float:
-        """Takes one; 0, or the seconds after which to come back."""
+        """Take one token; return 0, or the seconds to wait if the bucket is empty."""
         with self._lock:
             now = self._now()
-            level, at = self._levels.pop(name, (float(self._rate.burst), now))
-            level = min(float(self._rate.burst), level + (now - at) * self._rate.per_second)
+            level, updated = self._levels.pop(name, (float(self._rate.burst), now))
+            level = min(float(self._rate.burst), level + (now - updated) * self._rate.per_second)
             wait = 0.0 if level >= 1 else (1 - level) / self._rate.per_second
             self._levels[name] = (level - 1 if level >= 1 else level, now)
-            if len(self._levels) > self._most:
+            if len(self._levels) > self._max_names:
                 self._levels.popitem(last=False)
             return wait
 
 
 class InFlight:
-    """How many requests of each account are being worked on: one account cannot keep every thread busy."""
+    """Count the requests in progress of each account, so that one account cannot occupy every thread."""
 
-    def __init__(self, each: int) -> None:
-        self._each, self._lock = each, threading.Lock()
+    def __init__(self, max_per_account: int) -> None:
+        self._max_per_account, self._lock = max_per_account, threading.Lock()
         self._counts: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, name: str) -> Iterator[None]:
-        """Counts one more while it lasts; refuses it where there are too many."""
+    def admit(self, name: str) -> Iterator[None]:
+        """Count a request while it is handled; raise Busy if the account has too many in progress."""
         with self._lock:
-            if self._counts[name] >= self._each:
-                raise Busy(f"this account has {self._each} requests under way already; nothing was charged")
+            if self._counts[name] >= self._max_per_account:
+                raise Busy(
+                    f"an account may have at most {self._max_per_account} requests in progress; nothing was charged"
+                )
             self._counts[name] += 1
         try:
             yield
@@ -65,27 +67,27 @@ class InFlight:
 
 
 class RecentTokens:
-    """The last so many tokens (as hashes), and the account of each."""
+    """The hashes of recently used tokens, and the account of each."""
 
-    def __init__(self, most: int = 10_000) -> None:
-        self._most, self._lock = most, threading.Lock()
+    def __init__(self, max_names: int = 10_000) -> None:
+        self._max_names, self._lock = max_names, threading.Lock()
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def add(self, name: str, account: str) -> None:
-        """Remembers a token."""
+        """Store the account of a token."""
         with self._lock:
             self._names[name] = account
             self._names.move_to_end(name)
-            if len(self._names) > self._most:
+            if len(self._names) > self._max_names:
                 self._names.popitem(last=False)
 
     def discard(self, name: str) -> None:
-        """Forgets a token."""
+        """Remove a token."""
         with self._lock:
             self._names.pop(name, None)
 
     def get(self, name: str) -> str | None:
-        """The account of a token; it is the last to be forgotten now."""
+        """Return the account of a token, or None, and mark the token as recently used."""
         with self._lock:
             if name in self._names:
                 self._names.move_to_end(name)

@@ -1,4 +1,4 @@
-"""Read what an analyst sends as JSON, and check it field by field before anything else looks at it."""
+"""Parse the JSON body of a request and check each field, before any other code uses it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLIT = ("dataset", "query", *options_of("split"), "threshold")
 
 @dataclass(frozen=True)
 class QueryRequest:
-    """A query, or a batch of them, with its options; `refine` is what to spend on the same query once again."""
+    """A query or a batch of queries with its options; `refine` is the loss to spend on the same query again."""
 
     dataset: str
     queries: tuple[str, ...]
@@ -35,86 +35,90 @@ class QueryRequest:
 
 
 def read_query(body: bytes) -> QueryRequest:
-    """Read the query that a body holds."""
-    given = _object(body, QUESTION)
-    request = _read(given, (_text(given, "query", LONGEST_QUERY),), "question")
-    refine = _amount(given, "refine")
+    """Parse a body that holds one query."""
+    fields = _object(body, QUESTION)
+    request = _read(fields, (_text(fields, "query", LONGEST_QUERY),), "question")
+    refine = _amount(fields, "refine")
     if refine is not None and (rational(refine) <= 0 or request.options.get("delta") is not None):
-        raise InvalidParameter("refine must be positive, and does not go with delta")
+        raise InvalidParameter("refine must be above 0, and cannot be combined with delta")
     return replace(request, refine=refine)
 
 
 def read_split(body: bytes) -> QueryRequest:
-    """Read a query that is asked of units with few rows and of units with more."""
-    given = _object(body, SPLIT)
-    threshold = _whole(given, "threshold", 1)
+    """Parse a query that is answered twice: for units with at most `threshold` rows, and for units with more."""
+    fields = _object(body, SPLIT)
+    threshold = _whole(fields, "threshold", 1)
     if threshold is None:
-        raise InvalidParameter("threshold must be a whole number from 1 up")
-    return replace(_read(given, (_text(given, "query", LONGEST_QUERY),), "split"), threshold=threshold)
+        raise InvalidParameter("threshold must be a whole number of at least 1")
+    return replace(_read(fields, (_text(fields, "query", LONGEST_QUERY),), "split"), threshold=threshold)
 
 
 def read_any(body: bytes) -> QueryRequest:
-    """Read the query, or the batch, that a body holds."""
-    given = _object(body, tuple(dict.fromkeys((*QUESTION, *BATCH))))
-    return read_batch(body) if "queries" in given else read_query(body)
+    """Parse a body that holds either one query or a batch."""
+    fields = _object(body, tuple(dict.fromkeys((*QUESTION, *BATCH))))
+    return read_batch(body) if "queries" in fields else read_query(body)
 
 
 def read_batch(body: bytes) -> QueryRequest:
-    """Read the batch that a body holds."""
-    given = _object(body, BATCH)
-    queries = given.get("queries")
+    """Parse a body that holds a batch of queries."""
+    fields = _object(body, BATCH)
+    queries = fields.get("queries")
     if not isinstance(queries, list) or not 1 <= len(queries) <= MOST_QUERIES:
-        raise InvalidParameter(f"queries must be a list of 1 to {MOST_QUERIES} texts")
+        raise InvalidParameter(f"queries must be a list of 1 to {MOST_QUERIES} strings")
     texts = tuple(_text({"query": query}, "query", LONGEST_QUERY) for query in queries)
-    return replace(_read(given, texts, "batch"), is_batch=True)
+    return replace(_read(fields, texts, "batch"), is_batch=True)
 
 
-def _read(given: dict[str, Any], queries: tuple[str, ...], place: Place) -> QueryRequest:
-    """Read the fields that every body may have; an option that is null counts as not given."""
+def _read(fields: dict[str, Any], queries: tuple[str, ...], place: Place) -> QueryRequest:
+    """Parse the fields common to all bodies; an option that is null counts as absent."""
     options = {
-        name: _READERS[option.form](given, name)
+        name: _READERS[option.form](fields, name)
         for name, option in options_of(place).items()
-        if given.get(name) is not None
+        if fields.get(name) is not None
     }
-    request_id = "" if given.get("request_id") is None else _text(given, "request_id", 48)
+    request_id = "" if fields.get("request_id") is None else _text(fields, "request_id", 48)
     if request_id and not REQUEST_ID.fullmatch(request_id):
-        raise InvalidParameter("request_id must be 1 to 48 of A-Z a-z 0-9 _ . -")
-    return QueryRequest(_text(given, "dataset", 200), queries, options, request_id)
+        raise InvalidParameter("request_id must have 1 to 48 characters out of A-Z a-z 0-9 _ . -")
+    return QueryRequest(_text(fields, "dataset", 200), queries, options, request_id)
 
 
 def _object(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
+    """Parse a JSON object; raise InvalidParameter for duplicate and unknown keys."""
     try:
-        # Numbers with a point stay text: 0.1 is to mean one tenth.
-        given = json.loads(body, parse_float=str, parse_constant=_refuse, object_pairs_hook=_once)
+        # Keep decimal numbers as strings, so that 0.1 means exactly one tenth.
+        fields = json.loads(body, parse_float=str, parse_constant=_reject_constant, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError):
-        raise InvalidParameter("the body must be a JSON object, in which no name stands twice") from None
-    if not isinstance(given, dict):
+        raise InvalidParameter("the body must be a JSON object without duplicate keys") from None
+    if not isinstance(fields, dict):
         raise InvalidParameter("the body must be a JSON object")
-    if unknown := set(given) - set(known):
-        shown = ", ".join(repr(name[:40]) for name in sorted(unknown)[:5])
-        raise InvalidParameter(f"no such fields: {shown}; there are: {', '.join(known)}")
-    return given
+    if unknown := set(fields) - set(known):
+        names = ", ".join(repr(name[:40]) for name in sorted(unknown)[:5])
+        raise InvalidParameter(f"unknown fields: {names}; the fields are: {', '.join(known)}")
+    return fields
 
 
-def _refuse(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
+    """Raise ValueError for NaN and Infinity."""
     raise ValueError(text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dictionary; raise ValueError for duplicate keys."""
+    parsed = dict(pairs)
+    if len(parsed) != len(pairs):
         raise ValueError
-    return made
+    return parsed
 
 
-def _text(given: dict[str, Any], name: str, longest: int) -> str:
-    value = given.get(name)
-    if not isinstance(value, str) or not 1 <= len(value) <= longest or "\x00" in value or not _encodable(value):
-        raise InvalidParameter(f"{name} must be a text of 1 to {longest} characters")
+def _text(fields: dict[str, Any], name: str, longest: int) -> str:
+    """Return a field that must be a string."""
+    value = fields.get(name)
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or "\x00" in value or not _is_encodable(value):
+        raise InvalidParameter(f"{name} must be a string of 1 to {longest} characters")
     return value
 
 
-def _encodable(value: str) -> bool:
+def _is_encodable(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -122,8 +126,9 @@ def _encodable(value: str) -> bool:
     return True
 
 
-def _amount(given: dict[str, Any], name: str) -> Rational | None:
-    value = given.get(name)
+def _amount(fields: dict[str, Any], name: str) -> Rational | None:
+    """Return a field that must be an exact number, or None."""
+    value = fields.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | str) or not AMOUNT.fullmatch(str(value)[:200]):
@@ -131,22 +136,25 @@ def _amount(given: dict[str, Any], name: str) -> Rational | None:
     return rational(value, name)
 
 
-def _number(given: dict[str, Any], name: str) -> float | None:
-    amount = _amount(given, name)
+def _number(fields: dict[str, Any], name: str) -> float | None:
+    """Return a field that must be a number, or None."""
+    amount = _amount(fields, name)
     return None if amount is None else float(cast(float, amount))
 
 
-def _whole(given: dict[str, Any], name: str, least: int) -> int | None:
-    value = given.get(name)
+def _whole(fields: dict[str, Any], name: str, least: int) -> int | None:
+    """Return a field that must be a whole number of at least `least`, or None."""
+    value = fields.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise InvalidParameter(f"{name} must be a whole number from {least} up")
+        raise InvalidParameter(f"{name} must be a whole number of at least {least}")
     return value
 
 
-def _contributions(given: dict[str, Any], name: str) -> Any:
-    value = given[name]
+def _contributions(fields: dict[str, Any], name: str) -> Any:
+    """Return a field that must be a contribution bound."""
+    value = fields[name]
     if value == "auto" or (type(value) is int and 1 <= value < 2**31):
         return value
     if isinstance(value, dict) and all(
@@ -161,8 +169,8 @@ _READERS: dict[Form, Callable[[dict[str, Any], str], Any]] = {
     "amount": _amount,
     "number": _number,
     "probability": _number,
-    "positive": lambda given, name: _whole(given, name, 1),
-    "count": lambda given, name: _whole(given, name, 0),
-    "text": lambda given, name: _text(given, name, 200),
+    "positive": lambda fields, name: _whole(fields, name, 1),
+    "count": lambda fields, name: _whole(fields, name, 0),
+    "text": lambda fields, name: _text(fields, name, 200),
     "contributions": _contributions,
 }

@@ -1,7 +1,7 @@
-"""The kernel's own socket for its curator: datasets, accounts, the private log. The gateway cannot reach it.
+"""The curator's admin socket: datasets, accounts and the private log. The gateway cannot open it.
 
-Whoever may open the socket is the curator: it belongs to the user that runs the kernel, and the operating system says
-who calls. Whatever changes something is a row of the ledger with that caller's number.
+The socket belongs to the user that runs the kernel, and every user who may open it acts as curator. The ledger records
+each change with the caller's user id, as reported by the operating system.
 """
 
 from __future__ import annotations
@@ -18,18 +18,26 @@ from dither.errors import DitherError, InvalidParameter, InvalidPlan, NotFound
 from dither.loss import ZCDP, Loss, Pure
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
-from dither.serve.kernel.server import FrameServer, failure
-from dither.serve.transport.errors import raise_remote
-from dither.serve.transport.framing import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
+from dither.serve.kernel.server import FrameServer, failure_message
+from dither.serve.transport.errors import remote_error
+from dither.serve.transport.framing import (
+    MOST_RESPONSE,
+    ConnectionClosed,
+    Message,
+    head_text,
+    parse_head,
+    receive,
+    send,
+)
 from dither.views.ledger import budget_data
 
-NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 PEER = struct.Struct("3i")
 MOST_DAYS = 3650
 
 
-def caller(connection: socket.socket) -> str:
-    """Who is at the other end, as the operating system says."""
+def caller_name(connection: socket.socket) -> str:
+    """Return the user id of the connected process, as reported by the operating system."""
     if not hasattr(socket, "SO_PEERCRED"):
         return "uid ?"
     _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
@@ -37,29 +45,30 @@ def caller(connection: socket.socket) -> str:
 
 
 class AdminService:
-    """What a curator may do to a running kernel; each act under the name of whoever calls."""
+    """The calls of a curator to a running kernel; the ledger records changes and reads of private facts."""
 
-    def __init__(self, kernel: LocalKernel, remembered: Path) -> None:
-        self._kernel, self._remembered = kernel, remembered
+    def __init__(self, kernel: LocalKernel, paths_file: Path) -> None:
+        self._kernel, self._paths_file = kernel, paths_file
         self.calls: dict[str, Callable[[dict[str, str], str], Any]] = {
             "status": self._status, "register": self._register, "accounts": self._accounts, "account": self._account,
             "revoke": self._revoke, "budget": self._budget, "log": self._log, "misses": self._misses,
-            "unlock": self._unlock, "quicken": self._reset_latency, "corrections": self._corrections, "gap": self._gap,
+            "unlock": self._unlock, "reset_latency": self._reset_latency, "corrections": self._corrections,
+            "gap": self._gap,
         }  # fmt: skip
 
     def respond(self, message: Message, by: str) -> Message:
-        """The answer to one message; a curator may see why something failed."""
+        """Answer one message; unlike analysts, a curator sees the cause of an internal error."""
         call = self.calls.get(message.header.get("call", ""))
         try:
             if call is None:
-                raise InvalidPlan(f"no such call; there are: {', '.join(self.calls)}")
+                raise InvalidPlan(f"unknown call; the calls are: {', '.join(self.calls)}")
             return Message({"ok": "yes"}, json.dumps(call(message.header, by), default=str).encode())
-        except DitherError as problem:
-            return failure(problem)
-        except Exception as problem:
-            return failure(DitherError(f"this failed: {type(problem).__name__}: {problem}"))
+        except DitherError as error:
+            return failure_message(error)
+        except Exception as error:
+            return failure_message(DitherError(f"the call failed: {type(error).__name__}: {error}"))
 
-    def _status(self, given: dict[str, str], by: str) -> Any:
+    def _status(self, arguments: dict[str, str], by: str) -> Any:
         names = self._kernel.registered
         return {"head": head_text(self._kernel.ledger.head), "datasets": [self._state(name) for name in names]}
 
@@ -67,23 +76,23 @@ class AdminService:
         misses, since = self._kernel.ledger.misses(name)
         return {"name": name, "misses": len(misses), "misses_since_unlock": since, "locked": self._kernel.locked(name)}
 
-    def _register(self, given: dict[str, str], by: str) -> Any:
-        path = Path(_given(given, "path")).absolute()
+    def _register(self, arguments: dict[str, str], by: str) -> Any:
+        path = Path(_argument(arguments, "path")).absolute()
         dataset = load(path)
         self._kernel.register(dataset)
         self._kernel.ledger.act(by, "register", dataset.name)
-        known = [str(path), *(each for each in load_seen_heads(self._remembered) if each != str(path))]
-        draft = self._remembered.with_suffix(".new")
-        draft.write_text(json.dumps(known))
-        draft.replace(self._remembered)
+        earlier = load_registered_paths(self._paths_file)
+        draft = self._paths_file.with_suffix(".new")
+        draft.write_text(json.dumps([str(path), *(each for each in earlier if each != str(path))]))
+        draft.replace(self._paths_file)
         return {"registered": dataset.name}
 
-    def _accounts(self, given: dict[str, str], by: str) -> Any:
-        last: dict[str, dict[str, Any]] = {}
+    def _accounts(self, arguments: dict[str, str], by: str) -> Any:
+        accounts: dict[str, dict[str, Any]] = {}
         for row in self._kernel.ledger.rows():
             if row.kind == "account":
                 body = json.loads(row.body)
-                last[body["name"]] = {
+                accounts[body["name"]] = {
                     "name": body["name"],
                     "role": body["role"],
                     "expires": body["expires"],
@@ -91,91 +100,95 @@ class AdminService:
                     "since": row.time,
                     "by": body["by"],
                 }
-        return sorted(last.values(), key=lambda each: str(each["name"]))
+        return sorted(accounts.values(), key=lambda each: str(each["name"]))
 
-    def _account(self, given: dict[str, str], by: str) -> Any:
-        name, days = _given(given, "name"), given.get("days", "")
-        if not NAME.fullmatch(name):
-            raise InvalidParameter("an account's name has 1 to 64 of A-Z a-z 0-9 _ . @ -")
+    def _account(self, arguments: dict[str, str], by: str) -> Any:
+        name, days = _argument(arguments, "name"), arguments.get("days", "")
+        if not ACCOUNT_NAME.fullmatch(name):
+            raise InvalidParameter("an account's name must have 1 to 64 characters out of A-Z a-z 0-9 _ . @ -")
         if days and not (days.isascii() and days.isdigit() and 1 <= int(days[:6]) <= MOST_DAYS):
             raise InvalidParameter(f"days must be a whole number from 1 to {MOST_DAYS}")
-        token = self._kernel.ledger.add_account(name, _given(given, "role"), by, int(days) if days else None)
+        token = self._kernel.ledger.add_account(name, _argument(arguments, "role"), by, int(days) if days else None)
         return {"name": name, "token": token}
 
-    def _revoke(self, given: dict[str, str], by: str) -> Any:
-        self._kernel.ledger.revoke_account(_given(given, "name"), by)
-        return {"revoked": given["name"]}
+    def _revoke(self, arguments: dict[str, str], by: str) -> Any:
+        self._kernel.ledger.revoke_account(_argument(arguments, "name"), by)
+        return {"revoked": arguments["name"]}
 
-    def _budget(self, given: dict[str, str], by: str) -> Any:
-        return budget_data(self._kernel.balances(_given(given, "dataset")))
+    def _budget(self, arguments: dict[str, str], by: str) -> Any:
+        return budget_data(self._kernel.balances(_argument(arguments, "dataset")))
 
-    def _log(self, given: dict[str, str], by: str) -> Any:
+    def _log(self, arguments: dict[str, str], by: str) -> Any:
         self._kernel.ledger.act(by, "read the private log")
         return {"events": list(self._kernel.log.events), "dropped": self._kernel.log.dropped}
 
-    def _misses(self, given: dict[str, str], by: str) -> Any:
-        self._known(given)
-        notes, since = self._kernel.ledger.misses(given["dataset"])
+    def _misses(self, arguments: dict[str, str], by: str) -> Any:
+        self._check_dataset(arguments)
+        notes, since = self._kernel.ledger.misses(arguments["dataset"])
         return {"misses": [{"time": note.time, "time_class": note.body} for note in notes], "since_unlock": since}
 
-    def _unlock(self, given: dict[str, str], by: str) -> Any:
-        self._known(given)
-        self._kernel.unlock(given["dataset"])
-        self._kernel.ledger.act(by, "unlock", given["dataset"])
-        return {"unlocked": given["dataset"]}
+    def _unlock(self, arguments: dict[str, str], by: str) -> Any:
+        self._check_dataset(arguments)
+        self._kernel.unlock(arguments["dataset"])
+        self._kernel.ledger.act(by, "unlock", arguments["dataset"])
+        return {"unlocked": arguments["dataset"]}
 
-    def _reset_latency(self, given: dict[str, str], by: str) -> Any:
-        self._known(given)
-        self._kernel.reset_latency(given["dataset"])
-        self._kernel.ledger.act(by, "quicken", given["dataset"])
-        return {"quickened": given["dataset"]}
+    def _reset_latency(self, arguments: dict[str, str], by: str) -> Any:
+        self._check_dataset(arguments)
+        self._kernel.reset_latency(arguments["dataset"])
+        self._kernel.ledger.act(by, "reset latency", arguments["dataset"])
+        return {"reset_latency": arguments["dataset"]}
 
-    def _corrections(self, given: dict[str, str], by: str) -> Any:
-        self._known(given)
-        self._kernel.ledger.act(by, "read corrections", given["dataset"])
-        return dict(self._kernel.corrections(given["dataset"]))
+    def _corrections(self, arguments: dict[str, str], by: str) -> Any:
+        self._check_dataset(arguments)
+        self._kernel.ledger.act(by, "read corrections", arguments["dataset"])
+        return dict(self._kernel.corrections(arguments["dataset"]))
 
-    def _gap(self, given: dict[str, str], by: str) -> Any:
+    def _gap(self, arguments: dict[str, str], by: str) -> Any:
         spent: Loss | None = None
-        if "epsilon" in given:
-            spent = Pure(given["epsilon"])  # type: ignore[arg-type]
-        elif "rho" in given:
-            spent = ZCDP(given["rho"])  # type: ignore[arg-type]
-        elif given.get("everything") != "yes":
-            raise InvalidParameter("say what may have been spent: epsilon, rho, or everything")
-        self._kernel.ledger.mark_gap(head_of(_given(given, "head")), spent, by)
+        if "epsilon" in arguments:
+            spent = Pure(arguments["epsilon"])  # type: ignore[arg-type]
+        elif "rho" in arguments:
+            spent = ZCDP(arguments["rho"])  # type: ignore[arg-type]
+        elif arguments.get("everything") != "yes":
+            raise InvalidParameter("give the largest loss that may have been spent: epsilon, rho, or everything=yes")
+        self._kernel.ledger.mark_gap(parse_head(_argument(arguments, "head")), spent, by)
         return {"head": head_text(self._kernel.ledger.head)}
 
-    def _known(self, given: dict[str, str]) -> None:
-        if _given(given, "dataset") not in self._kernel.registered:
-            raise NotFound(f"there is no such dataset; there are: {', '.join(self._kernel.registered) or 'none'}")
+    def _check_dataset(self, arguments: dict[str, str]) -> None:
+        """Raise NotFound if the arguments name no registered dataset."""
+        if _argument(arguments, "dataset") not in self._kernel.registered:
+            raise NotFound(f"unknown dataset; the datasets are: {', '.join(self._kernel.registered) or 'none'}")
 
 
-def _given(given: dict[str, str], name: str) -> str:
-    if not given.get(name):
-        raise InvalidParameter(f"{name} is missing")
-    return given[name]
+def _argument(arguments: dict[str, str], name: str) -> str:
+    """Return an argument that must be present."""
+    if not arguments.get(name):
+        raise InvalidParameter(f"{name} is required")
+    return arguments[name]
 
 
-def load_seen_heads(place: Path) -> list[str]:
-    """The descriptions that were registered while the kernel ran."""
-    return [str(path) for path in json.loads(place.read_text())] if place.exists() else []
+def load_registered_paths(file: Path) -> list[str]:
+    """Return the paths of the descriptions that were registered while the kernel ran."""
+    return [str(path) for path in json.loads(file.read_text())] if file.exists() else []
 
 
-def admin_server(desk: AdminService, listener: socket.socket) -> FrameServer:
-    """A desk behind its socket."""
-    return FrameServer(listener, lambda message, connection: desk.respond(message, caller(connection)), most=8)
+def admin_server(service: AdminService, listener: socket.socket) -> FrameServer:
+    """Build the server of the admin socket."""
+    return FrameServer(listener, lambda message, connection: service.respond(message, caller_name(connection)), 8)
 
 
-def call_admin(at: Path, call: str, /, **given: str) -> Any:
-    """One call to a kernel's desk."""
+def call_admin(path: Path, call: str, /, **arguments: str) -> Any:
+    """Make one call to a kernel's admin socket, and return its result."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
-            connection.connect(str(at))
-            send(connection, Message({"call": call, **given}))
+            connection.connect(str(path))
+            send(connection, Message({"call": call, **arguments}))
             answer = receive(connection, MOST_RESPONSE)
-        except (OSError, Closed):
-            raise NotFound(f"no kernel answers at {at}; is it running, and are you its curator?") from None
+        except (OSError, ConnectionClosed):
+            raise NotFound(
+                f"no kernel answers at {path}; check that it runs, and that your user may open its socket"
+            ) from None
     if "error" in answer.header:
-        raise raise_remote(answer.header["error"], answer.header.get("message", ""))
+        raise remote_error(answer.header["error"], answer.header.get("message", ""))
     return json.loads(answer.body)

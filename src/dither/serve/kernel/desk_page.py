@@ -1,6 +1,6 @@
-"""The curator's desk as a page, on this machine alone, in front of the kernel's admin socket and not of the gateway.
+"""The curator's desk: a web page on this machine, in front of the kernel's admin socket, separate from the gateway.
 
-Whoever runs it is the curator already; the page's address holds a secret that nobody else on the machine is told.
+Only the curator can start it. Its address contains a secret, so that other users of the machine cannot open the page.
 """
 
 from __future__ import annotations
@@ -27,54 +27,60 @@ HEADERS = {
     "content-type": "text/html; charset=utf-8", "x-content-type-options": "nosniff", "cache-control": "no-store",
     "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
 }  # fmt: skip
-ACTS: dict[str, tuple[str, ...]] = {
-    "unlock": ("dataset",), "quicken": ("dataset",), "revoke": ("name",), "log": (), "corrections": ("dataset",),
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "unlock": ("dataset",), "reset_latency": ("dataset",), "revoke": ("name",), "log": (), "corrections": ("dataset",),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the desk shows, of the kernel behind a socket; `secret` opens it, and `form` is in every form of it."""
+    """The content of the desk for one kernel: `secret` opens the page, and each of its forms contains `form`."""
 
-    at: Path
+    socket: Path
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     @property
     def form(self) -> str:
-        """What only a page that was shown to its owner can send back."""
+        """A value derived from the secret that every form contains, so that no other page can submit one."""
         return hashlib.sha256(f"form {self.secret}".encode()).hexdigest()
 
-    def show(self) -> str:
-        """Datasets, budgets and accounts, and what can be done about them."""
-        status = call_admin(self.at, "status")
-        parts = [f"<h1>Curator's desk</h1><p>end of the ledger: {escape(status['head'])}</p>", "<h2>Datasets</h2>"]
+    def render(self) -> str:
+        """Return the HTML of datasets, budgets and accounts, with a button for each action."""
+        status = call_admin(self.socket, "status")
+        parts = [f"<h1>Curator's desk</h1><p>ledger head: {escape(status['head'])}</p>", "<h2>Datasets</h2>"]
         for each in status["datasets"]:
             name = each["name"]
-            acts = "".join(self._button(act, dataset=name) for act in ("unlock", "quicken", "corrections"))
+            buttons = "".join(
+                self._button(action, dataset=name) for action in ("unlock", "reset_latency", "corrections")
+            )
             parts += [
                 f"<h3>{escape(name)}</h3>",
-                table([each]),
-                table(call_admin(self.at, "budget", dataset=name)),
-                acts,
+                html_table([each]),
+                html_table(call_admin(self.socket, "budget", dataset=name)),
+                buttons,
             ]
-        rows = call_admin(self.at, "accounts")
-        parts += ["<h2>Accounts</h2>", table(rows), *(self._button("revoke", name=str(row["name"])) for row in rows)]
+        rows = call_admin(self.socket, "accounts")
+        parts += [
+            "<h2>Accounts</h2>",
+            html_table(rows),
+            *(self._button("revoke", name=str(row["name"])) for row in rows),
+        ]
         return "".join([*parts, "<h2>Private log</h2>", self._button("log")])
 
-    def act(self, name: str, given: Mapping[str, str]) -> str:
-        """Does something, under the name of whoever runs this; and shows what came of it."""
-        data = call_admin(self.at, name, **{key: given.get(key, "") for key in ACTS[name]})
-        return f"<h1>{escape(name)}</h1>{table([data])}<p><a href='/'>back</a></p>"
+    def run(self, name: str, given: Mapping[str, str]) -> str:
+        """Make an admin call as the user that runs this process, and return its result as HTML."""
+        data = call_admin(self.socket, name, **{key: given.get(key, "") for key in ACTIONS[name]})
+        return f"<h1>{escape(name)}</h1>{html_table([data])}<p><a href='/'>back</a></p>"
 
-    def _button(self, act: str, **given: str) -> str:
+    def _button(self, action: str, **given: str) -> str:
         hidden = {"form": self.form, **given}
         fields = "".join(f'<input type="hidden" name="{key}" value="{escape(value)}">' for key, value in hidden.items())
-        words = escape(" ".join([act, *given.values()]))
-        return f'<form method="post" action="/{act}">{fields}<button>{words}</button></form>'
+        label = escape(" ".join([action, *given.values()]))
+        return f'<form method="post" action="/{action}">{fields}<button>{label}</button></form>'
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows of plain data as a table; nothing of it is taken for HTML."""
+def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows of plain data as an HTML table; all values are escaped."""
     made = list(rows)
     names = list(dict.fromkeys(name for row in made for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -84,47 +90,51 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Shows the page to whoever has its secret, and does what its own forms ask."""
+    """Serve the page to requests with its secret, and execute the actions of its own forms."""
 
     server: AdminPageServer
     timeout = 30
 
     def do_GET(self) -> None:
-        """The page; its address with the secret becomes a cookie."""
+        """Return the page; turn an address with the secret into a cookie."""
         parts = urlsplit(self.path)
         given = parse_qs(parts.query).get("secret", [""])[0]
-        if self._is_ours() and parts.path == "/" and given and _same(given, self.server.page.secret):
+        if self._host_matches() and parts.path == "/" and given and _equal(given, self.server.page.secret):
             cookie = f"desk={given}; HttpOnly; SameSite=Strict; Path=/"
             return self._reply(HTTPStatus.SEE_OTHER, "", {"location": "/", "set-cookie": cookie})
-        if not self._known() or parts.path != "/":
+        if not self._has_cookie() or parts.path != "/":
             return self._reply(HTTPStatus.FORBIDDEN, "open the address that `dither curator desk` printed")
-        return self._shown(self.server.page.show)
+        return self._respond(self.server.page.render)
 
     def do_POST(self) -> None:
-        """One of the acts, if a form of the page asks for it."""
+        """Execute an action that a form of the page requests."""
         size = self.headers.get("content-length", "")
         body = self.rfile.read(int(size)).decode("latin-1") if size.isdigit() and int(size) <= MOST_BODY else ""
         given = {name: values[0] for name, values in parse_qs(body).items()}
-        act = self.path.removeprefix("/")
-        if not self._known() or act not in ACTS or not _same(given.get("form", ""), self.server.page.form):
-            return self._reply(HTTPStatus.FORBIDDEN, "only the page's own forms are followed")
-        return self._shown(lambda: self.server.page.act(act, given))
+        action = self.path.removeprefix("/")
+        if not self._has_cookie() or action not in ACTIONS or not _equal(given.get("form", ""), self.server.page.form):
+            return self._reply(
+                HTTPStatus.FORBIDDEN, "this request did not come from the page's own form; reload the page"
+            )
+        return self._respond(lambda: self.server.page.run(action, given))
 
-    def _known(self) -> bool:
+    def _has_cookie(self) -> bool:
+        """Return true if the request carries the page's secret as a cookie."""
         try:
             cookie = SimpleCookie(self.headers.get("cookie", "")).get("desk")
         except CookieError:
             return False
-        return self._is_ours() and cookie is not None and _same(cookie.value, self.server.page.secret)
+        return self._host_matches() and cookie is not None and _equal(cookie.value, self.server.page.secret)
 
-    def _is_ours(self) -> bool:
-        """Whether the browser meant this server: another name that leads here is somebody's trick."""
+    def _host_matches(self) -> bool:
+        """Return true if the Host header names this server: another name would be DNS rebinding."""
         port = self.server.server_address[1]
         return self.headers.get("host") in (f"127.0.0.1:{port}", f"localhost:{port}")
 
-    def _shown(self, make: Callable[[], str]) -> None:
+    def _respond(self, render: Callable[[], str]) -> None:
+        """Reply with rendered HTML, or with the message of the error."""
         try:
-            self._reply(HTTPStatus.OK, make())
+            self._reply(HTTPStatus.OK, render())
         except DitherError as problem:
             self._reply(HTTPStatus.BAD_REQUEST, escape(str(problem)))
 
@@ -137,11 +147,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: addresses hold the secret."""
+        """Log nothing, because addresses contain the secret."""
 
 
 class AdminPageServer(ThreadingHTTPServer):
-    """The page on a port of this machine."""
+    """The HTTP server of the page, on a port of this machine."""
 
     daemon_threads = True
 
@@ -151,9 +161,10 @@ class AdminPageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address to open; whoever has it is the curator."""
+        """The address to open; it contains the secret."""
         return f"http://127.0.0.1:{self.server_address[1]}/?secret={self.page.secret}"
 
 
-def _same(one: str, other: str) -> bool:
+def _equal(one: str, other: str) -> bool:
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())

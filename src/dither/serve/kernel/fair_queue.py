@@ -1,6 +1,6 @@
-"""Whose turn it is: so many answers of a dataset at once, accounts in rotation, and refusals before any charge.
+"""A fair queue: limited concurrent answers per dataset, accounts served in rotation, and refusals before any charge.
 
-How long one waits depends on who else asks and on the schedule by which answers leave: on public facts alone.
+The waiting time depends only on other requests and on the schedule of answers, which are public.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dither.errors import Busy
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How many answers of a dataset are worked on at once, how many wait, and how many of either one account has."""
+    """The limits of a dataset: requests running, requests waiting, and requests of one account in either state."""
 
     running: int = 4
     waiting: int = 64
@@ -25,38 +25,38 @@ class QueueLimits:
 
 @dataclass
 class _AccountQueue:
-    """Those who wait for one dataset: a line for each account, and the accounts in rotation."""
+    """The requests waiting for one dataset: a queue per account, and the accounts in rotation."""
 
     running: int = 0
     waiting: OrderedDict[str, deque[threading.Event]] = field(default_factory=OrderedDict)
-    held: dict[str, int] = field(default_factory=dict)
+    in_progress: dict[str, int] = field(default_factory=dict)
 
     def length(self) -> int:
-        """How many wait."""
+        """Return the number of waiting requests."""
         return sum(map(len, self.waiting.values()))
 
-    def next(self) -> threading.Event | None:
-        """Takes the first of the account whose turn it is; that account goes to the end of the rotation."""
+    def pop_next(self) -> threading.Event | None:
+        """Remove and return the next request; its account moves to the end of the rotation."""
         if not self.waiting:
             return None
-        account, line = self.waiting.popitem(last=False)
-        first = line.popleft()
-        if line:
-            self.waiting[account] = line
+        account, queue = self.waiting.popitem(last=False)
+        first = queue.popleft()
+        if queue:
+            self.waiting[account] = queue
         return first
 
 
 class FairQueue:
-    """The lines of all datasets."""
+    """The queues of all datasets."""
 
     def __init__(self, limits: QueueLimits | None = None) -> None:
         self.limits = limits or QueueLimits()
         self._lock = threading.Lock()
-        self._lines: dict[str, _AccountQueue] = {}
+        self._queues: dict[str, _AccountQueue] = {}
 
     @contextmanager
     def turn(self, dataset: str, account: str) -> Iterator[None]:
-        """Waits for a turn; refuses at once where too many wait already."""
+        """Wait for a turn; raise Busy at once if too many requests are waiting."""
         ready = self._enter(dataset, account)
         ready.wait()
         try:
@@ -65,33 +65,37 @@ class FairQueue:
             self._leave(dataset, account)
 
     def waiting(self, dataset: str) -> int:
-        """How many wait for a dataset."""
+        """Return the number of requests that wait for a dataset."""
         with self._lock:
-            return self._lines[dataset].length() if dataset in self._lines else 0
+            return self._queues[dataset].length() if dataset in self._queues else 0
 
     def _enter(self, dataset: str, account: str) -> threading.Event:
         with self._lock:
-            line = self._lines.setdefault(dataset, _AccountQueue())
-            if line.held.get(account, 0) >= self.limits.account:
-                raise Busy(f"this account has {self.limits.account} questions under way already; nothing was charged")
-            if line.length() >= self.limits.waiting:
-                raise Busy(f"{self.limits.waiting} questions wait for this dataset already; nothing was charged")
-            line.held[account] = line.held.get(account, 0) + 1
+            queue = self._queues.setdefault(dataset, _AccountQueue())
+            if queue.in_progress.get(account, 0) >= self.limits.account:
+                raise Busy(
+                    f"an account may have at most {self.limits.account} queries in progress; nothing was charged"
+                )
+            if queue.length() >= self.limits.waiting:
+                raise Busy(
+                    f"the dataset's queue is full ({self.limits.waiting} waiting); ask again later; nothing was charged"
+                )
+            queue.in_progress[account] = queue.in_progress.get(account, 0) + 1
             ready = threading.Event()
-            line.waiting.setdefault(account, deque()).append(ready)
-            self._admit(line)
+            queue.waiting.setdefault(account, deque()).append(ready)
+            self._admit(queue)
             return ready
 
     def _leave(self, dataset: str, account: str) -> None:
         with self._lock:
-            line = self._lines[dataset]
-            line.running -= 1
-            line.held[account] -= 1
-            if not line.held[account]:
-                del line.held[account]
-            self._admit(line)
+            queue = self._queues[dataset]
+            queue.running -= 1
+            queue.in_progress[account] -= 1
+            if not queue.in_progress[account]:
+                del queue.in_progress[account]
+            self._admit(queue)
 
-    def _admit(self, line: _AccountQueue) -> None:
-        while line.running < self.limits.running and (first := line.next()) is not None:
-            line.running += 1
+    def _admit(self, queue: _AccountQueue) -> None:
+        while queue.running < self.limits.running and (first := queue.pop_next()) is not None:
+            queue.running += 1
             first.set()

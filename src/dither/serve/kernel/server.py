@@ -1,4 +1,4 @@
-"""The kernel behind a socket: typed plans in, releases out; the token of every message is checked by the kernel."""
+"""Serve a kernel over a socket: typed plans in, releases out. The kernel checks the token of every message."""
 
 from __future__ import annotations
 
@@ -20,108 +20,124 @@ from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, NotA
 from dither.privacy.protocol import Kernel, LedgerHead
 from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
 from dither.serve.operations.logs import PRIVATE
-from dither.serve.transport.framing import MOST_REQUEST, Closed, Message, head_of, head_text, receive, send
-from dither.serve.transport.rpc import CALLS, written
+from dither.serve.transport.framing import MOST_REQUEST, ConnectionClosed, Message, head_text, parse_head, receive, send
+from dither.serve.transport.rpc import CALLS, encode_result
 from dither.serve.transport.vectors import FORM
 
 MOST_CONNECTIONS = 256
-LINES = ("answer", "quote", "history", "ledger", "statement")  # what takes the kernel a while, and waits in a line
-READERS = QueueLimits(running=2, waiting=64, account=8)  # the line of those who do not read data
-IDLE = 600.0  # seconds that a connection may be kept without a word
-HANDSHAKE = 5.0
-PATIENCE = 30.0  # seconds that a message may take to arrive once it has begun, or to be taken
+QUEUED_CALLS = (
+    "answer",
+    "quote",
+    "history",
+    "ledger",
+    "statement",
+)  # calls that take time and wait in a queue
+READ_LIMITS = QueueLimits(running=2, waiting=64, account=8)  # limits of calls that read no data
+IDLE_SECONDS = 600.0  # seconds that a connection may stay open without a message
+HANDSHAKE_SECONDS = 5.0
+MESSAGE_SECONDS = 30.0  # seconds for a message to arrive once it has begun, or to be sent
 
 
 class HeadSource(Protocol):
-    """The end of the chain, which every response carries and every request may name."""
+    """A ledger whose head every response carries and every request may name."""
 
     head: LedgerHead
 
     def check_head(self, head: LedgerHead) -> bool:
-        """Refuses if the chain does not continue that end; false if a gap gave it up."""
+        """Raise LedgerError if the ledger does not continue `head`; return false if a gap replaced that head."""
 
 
 class FrameServer:
-    """Answers one connection in one thread, up to a fixed number of them; more are told to come back."""
+    """Serve each connection in its own thread, up to a fixed number; refuse more connections as busy."""
 
-    def __init__(self, listener: socket.socket, respond: Callable[[Message, socket.socket], Message],
-                 most: int = MOST_CONNECTIONS, patience: float = PATIENCE) -> None:  # fmt: skip
-        self._listener, self._respond, self._patience = listener, respond, patience
-        self._places, self._most_open = threading.BoundedSemaphore(most), 2 * most
+    def __init__(
+        self,
+        listener: socket.socket,
+        respond: Callable[[Message, socket.socket], Message],
+        max_connections: int = MOST_CONNECTIONS,
+        message_seconds: float = MESSAGE_SECONDS,
+    ) -> None:
+        self._listener, self._respond, self._message_seconds = listener, respond, message_seconds
+        self._slots, self._max_open = threading.BoundedSemaphore(max_connections), 2 * max_connections
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
     def serve_forever(self) -> None:
-        """Accepts until closed."""
+        """Accept connections until closed."""
         while not self._closing.is_set():
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 time.sleep(0.01)  # closed, or out of file descriptors for now
                 continue
-            if not self._admitted(connection):
+            if not self._admit(connection):
                 connection.close()
                 continue
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
 
-    def _admitted(self, connection: socket.socket) -> bool:
-        """Whether a connection may be attended to: those who have yet to show who they are count too."""
+    def _admit(self, connection: socket.socket) -> bool:
+        """Return true if another connection may be open; connections before their TLS handshake count too."""
         with self._lock:
-            if len(self._open) >= self._most_open:
+            if len(self._open) >= self._max_open:
                 return False
             self._open.add(connection)
             return True
 
     def close(self) -> None:
-        """Stops accepting, and hangs up on everyone; a charge already made stays made."""
+        """Stop accepting, and close all connections; charges made by then stand."""
         self._closing.set()
         with self._lock:
-            everything = [self._listener, *self._open]
-        for connection in everything:
+            sockets = [self._listener, *self._open]
+        for connection in sockets:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _attend(self, connection: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
+        """Perform the TLS handshake if there is one, then serve the messages of a connection."""
         try:
             with connection:
-                connection.settimeout(min(HANDSHAKE, self._patience))
+                connection.settimeout(min(HANDSHAKE_SECONDS, self._message_seconds))
                 if isinstance(connection, ssl.SSLSocket):
                     connection.do_handshake()
-                self._talk(connection)
-        except (Closed, OSError):
+                self._serve_messages(connection)
+        except (ConnectionClosed, OSError):
             return
         finally:
             with self._lock:
                 self._open.discard(connection)
 
-    def _talk(self, connection: socket.socket) -> None:
-        if not self._places.acquire(blocking=False):
-            send(connection, failure(Busy("the kernel has too many connections; nothing was charged")))
+    def _serve_messages(self, connection: socket.socket) -> None:
+        """Receive and answer messages until the connection or the server closes."""
+        if not self._slots.acquire(blocking=False):
+            send(
+                connection,
+                failure_message(Busy("the kernel has too many connections; try again later; nothing was charged")),
+            )
             return
         try:
             while not self._closing.is_set():
-                message = receive(connection, MOST_REQUEST, self._patience, IDLE)
+                message = receive(connection, MOST_REQUEST, self._message_seconds, IDLE_SECONDS)
                 answer = self._respond(message, connection)
-                connection.settimeout(self._patience)
+                connection.settimeout(self._message_seconds)
                 send(connection, answer)
-        except InvalidPlan as problem:  # the stream is out of step after a malformed frame
-            send(connection, failure(problem))
+        except InvalidPlan as error:  # the stream cannot be read further after a malformed frame
+            send(connection, failure_message(error))
         finally:
-            self._places.release()
+            self._slots.release()
 
 
 @dataclass(frozen=True)
-class ReaderLines:
-    """Where callers wait, whichever door they came through: to be answered, and to be told something."""
+class CallQueues:
+    """The queues that all listeners of a kernel share: for answers, and for calls that read no data."""
 
-    asking: FairQueue
-    reading: FairQueue
+    answers: FairQueue
+    reads: FairQueue
 
 
 class KernelServer(FrameServer):
-    """A kernel's calls over a socket. With `books`, every answer carries the end of the ledger's chain."""
+    """Serve a kernel's calls over a socket; with `ledger`, every response carries the head of the ledger."""
 
     def __init__(
         self,
@@ -130,88 +146,92 @@ class KernelServer(FrameServer):
         *,
         ledger: HeadSource | None = None,
         limits: QueueLimits | None = None,
-        most: int = MOST_CONNECTIONS,
-        patience: float = PATIENCE,
-        whose: Callable[[str], str] = str,
-        lines: ReaderLines | None = None,
-        described: Callable[[], str] = str,
+        max_connections: int = MOST_CONNECTIONS,
+        message_seconds: float = MESSAGE_SECONDS,
+        account_of: Callable[[str], str] = str,
+        queues: CallQueues | None = None,
+        descriptions_hash: Callable[[], str] = str,
     ) -> None:
-        super().__init__(listener, lambda message, _: self.respond(message), most, patience)
-        self._kernel, self._ledger, self._whose, self._described = kernel, ledger, whose, described
-        shared = lines or ReaderLines(FairQueue(limits), FairQueue(READERS))
-        self.turns, self.readers = shared.asking, shared.reading
+        super().__init__(listener, lambda message, _: self.respond(message), max_connections, message_seconds)
+        self._kernel, self._ledger = kernel, ledger
+        self._account_of, self._descriptions_hash = account_of, descriptions_hash
+        shared = queues or CallQueues(FairQueue(limits), FairQueue(READ_LIMITS))
+        self.answer_queue, self.read_queue = shared.answers, shared.reads
 
     def respond(self, message: Message) -> Message:
-        """The answer to one message: a result, or one of the errors that are safe to show."""
+        """Answer one message with a result, or with an error that is safe to show."""
         name = message.header.get("call", "")
         if name not in CALLS:
-            return failure(InvalidPlan(f"no such call; there are: {', '.join(CALLS)}"))
-        past: dict[str, str] = {}
+            return failure_message(InvalidPlan(f"unknown call; the calls are: {', '.join(CALLS)}"))
+        gap: dict[str, str] = {}
         try:
-            past = self._checked(message)
-            body, form = written(self._done(name, message), message.header.get("accept") == FORM)
-        except Busy as problem:
-            return failure(problem, {**self._public(message), **past})
-        except DitherError as problem:
-            return failure(problem, {**self._end(), **past})
+            gap = self._check_head(message)
+            body, form = encode_result(self._run(name, message), message.header.get("accept") == FORM)
+        except Busy as error:
+            return failure_message(error, {**self._public_headers(message), **gap})
+        except DitherError as error:
+            return failure_message(error, {**self._head_header(), **gap})
         except Exception:
-            logging.getLogger(PRIVATE).exception("a call failed", extra={"event": {"call": name}})
-            return failure(DitherError("the kernel could not do this; its log has the detail"))
+            logging.getLogger(PRIVATE).exception("call failed", extra={"event": {"call": name}})
+            return failure_message(DitherError("the kernel failed to process this call; its private log has the cause"))
         if name == "datasets":
-            about = {"who": self._who(message.header.get("token", "")), "described": self._described()}
-            return Message({"ok": "yes", **about, **self._end(), **past}, body)
-        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public(message), **past}, body)
+            extra = {"who": self._account_hash(message.header.get("token", "")), "described": self._descriptions_hash()}
+            return Message({"ok": "yes", **extra, **self._head_header(), **gap}, body)
+        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public_headers(message), **gap}, body)
 
-    def _checked(self, message: Message) -> dict[str, str]:
-        """Whether the chain continues the end that is expected; `gap` says that a gap gave that end up."""
+    def _check_head(self, message: Message) -> dict[str, str]:
+        """Check the head that the request expects; return the header `gap` if a gap replaced that head."""
         if self._ledger is None or "expect" not in message.header:
             return {}
-        return {} if self._ledger.check_head(head_of(message.header["expect"])) else {"gap": "yes"}
+        return {} if self._ledger.check_head(parse_head(message.header["expect"])) else {"gap": "yes"}
 
-    def _done(self, name: str, message: Message) -> Any:
+    def _run(self, name: str, message: Message) -> Any:
+        """Run a call, in its queue if it takes time."""
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
-        if name not in LINES:
+        if name not in QUEUED_CALLS:
             return CALLS[name](self._kernel, token, dataset, message.body)
-        # Only those who may ask can take a place in a line.
+        # Only accounts with access to the dataset may take a place in its queue.
         if dataset not in self._kernel.datasets(token):
-            raise NotAllowed("this account may not ask this dataset")
-        turns = self.turns if name == "answer" else self.readers
-        with turns.turn(dataset, self._who(token)):
+            raise NotAllowed("this account may not query this dataset; ask its curator for access")
+        queue = self.answer_queue if name == "answer" else self.read_queue
+        with queue.turn(dataset, self._account_hash(token)):
             return CALLS[name](self._kernel, token, dataset, message.body)
 
-    def _who(self, token: str) -> str:
-        """What tells accounts apart, of whom one may have several tokens, without their names."""
-        return hashlib.sha256(self._whose(token).encode()).hexdigest()
+    def _account_hash(self, token: str) -> str:
+        """Return a hash that identifies the token's account without its name."""
+        return hashlib.sha256(self._account_of(token).encode()).hexdigest()
 
-    def _public(self, message: Message) -> dict[str, str]:
-        """What travels with an answer about a dataset: the end of the chain, and how many wait for that dataset."""
-        return {"waiting": str(self.turns.waiting(message.header.get("dataset", ""))), **self._end()}
+    def _public_headers(self, message: Message) -> dict[str, str]:
+        """Return the headers of a response about a dataset: the ledger's head and the number of waiting requests."""
+        return {"waiting": str(self.answer_queue.waiting(message.header.get("dataset", ""))), **self._head_header()}
 
-    def _end(self) -> dict[str, str]:
-        """The end of the chain."""
+    def _head_header(self) -> dict[str, str]:
+        """Return the header with the ledger's head."""
         return {} if self._ledger is None else {"head": head_text(self._ledger.head)}
 
 
-def failure(problem: DitherError, public: dict[str, str] | None = None) -> Message:
-    """An error as it travels."""
-    return Message({"error": problem.code, "message": str(problem)[:4000], **(public or {})})
+def failure_message(error: DitherError, public: dict[str, str] | None = None) -> Message:
+    """Return the message that carries an error."""
+    return Message({"error": error.code, "message": str(error)[:4000], **(public or {})})
 
 
 def unix_listener(path: str | Path, group: str | None = None, mode: int = 0o660) -> socket.socket:
-    """A socket in the file system that only this user (and, with `mode` 660, a group) can reach."""
-    place = Path(path)
-    if place.exists() and not place.is_socket():
-        raise InvalidParameter(f"{place} is in the way: a socket was to be made there")
-    place.unlink(missing_ok=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Open a Unix socket that only this user can open and, with `mode` 660, a group."""
+    socket_path = Path(path)
+    if socket_path.exists() and not socket_path.is_socket():
+        raise InvalidParameter(f"cannot create a socket at {socket_path}: another file has that name")
+    socket_path.unlink(missing_ok=True)
+    socket_path.parent.mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777 & ~mode)
     try:
-        listener.bind(str(place))
+        listener.bind(str(socket_path))
         if group is not None:
-            shutil.chown(place, group=int(group) if group.isdigit() else group)
+            shutil.chown(socket_path, group=int(group) if group.isdigit() else group)
     except (OSError, LookupError):
-        raise InvalidParameter(f"no socket could be made at {place}; paths have at most 107 characters") from None
+        raise InvalidParameter(
+            f"cannot create a socket at {socket_path}; check permissions and group; paths have at most 107 characters"
+        ) from None
     finally:
         os.umask(before)
     listener.listen(256)
@@ -219,7 +239,7 @@ def unix_listener(path: str | Path, group: str | None = None, mode: int = 0o660)
 
 
 def tls_listener(host: str, port: int, certificate: Path, key: Path, authority: Path) -> socket.socket:
-    """A TCP socket that admits only clients with a certificate of `authority`; each shakes hands in its own thread."""
+    """Open a TCP socket for clients with a certificate of `authority`; each connection's thread does its handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -227,6 +247,6 @@ def tls_listener(host: str, port: int, certificate: Path, key: Path, authority: 
         context.load_cert_chain(certificate, key)
         context.load_verify_locations(authority)
     except (OSError, ssl.SSLError):
-        raise NotAllowed("the kernel's certificate, key or authority cannot be read") from None
+        raise NotAllowed("cannot read the kernel's certificate, key or authority; check the three files") from None
     listener = socket.create_server((host, port))
     return context.wrap_socket(listener, server_side=True, do_handshake_on_connect=False)

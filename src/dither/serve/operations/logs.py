@@ -1,8 +1,8 @@
-"""Two streams of JSON lines, apart and rotated: a public one that anyone may read, a private one for the curator.
+"""Two separate, rotated logs of JSON lines: a public one, and a private one for the curator.
 
-Whatever may depend on a record (corrected values, engine errors, pacing misses) goes to the private stream only.
-Other rooms write with `logging.getLogger("dither.public")` or `logging.getLogger("dither.private")` and the
-`extra={"event": {...}}` that holds the fields; until `open_logs` is called the private stream goes nowhere.
+Events that may depend on a record (corrected values, engine errors, pacing misses) go to the private log only. Other
+modules write with `logging.getLogger("dither.public")` or `logging.getLogger("dither.private")`, and pass the fields as
+`extra={"event": {...}}`; until `open_logs` is called the private log discards its events.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 PUBLIC, PRIVATE = "dither.public", "dither.private"
 LARGEST_FILE = 10_000_000
-KEPT_FILES = 5
+BACKUP_FILES = 5
 
 
 class JsonLine(logging.Formatter):
-    """One event as one line of JSON; private lines may carry the exception."""
+    """Format one event as one line of JSON; private lines may contain the exception."""
 
     def __init__(self, *, exceptions: bool) -> None:
         super().__init__()
         self.exceptions = exceptions
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -52,7 +52,7 @@ class OwnerOnly(RotatingFileHandler):
 
 @dataclass(frozen=True)
 class Logs:
-    """The two open streams."""
+    """The two open logs."""
 
     public: logging.Logger
     private: logging.Logger
@@ -65,15 +65,16 @@ class Logs:
                 handler.close()
 
 
-def open_logs(directory: Path, *, largest: int = LARGEST_FILE, kept: int = KEPT_FILES) -> Logs:
-    """Write public.jsonl and private.jsonl in `directory`, the private one for its owner alone."""
+def open_logs(directory: Path, *, max_bytes: int = LARGEST_FILE, backups: int = BACKUP_FILES) -> Logs:
+    """Open public.jsonl and private.jsonl in `directory`; only the owner can read the private one."""
     directory.mkdir(parents=True, exist_ok=True)
-    public = RotatingFileHandler(directory / "public.jsonl", maxBytes=largest, backupCount=kept, encoding="utf-8")
-    private = OwnerOnly(directory / "private.jsonl", maxBytes=largest, backupCount=kept, encoding="utf-8")
-    return Logs(_stream(PUBLIC, public, exceptions=False), _stream(PRIVATE, private, exceptions=True))
+    public = RotatingFileHandler(directory / "public.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
+    private = OwnerOnly(directory / "private.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
+    return Logs(_attach(PUBLIC, public, exceptions=False), _attach(PRIVATE, private, exceptions=True))
 
 
-def _stream(name: str, handler: logging.Handler, *, exceptions: bool) -> logging.Logger:
+def _attach(name: str, handler: logging.Handler, *, exceptions: bool) -> logging.Logger:
+    """Attach a handler to a logger, in place of earlier ones."""
     handler.setFormatter(JsonLine(exceptions=exceptions))
     logger = logging.getLogger(name)
     for old in list(logger.handlers):
@@ -85,6 +86,6 @@ def _stream(name: str, handler: logging.Handler, *, exceptions: bool) -> logging
     return logger
 
 
-# Without `open_logs`, a private event must not fall through to the process's error stream.
+# Without `open_logs`, a private event must not reach the process's error stream.
 logging.getLogger(PRIVATE).addHandler(logging.NullHandler())
 logging.getLogger(PRIVATE).propagate = False

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: put right where they are the kernel's own, refused where they are a secret."""
+"""File permissions: restrict the kernel's own folder to its owner, and refuse secrets that other users can read."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from pathlib import Path
 
 from dither.errors import InvalidParameter
 
-OTHERS = 0o077
-NOT_THE_GROUP = 0o027  # whoever owns a key may lend it to a group, for reading
+OTHERS_BITS = 0o077
+KEY_FORBIDDEN_BITS = 0o027  # the owner of a key may let a group read it
 
 
-def private_folder(place: Path) -> str:
-    """Makes a folder for this user alone, or closes one that is there; says what was open before, if anything was."""
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise InvalidParameter(f"{place} must be a folder of its own, and no link")
-    place.mkdir(mode=0o700, exist_ok=True)
-    if place.stat().st_uid != os.geteuid():
-        raise InvalidParameter(f"{place} belongs to another user; it holds the ledger, and must be this one's")
-    inside = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.is_symlink()]
-    found = [path for path in (place, *inside) if _mode(path) & OTHERS]
-    for path in found:
-        path.chmod(_mode(path) & ~OTHERS)
-    names = ", ".join(str(path) for path in found)
-    return f"closed to others, who could open it until now: {names}" if found else ""
+def secure_private_folder(folder: Path) -> str:
+    """Create a folder for this user alone, or restrict an existing one; return a notice if other users had access."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise InvalidParameter(f"{folder} must be a folder, not a file or a symbolic link")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise InvalidParameter(f"{folder} holds the ledger, and must belong to the user that runs the kernel")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    open_paths = [path for path in (folder, *files) if _mode(path) & OTHERS_BITS]
+    for path in open_paths:
+        path.chmod(_mode(path) & ~OTHERS_BITS)
+    names = ", ".join(str(path) for path in open_paths)
+    return f"removed the access of other users to: {names}" if open_paths else ""
 
 
-def secret_file(place: Path) -> Path:
-    """A file that holds a secret; refused where anyone on the machine could read or change it."""
+def check_secret_file(path: Path) -> Path:
+    """Return the path of a file that holds a secret; raise InvalidParameter if other users could read or change it."""
     try:
-        mode = _mode(place)
+        mode = _mode(path)
     except OSError:
-        raise InvalidParameter(f"{place} cannot be read") from None
-    if mode & NOT_THE_GROUP:
-        raise InvalidParameter(f"{place} is a secret that others can open (mode {mode:o}): chmod 600 {place}")
-    return place
+        raise InvalidParameter(f"{path} cannot be read") from None
+    if mode & KEY_FORBIDDEN_BITS:
+        raise InvalidParameter(f"other users can open the secret {path} (mode {mode:o}); run: chmod 600 {path}")
+    return path
 
 
-def _mode(place: Path) -> int:
-    return stat.S_IMODE(place.stat().st_mode)
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Starting two processes, starting them again, and ending them together."""
+"""Start the kernel and the gateway as processes, restart them when they end, and stop them together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from dither.errors import InvalidParameter
 
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "SSL_CERT_FILE")
-FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}  # the C library keeps memory for every thread otherwise, and it only grows
-GRACE = 15.0
-LONGEST_PAUSE = 10.0
-TURN = 0.0005  # seconds for which a busy thread may keep the others of its process waiting
+GATEWAY_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "SSL_CERT_FILE")
+ALLOCATOR_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}  # otherwise the C library's memory grows with the threads
+STOP_SECONDS = 15.0
+LONGEST_RESTART_DELAY = 10.0
+SWITCH_INTERVAL = 0.0005  # seconds after which a busy thread lets others of its process run
 
 
 def exit_with_parent(stop: Callable[[], object]) -> None:
-    """Stops once the process that started this one is gone, where that one asked for it."""
+    """Call `stop` once the parent process is gone, if this process was started by a supervisor."""
     parent = os.environ.get("DITHER_SUPERVISOR", "")
     if not parent:
         return
@@ -37,22 +37,22 @@ def exit_with_parent(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def bare_environment() -> dict[str, str]:
-    """What a gateway may know of this process's environment: nothing that could hold a secret."""
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+def gateway_environment() -> dict[str, str]:
+    """Return the environment variables that a gateway may see: none that could hold a secret."""
+    return {name: os.environ[name] for name in GATEWAY_ENVIRONMENT if name in os.environ}
 
 
-def group_of(user: str) -> int:
-    """The number of a user's own group."""
+def primary_group(user: str) -> int:
+    """Return the id of a user's primary group."""
     try:
         return pwd.getpwnam(user).pw_gid
     except KeyError:
-        raise InvalidParameter(f"there is no user {user} on this machine") from None
+        raise InvalidParameter(f"this machine has no user {user}") from None
 
 
 @dataclass
 class ManagedProcess:
-    """A process that is to run: its command, its environment, and where it runs."""
+    """A child process: its command, environment and working directory, and the delay before its next restart."""
 
     name: str
     command: Sequence[str]
@@ -60,47 +60,49 @@ class ManagedProcess:
     directory: Path
     user: str | None = None
     process: subprocess.Popen[bytes] | None = None
-    pause: float = 0.1
-    began: float = field(default=0.0)
+    restart_delay: float = 0.1
+    started: float = field(default=0.0)
 
     def start(self) -> None:
-        """Starts it, with no open file of this process but the standard ones."""
-        environment = {**FEW_ARENAS, **self.environment, "DITHER_SUPERVISOR": str(os.getpid())}
-        self.began = time.monotonic()
+        """Start the process; it inherits no open files but the standard streams."""
+        environment = {**ALLOCATOR_ENVIRONMENT, **self.environment, "DITHER_SUPERVISOR": str(os.getpid())}
+        self.started = time.monotonic()
         try:
             self.process = subprocess.Popen(
                 self.command, env=environment, cwd=self.directory, stdin=subprocess.DEVNULL, user=self.user,
-                group=None if self.user is None else group_of(self.user),
+                group=None if self.user is None else primary_group(self.user),
                 extra_groups=None if self.user is None else (), start_new_session=True,
             )  # fmt: skip
         except (PermissionError, KeyError):
-            raise InvalidParameter(f"the {self.name} cannot be run as user {self.user}") from None
+            raise InvalidParameter(
+                f"cannot run the {self.name} as user {self.user}; run as root, or omit --gateway-user"
+            ) from None
 
-    def ended(self) -> bool:
-        """Whether it is not running."""
+    def has_ended(self) -> bool:
+        """Return true if the process is not running."""
         return self.process is None or self.process.poll() is not None
 
     def stop(self) -> None:
-        """Asks it to end, and makes it."""
-        if self.process is None or self.ended():
+        """Terminate the process, and kill it if it does not end in time."""
+        if self.process is None or self.has_ended():
             return
         self.process.terminate()
         try:
-            self.process.wait(GRACE)
+            self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
 class Supervisor:
-    """Keeps its children running: one that ends is started again, later each time if it does not last."""
+    """Keep child processes running: restart one that ends, with a growing delay if it ends soon again."""
 
     def __init__(self, children: Sequence[ManagedProcess]) -> None:
         self._children = children
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Until told to stop; the last child is stopped first."""
+        """Run the children until a signal arrives; stop them in reverse order."""
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         try:
@@ -108,31 +110,32 @@ class Supervisor:
                 child.start()
             while not self._stopping.wait(0.1):
                 for child in self._children:
-                    self._look_after(child)
+                    self._restart_if_ended(child)
         finally:
             for child in reversed(self._children):
                 child.stop()
 
     def stop(self, *_: object) -> None:
-        """Ends everything soon."""
+        """Stop everything soon."""
         self._stopping.set()
 
-    def _look_after(self, child: ManagedProcess) -> None:
-        lasted = time.monotonic() - child.began
-        if not child.ended():
-            child.pause = 0.1 if lasted > LONGEST_PAUSE else child.pause
+    def _restart_if_ended(self, child: ManagedProcess) -> None:
+        """Restart a child that ended, after its delay; reset the delay of one that runs long enough."""
+        age = time.monotonic() - child.started
+        if not child.has_ended():
+            child.restart_delay = 0.1 if age > LONGEST_RESTART_DELAY else child.restart_delay
             return
-        if lasted >= child.pause:
+        if age >= child.restart_delay:
             print(f"dither: the {child.name} ended; starting it again", file=sys.stderr, flush=True)
-            child.pause = min(LONGEST_PAUSE, 2 * child.pause)
+            child.restart_delay = min(LONGEST_RESTART_DELAY, 2 * child.restart_delay)
             child.start()
 
 
 def tune_interpreter() -> None:
-    """Once a server has started: nothing that is due soon waits long for what is busy.
+    """Tune garbage collection and thread switching for low latency, once a server has started.
 
-    What is there by now stays, so it is not looked through for garbage again and again, for 40 ms each time; and a
-    thread whose instant has come waits for half a millisecond of each busy thread, not for five.
+    Freeze the objects that exist now: scanning them for garbage takes 40 ms each time. Switch threads after half a
+    millisecond instead of five, so that a thread with a deadline waits less for busy threads.
     """
     gc.freeze()
-    sys.setswitchinterval(TURN)
+    sys.setswitchinterval(SWITCH_INTERVAL)

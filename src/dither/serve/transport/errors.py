@@ -1,16 +1,22 @@
-"""Errors as they come back from another process."""
+"""Errors of the connection between processes, and errors that another process sent."""
 
 from __future__ import annotations
 
 from dither import errors
-from dither.errors import DitherError
+from dither.errors import Busy, DitherError
 
 BY_CODE = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DitherError)
+    error_class.code: error_class
+    for error_class in vars(errors).values()
+    if isinstance(error_class, type) and issubclass(error_class, DitherError)
 }
 
 
-def raise_remote(code: str, message: str) -> DitherError:
-    """The error that a code stands for."""
-    problem = BY_CODE.get(code, DitherError)
-    return problem() if problem is errors.EngineFailure else problem(message)
+class KernelUnreachable(Busy):
+    """No connection to the kernel could be opened; nothing was charged."""
+
+
+def remote_error(code: str, message: str) -> DitherError:
+    """Return the error for a code and message that another process sent."""
+    error_class = BY_CODE.get(code, DitherError)
+    return error_class() if error_class is errors.EngineFailure else error_class(message)

@@ -1,4 +1,4 @@
-"""A kernel behind a gateway, over HTTP: what `dither.connect("https://...", token=...)` asks."""
+"""A client for a kernel behind a gateway, over HTTP; `dither.connect("https://...", token=...)` uses it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import ssl
 import threading
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote as quoted
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from dither.errors import Busy, DitherError, InvalidParameter
-from dither.serve.transport.errors import raise_remote
+from dither.serve.transport.errors import remote_error
 from dither.serve.transport.rpc import RpcKernel, decode_result
 from dither.serve.transport.vectors import FORM
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRIES = 3
 WIRE = "application/vnd.dither+json"
-PACKED = "application/vnd.dither+arrow"
+PACKED = "application/vnd.dither+int64"
 
 
 @dataclass(frozen=True)
 class HttpKernel(RpcKernel):
-    """The kernel protocol over HTTP; a call that was cut off is tried again, which never charges twice."""
+    """The kernel protocol over HTTP; an interrupted call is repeated, which never charges twice."""
 
     scheme: str
     host: str
@@ -32,15 +31,15 @@ class HttpKernel(RpcKernel):
     prefix: str
     timeout: float
     context: ssl.SSLContext | None = field(repr=False)
-    _own: threading.local = field(default_factory=threading.local, repr=False)
+    _local: threading.local = field(default_factory=threading.local, repr=False)
 
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
-        """One call and its result, or the error that the kernel or the gateway gave."""
-        path = f"{self.prefix}/v1/kernel/{name}?dataset={quoted(dataset, safe='')}"
-        status, data, kind = self._exchange(path, token, body)
+        """Make one call and return its result; raise the error that the kernel or the gateway sent."""
+        path = f"{self.prefix}/v1/kernel/{name}?dataset={quote(dataset, safe='')}"
+        status, data, media_type = self._exchange(path, token, body)
         if status != 200:
-            raise _problem(data)
-        return decode_result(name, data, FORM if kind == PACKED else "")
+            raise _response_error(data)
+        return decode_result(name, data, FORM if media_type == PACKED else "")
 
     def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes, str]:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": WIRE, "Accept": f"{PACKED}, {WIRE}"}
@@ -51,47 +50,53 @@ class HttpKernel(RpcKernel):
                 response = connection.getresponse()
                 return response.status, response.read(), response.headers.get_content_type()
             except ssl.SSLCertVerificationError:
-                raise InvalidParameter("the gateway's certificate is not one that this machine trusts") from None
+                raise InvalidParameter(
+                    "this machine does not trust the gateway's certificate; add its authority to those that are trusted"
+                ) from None
             except (OSError, http.client.HTTPException):
                 connection.close()
-                self._own.connection = None
-        raise Busy("the gateway cannot be reached; ask again: nothing is charged twice")
+                self._local.connection = None
+        raise Busy("the gateway cannot be reached; ask again: repeating a request never charges twice")
 
     def _connection(self) -> http.client.HTTPConnection:
-        """This thread's connection."""
-        kept: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
-        if kept is None:
-            kept = (
+        """Return this thread's connection; open it if necessary."""
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = (
                 http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=self.context)
                 if self.scheme == "https"
                 else http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
             )
-            self._own.connection = kept
-        return kept
+            self._local.connection = connection
+        return connection
 
 
-def _problem(data: bytes) -> DitherError:
-    """The error that a body stands for; one that is not ours comes from something in between."""
+def _response_error(data: bytes) -> DitherError:
+    """Return the error in a response body; a body in another format comes from a proxy in between."""
     try:
         error = json.loads(data)["error"]
-        return raise_remote(str(error["code"]), str(error["message"]))
+        return remote_error(str(error["code"]), str(error["message"]))
     except (ValueError, LookupError, TypeError):
-        return Busy("something between here and the gateway refused; nothing was charged")
+        return Busy(
+            "the response is not a gateway's; check the address and ask again: repeating a request never charges twice"
+        )
 
 
 def connect(url: str, token: str, *, timeout: float = 600.0, insecure: bool = False) -> HttpKernel:
-    """A kernel behind the gateway at `url`; without TLS only on this machine, unless `insecure` says otherwise."""
+    """Return a client for the gateway at `url`; use plain HTTP to this machine only, unless `insecure` is true."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError:
-        raise InvalidParameter("the address's port must be a number") from None
+        raise InvalidParameter("the port in the gateway's address must be a number") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
-        raise InvalidParameter("an address looks like https://dither.example.org or http://127.0.0.1:8765")
+        raise InvalidParameter(
+            "the gateway's address must look like https://dither.example.org or http://127.0.0.1:8765"
+        )
     if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure:
-        raise InvalidParameter("a token crosses networks by https only; insecure=True if you know better")
+        raise InvalidParameter("refusing to send a token over plain HTTP; use https://, or insecure=True")
     if not token or not token.isascii() or not token.isprintable():
-        raise InvalidParameter("the token must be the text that the curator handed out")
+        raise InvalidParameter("the token must be the printable ASCII string that the curator issued")
     context = ssl.create_default_context() if parts.scheme == "https" else None
     default = 443 if parts.scheme == "https" else 80
     return HttpKernel(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"), timeout, context)

@@ -1,4 +1,4 @@
-"""What may be asked of a kernel over its socket: the protocol's calls by name, and how each result travels."""
+"""The calls of the kernel protocol by name, and the encoding of their requests and results."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Names:
 
 @dataclass(frozen=True)
 class Balances:
-    """The budgets that an account's charges count against."""
+    """The budgets that apply to an account."""
 
     items: tuple[Balance, ...]
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Charges that an account may see."""
+    """The charges that an account may see."""
 
     items: tuple[HistoryEntry, ...]
 
@@ -52,11 +52,11 @@ class Rows:
     items: tuple[LedgerRow, ...]
 
 
-def asked(body: bytes, dataset: str) -> Request:
-    """The request that a body holds, if it is for the dataset in whose line it waited."""
+def decode_request(body: bytes, dataset: str) -> Request:
+    """Decode a request; raise InvalidPlan if it is for another dataset than its message."""
     request = decode(body, Request)
     if request.dataset != dataset:
-        raise InvalidPlan("the request names another dataset than its message")
+        raise InvalidPlan("the request and its message must name the same dataset")
     return request
 
 
@@ -66,8 +66,8 @@ CALLS: dict[str, Call] = {
     "datasets": lambda kernel, token, dataset, body: Names(kernel.datasets(token)),
     "schema": lambda kernel, token, dataset, body: kernel.schema(dataset, token),
     "facts": lambda kernel, token, dataset, body: kernel.facts(dataset, token),
-    "quote": lambda kernel, token, dataset, body: kernel.quote(asked(body, dataset), token),
-    "answer": lambda kernel, token, dataset, body: kernel.answer(asked(body, dataset), token),
+    "quote": lambda kernel, token, dataset, body: kernel.quote(decode_request(body, dataset), token),
+    "answer": lambda kernel, token, dataset, body: kernel.answer(decode_request(body, dataset), token),
     "budget": lambda kernel, token, dataset, body: Balances(kernel.budget(dataset, token)),
     "history": lambda kernel, token, dataset, body: Entries(kernel.history(dataset, token)),
     "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger_rows(dataset, token)),
@@ -80,66 +80,66 @@ RESULTS: dict[str, type] = {
 }  # fmt: skip
 
 
-def written(value: Any, packed: bool) -> tuple[bytes, str]:
-    """A call's answer as bytes, and their form: JSON, or for large vectors of whoever takes them so, columns."""
-    if packed and isinstance(value, Release) and large(value):
+def encode_result(value: Any, accepts_packed: bool) -> tuple[bytes, str]:
+    """Encode a result, and name its form: JSON (""), or FORM for large vectors if the caller accepts it."""
+    if accepts_packed and isinstance(value, Release) and large(value):
         return pack(value), FORM
     return encode(value), ""
 
 
 def decode_result(call: str, body: bytes, form: str = "") -> Any:
-    """What a call's answer stands for."""
+    """Decode the result of a call."""
     return unpack(body) if form == FORM and call == "answer" else decode(body, RESULTS[call], RESPONSE)
 
 
 class RpcKernel(ABC):
-    """The kernel protocol for a kernel somewhere else, given a way to make one call."""
+    """The kernel protocol for a remote kernel; a subclass defines how to make one call."""
 
     @abstractmethod
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
-        """One call and its result, or the error that came back."""
+        """Make one call and return its result; raise the error that came back."""
 
     def datasets(self, token: str) -> tuple[str, ...]:
-        """The datasets that the account may ask."""
+        """Return the names of the datasets that the account may query."""
         names: tuple[str, ...] = self.call("datasets", token).items
         return names
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """What is public about a dataset."""
-        found: Dataset = self.call("schema", token, dataset)
-        return found
+        """Return a dataset's public schema."""
+        result: Dataset = self.call("schema", token, dataset)
+        return result
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
-        """What was counted in the dataset's public tables."""
-        found: PublicTableFacts = self.call("facts", token, dataset)
-        return found
+        """Return the public facts about the dataset's public tables."""
+        result: PublicTableFacts = self.call("facts", token, dataset)
+        return result
 
     def quote(self, request: Request, token: str) -> CostQuote:
-        """What a request would cost."""
-        found: CostQuote = self.call("quote", token, request.dataset, encode(request))
-        return found
+        """Return the cost of a request, without charging it."""
+        result: CostQuote = self.call("quote", token, request.dataset, encode(request))
+        return result
 
     def answer(self, request: Request, token: str) -> Release:
-        """Charges, reads, releases."""
-        found: Release = self.call("answer", token, request.dataset, encode(request))
-        return found
+        """Charge a request, read the data, and return the release."""
+        result: Release = self.call("answer", token, request.dataset, encode(request))
+        return result
 
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
-        """The budgets that the account's charges count against."""
-        found: tuple[Balance, ...] = self.call("budget", token, dataset).items
-        return found
+        """Return the budgets that apply to the account."""
+        result: tuple[Balance, ...] = self.call("budget", token, dataset).items
+        return result
 
     def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """The charges that the account may see."""
-        found: tuple[HistoryEntry, ...] = self.call("history", token, dataset).items
-        return found
+        """Return the charges that the account may see."""
+        result: tuple[HistoryEntry, ...] = self.call("history", token, dataset).items
+        return result
 
     def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Every row that concerns the dataset."""
-        found: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
-        return found
+        """Return every ledger row of the dataset."""
+        result: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
+        return result
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:
-        """The facts of the privacy statement."""
-        found: PrivacyStatement = self.call("statement", token, dataset)
-        return found
+        """Return the facts of the privacy statement."""
+        result: PrivacyStatement = self.call("statement", token, dataset)
+        return result

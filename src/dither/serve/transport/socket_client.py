@@ -1,4 +1,4 @@
-"""A kernel at the other end of a socket, with the same calls as one in this process."""
+"""A client for a kernel behind a socket, with the same calls as a kernel in this process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from typing import Any
 
 from dither.errors import Busy, InvalidParameter, InvalidPlan, LedgerError
 from dither.privacy.protocol import LedgerHead
-from dither.serve.transport.errors import raise_remote
-from dither.serve.transport.framing import MOST_RESPONSE, Closed, Message, head_of, head_text, receive, send
+from dither.serve.transport.errors import KernelUnreachable, remote_error
+from dither.serve.transport.framing import (
+    MOST_RESPONSE,
+    ConnectionClosed,
+    Message,
+    head_text,
+    parse_head,
+    receive,
+    send,
+)
 from dither.serve.transport.rpc import RpcKernel, decode_result
 from dither.serve.transport.vectors import FORM
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 3600.0  # a kernel that has said nothing by then never will
+ANSWER_SECONDS = 3600.0  # longest wait for a response
 
 
 @dataclass(frozen=True)
 class MutualTls:
-    """What a gateway needs to reach a kernel on another machine: both sides show a certificate."""
+    """The address of a kernel on another machine, and the files with which both sides authenticate."""
 
     host: str
     port: int
@@ -33,7 +41,7 @@ class MutualTls:
     authority: Path
 
     def connect(self) -> socket.socket:
-        """A connection on which both sides have shown who they are."""
+        """Open a connection on which both sides are authenticated."""
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(self.authority))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.certificate, self.key)
@@ -49,116 +57,125 @@ class MutualTls:
 
 @dataclass(frozen=True)
 class Reply:
-    """The body of an answer, with what stands beside it: the ledger's end, how many wait, and what else was said."""
+    """The body of a response with its headers: the ledger's head and the number of waiting requests among them."""
 
     body: bytes
     head: LedgerHead | None
     waiting: int
-    about: Mapping[str, str] = field(default_factory=dict)
+    header: Mapping[str, str] = field(default_factory=dict)
 
 
 class SeenHeads:
-    """The furthest end of the chain that was seen; a kernel that lies behind it is refused by itself."""
+    """The latest ledger head seen so far; a kernel behind it refuses requests that name it."""
 
-    def __init__(self, place: Path | None = None) -> None:
-        self._place, self._lock, self._writing = place, threading.Lock(), threading.Lock()
-        self._last = _remembered(place) if place is not None and place.exists() else None
-        self._kept = self._last
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._lock, self._write_lock = path, threading.Lock(), threading.Lock()
+        self._last = _read_head(path) if path is not None and path.exists() else None
+        self._written = self._last
 
     @property
     def last(self) -> LedgerHead | None:
-        """That end, or None before the first answer."""
+        """The latest head, or None before the first response."""
         return self._last
 
-    def saw(self, head: LedgerHead, past: LedgerHead | None = None) -> None:
-        """Remembers an end that lies further than the last, also on disk: those who wait for that share one write.
+    def record(self, head: LedgerHead, replaced: LedgerHead | None = None) -> None:
+        """Record a later head, also on disk; concurrent callers share one write.
 
-        `past` is an end that a gap gave up: where it is the last, `head` takes its place, also if it lies less far.
+        `replaced` is a head that a gap replaced: if it is the latest, `head` takes its place, even if its sequence is
+        smaller.
         """
         with self._lock:
-            if self._last is None or self._last == past or head.sequence > self._last.sequence:
+            if self._last is None or self._last == replaced or head.sequence > self._last.sequence:
                 self._last = head
-        with self._writing:
-            furthest = self._last
-            if self._place is not None and self._kept != furthest:
-                self._write(self._place, head_text(furthest))
-                self._kept = furthest
+        with self._write_lock:
+            latest = self._last
+            if self._path is not None and self._written != latest:
+                self._write(self._path, head_text(latest))
+                self._written = latest
 
-    def _write(self, place: Path, text: str) -> None:
-        """Replaces the file in one durable step."""
-        draft = place.with_suffix(".new")
+    def _write(self, path: Path, text: str) -> None:
+        """Replace the file atomically and durably."""
+        draft = path.with_suffix(".new")
         with draft.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(place)
+        draft.replace(path)
 
 
-def _remembered(place: Path) -> LedgerHead:
+def _read_head(path: Path) -> LedgerHead:
+    """Read the latest head from its file."""
     try:
-        return head_of(place.read_text().strip())
+        return parse_head(path.read_text().strip())
     except (InvalidPlan, ValueError):
         raise InvalidParameter(
-            f"{place} is damaged: it remembers the end of the ledger that was seen last. Compare the ledger's end "
-            "(`dither curator status`) with what you know of it, and remove the file to begin anew"
+            f"{path} is damaged: it must contain the latest ledger head seen. Compare the head that "
+            "`dither curator status` prints with one you trust, then remove the file to start again"
         ) from None
 
 
 @dataclass(frozen=True)
 class RemoteKernel(RpcKernel):
-    """Speaks to a kernel over a Unix socket (a path) or mutual TLS; connections are kept and used again."""
+    """A kernel behind a Unix socket (a path) or mutual TLS; connections are reused."""
 
     address: str | MutualTls
     heads: SeenHeads = field(default_factory=SeenHeads, repr=False)
-    waits: dict[str, int] = field(default_factory=dict, repr=False)  # how many wait for a dataset, as last heard
+    # The waiting requests of each dataset, as last reported.
+    queue_lengths: dict[str, int] = field(default_factory=dict, repr=False)
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, name: str, token: str, dataset: str = "", body: bytes = b"") -> Any:
-        """One call and its result, or the error that the kernel gave."""
+        """Make one call and return its result; raise the error that the kernel sent."""
         reply = self.exchange(name, token, dataset, body)
-        return decode_result(name, reply.body, reply.about.get("form", ""))
+        return decode_result(name, reply.body, reply.header.get("form", ""))
 
     def exchange(self, name: str, token: str, dataset: str = "", body: bytes = b"", accept: str = FORM) -> Reply:
-        """One call and its result as bytes; the kernel must not lie behind the end that was seen last."""
+        """Make one call and return its encoded result; the kernel refuses if its ledger is behind the latest head."""
         header = {"call": name, "token": token, "dataset": dataset, "accept": accept}
         expected = self.heads.last
-        answer = self._talk(Message(header if expected is None else {**header, "expect": head_text(expected)}, body))
-        head, error = head_of(answer.header["head"]) if "head" in answer.header else None, answer.header.get("error")
+        if expected is not None:
+            header["expect"] = head_text(expected)
+        answer = self._send_and_receive(Message(header, body))
+        head, error = parse_head(answer.header["head"]) if "head" in answer.header else None, answer.header.get("error")
         if head is not None and error != LedgerError.code:
-            self.heads.saw(head, expected if "gap" in answer.header else None)
+            self.heads.record(head, expected if "gap" in answer.header else None)
         if error is not None:
-            raise raise_remote(error, answer.header.get("message", ""))
-        about = answer.header
-        if "waiting" in about:
-            self.waits[dataset] = int(about["waiting"])
-        return Reply(answer.body, head, int(about.get("waiting", "0")), about)
+            raise remote_error(error, answer.header.get("message", ""))
+        waiting = answer.header.get("waiting")
+        if waiting is not None:
+            self.queue_lengths[dataset] = int(waiting)
+        return Reply(answer.body, head, int(waiting or "0"), answer.header)
 
-    def _talk(self, message: Message) -> Message:
-        connection = self._take()
+    def _send_and_receive(self, message: Message) -> Message:
+        """Send a message and receive its response."""
+        connection = self._checkout()
         try:
             send(connection, message)
-            answer = receive(connection, MOST_RESPONSE, idle=ANSWER_SECONDS)
-        except (Closed, OSError):
+            answer = receive(connection, MOST_RESPONSE, idle_seconds=ANSWER_SECONDS)
+        except (ConnectionClosed, OSError):
             connection.close()
-            raise Busy("the kernel hung up; ask again with the same request id: nothing is charged twice") from None
+            raise Busy(
+                "the kernel closed the connection; ask again with the same request_id, which never charges twice"
+            ) from None
         except BaseException:
             connection.close()
             raise
-        self._give_back(connection)
+        self._check_in(connection)
         return answer
 
-    def _take(self) -> socket.socket:
+    def _checkout(self) -> socket.socket:
+        """Return an open connection: an idle one, or a new one."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
-                if _alive(connection):
+                if _is_open(connection):
                     return connection
                 connection.close()
         try:
             return self._connect()
         except OSError:
-            raise Busy("the kernel cannot be reached; nothing was charged") from None
+            raise KernelUnreachable("the kernel cannot be reached; nothing was charged") from None
 
     def _connect(self) -> socket.socket:
         if isinstance(self.address, MutualTls):
@@ -170,26 +187,27 @@ class RemoteKernel(RpcKernel):
         return connection
 
     def reachable(self) -> bool:
-        """Whether the kernel takes connections."""
+        """Return true if the kernel accepts connections."""
         try:
-            self._give_back(self._take())
-        except Busy:
+            self._check_in(self._checkout())
+        except KernelUnreachable:
             return False
         return True
 
-    def _give_back(self, connection: socket.socket) -> None:
+    def _check_in(self, connection: socket.socket) -> None:
+        """Keep an idle connection for the next call."""
         with self._lock:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Lets go of the connections that are kept."""
+        """Close the idle connections."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
 
 
-def _alive(connection: socket.socket) -> bool:
-    """Whether the other side is still there: a kept connection has nothing to read."""
+def _is_open(connection: socket.socket) -> bool:
+    """Return true if the peer has not closed an idle connection, on which nothing can be received."""
     try:
         connection.setblocking(False)
         connection.recv(1)

@@ -1,98 +1,68 @@
-"""Large answers between processes: the release as the wire's JSON, and its noisy integers as Arrow beside it.
+"""Large answers between processes: the release as JSON without its noisy integers, and these as raw bytes after it.
 
-A body is a 4-byte big-endian length and the JSON of the release without its values, then one Arrow stream whose only
-column is of 64-bit integers and which has one batch for each part, in their order. Nothing in it is compressed: whoever
-reads it needs no more memory than its bytes say.
+A body is a 4-byte big-endian length, the JSON of the release without its values, and then for each part an 8-byte count
+and as many 8-byte integers, all little-endian. A reader needs no more memory than the body has bytes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import pyarrow as pa
+import numpy as np
 
 from dither.errors import InvalidPlan
 from dither.privacy.codec import RESPONSE, decode, encode
 from dither.privacy.protocol import Release
 from dither.serve.transport.framing import LENGTH
 
-FORM = "arrow"
+FORM = "int64"
 LARGE = 1_000  # values from which on JSON is the slower way
-SCHEMA = pa.schema([pa.field("values", pa.int64(), nullable=False)])
+COUNT = struct.Struct("<Q")
+INTEGER = np.dtype("<i8")
 
 
 def large(release: Release) -> bool:
-    """Whether an answer is worth packing."""
+    """Return True if an answer is worth packing."""
     return sum(len(part.values) for part in release.parts) >= LARGE
 
 
 def pack(release: Release) -> bytes:
-    """An answer as bytes."""
+    """Encode an answer."""
     text = encode(replace(release, parts=tuple(replace(part, values=()) for part in release.parts)))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for part in release.parts:
-            writer.write_batch(pa.record_batch([pa.array(part.values, pa.int64())], schema=SCHEMA))
-    return b"".join((LENGTH.pack(len(text)), text, memoryview(sink.getvalue())))
+    return b"".join((LENGTH.pack(len(text)), text, *(_encode_vector(part.values) for part in release.parts)))
 
 
 def unpack(body: bytes) -> Release:
-    """The answer that bytes stand for; anything else is refused."""
+    """Decode an answer; refuse any other bytes."""
     start = LENGTH.size
     end = start + LENGTH.unpack(body[:start])[0] if len(body) >= start else len(body) + 1
     if end > len(body):
         raise InvalidPlan("the answer ends too early")
     release = decode(body[start:end], Release, RESPONSE)
-    columns = list(_columns(body[end:], len(release.parts)))
-    if len(columns) != len(release.parts) or any(part.values for part in release.parts):
-        raise InvalidPlan("the answer's parts and its columns do not fit together")
-    parts = zip(release.parts, columns, strict=True)
-    return replace(release, parts=tuple(replace(part, values=values) for part, values in parts))
+    if any(part.values for part in release.parts):
+        raise InvalidPlan("the answer has values in its JSON and after it")
+    values = list(_vectors(memoryview(body)[end:], len(release.parts)))
+    parts = zip(release.parts, values, strict=True)
+    return replace(release, parts=tuple(replace(part, values=vector) for part, vector in parts))
 
 
-def _columns(data: bytes, most: int) -> Iterator[tuple[int, ...]]:
-    """The integers of each batch, of which there are at most so many; each takes as many bytes as it says."""
-    try:
-        messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(data)))
-        first = next(messages, None)
-        # Arrow has verified a message as what it says that it is, and reads any message as a schema.
-        kind = "" if first is None else first.type
-        if kind != "schema" or not pa.ipc.read_schema(first).equals(SCHEMA, check_metadata=True):
-            raise InvalidPlan("the answer's column must be of 64-bit integers")
-        for number, message in enumerate(messages):
-            if number >= most or message.type != "record batch" or not _as_it_is(message.metadata.to_pybytes()):
-                raise InvalidPlan("the answer's columns are compressed, or do not fit its parts")
-            batch = pa.ipc.read_record_batch(message, SCHEMA)
-            batch.validate(full=True)
-            if 8 * batch.num_rows > message.body.size or batch.column(0).null_count:
-                raise InvalidPlan("the answer's columns do not fit its size")
-            yield tuple(batch.column(0).to_pylist())
-    except (pa.ArrowException, OSError, ValueError, struct.error):
-        raise InvalidPlan("the answer's columns are not an Arrow stream") from None
+def _encode_vector(values: Sequence[int]) -> bytes:
+    return COUNT.pack(len(values)) + np.array(values, INTEGER).tobytes()
 
 
-# A message's metadata is a flatbuffer, which Arrow has verified. Places of fields in their tables, by Message.fbs:
-HEADER, CUSTOM = 2, 4
-COMPRESSION = 3
-
-
-def _as_it_is(metadata: bytes) -> bool:
-    """Whether a batch's bytes are its numbers: neither of the two ways to name a compression is taken."""
-    (message,) = struct.unpack_from("<I", metadata, 0)
-    header = _field(metadata, message, HEADER)
-    if header is None or _field(metadata, message, CUSTOM) is not None:
-        return False
-    (there,) = struct.unpack_from("<I", metadata, header)
-    return _field(metadata, header + there, COMPRESSION) is None
-
-
-def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a flatbuffer's table keeps one of its fields, if it has it."""
-    (back,) = struct.unpack_from("<i", metadata, table)
-    (size,) = struct.unpack_from("<H", metadata, table - back)
-    if 4 + 2 * number >= size:
-        return None
-    (offset,) = struct.unpack_from("<H", metadata, table - back + 4 + 2 * number)
-    return table + offset if offset else None
+def _vectors(data: memoryview, parts: int) -> Iterator[tuple[int, ...]]:
+    """Decode one vector for each part; the bytes must be used up exactly."""
+    place = 0
+    for _ in range(parts):
+        if len(data) - place < COUNT.size:
+            raise InvalidPlan("the answer ends too early")
+        (count,) = COUNT.unpack_from(data, place)
+        place += COUNT.size
+        if count * INTEGER.itemsize > len(data) - place:
+            raise InvalidPlan("the answer ends too early")
+        yield tuple(np.frombuffer(data, INTEGER, count, place).tolist())
+        place += count * INTEGER.itemsize
+    if place != len(data):
+        raise InvalidPlan("the answer has more bytes than its parts")

@@ -1,5 +1,5 @@
 "use strict";
-// Everything is shown with textContent: nothing that a server or a record says is ever read as HTML.
+// All text is set with textContent, so that no reply of the server is interpreted as HTML.
 const at = (id) => document.getElementById(id);
 const say = (text) => { at("message").textContent = text; };
 
@@ -29,19 +29,19 @@ function attempt(work) {
   };
 }
 
-const question = () => ({ dataset: at("dataset").value, query: at("query").value, epsilon: at("epsilon").value.trim() });
-let known = [];
+const readQuery = () => ({ dataset: at("dataset").value, query: at("query").value, epsilon: at("epsilon").value.trim() });
+let datasets = [];
 
 async function connect() {
-  known = (await call("GET", "v1/datasets")).datasets;
-  at("dataset").replaceChildren(...known.map((each) => make("option", each.name)));
-  at("dataset").disabled = known.length === 0;
-  say(known.length ? "" : "This account has no dataset.");
+  datasets = (await call("GET", "v1/datasets")).datasets;
+  at("dataset").replaceChildren(...datasets.map((each) => make("option", each.name)));
+  at("dataset").disabled = datasets.length === 0;
+  say(datasets.length ? "" : "This account may query no dataset.");
   await choose();
 }
 
 async function choose() {
-  const chosen = known.find((each) => each.name === at("dataset").value);
+  const chosen = datasets.find((each) => each.name === at("dataset").value);
   const lines = [];
   for (const [name, table] of Object.entries(chosen ? chosen.tables : {})) {
     lines.push(make("dt", name + (table.private ? "" : " (public)")));
@@ -62,29 +62,29 @@ async function budget() {
 }
 
 async function quote() {
-  const price = await call("POST", "v1/quote", question());
-  const rows = price.expected.map((each) => [each.column, each.needs_rows ? "depends on the size of the group" : "± " + shown(each.half_width)]);
+  const quoted = await call("POST", "v1/quote", readQuery());
+  const rows = quoted.expected.map((each) => [each.column, each.needs_rows ? "depends on the size of the group" : "± " + format(each.half_width)]);
   table(["column", "expected error"], rows.map((row) => row.map((cell) => make("td", cell))));
-  const state = price.free ? "free: it was asked before" : price.affordable ? "affordable" : "beyond the budget";
-  at("cost").textContent = JSON.stringify(price.losses) + "; " + state + "; answered after " + price.milliseconds + " ms";
-  notes(price.notes);
-  say("Nothing was spent.");
+  const state = quoted.free ? "free: answered before" : quoted.affordable ? "affordable" : "exceeds the budget";
+  at("cost").textContent = JSON.stringify(quoted.losses) + "; " + state + "; answer after " + quoted.milliseconds + " ms";
+  notes(quoted.notes);
+  say("Nothing was charged.");
 }
 
 async function answer() {
-  const given = await call("POST", "v1/answer", question());
-  const spread = given.columns.filter((column) => !column.key).map((column) => range(given.rows, column.name));
-  table(given.columns.map((column) => column.name), given.rows.map((row) => {
+  const result = await call("POST", "v1/answer", readQuery());
+  const spread = result.columns.filter((column) => !column.key).map((column) => range(result.rows, column.name));
+  table(result.columns.map((column) => column.name), result.rows.map((row) => {
     let place = 0;
-    return given.columns.map((column) => column.key ? make("td", String(row[column.name])) : cell(row, column.name, spread[place++]));
+    return result.columns.map((column) => column.key ? make("td", String(row[column.name])) : cell(row, column.name, spread[place++]));
   }));
-  at("cost").textContent = (given.free ? "free: it was asked before" : "cost " + JSON.stringify(given.losses)) + "; " + given.confidence * 100 + "% intervals";
-  notes(given.notes);
+  at("cost").textContent = (result.free ? "free: answered before" : "cost " + JSON.stringify(result.losses)) + "; " + result.confidence * 100 + "% intervals";
+  notes(result.notes);
   say("");
   await budget();
 }
 
-const shown = (value) => typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
+const format = (value) => typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
 const notes = (lines) => at("notes").replaceChildren(...lines.map((line) => make("li", line)));
 
 function range(rows, name) {
@@ -93,20 +93,20 @@ function range(rows, name) {
 }
 
 function cell(row, name, [first, last]) {
-  const low = row[name + "_low"], high = row[name + "_high"], made = make("td", shown(row[name]) + " ", { class: "number" });
+  const low = row[name + "_low"], high = row[name + "_high"], data = make("td", format(row[name]) + " ", { class: "number" });
   if (Number.isFinite(low) && Number.isFinite(high) && last > first) {
     const place = (value) => 2 + 100 * (value - first) / (last - first);
     const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     picture.setAttribute("width", "104"); picture.setAttribute("height", "10");
-    picture.setAttribute("role", "img"); picture.setAttribute("aria-label", shown(low) + " to " + shown(high));
+    picture.setAttribute("role", "img"); picture.setAttribute("aria-label", format(low) + " to " + format(high));
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
     for (const [key, value] of [["x1", place(low)], ["x2", place(high)], ["y1", 5], ["y2", 5], ["stroke", "currentColor"], ["stroke-width", 2]]) line.setAttribute(key, value);
     const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
     for (const [key, value] of [["cx", place(row[name])], ["cy", 5], ["r", 3], ["fill", "currentColor"]]) dot.setAttribute(key, value);
     picture.append(line, dot);
-    made.append(picture, make("br"), make("small", shown(low) + " to " + shown(high)));
+    data.append(picture, make("br"), make("small", format(low) + " to " + format(high)));
   }
-  return made;
+  return data;
 }
 
 function table(names, rows) {

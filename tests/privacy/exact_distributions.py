@@ -1,4 +1,4 @@
-"""Exact probabilities of the laws that the samplers promise, from arbitrary precision."""
+"""Exact probabilities of the distributions that the samplers promise, from arbitrary precision."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def permute_and_flip(scores: list[int], rate: Fraction) -> list[mp.mpf]:
 
 @dataclass(frozen=True)
 class Cumulative:
-    """P(X <= x) of the two laws, for many x at once, to 1e-13."""
+    """P(X <= x) of the two distributions, for many x at once, to 1e-13."""
 
     power: int
     parameter: Fraction
@@ -70,9 +70,9 @@ class Cumulative:
     @cached_property
     def _table(self) -> tuple[int, NDArray[np.float64]]:
         """Partial sums over -reach, ..., reach."""
-        law = laplace(self.parameter) if self.power == 1 else gaussian(self.parameter)
+        distribution = laplace(self.parameter) if self.power == 1 else gaussian(self.parameter)
         reach = int(60 * self.parameter + 60) if self.power == 1 else int(12 * mp.sqrt(real(self.parameter)) + 12)
-        sums = np.cumsum([law(x) for x in range(-reach, reach + 1)])
+        sums = np.cumsum([distribution(x) for x in range(-reach, reach + 1)])
         return reach, sums.astype(np.float64)
 
     def __call__(self, x: NDArray[np.int64]) -> NDArray[np.float64]:

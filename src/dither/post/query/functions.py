@@ -1,0 +1,311 @@
+"""The SQL functions that a query may call, one entry each: the parser, refusals and docs/functions.md read this table.
+
+To add a function, add an entry to FUNCTIONS and a query to tests/post/corpus. If no node of `plan.expressions` computes
+it, add the node there too: its class holds its domain and its SQL for every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, get_args
+
+from sqlglot import exp
+
+from dither.errors import Unsupported
+from dither.plan import expressions as expr
+from dither.post.query.literals import is_literal, literal_integer, literal_value, sql_excerpt
+
+Translate = Callable[[exp.Expr], expr.Expr]
+Build = Callable[[Translate, Any], expr.Expr]
+
+PARTS = {
+    "dow": "dayofweek",
+    "doy": "dayofyear",
+    "weekday": "dayofweek",
+    "dayofmonth": "day",
+    **{part: part for part in get_args(expr.Part)},
+}
+PERIODS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
+
+
+@dataclass(frozen=True)
+class SqlFunction:
+    """A function of SQL: its usage and meaning for people, its parsed form, and the expression that it becomes.
+
+    `nodes` are the classes by which sqlglot parses it; a function that sqlglot does not know has none and is found by
+    its name. `reads` names the arguments of these nodes that `build` looks at, if there are others than `this` and
+    `expression`: a call with more is refused. `formula` is the function of `post.formulas` that computes the same over
+    answers, if there is one.
+    """
+
+    usage: str
+    summary: str
+    nodes: tuple[type[exp.Expr], ...] = ()
+    build: Build | None = None
+    reads: str = ""
+    formula: str = ""
+
+
+# --- builders --------------------------------------------------------------------------------------------------------
+
+
+def _round(how: Any) -> Build:
+    """FLOOR, CEIL and ROUND, with a literal number of digits."""
+
+    def build(translate: Translate, node: exp.Func) -> expr.Expr:
+        given = node.args.get("decimals")
+        digits = 0 if given is None else literal_integer(given)
+        if digits is None or not -9 <= digits <= 9:
+            raise Unsupported("ROUND takes a literal number of digits from -9 to 9")
+        return expr.Rounded(how, translate(node.this), Fraction(10) ** -digits)
+
+    return build
+
+
+def _function(name: Any) -> Build:
+    """A real function of one number."""
+    return lambda translate, node: expr.Function(name, translate(node.this))
+
+
+def _power(translate: Translate, node: exp.Pow) -> expr.Expr:
+    """POWER with a public exponent."""
+    exponent = literal_value(node.expression) if is_literal(node.expression) else None
+    if not isinstance(exponent, Fraction):
+        raise Unsupported(f"{sql_excerpt(node)}: the exponent must be a literal number, such as POWER(x, 2)")
+    if exponent == 2:
+        value = translate(node.this)
+        return expr.Arithmetic("*", value, value)
+    return expr.Power(translate(node.this), exponent)
+
+
+def _logarithm(translate: Translate, node: exp.Log) -> expr.Expr:
+    """LOG(x) is LN(x) / LN(10); other bases are refused."""
+    if node.args.get("expression") is not None:
+        raise Unsupported(
+            "LOG with a base is not supported; write LN(x) / 0.693, with the logarithm of the base as a number"
+        )
+    natural = expr.Function("ln", translate(node.this))
+    return expr.Arithmetic("*", natural, expr.LiteralValue(Fraction("0.434294481903251828")))
+
+
+def _least_greatest(which: Any) -> Build:
+    return lambda translate, node: expr.LeastGreatest(which, tuple(map(translate, (node.this, *node.expressions))))
+
+
+def _text_match(how: Any) -> Build:
+    """STARTS_WITH, ENDS_WITH and CONTAINS, with a literal text."""
+
+    def build(translate: Translate, node: exp.Func) -> expr.Expr:
+        text = literal_value(node.expression)
+        if not isinstance(text, str):
+            raise Unsupported(f"{node.sql_name()} takes a literal text")
+        return expr.TextMatch(how, translate(node.this), text)
+
+    return build
+
+
+def _text_case(which: Any) -> Build:
+    return lambda translate, node: expr.TextCase(which, translate(node.this))
+
+
+def _date_part(part: Any) -> Build:
+    return lambda translate, node: expr.DatePart(part, translate(node.this))
+
+
+def _extract(translate: Translate, node: exp.Extract) -> expr.Expr:
+    return _named_part(node.this.name, translate(node.expression))
+
+
+def _named_part(name: str, moment: expr.Expr) -> expr.Expr:
+    """The part of a moment that a name in the query stands for."""
+    if name.lower() not in PARTS:
+        raise Unsupported(f"there is no date part {name.lower()!r}; there are: {', '.join(get_args(expr.Part))}")
+    part: Any = PARTS[name.lower()]
+    return expr.DatePart(part, moment)
+
+
+def _period(node: exp.Expr) -> Any:
+    unit = node.args.get("unit")
+    name = unit.name.lower() if unit is not None else "day"
+    if name.startswith("week"):
+        name = "week"
+    if name not in PERIODS:
+        raise Unsupported(f"there is no period {name!r}; there are: {', '.join(PERIODS)}")
+    return name
+
+
+def _width_bucket(translate: Translate, node: exp.WidthBucket) -> expr.Expr:
+    ends = [literal_value(node.args[name]) for name in ("min_value", "max_value", "num_buckets")]
+    low, high, count = (end if isinstance(end, Fraction) else Fraction(0) for end in ends)
+    if not low < high or count.denominator != 1 or not 1 <= count <= 1000:
+        raise Unsupported("WIDTH_BUCKET takes literals: a lower end, a higher end and a count from 1 to 1000")
+    width = (high - low) / count
+    return expr.Bucket(translate(node.this), tuple(low + width * step for step in range(int(count) + 1)))
+
+
+# Functions that sqlglot does not know arrive by name, with a list of arguments.
+
+
+def _clamp(translate: Translate, node: exp.Anonymous) -> expr.Expr:
+    value, low, high = _arguments(node, 3)
+    ends = literal_value(low), literal_value(high)
+    if isinstance(ends[0], Fraction) and isinstance(ends[1], Fraction) and ends[0] <= ends[1]:
+        return expr.Clamp(translate(value), ends[0], ends[1])
+    raise Unsupported("CLAMP(x, low, high) takes two literal numbers, the lower first")
+
+
+def _bucket(translate: Translate, node: exp.Anonymous) -> expr.Expr:
+    value, *edges = node.expressions or [None]
+    numbers = [literal_value(edge) for edge in edges]
+    if not numbers or not all(isinstance(edge, Fraction) for edge in numbers):
+        raise Unsupported("BUCKET(x, edge, ...) takes a number and at least one literal edge")
+    return expr.Bucket(translate(value), tuple(edge for edge in numbers if isinstance(edge, Fraction)))
+
+
+def _arguments(node: exp.Anonymous, count: int) -> list[exp.Expr]:
+    """The arguments of a call, whose number must be right."""
+    if len(node.expressions) != count:
+        name = str(node.this).upper()
+        raise Unsupported(f"{name} takes {count} arguments, got {len(node.expressions)}; write {FUNCTIONS[name].usage}")
+    return list(node.expressions)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+FUNCTIONS: dict[str, SqlFunction] = {
+    "ABS": SqlFunction(
+        "ABS(x)", "size of a number", (exp.Abs,), lambda to, node: expr.Absolute(to(node.this)), formula="abs"
+    ),
+    "BUCKET": SqlFunction(
+        "BUCKET(x, edge, ...)", "number of literal edges that x reaches: a histogram's bin", build=_bucket
+    ),
+    "CEIL": SqlFunction(
+        "CEIL(x)", "next whole number above", (exp.Ceil,), _round("ceil"), "this decimals", formula="ceil"
+    ),
+    "CLAMP": SqlFunction("CLAMP(x, low, high)", "x, moved into literal bounds", build=_clamp),
+    "COALESCE": SqlFunction(
+        "COALESCE(x, y, ...)",
+        "first value that is not NULL",
+        (exp.Coalesce,),
+        lambda to, node: expr.Coalesce(tuple(map(to, (node.this, *node.expressions)))),
+        "this expressions",
+        "coalesce",
+    ),
+    "CONTAINS": SqlFunction(
+        "CONTAINS(x, 'text')", "whether a category contains a literal text", (exp.Contains,), _text_match("contains")
+    ),
+    "DATE_DIFF": SqlFunction(
+        "DATE_DIFF('day', start, end)",
+        "starts of periods between two moments",
+        (exp.DateDiff,),
+        lambda to, node: expr.DateDiff(_period(node), to(node.expression), to(node.this)),
+        "this expression unit date_part_boundary",
+    ),
+    "DATE_PART": SqlFunction(
+        "DATE_PART('hour', moment)",
+        "part of a moment: " + ", ".join(get_args(expr.Part)),
+        build=lambda to, node: _named_part(str(literal_value(_arguments(node, 2)[0])), to(node.expressions[1])),
+    ),
+    "DATE_TRUNC": SqlFunction(
+        "DATE_TRUNC('month', moment)",
+        "start of the period that a moment lies in: " + ", ".join(PERIODS),
+        (exp.TimestampTrunc, exp.DateTrunc),
+        lambda to, node: expr.DateTrunc(_period(node), to(node.this)),
+        "this unit",
+    ),
+    "ENDS_WITH": SqlFunction(
+        "ENDS_WITH(x, 'text')", "whether a category ends with a literal text", (exp.EndsWith,), _text_match("suffix")
+    ),
+    "EXP": SqlFunction("EXP(x)", "exponential, to six digits", (exp.Exp,), _function("exp"), formula="exp"),
+    "EXTRACT": SqlFunction("EXTRACT(hour FROM moment)", "as DATE_PART", (exp.Extract,), _extract),
+    "FLOOR": SqlFunction(
+        "FLOOR(x)", "next whole number below", (exp.Floor,), _round("floor"), "this decimals", formula="floor"
+    ),
+    "GREATEST": SqlFunction(
+        "GREATEST(x, y, ...)",
+        "largest of several values",
+        (exp.Greatest,),
+        _least_greatest("greatest"),
+        "this expressions ignore_nulls",
+        "greatest",
+    ),
+    "LEAST": SqlFunction(
+        "LEAST(x, y, ...)",
+        "smallest of several values",
+        (exp.Least,),
+        _least_greatest("least"),
+        "this expressions ignore_nulls",
+        "least",
+    ),
+    "LN": SqlFunction(
+        "LN(x)", "natural logarithm, to six digits; NULL unless x > 0", (exp.Ln,), _function("ln"), formula="ln"
+    ),
+    "LOG": SqlFunction("LOG(x)", "logarithm to base 10", (exp.Log,), _logarithm, formula="log10"),
+    "LOGISTIC": SqlFunction(
+        "LOGISTIC(x)",
+        "1 / (1 + EXP(-x)), to six digits",
+        build=lambda to, node: expr.Function("logistic", to(_arguments(node, 1)[0])),
+    ),
+    "LOWER": SqlFunction("LOWER(x)", "category in lower case", (exp.Lower,), _text_case("lower")),
+    "MOD": SqlFunction(
+        "MOD(x, y)",
+        "remainder, also written x % y",
+        (exp.Mod,),
+        lambda to, node: expr.Arithmetic("%", to(node.this), to(node.expression)),
+        formula="mod",
+    ),
+    "NULLIF": SqlFunction(
+        "NULLIF(x, y)",
+        "NULL where x = y, else x",
+        (exp.Nullif,),
+        lambda to, node: expr.NullIf(to(node.this), to(node.expression)),
+        formula="nullif",
+    ),
+    "POWER": SqlFunction(
+        "POWER(x, 3)", "x to a literal power, to six digits; POWER(x, 2) is exact", (exp.Pow,), _power, formula="power"
+    ),
+    "ROUND": SqlFunction(
+        "ROUND(x, digits)",
+        "x to a literal number of digits, halves away from zero",
+        (exp.Round,),
+        _round("round"),
+        "this decimals",
+        "round",
+    ),
+    "SIGN": SqlFunction("SIGN(x)", "-1, 0 or 1; over answers only", (exp.Sign,), formula="sign"),
+    "SQRT": SqlFunction(
+        "SQRT(x)", "square root, to six digits; NULL unless x >= 0", (exp.Sqrt,), _function("sqrt"), formula="sqrt"
+    ),
+    "STARTS_WITH": SqlFunction(
+        "STARTS_WITH(x, 'text')",
+        "whether a category starts with a literal text",
+        (exp.StartsWith,),
+        _text_match("prefix"),
+    ),
+    "UPPER": SqlFunction("UPPER(x)", "category in upper case", (exp.Upper,), _text_case("upper")),
+    "WIDTH_BUCKET": SqlFunction(
+        "WIDTH_BUCKET(x, low, high, count)",
+        "number of the equal bin that x lies in; 0 below and count + 1 above",
+        (exp.WidthBucket,),
+        _width_bucket,
+        "this min_value max_value num_buckets",
+    ),
+    **{
+        name: SqlFunction(f"{name}(moment)", f"as DATE_PART('{part}', moment)", nodes, _date_part(part))
+        for name, part, nodes in (
+            ("YEAR", "year", (exp.Year,)),
+            ("QUARTER", "quarter", (exp.Quarter,)),
+            ("MONTH", "month", (exp.Month,)),
+            ("DAY", "day", (exp.Day, exp.DayOfMonth)),
+            ("DAYOFWEEK", "dayofweek", (exp.DayOfWeek,)),
+            ("DAYOFYEAR", "dayofyear", (exp.DayOfYear,)),
+            ("HOUR", "hour", (exp.Hour,)),
+            ("MINUTE", "minute", (exp.Minute,)),
+            ("SECOND", "second", (exp.Second,)),
+        )
+    },
+}
+BY_NODE = {node: function for function in FUNCTIONS.values() for node in function.nodes}
+FUNCTION_NAMES = sorted(name for name, function in FUNCTIONS.items() if function.build is not None)

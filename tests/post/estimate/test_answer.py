@@ -1,0 +1,74 @@
+"""Answers: their columns as numbers or arrays, as text, and the notes on contribution bounds."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from dither.post.estimate.answer import MAX_ROWS_SHOWN
+from dither.post.session import Session
+
+
+def test_a_column_without_group_by_is_a_number(session: Session) -> None:
+    column = session.sql("SELECT COUNT(*) AS n, COUNT(*) > 100 AS many FROM users", epsilon=1)["n"]
+    assert isinstance(column.value, float) and isinstance(column.noise, float)
+    low, high = column.interval
+    assert isinstance(low, float) and isinstance(high, float) and low < column.value < high
+    assert column.value == column.estimate.value[0] and column.noise == column.estimate.std_error[0] > 0
+
+
+def test_a_boolean_without_group_by_is_a_boolean(session: Session) -> None:
+    assert session.sql("SELECT COUNT(*) > 100 AS many FROM users", epsilon=1)["many"].value is True
+
+
+def test_columns_of_groups_are_arrays(session: Session) -> None:
+    """Even where a single group is left, and where no key is selected."""
+    for query in (
+        "SELECT country, COUNT(*) AS n FROM users GROUP BY country",
+        "SELECT COUNT(*) AS n FROM users GROUP BY country",
+        "SELECT country, COUNT(*) AS n FROM users GROUP BY country LIMIT 1",
+    ):
+        answer = session.sql(query, epsilon=1)
+        column = answer["n"]
+        low, high = column.interval
+        assert all(
+            isinstance(part, np.ndarray) and part.shape == (len(answer),)
+            for part in (column.value, low, high, column.noise)
+        )
+
+
+def test_no_row_is_an_empty_array(session: Session) -> None:
+    column = session.sql("SELECT COUNT(*) AS n FROM users HAVING COUNT(*) < 0", epsilon=1)["n"]
+    assert column.value.shape == (0,)
+
+
+@pytest.mark.parametrize(("limit", "ending"), [(60, None), (61, "... and 1 more row"), (64, "... and 4 more rows")])
+def test_printing_says_how_many_rows_are_left_out(limit: int, ending: str | None, session: Session) -> None:
+    answer = session.sql(
+        f"SELECT age, country, COUNT(*) AS n FROM users GROUP BY age, country LIMIT {limit}",
+        epsilon=1,
+    )
+    assert len(answer) == limit
+    lines = str(answer).splitlines()
+    assert len(lines) == 1 + MAX_ROWS_SHOWN + (ending is not None)
+    if ending is not None:
+        assert lines[-1] == ending and ending in answer._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("SELECT COUNT(*) FROM actions", r"each user adds at most [\d.,]+ rows;"),
+        ("SELECT action, COUNT(*) FROM actions GROUP BY action", r"each user adds at most [\d.,]+ rows;"),
+        ("SELECT SUM(price) FROM actions", r"each user adds at most [\d.,]+ rows of the largest possible values;"),
+    ],
+)
+def test_a_note_describes_the_chosen_bound(query: str, rows: str, session: Session) -> None:
+    answer = session.sql(query, epsilon=1)
+    (note,) = (note for note in answer.notes if note.startswith("contribution bound chosen privately: "))
+    (bound,) = answer.bounds.values()
+    assert 0 <= bound.removed_share <= 1
+    assert f"clipping removed about {bound.removed_share:.1%} of all contributions" in note
+    assert re.search(rows, note)

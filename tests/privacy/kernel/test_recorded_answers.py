@@ -1,0 +1,125 @@
+"""No fresh draw without a charge, after a restart, a retry, a fork, a new version or in a second group."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dither.errors import BudgetExceeded, EngineFailure, LedgerError
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.pacing import Schedule
+from privacy.kernel_cases import counting, wide
+from privacy.ledger_cases import ONE, ManualClock, teams
+
+
+@pytest.mark.tier("test")
+def test_a_charge_without_an_answer_is_answered_later_without_another_charge(world: Any, opened: Any) -> None:
+    room = opened(world())
+    room.spy.before = lambda: 1 / 0
+    for _ in range(3):
+        with pytest.raises(EngineFailure):
+            room.kernel.answer(counting(), "ann")
+    room.spy.before = lambda: None
+    first = room.kernel.answer(counting(), "ann")
+    assert room.kernel.answer(counting(), "ann").parts == first.parts
+    assert room.spent() == [ONE + ONE // 100]
+    assert len(room.rows("answer")) == 2
+
+
+@pytest.mark.tier("test")
+def test_no_uncharged_fresh_draw_however_often_things_happen_again(world: Any, opened: Any) -> None:
+    room = opened(world())
+    request = counting(request_id="r")
+    first = room.kernel.answer(request, "ann")
+    size = dict(room.kernel._datasets["shop"].rows)
+    for number in range(5):
+        room = opened(world())
+        again = room.kernel.answer(request, "ann")
+        other = room.kernel.answer(replace(request, request_id=f"r{number}"), "bob")
+        room.kernel.register(world())
+        assert again.parts == other.parts == first.parts and again.cached
+        assert room.kernel._datasets["shop"].rows == size
+        assert not room.spy.reads
+    assert room.spent() == [ONE + ONE // 100]
+    assert len(room.rows("charge")) == len(room.rows("answer")) == 2
+
+
+@pytest.mark.tier("test")
+def test_a_new_version_pays_for_its_size_and_for_every_answer_again(world: Any, opened: Any) -> None:
+    room = opened(world(4))
+    room.kernel.answer(counting(), "ann")
+    for number in range(2, 4):
+        room = opened(world(4, data_version=str(number)))
+        room.kernel.answer(counting(), "ann")
+        assert room.spent() == [number * ONE + number * ONE // 100]
+    room = opened(world(4, data_version="4"))
+    with pytest.raises(BudgetExceeded):
+        room.kernel.answer(counting(), "ann")
+
+
+@pytest.mark.tier("test")
+def test_where_no_budget_is_left_a_new_version_keeps_the_old_size(world: Any, opened: Any) -> None:
+    room = opened(world("1/100"))
+    size = dict(room.kernel._datasets["shop"].rows)
+    assert set(size) == {"users", "actions"}
+    again = opened(world("1/100", data_version="2"))
+    assert again.kernel._datasets["shop"].rows == size
+    assert len(again.rows("answer")) == 1
+
+
+@pytest.mark.tier("test")
+def test_the_size_is_the_first_charge_and_costs_its_epsilon(world: Any, opened: Any) -> None:
+    room = opened(world())
+    (charge,) = room.rows("charge")
+    assert charge["account"] == "kernel"
+    assert charge["losses"] == [["user", "pure", {"kind": "pure", "epsilon": "1/100"}]]
+    assert [row.kind for row in room.kernel.ledger.rows()][:2] == ["dataset", "charge"]
+
+
+@pytest.mark.tier("test")
+def test_a_kernel_whose_description_was_replaced_stops(world: Any, opened: Any) -> None:
+    old = opened(world())
+    opened(world(data_version="2"))
+    with pytest.raises(LedgerError, match="restarted"):
+        old.kernel.answer(counting(), "ann")
+    assert not old.spy.reads
+
+
+def test_a_second_group_gets_the_recorded_answer_for_the_full_price_and_the_full_wait(world: Any, opened: Any) -> None:
+    clock = ManualClock()
+    room = opened(world(2, policy="separate", groups=teams()), clock=clock, schedule=Schedule())
+    first = room.kernel.answer(counting(), "ann")
+    waited = clock.ticks
+    room.spy.reads.clear()
+    second = room.kernel.answer(counting(), "cyd")
+    assert clock.ticks - waited == waited
+    assert second.parts == first.parts and not second.cached and not room.spy.reads
+    assert room.spent("cyd", "group") == room.spent("ann", "group") == [ONE + ONE // 100]
+    third = room.kernel.answer(counting(), "dan")
+    assert third.parts == first.parts and third.cached
+    assert not room.kernel.quote(counting(repeat=1), "cyd").free
+
+
+@pytest.mark.tier("test")
+def test_a_forked_kernel_draws_its_own_noise_and_shares_the_budget(world: Any, opened: Any) -> None:
+    room = opened(world(3))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            other = LocalKernel(world(3), room.place)
+            values = other.answer(wide(1), "ann").parts[0].values
+            os.write(write, json.dumps(values).encode())
+        finally:
+            os._exit(0)
+    theirs = json.loads(os.read(read, 10_000))
+    os.waitpid(child, 0)
+    mine = room.kernel.answer(wide(2), "ann").parts[0].values
+    assert list(mine) != theirs  # Laplace(10^6), three cells: equal with probability below 1e-17
+    room.kernel.answer(counting(2), "ann")
+    with pytest.raises(BudgetExceeded):
+        room.kernel.answer(counting(1, repeat=3), "ann")

@@ -1,0 +1,88 @@
+"""Partition selection and thresholds: the chance that a group is kept, and its delta."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from cases import laplace_reaches, optimal_chance, real
+from dither.loss import Pure, Sensitivity
+from dither.privacy import mechanisms
+from dither.privacy.bits import SystemBits, Words
+from dither.privacy.mechanisms import partitions
+from dither.privacy.mechanisms.partitions import keep_probabilities
+
+
+class OneWord:
+    """Every uniform number is the same 128 bits."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def words(self, size: int, bits: int) -> Words:
+        return np.repeat(np.array([self.word >> 64, self.word % 2**64], np.uint64), size // 2)
+
+    def integer(self, bits: int) -> int:
+        return self.word
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [("1", "1/100"), ("1/20", "1/1000000"), ("1/4", "5e-13"), ("8", "1/2")])
+def test_partition_selection_is_optimal_and_rounded_down(epsilon: str, delta: str) -> None:
+    """The chances are those of the paper, from below, and each bit pattern is decided as the table says."""
+    e, d = Fraction(epsilon), Fraction(delta)
+    made, chances = mechanisms.PartitionSelection(e, d), kept_chances(e, d)
+    for units in {1, 2, 3, len(chances) // 2, len(chances) - 2, len(chances) - 1} & set(range(1, len(chances))):
+        chance, exact = chances[units], np.array([units], np.int64)
+        assert 0 <= optimal_chance(e, d, units) - mpf(chance) / 2**128 < mpf(2) ** -75
+        assert made.release(exact, OneWord(chance - 1)).tolist() == [0]
+        if chance < 2**128:
+            assert made.release(exact, OneWord(chance)).tolist() == []
+    assert made.release(np.array([0, -5]), OneWord(0)).tolist() == []
+    assert made.release(np.array([2**63 - 1]), OneWord(2**128 - 1)).tolist() == [0]
+
+
+def kept_chances(epsilon: Fraction, delta: Fraction) -> list[int]:
+    """The chances of keeping 0, 1, 2, ... units as the table has them, in units of 2^-128."""
+    upper, lower = keep_probabilities(epsilon, delta).tolist()
+    return [0, *((high << 64 | low) + 1 for high, low in zip(upper, lower, strict=True))]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [("1", "1/100"), ("1/20", "1/1000000"), ("1/4", "5e-13")])
+def test_the_rounded_chances_are_private(epsilon: str, delta: str) -> None:
+    """Both inequalities of (epsilon, delta) for every pair of neighbouring counts, in 60 digits."""
+    e, d = Fraction(epsilon), Fraction(delta)
+    with mp.workdps(60):
+        grown = mp.exp(real(e))
+        chances = [mpf(chance) / 2**128 for chance in kept_chances(e, d)]
+        for few, many in pairwise(chances):
+            assert few <= many <= grown * few + real(d)
+            assert 1 - few <= grown * (1 - many) + real(d)
+
+
+def test_the_threshold_of_the_url_release() -> None:
+    """Public shares + Laplace(5) > 100: epsilon 1/5 and about 1e-9 for an action, unless the URLs are declared."""
+    action = Sensitivity.of(l0=1, linf=1)
+    private = mechanisms.LaplaceThreshold(5, 101).loss(action)
+    assert private.epsilon == Fraction(1, 5)
+    assert float(private.delta) == pytest.approx(float(laplace_reaches(Fraction(5), 100)), rel=1e-12)
+    assert 1.1e-9 < private.delta < 1.3e-9
+    assert mechanisms.PublicThreshold(5, 101).loss(action) == Pure(Fraction(1, 5))
+
+
+def test_public_keys_may_be_named_without_rows() -> None:
+    empty = np.zeros(2000, np.int64)
+    assert len(mechanisms.PublicThreshold(2, 1).release(empty, SystemBits())) > 0
+    assert len(mechanisms.LaplaceThreshold(2, 1).release(empty, SystemBits())) == 0
+    assert len(mechanisms.GaussianThreshold(2, 1).release(empty, SystemBits())) == 0
+
+
+def test_one_of_several_events() -> None:
+    assert partitions.any_probability(Fraction(1), 0) == partitions.any_probability(Fraction(1, 2), 0) == 0
+    assert partitions.any_probability(Fraction(1), 3) == 1
+    assert partitions.any_probability(Fraction(1, 10**50), 2) == Fraction(2, 10**50)
+    assert float(partitions.any_probability(Fraction(1, 2), 2)) == 0.75
+    assert partitions.any_probability(Fraction(1, 2), 2) >= Fraction(3, 4)
