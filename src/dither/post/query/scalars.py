@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ class ExpressionTranslator:
             if isinstance(node, kind):
                 raise Unsupported(f"{sql_excerpt(node)}: {advice}")
         if isinstance(node, exp.Func):
-            raise Unsupported(f"{_name(node)} is not supported; the functions are: {', '.join(FUNCTION_NAMES)}")
+            raise Unsupported(f"{_name(node)} is not supported{_suggest(_name(node))}; docs/functions.md lists the functions")
         raise Unsupported(f"{sql_excerpt(node)} is not supported here; see docs/sql.md for what a query may contain")
 
     def column(self, node: exp.Column) -> expr.Expr:
@@ -189,6 +190,12 @@ class ExpressionTranslator:
         if target in exp.DataType.NUMERIC_TYPES:
             return _numeric(self(node.this))
         raise Unsupported(f"CAST to {node.to.sql()} is not supported; cast to a number type, DATE or TIMESTAMP")
+
+
+def _suggest(name: str) -> str:
+    """A function with a similar name, for a refusal."""
+    close = get_close_matches(name, FUNCTION_NAMES, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _name(node: exp.Expr) -> str:
