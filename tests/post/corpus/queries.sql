@@ -182,3 +182,5 @@ SELECT QUANTILE_CONT(salary, 0.25) FROM users;
 SELECT PERCENTILE_CONT(0.9) WITHIN GROUP (ORDER BY age) FROM users;
 SELECT country, MEDIAN(age) FROM users GROUP BY country;
 SELECT MEDIAN(age), COUNT(*), AVG(age) FROM users;
+SELECT SUM(LOG(age + 1)) FROM users;
+SELECT SUM(LOG10(age)), SUM(LOG2(age)), SUM(LOG(3, age)) FROM users;

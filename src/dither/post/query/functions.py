@@ -6,6 +6,7 @@ it, add the node there too: its class holds its domain and its SQL for every eng
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -81,13 +82,14 @@ def _power(translate: Translate, node: exp.Pow) -> expr.Expr:
 
 
 def _logarithm(translate: Translate, node: exp.Log) -> expr.Expr:
-    """LOG(x) is LN(x) / LN(10); other bases are refused."""
-    if node.args.get("expression") is not None:
-        raise Unsupported(
-            "LOG with a base is not supported; write LN(x) / 0.693, with the logarithm of the base as a number"
-        )
-    natural = expr.Function("ln", translate(node.this))
-    return expr.Arithmetic("*", natural, expr.LiteralValue(Fraction("0.434294481903251828")))
+    """LOG(x) to base 10, and LOG(base, x) for a literal base: LN(x) / LN(base), to six digits."""
+    given, value = (None, node.this) if node.args.get("expression") is None else (node.this, node.expression)
+    base = Fraction(10) if given is None else literal_value(given) if is_literal(given) else None
+    if not isinstance(base, Fraction) or not 2 <= base <= 1000:
+        raise Unsupported(f"{sql_excerpt(node)}: the base of LOG must be a literal number from 2 to 1000")
+    factor = Fraction(f"{1 / math.log(base):.9f}")  # nine digits keep the product within 62 bits
+    product = expr.Arithmetic("*", expr.Function("ln", translate(value)), expr.LiteralValue(factor))
+    return expr.Rounded("round", product, Fraction(1, 10**6))
 
 
 def _least_greatest(which: Any) -> Build:
@@ -242,7 +244,13 @@ FUNCTIONS: dict[str, SqlFunction] = {
     "LN": SqlFunction(
         "LN(x)", "natural logarithm, to six digits; NULL unless x > 0", (exp.Ln,), _function("ln"), formula="ln"
     ),
-    "LOG": SqlFunction("LOG(x)", "logarithm to base 10", (exp.Log,), _logarithm, formula="log10"),
+    "LOG": SqlFunction(
+        "LOG(base, x)",
+        "logarithm to a literal base, to six digits; LOG(x) and LOG10(x) are to base 10, LOG2(x) to base 2",
+        (exp.Log,),
+        _logarithm,
+        formula="log10",
+    ),
     "LOGISTIC": SqlFunction(
         "LOGISTIC(x)",
         "1 / (1 + EXP(-x)), to six digits",
