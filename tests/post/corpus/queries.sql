@@ -184,3 +184,5 @@ SELECT country, MEDIAN(age) FROM users GROUP BY country;
 SELECT MEDIAN(age), COUNT(*), AVG(age) FROM users;
 SELECT SUM(LOG(age + 1)) FROM users;
 SELECT SUM(LOG10(age)), SUM(LOG2(age)), SUM(LOG(3, age)) FROM users;
+SELECT ISODOW(joined) AS d, COUNT(*) FROM users GROUP BY d;
+SELECT COUNT(*) FROM actions WHERE EXTRACT(isodow FROM moment) > 5;

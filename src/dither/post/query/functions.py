@@ -120,8 +120,18 @@ def _extract(translate: Translate, node: exp.Extract) -> expr.Expr:
     return _named_part(node.this.name, translate(node.expression))
 
 
+def _iso_weekday(moment: expr.Expr) -> expr.Expr:
+    """Monday is 1 and Sunday 7; DAYOFWEEK has Sunday as 0."""
+    shifted = expr.Arithmetic("+", expr.DatePart("dayofweek", moment), expr.LiteralValue(Fraction(6)))
+    return expr.Arithmetic(
+        "+", expr.Arithmetic("%", shifted, expr.LiteralValue(Fraction(7))), expr.LiteralValue(Fraction(1))
+    )
+
+
 def _named_part(name: str, moment: expr.Expr) -> expr.Expr:
     """The part of a moment that a name in the query stands for."""
+    if name.lower() == "isodow":
+        return _iso_weekday(moment)
     if name.lower() not in PARTS:
         raise Unsupported(f"there is no date part {name.lower()!r}; there are: {', '.join(get_args(expr.Part))}")
     part: Any = PARTS[name.lower()]
@@ -232,6 +242,12 @@ FUNCTIONS: dict[str, SqlFunction] = {
         _least_greatest("greatest"),
         "this expressions ignore_nulls",
         "greatest",
+    ),
+    "ISODOW": SqlFunction(
+        "ISODOW(moment)",
+        "day of the week, Monday 1 to Sunday 7; also DATE_PART('isodow', moment)",
+        (exp.DayOfWeekIso,),
+        lambda to, node: _iso_weekday(to(node.this)),
     ),
     "LEAST": SqlFunction(
         "LEAST(x, y, ...)",
