@@ -349,7 +349,7 @@ def sides_and_candidates(rng: np.random.Generator) -> tuple[list[Any], list[sear
 
 
 def test_one_event_alone_is_judged() -> None:
-    """The named bug: the better of two events decides, without a correction for two tests; or the event shown decides."""
+    """The named bug: the better of two events decides without a correction, or the event shown decides."""
     rng = np.random.default_rng(21)
     sides, found = sides_and_candidates(rng)
     judged = [found[0], next(lead for lead in found if lead.checkable_by_hand)]

@@ -9,7 +9,7 @@ from dither.audit.blackbox.events import OutcomeSpace, SampleTable
 
 
 def test_columns_of_one_kind_share_a_table() -> None:
-    """Twenty columns of little information each: with one shared table, the score follows the sum of the true ratios."""
+    """Twenty columns of little information: with one shared table, the score follows the sum of the true ratios."""
     # Seeds are fixed. The named bug: a table for each column follows its own noise instead, and tells half as much.
     rng = np.random.default_rng(11)
     a, b = (np.rint((shift + rng.laplace(size=(6000, 20))) * 1024) / 1024 for shift in (0.03, 0.0))

@@ -50,7 +50,7 @@ def growing(most: float, count: int = 12, growth: float = 0.5) -> tuple[Any, Any
 def test_independent_labels_put_no_less_weight_on_the_first_input(
     runs: tuple[int, int], odds: tuple[float, float]
 ) -> None:
-    """The distribution of labels given all hits, enumerated, for hits of odds up to the larger of two, and its bound."""
+    """The distribution of labels given all hits, enumerated, for odds up to the larger of two, and its bound."""
     held, weights = (3, 2), (2, 5)
     others = sum(runs) - sum(held)
     law = dict.fromkeys(range(17), 0.0)

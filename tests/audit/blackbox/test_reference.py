@@ -20,7 +20,7 @@ SHIFT = 0.3
 
 
 def drawn(seed: int, shift: float, columns: int = 2, signs: bool = False) -> SampleTable:
-    """A sample of Laplace numbers in each column, with another mean on the first input; optionally signs in the second."""
+    """Laplace numbers in each column, with another mean on the first input; optionally signs in the second."""
     rng = np.random.default_rng(seed)
     sides = [np.rint(64 * rng.laplace(mean, 1, (ROWS, columns))) / 64 for mean in (shift, 0.0)]
     for side in sides if signs else []:
@@ -65,7 +65,7 @@ def test_standard_errors_are_right(kind: str) -> None:
 
 
 def test_the_half_that_selected_an_event_does_not_estimate_it() -> None:
-    """Equal inputs and a surface of 36 parameters: the half that selected an event overestimates it, the other does not."""
+    """Equal inputs, a surface of 36 parameters: the half that selected an event overestimates it, the other does not."""
     # The named bug: each half's model is asked of the events that it found itself.
     crossed, own = [], []
     for seed in range(6):
@@ -204,7 +204,7 @@ def test_the_mean_of_models_has_the_error_of_each() -> None:
 
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_unequal_runs_and_large_ratios(kind: str) -> None:
-    """With six times as many runs of one input, the certain event has log-ratio 0 and common ones agree with the counts."""
+    """With six times as many runs of one input, the certain event has log-ratio 0; common ones agree with counts."""
     # The named bugs: the regression or the chances leave out that there are more runs of one input.
     rng = np.random.default_rng(47)
     sides = [rng.laplace(mean, 1, (runs, 3)) for mean, runs in ((0.4, 30_000), (0.0, 5000))]

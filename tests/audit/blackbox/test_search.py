@@ -55,7 +55,7 @@ def test_luck_is_not_believed() -> None:
 
 @pytest.mark.parametrize("ratio", [0.2 * np.minimum(-2 * np.log(SHARES), 1), 0.04 * np.expm1(-0.4 * np.log(SHARES))])
 def test_what_many_events_say_together_is_believed(ratio: np.ndarray) -> None:
-    """A ratio that is constant as events grow rarer, and one that grows: both are estimated where counts are too few."""
+    """A ratio that is constant as events grow rarer, and one that grows: both are estimated from few counts."""
     rng = np.random.default_rng(15)
     errors = []
     for _ in range(20):
@@ -69,7 +69,7 @@ def test_what_many_events_say_together_is_believed(ratio: np.ndarray) -> None:
 
 
 def test_the_event_holds_as_much_as_what_was_tried() -> None:
-    """Scores learned from halves and from the whole differ in scale; thresholds match by how many outputs they cut off."""
+    """Scores learned from halves and the whole differ in scale; thresholds match by how many outputs they cut off."""
     rng = np.random.default_rng(16)
     a, b = (np.rint((shift + rng.laplace(size=(20_000, 6))) * 1024) / 1024 for shift in (0.3, 0.0))
     space = OutcomeSpace.learn(a, b)

@@ -81,7 +81,9 @@ class ExpressionTranslator:
             if isinstance(node, kind):
                 raise Unsupported(f"{sql_excerpt(node)}: {advice}")
         if isinstance(node, exp.Func):
-            raise Unsupported(f"{_name(node)} is not supported{_suggest(_name(node))}; docs/functions.md lists the functions")
+            raise Unsupported(
+                f"{_name(node)} is not supported{_suggest(_name(node))}; docs/functions.md lists the functions"
+            )
         raise Unsupported(f"{sql_excerpt(node)} is not supported here; see docs/sql.md for what a query may contain")
 
     def column(self, node: exp.Column) -> expr.Expr:
