@@ -394,6 +394,9 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
         case x.TextCase(which=which, child=child):
             a = val(child)
             return None if a is None else unicodedata.normalize("NFC", a.lower() if which == "lower" else a.upper())
+        case x.CategoryMap(child=child):
+            a = val(child)
+            return None if a is None else unicodedata.normalize("NFC", node.convert(a))
         case x.TextMatch(how=how, child=child, text=text):
             a, text = val(child), unicodedata.normalize("NFC", text)
             return (

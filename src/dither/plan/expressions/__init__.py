@@ -16,7 +16,7 @@ from dither.plan.expressions.numeric import (
     Rescale,
     Rounded,
 )
-from dither.plan.expressions.text import TextCase, TextMatch
+from dither.plan.expressions.text import CategoryMap, TextCase, TextMatch
 from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 
 # The only expressions that a request can name. These wire names stay the same when a class is renamed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,32 +17,51 @@ from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain
 
 
+class CategoryMap(Expr):
+    """A function of a declared category, computed for each of its values beforehand: no text is built from a record."""
+
+    child: Expr
+
+    @abstractmethod
+    def convert(self, value: str) -> str:
+        """Return the function of one declared value."""
+
+    @abstractmethod
+    def function_name(self) -> str:
+        """Return the name of the function in SQL, for refusals."""
+
+    def copies(self, scope: Scope) -> int:
+        return len(self._values(scope).values) + 1
+
+    def domain(self, scope: Scope) -> Domain:
+        child = self._values(scope)
+        return Category(tuple(dict.fromkeys(self._normal(value) for value in child.values)), child.nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        value = self.child.sql(scope)
+        changed = [v for v in self._values(scope).values if self._normal(v) != v]
+        branches = [(binary(exp.EQ, value, string(v)), string(self._normal(v))) for v in changed]
+        return case(branches, value) if branches else value
+
+    def _values(self, scope: Scope) -> Category:
+        return as_category(self.child.domain(scope), self.function_name())
+
+    def _normal(self, value: str) -> str:
+        return unicodedata.normalize("NFC", self.convert(value))
+
+
 @dataclass(frozen=True)
-class TextCase(Expr):
+class TextCase(CategoryMap):
     """LOWER or UPPER of a declared category."""
 
     which: Literal["lower", "upper"]
     child: Expr
 
-    def copies(self, scope: Scope) -> int:
-        return len(as_category(self.child.domain(scope), self.which.upper()).values) + 1
+    def convert(self, value: str) -> str:
+        return value.lower() if self.which == "lower" else value.upper()
 
-    def domain(self, scope: Scope) -> Domain:
-        child = as_category(self.child.domain(scope), self.which.upper())
-        return Category(tuple(dict.fromkeys(self._convert(value) for value in child.values)), child.nullable)
-
-    def _convert(self, value: str) -> str:
-        """Convert a declared text."""
-        return unicodedata.normalize("NFC", value.lower() if self.which == "lower" else value.upper())
-
-    def sql(self, scope: Scope) -> Sql:
-        child, value = as_category(self.child.domain(scope), self.which.upper()), self.child.sql(scope)
-        changed = [v for v in child.values if self._convert(v) != v]
-        return (
-            case([(binary(exp.EQ, value, string(v)), string(self._convert(v))) for v in changed], value)
-            if changed
-            else value
-        )
+    def function_name(self) -> str:
+        return self.which.upper()
 
 
 @dataclass(frozen=True)
