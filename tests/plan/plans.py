@@ -343,6 +343,7 @@ class Writer:
         return self.safe(
             lambda: self.rng.choice([
                 lambda: x.TextCase(self.rng.choice(["lower", "upper"]), self.category(depth - 1)),
+                lambda: x.TextSlice(self.category(depth - 1), self.rng.choice([1, 2]), self.rng.choice([None, 0, 1])),
                 lambda: x.Case(((self.truth(depth - 1), self.category(depth - 1)),), self.category(depth - 1)),
                 lambda: x.Coalesce((self.category(depth - 1), x.LiteralValue("x'y"))),
                 lambda: x.NullIf(self.category(depth - 1), x.LiteralValue("DE")),

@@ -186,3 +186,5 @@ SELECT SUM(LOG(age + 1)) FROM users;
 SELECT SUM(LOG10(age)), SUM(LOG2(age)), SUM(LOG(3, age)) FROM users;
 SELECT ISODOW(joined) AS d, COUNT(*) FROM users GROUP BY d;
 SELECT COUNT(*) FROM actions WHERE EXTRACT(isodow FROM moment) > 5;
+SELECT SUBSTR(country, 1, 1) AS c, COUNT(*) FROM users GROUP BY c;
+SELECT COUNT(*) FROM users WHERE LEFT(country, 1) = 'D' OR SUBSTRING(country, 2) = 'R';

@@ -92,7 +92,6 @@ SELECT COUNT(*) FROM users WHERE country LIKE '_E';
 SELECT COUNT(*) FROM users WHERE country LIKE gender;
 SELECT country || gender AS both, COUNT(*) FROM users GROUP BY both;
 SELECT CONCAT(country, gender), COUNT(*) FROM users GROUP BY 1;
-SELECT SUBSTRING(country, 1, 1), COUNT(*) FROM users GROUP BY 1;
 SELECT COUNT(*) FROM users WHERE LENGTH(country) = 2;
 SELECT COUNT(*) FROM users WHERE REPEAT(country, 1000000) = 'x';
 SELECT COUNT(*) FROM users WHERE REPLACE(country, 'D', 'x') = 'xE';

@@ -16,7 +16,7 @@ from dither.plan.expressions.numeric import (
     Rescale,
     Rounded,
 )
-from dither.plan.expressions.text import CategoryMap, TextCase, TextMatch
+from dither.plan.expressions.text import CategoryMap, TextCase, TextMatch, TextSlice
 from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 
 # The only expressions that a request can name. These wire names stay the same when a class is renamed.
@@ -48,4 +48,5 @@ BY_NAME: dict[str, type] = {
     "bucket": Bucket,
     "text_case": TextCase,
     "text_match": TextMatch,
+    "text_slice": TextSlice,
 }

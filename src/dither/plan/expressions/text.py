@@ -9,12 +9,15 @@ from typing import Literal
 
 from sqlglot import exp
 
+from dither.errors import InvalidParameter
 from dither.plan.domains import as_category
 from dither.plan.expressions.core import Expr, check_text
 from dither.plan.expressions.logic import membership
 from dither.plan.sql.builders import Sql, binary, case, string
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain
+
+MOST_CHARACTERS = 1000
 
 
 class CategoryMap(Expr):
@@ -62,6 +65,26 @@ class TextCase(CategoryMap):
 
     def function_name(self) -> str:
         return self.which.upper()
+
+
+@dataclass(frozen=True)
+class TextSlice(CategoryMap):
+    """SUBSTR of a declared category: `length` characters (None: all) from the place `start`, which counts from 1."""
+
+    child: Expr
+    start: int
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start <= MOST_CHARACTERS or not 0 <= (self.length or 0) <= MOST_CHARACTERS:
+            raise InvalidParameter(f"SUBSTR takes a start from 1 and a length from 0, both up to {MOST_CHARACTERS}")
+
+    def convert(self, value: str) -> str:
+        end = None if self.length is None else self.start - 1 + self.length
+        return value[self.start - 1 : end]
+
+    def function_name(self) -> str:
+        return "SUBSTR"
 
 
 @dataclass(frozen=True)

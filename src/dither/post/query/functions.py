@@ -112,6 +112,22 @@ def _text_case(which: Any) -> Build:
     return lambda translate, node: expr.TextCase(which, translate(node.this))
 
 
+def _substring(translate: Translate, node: exp.Substring) -> expr.Expr:
+    """SUBSTR with literal places."""
+    start, length = node.args.get("start"), node.args.get("length")
+    first, count = literal_integer(start), literal_integer(length)
+    if first is None or (length is not None and count is None):
+        raise Unsupported(f"{sql_excerpt(node)}: SUBSTR takes literal numbers, such as SUBSTR(country, 1, 2)")
+    return expr.TextSlice(translate(node.this), first, count)
+
+
+def _left(translate: Translate, node: exp.Left) -> expr.Expr:
+    count = literal_integer(node.expression)
+    if count is None:
+        raise Unsupported(f"{sql_excerpt(node)}: LEFT takes a literal number, such as LEFT(country, 2)")
+    return expr.TextSlice(translate(node.this), 1, count)
+
+
 def _date_part(part: Any) -> Build:
     return lambda translate, node: expr.DatePart(part, translate(node.this))
 
@@ -249,6 +265,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
         (exp.DayOfWeekIso,),
         lambda to, node: _iso_weekday(to(node.this)),
     ),
+    "LEFT": SqlFunction("LEFT(x, length)", "beginning of a category, by a literal number", (exp.Left,), _left),
     "LEAST": SqlFunction(
         "LEAST(x, y, ...)",
         "smallest of several values",
@@ -307,6 +324,13 @@ FUNCTIONS: dict[str, SqlFunction] = {
         "whether a category starts with a literal text",
         (exp.StartsWith,),
         _text_match("prefix"),
+    ),
+    "SUBSTR": SqlFunction(
+        "SUBSTR(x, start, length)",
+        "part of a category, by literal numbers; LEFT(x, length) is its beginning",
+        (exp.Substring,),
+        _substring,
+        "this start length",
     ),
     "UPPER": SqlFunction("UPPER(x)", "category in upper case", (exp.Upper,), _text_case("upper")),
     "WIDTH_BUCKET": SqlFunction(

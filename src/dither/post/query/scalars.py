@@ -27,7 +27,6 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.ILike: "ILIKE is not supported; write LOWER(column) LIKE 'prefix%'",
     exp.DPipe: "texts cannot be concatenated; group by both columns instead",
     exp.Concat: "texts cannot be concatenated; group by both columns instead",
-    exp.Substring: "SUBSTRING is not supported; use LIKE 'prefix%' or a CASE over the declared values",
     exp.Exists: "EXISTS is not supported; join on the unit's key, or use IN with a subquery over a public table",
     exp.Subquery: "a subquery inside an expression is not supported; put it in FROM and join it",
     exp.Rand: "random values are not supported: the same query must give the same answer",
