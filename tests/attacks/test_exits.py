@@ -184,6 +184,6 @@ def test_the_towns_differ_and_the_draws_were_constant(tmp_path: Path, monkeypatc
         path.write_text(path.read_text().replace("epsilon: 10}", "epsilon: 1000}"))
         (tmp_path / str(number)).mkdir()
         with place(tmp_path / str(number), described=path) as there:
-            answers.append(there.ask(ANSWERED["counts by group"], 100).json()["noisy"][0]["values"])
+            answers.append(there.ask(ANSWERED["counts by group"], 100).json()["measurements"][0]["values"])
             assert json.loads(there.get("/v1/history?dataset=town").text)["items"]
     assert answers[0] != answers[1]

@@ -223,7 +223,7 @@ def draws_of_two_groups(folder: Path, policy: str) -> tuple[list[int], int]:
             for who in ("ann", "amy", "bob"):
                 reply = there.ask("SELECT COUNT(*) FROM people", 1, who, repeat=number)
                 if reply.status_code == 200:
-                    values.append((number, reply.json()["noisy"][0]["values"][0]))
+                    values.append((number, reply.json()["measurements"][0]["values"][0]))
                 else:
                     assert reply.status_code == 402, reply.text
         charges = there.charges()

@@ -12,15 +12,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "dither"
-# Code lines that each trusted room may have; raising one is a dated decision in docs/design.md.
+# Code lines that each trusted room may have, without imports; raising one is a dated decision in docs/design.md.
 TRUSTED = {
-    "plan": (3550, ("plan",)),
-    "access": (1200, ("access",)),
-    "bits, noise, mechanisms": (1400, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
-    "loss, accounting, amplification": (600, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
-    "protocol, codec": (400, ("privacy/protocol.py", "privacy/codec.py")),
+    "plan": (3120, ("plan",)),
+    "access": (1020, ("access",)),
+    "bits, noise, mechanisms": (1160, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
+    "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
+    "protocol, codec": (335, ("privacy/protocol.py", "privacy/codec.py")),
     "kernel, cost, registration, contribution_bound, pacing, private_log": (
-        900,
+        830,
         (
             "privacy/kernel.py",
             "privacy/cost.py",
@@ -30,10 +30,10 @@ TRUSTED = {
             "privacy/private_log.py",
         ),
     ),
-    "ledger": (1300, ("privacy/ledger",)),
-    "also in the kernel's process: schema": (1200, ("schema",)),
-    "also in the kernel's process: serve/kernel": (800, ("serve/kernel",)),
-    "also in the kernel's process: serve/transport": (480, ("serve/transport",)),
+    "ledger": (1220, ("privacy/ledger",)),
+    "also in the kernel's process: schema": (1075, ("schema",)),
+    "also in the kernel's process: serve/kernel": (700, ("serve/kernel",)),
+    "also in the kernel's process: serve/transport": (395, ("serve/transport",)),
 }
 ENGINE = 300
 
@@ -104,11 +104,12 @@ def test_breaches_are_seen() -> None:
 
 
 def code_lines(source: str) -> int:
-    """Lines of code, without blanks, comments and docstrings."""
+    """Lines of code, without blanks, comments, docstrings and imports."""
     texts: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if text or isinstance(node, ast.Import | ast.ImportFrom):
+            texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))  # type: ignore[attr-defined]
     lines = enumerate(source.splitlines(), start=1)
     return sum(1 for number, line in lines if number not in texts and line.strip() and not line.strip().startswith("#"))
 
@@ -123,7 +124,9 @@ def room_lines(patterns: tuple[str, ...]) -> int:
 
 
 def test_code_lines_count_code_only() -> None:
-    assert code_lines('"""Doc."""\n\n# why\nx = 1\ndef f():\n    """Doc\n    more."""\n    return 2\n') == 3
+    assert (
+        code_lines('"""Doc."""\n\nimport os\n\n# why\nx = 1\ndef f():\n    """Doc\n    more."""\n    return 2\n') == 3
+    )
 
 
 def test_the_trusted_rooms_keep_to_their_budgets() -> None:

@@ -127,7 +127,7 @@ def test_the_contract_is_green_unchanged() -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_changed_loss_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = BY_NAME[name]
-    for attribute in ("loss", "concentrated"):
+    for attribute in ("loss", "zcdp_loss"):
         if attribute in owner.__dict__:
             assert survivors(owner, attribute, (name,), monkeypatch) == []
 

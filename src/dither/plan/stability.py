@@ -101,7 +101,7 @@ def stability_after_bounding(
 ) -> Stability:
     """The stability for `unit` after each unit of `bounded_unit` keeps a selection of at most `bound` of its own rows.
 
-    One changed row changes at most `changes_per_row` selected rows. See bound_rows.md.
+    One changed row changes at most `changes_per_row` selected rows. See limit_rows_per_unit.md.
     """
     if unit == bounded_unit:
         rows = smallest(child.max_rows, bound)

@@ -23,7 +23,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         "free": all(release.cached for release in answer.releases),
         "bounds": {tag: chosen.bound for tag, chosen in answer.bounds.items()},
         "notes": list(answer.notes),
-        "noisy": json_value(answer.measurements),
+        "measurements": json_value(answer.measurements),
         "releases": [
             {"digest": release.digest, "sequence": release.sequence, "time": release.time, "code": release.code}
             for release in answer.releases

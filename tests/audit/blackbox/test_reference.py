@@ -65,7 +65,7 @@ def test_standard_errors_are_right(kind: str) -> None:
 
 
 def test_the_half_that_selected_an_event_does_not_estimate_it() -> None:
-    """Equal inputs, a surface of 36 parameters: the half that selected an event overestimates it, the other does not."""
+    """Equal inputs, a surface of 36 parameters: a half that selected an event overestimates it, the other not."""
     # The named bug: each half's model is asked of the events that it found itself.
     crossed, own = [], []
     for seed in range(6):

@@ -22,7 +22,7 @@ def _fresh(target: ServiceTarget) -> str:
 def _values(reply: ServiceReply) -> object:
     """Return the noisy values of a reply, or None if it has none."""
     data = reply.json()
-    return [part["values"] for part in data["noisy"]] if isinstance(data, dict) and "noisy" in data else None
+    return [part["values"] for part in data["measurements"]] if isinstance(data, dict) and "noisy" in data else None
 
 
 def replay(targets: Sequence[ServiceTarget]) -> str:

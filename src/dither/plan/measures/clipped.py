@@ -39,7 +39,7 @@ class ClippedSums(Measure):
     unit has. A unit's sum in one cell is clamped to 2^31 before that.
     """
 
-    proof = "clipped.md"
+    proof = "clipped_sums.md"
     child: Relation
     unit: str
     values: tuple[Expr, ...]

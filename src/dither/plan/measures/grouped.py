@@ -66,7 +66,7 @@ def _per_key_norms(bound: PerKeyBound, rows: int, cells: int) -> tuple[int, int,
 class GroupedMeasure(Measure):
     """Sums of values over declared keys."""
 
-    proof = "sums.md"
+    proof = "sum_vector.md"
     child: Relation
     keys: tuple[GroupKey, ...]
 

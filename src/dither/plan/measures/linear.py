@@ -76,7 +76,7 @@ class RankCounts(Measure):
 class LinearQuery(Measure):
     """Integer combinations of another measure's cells; each row of `weights` gives one cell."""
 
-    proof = "linear.md"
+    proof = "linear_query.md"
     child: Measure
     weights: tuple[tuple[int, ...], ...]
 

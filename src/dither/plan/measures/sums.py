@@ -41,7 +41,7 @@ class Sum(GroupedMeasure):
 class SumVector(GroupedMeasure):
     """Several sums per key in one pass, with their joint sensitivity; LiteralValue(1) counts rows."""
 
-    proof = "sums.md"
+    proof = "sum_vector.md"
     child: Relation
     values: tuple[Expr, ...]
     keys: tuple[GroupKey, ...] = ()

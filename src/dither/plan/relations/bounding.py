@@ -64,7 +64,7 @@ class Sample(Relation):
 class LimitRowsPerUnit(Relation):
     """At most `limit` rows of each unit, chosen pseudo-randomly among that unit's own rows."""
 
-    proof = "bound_rows.md"
+    proof = "limit_rows_per_unit.md"
     child: Relation
     unit: str
     limit: RowLimit
@@ -100,7 +100,7 @@ class LimitRowsPerUnit(Relation):
 class LimitGroupsPerUnit(Relation):
     """At most `rows` rows in each of at most `groups` values of `keys`, for each unit."""
 
-    proof = "bound_groups.md"
+    proof = "limit_groups_per_unit.md"
     child: Relation
     unit: str
     keys: tuple[Expr, ...]

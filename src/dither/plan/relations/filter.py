@@ -25,7 +25,7 @@ from dither.schema import Category, Domain, Moment, Number
 class Filter(Relation):
     """The rows for which the condition is true; narrows the domains of columns compared with constants."""
 
-    proof = "where.md"
+    proof = "filter.md"
     child: Relation
     condition: Expr
 
