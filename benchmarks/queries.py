@@ -42,6 +42,7 @@ QUERIES = (
     "SELECT COUNT(DISTINCT user_id) AS n FROM actions",
 )
 NAMES = ("COUNT by action", "COUNT by country x age, joined", "AVG(age) by country", "COUNT(DISTINCT user)")
+PLANNED = 50
 PEERS = {"SmartNoise SQL 1.0.10": ("smartnoise-sql", "smartnoise.py"), "Qrlew 0.9.27": ("qrlew", "qrlew.py")}
 DESCRIPTION = """
 version: 1
@@ -158,6 +159,21 @@ def ours(folder: Path, truths: list[Rows], repeats: int, name: str) -> list[Resu
     return results
 
 
+def planning(folder: Path) -> list[float]:
+    """CPU milliseconds from a query's text to its cost: parsing, planning, checking, costing; nothing is read."""
+    session = dither.connect(folder / "dataset.yml", account="benchmark", ledger=folder / "planning.ledger")
+    found = []
+    for query in QUERIES:
+        for _ in range(5):
+            session.quote(query, epsilon=1)
+        start = cpu()
+        for _ in range(PLANNED):
+            session.quote(query, epsilon=1)
+        found.append(1000 * (cpu() - start) / PLANNED)
+    session.kernel.close()  # type: ignore[attr-defined]
+    return found
+
+
 def prepared(folder: Path) -> float:
     """The CPU seconds that preparing takes, once."""
     start = cpu()
@@ -219,7 +235,7 @@ def main() -> None:
         (folder / "dataset.yml").write_text(DESCRIPTION)
         truths, seconds = raw(folder, options.repeats)
         bare = ours(folder, truths, options.repeats, "bare")
-        took = prepared(folder)
+        took, planned = prepared(folder), planning(folder)
         results: dict[str, list[Result] | str] = {
             "Dither": ours(folder, truths, options.repeats, "prepared"),
             "Dither, files not prepared": bare,
@@ -236,6 +252,9 @@ def main() -> None:
         f"{took:.1f} CPU s, once, and is not counted.",
         "",
         *table(results, truths, seconds),
+        "",
+        "Planning, from the text of a query to its cost, in CPU ms: "
+        + ", ".join(f"{name} {each:.1f}" for name, each in zip(NAMES, planned, strict=True)),
         "",
     ]
     mine = results["Dither"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dither.errors import InvalidParameter
 from dither.loss import (
-    MOST_ORDERS,
+    MAX_ORDERS,
     ZCDP,
     Approximate,
     Loss,
@@ -80,7 +80,7 @@ def test_numbers_mean_what_is_written() -> None:
         lambda: Renyi(((3, 1), (2, 1))),
         lambda: Renyi(((2, 1), (2, 1))),
         lambda: Renyi(((2, -1),)),
-        lambda: Renyi(tuple((order + 2, 1) for order in range(MOST_ORDERS + 1))),
+        lambda: Renyi(tuple((order + 2, 1) for order in range(MAX_ORDERS + 1))),
     ],
 )
 def test_what_is_not_a_loss_is_refused(make: object) -> None:

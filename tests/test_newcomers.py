@@ -50,9 +50,9 @@ def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("asked", [None, 3, b"SELECT COUNT(*) FROM people", ["SELECT COUNT(*) FROM people", None]])
 def test_non_string_queries_are_refused(asked: Any) -> None:
-    with pytest.raises(InvalidParameter, match="a query is a text"):
+    with pytest.raises(InvalidParameter, match="a query must be a string"):
         session.options_for(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
-    with pytest.raises(InvalidParameter, match="a batch is a list"):
+    with pytest.raises(InvalidParameter, match="a batch a list"):
         session.options_for("SELECT COUNT(*) FROM people", {"epsilon": 1})
 
 

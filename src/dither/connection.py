@@ -1,4 +1,4 @@
-"""Open a session; this module alone chooses between a kernel in this process and one behind a gateway."""
+"""Open sessions; only this module chooses between a kernel in this process and one behind a gateway."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def connect(
     dataset: str | None = None,
     **options: Any,
 ) -> Session:
-    """Open a session: with a description's path and `account=`, or with a gateway's address and `token=`."""
+    """Open a session, from the path of a dataset description and `account=`, or a gateway's address and `token=`."""
     return Session.from_kernel(*open_kernel(target, account=account, token=token, **options), dataset)
 
 
 def open_kernel(
     target: str | Path, *, account: str | None = None, token: str | None = None, **options: Any
 ) -> tuple[Kernel, str]:
-    """Return the kernel of a description or behind a gateway, and the token or account name to use with it."""
+    """Return a kernel in this process or behind a gateway, and the account name or token to use with it."""
     if not isinstance(target, str | Path):
         raise InvalidParameter(
             f"target must be a description's path or a gateway's address, got {type(target).__name__}"

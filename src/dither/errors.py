@@ -12,8 +12,8 @@ DitherError
 │   └── InvalidToken     the token is missing, unknown, expired or revoked
 ├── NotFound             there is no such dataset, account or release
 ├── Busy                 too many requests are running; nothing was charged
-├── LedgerError          the ledger is missing, damaged, older than expected, or of a newer format
-└── EngineFailure        the one error, always the same, for any failure after the charge
+├── LedgerError          the ledger is missing, damaged, lacks rows that were seen before, or has another format
+└── EngineFailure        the computation failed after the charge; the message is always the same
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Busy(DitherError):
 
 
 class LedgerError(DitherError):
-    """The ledger is missing, damaged, older than its remembered head, or of a newer format."""
+    """The ledger is missing, damaged, lacks rows that were seen before, or has another format."""
 
     code = "ledger"
 
 
 class EngineFailure(DitherError):
-    """The one error, always the same, for any failure after the charge."""
+    """The computation failed after the charge; the message is always the same, so that it reveals nothing."""
 
     code = "engine_failure"
 

@@ -14,11 +14,11 @@ Rational = int | str | float | Decimal | Fraction
 
 LARGEST_TERM = 10**60
 LONGEST_TEXT = 200
-MOST_ORDERS = 64
+MAX_ORDERS = 64
 
 
 def rational(value: Rational, name: str = "value") -> Fraction:
-    """Return the exact rational that a person means by a number or a text: 0.1 is 1/10.
+    """Return the exact rational that a number or a text stands for; a float is read by its decimal digits: 0.1 is 1/10.
 
     >>> rational(0.1), rational("2/3")
     (Fraction(1, 10), Fraction(2, 3))
@@ -35,7 +35,7 @@ def rational(value: Rational, name: str = "value") -> Fraction:
 
 
 def _parse_exact(value: Rational) -> Fraction:
-    """Parse the fraction. Raise ValueError for a short text such as 1e999999, which would have a million digits."""
+    """Parse a fraction; raise ValueError for texts such as 1e999999, whose value would have a million digits."""
     if isinstance(value, int | Fraction):
         return Fraction(value)
     text = float.__repr__(value) if isinstance(value, float) else str(value)
@@ -45,7 +45,7 @@ def _parse_exact(value: Rational) -> Fraction:
 
 
 def round_up(value: Fraction) -> Fraction:
-    """Return the value itself if its terms are short enough for a loss, else the next multiple of 1e-30."""
+    """Return the value itself if its numerator and denominator are short enough for a loss, else round up to 1e-30."""
     if max(abs(value.numerator), value.denominator) <= LARGEST_TERM:
         return value
     return Fraction(-(-value * 10**30 // 1), 10**30)
@@ -53,7 +53,7 @@ def round_up(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A bound on how far one unit can move a vector: the number of cells changed, and norms of the change."""
+    """A bound on how far one unit can change a vector: the number of changed cells, and norms of the change."""
 
     l0: Fraction
     linf: Fraction
@@ -118,8 +118,8 @@ class Renyi:
     def __post_init__(self) -> None:
         curve = tuple((rational(order, "order"), _nonnegative(epsilon, "epsilon")) for order, epsilon in self.curve)
         orders = [order for order, _ in curve]
-        if not 1 <= len(orders) <= MOST_ORDERS or orders[0] <= 1 or sorted(set(orders)) != orders:
-            raise InvalidParameter(f"a Renyi curve needs 1 to {MOST_ORDERS} increasing orders, all above 1")
+        if not 1 <= len(orders) <= MAX_ORDERS or orders[0] <= 1 or sorted(set(orders)) != orders:
+            raise InvalidParameter(f"a Renyi curve needs 1 to {MAX_ORDERS} increasing orders, all above 1")
         _set_fields(self, curve=curve, delta=_probability(self.delta))
 
 
@@ -160,9 +160,11 @@ def from_json(value: object) -> Loss:
         case {"kind": "zcdp", "rho": rho, "delta": delta, **rest} if not rest:
             return ZCDP(_rational_from_text(rho), _rational_from_text(delta))
         case {"kind": "renyi", "curve": [*points], "delta": delta, **rest} if not rest:
-            return Renyi(tuple(_curve_point(point) for point in points[: MOST_ORDERS + 1]), _rational_from_text(delta))
+            return Renyi(tuple(_curve_point(point) for point in points[: MAX_ORDERS + 1]), _rational_from_text(delta))
         case Mapping():
-            raise InvalidParameter("a loss needs kind pure, approximate, zcdp or renyi, and only the fields of it")
+            raise InvalidParameter(
+                "a loss must have the kind pure, approximate, zcdp or renyi, and exactly the fields of that kind"
+            )
         case _:
             raise InvalidParameter("a loss must be an object such as {'kind': 'pure', 'epsilon': '1/10'}")
 

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import require
 from dither.access.engines import open_engine
-from dither.access.engines.duckdb import MOST_STATEMENTS, DatabaseInstance, DuckDBEngine
+from dither.access.engines.duckdb import MAX_STATEMENTS, DatabaseInstance, DuckDBEngine
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
@@ -150,7 +150,7 @@ def test_a_renewed_connection_is_as_limited_and_finds_the_same_tables(tmp_path: 
     declared = Table("t", True, columns, Source("duckdb", {"path": str(tmp_path / "t.duckdb"), "table": "t"}))
     world = DuckDBEngine(Dataset("d", "d", "1", {"t": declared}, {"user": Unit("user", "user", {"t": "id"})}, ()))
     first, settings, answer = world._connection, apart_from_spills(world), world.vector(HEAVY).tolist()
-    for _ in range(MOST_STATEMENTS):
+    for _ in range(MAX_STATEMENTS):
         assert world.vector(HEAVY).tolist() == answer
     assert world._connection is not first
     assert apart_from_spills(world) == settings
@@ -194,7 +194,7 @@ def test_a_database_is_opened_anew_only_while_no_statement_runs_and_after_one_th
     world = engine(tmp_path, **ROWS)
     first, database = world._connection, world._database
     with database.cursor():
-        database._instance.statement_count = MOST_STATEMENTS
+        database._instance.statement_count = MAX_STATEMENTS
         with database.cursor():
             assert world._connection is first
     with database.cursor():
@@ -275,10 +275,10 @@ def kilobytes_in_use() -> int:
 
 def growth(world: DuckDBEngine, rounds: int) -> int:
     """Kilobytes that so many rounds of statements leave behind, each measured just after a renewal."""
-    world._database._instance.statement_count = MOST_STATEMENTS
+    world._database._instance.statement_count = MAX_STATEMENTS
     world.vector(HEAVY)
     before = kilobytes_in_use()
-    for _ in range(rounds * MOST_STATEMENTS):
+    for _ in range(rounds * MAX_STATEMENTS):
         world.vector(HEAVY)
     return kilobytes_in_use() - before
 

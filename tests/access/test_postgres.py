@@ -48,9 +48,9 @@ def test_functions_are_within_a_step_of_duckdb(bench: PostgresBench) -> None:
 
 
 FAULTS = {
-    "unguarded cast": (GuardedDialect, "number_of_text", lambda self, value: cast(value, "double")),
-    "unguarded date": (PostgresDialect, "moment_of_text", lambda self, value: cast(value, "timestamp")),
-    "integer by pattern alone": (GuardedDialect, "integer_of_text", lambda self, value: cast(value, "bigint")),
+    "unguarded cast": (GuardedDialect, "parse_number", lambda self, value: cast(value, "double")),
+    "unguarded date": (PostgresDialect, "parse_timestamp", lambda self, value: cast(value, "timestamp")),
+    "integer by pattern alone": (GuardedDialect, "parse_integer", lambda self, value: cast(value, "bigint")),
 }
 
 

@@ -118,6 +118,20 @@ def test_oracles_are_not_only_refused(pair: tuple[Place, Place]) -> None:
         assert pair[0].ask(fill_template(SHAPES[name](), COLUMNS, SALARY), "1/1000").status_code == 200, name
 
 
+def test_oracles_quote_queries_as_the_service_documents(pair: tuple[Place, Place]) -> None:
+    """A quote with a field that the service does not know would be refused, and so compare nothing."""
+    replies: list[tuple[str, int]] = []
+    site = target(pair[0])
+
+    def send(method: str, path: str, *rest: Any) -> Any:
+        reply = site.send(method, path, *rest)
+        replies.append((path, reply.status))
+        return reply
+
+    assert not BY_NAME["division by zero"].run([replace(site, send=send)]).learned
+    assert replies == [(path, 200) for path in ("/v1/quote", "/v1/explain", "/v1/answer")]
+
+
 # --- Exact numbers anywhere ---
 
 
@@ -190,7 +204,7 @@ def test_groups_that_vanish_with_their_last_record_are_found(tmp_path: Path, mon
 def test_a_parser_without_limits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: queries of any depth, until Python's stack overflows."""
     with place(tmp_path) as there:
-        monkeypatch.setattr(sql, "parse", lambda text: sqlglot.parse_one(text, dialect="duckdb"))
+        monkeypatch.setattr(sql, "parse_statement", lambda text: sqlglot.parse_one(text, dialect="duckdb"))
         assert BY_NAME["deep NOT"].run([target(there)]).learned
 
 

@@ -300,7 +300,7 @@ def _request_numbered(number: int) -> bytes:
 def test_a_busy_kernel_refuses_before_any_charge(tmp_path: Path) -> None:
     from dither.serve.kernel.fair_queue import QueueLimits
 
-    with place(tmp_path, limits=QueueLimits(running=1, waiting=1, account=1)) as there:
+    with place(tmp_path, limits=QueueLimits(running=1, waiting=1, per_account=1)) as there:
         turns, charges = there.server.answer_queue, there.charges()
         with turns.turn("town", "somebody"):
             turns._enter("town", "another")

@@ -251,7 +251,7 @@ def test_a_server_adds_nothing_to_the_instant(tmp_path: Path) -> None:
 
 
 SLOWER = 0.2  # seconds that one record costs the engine
-PADDED = Schedule(floor=800, row=0, cell=0, most_misses=1000)
+PADDED = Schedule(floor=800, row=0, cell=0, max_misses=1000)
 
 
 class Slow:

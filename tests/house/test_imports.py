@@ -177,6 +177,55 @@ def test_every_file_of_post_is_watched(copy: Path) -> None:
         path.write_text(text)
 
 
+def import_graph(source: Path) -> dict[str, set[str]]:
+    """The modules of the package that each module imports when it is loaded."""
+    files = {
+        ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in source.rglob("*.py")
+    }
+    return {name: loaded_modules(path.read_text(), set(files)) - {name} for name, path in files.items()}
+
+
+def loaded_modules(source: str, known: set[str]) -> set[str]:
+    """The known modules that the statements at the top of a file import; those for type checkers do not count."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {f"{module}.{each.name}" if f"{module}.{each.name}" in known else module for each in names}
+    return found & known
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The groups of modules that import each other in a circle: what each reaches and is reached by."""
+    reach = {name: reachable(graph, name) for name in graph}
+    groups = {frozenset(other for other in graph if other in reach[name] and name in reach[other]) for name in graph}
+    return [set(group) for group in groups if group]
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    pending = list(graph[start])
+    while pending:
+        if (name := pending.pop()) not in found:
+            found.add(name)
+            pending += graph[name]
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """A package counts as the modules that its `__init__` loads: those may not load the package again."""
+    graph = import_graph(ROOT / "src" / "dither")
+    assert len(graph) > 200
+    assert cycles(graph) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
 def test_import_dither_is_light() -> None:
     code = (
         "import sys, resource; import dither; "

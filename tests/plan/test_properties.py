@@ -94,7 +94,7 @@ def test_a_trial_among_many_is_answered_as_if_alone(tier: Any) -> None:
         setting = trials.settle(item, bench, rng, 0, Tally())
         statement = trials.statement_for(setting, item.measure)
         statement.trial = None
-        plan = item.measure.plan(statement)
+        plan = item.measure.vector_query(statement)
         found = trials.to_vector(item.measure, plan, bench.run(plan.select))
         assert found.tolist() == trials.Interpreter(item.ctx, item.data, trials.SECRET).vector(item.measure)
 

@@ -37,7 +37,7 @@ def statements() -> Iterator[tuple[exp.Select, SqlStatement]]:
         origins = {name: TableSource(source, item.data[name].kinds) for name, source in sources.items()}
         for dialect in SPELLINGS:
             statement = SqlStatement(item.ctx, origins, dialect, counted_columns=frozenset(item.data))
-            yield item.measure.plan(statement).select, statement
+            yield item.measure.vector_query(statement).select, statement
 
 
 def test_nothing_is_parsed_to_spell_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

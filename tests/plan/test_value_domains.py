@@ -250,7 +250,7 @@ LATTICES = {
 def test_many_values_are_those_that_few_would_be(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
     lazy = domain_values(domain, 1 << 20)
     assert isinstance(lazy, Lattice)
-    monkeypatch.setattr(domains, "MOST_LISTED", 1 << 20)
+    monkeypatch.setattr(domains, "MAX_LISTED", 1 << 20)
     eager = domain_values(domain, 1 << 20)
     assert isinstance(eager, tuple)
     assert (

@@ -170,7 +170,7 @@ def rows_alone(item: Case, setting: Setting) -> pa.Table:
 
 
 def measure_alone(measure: Measure, setting: Setting) -> tuple[VectorQuery, pa.Table]:
-    plan = measure.plan(statement_for(setting, measure))
+    plan = measure.vector_query(statement_for(setting, measure))
     return plan, setting.run(plan.select, measure)
 
 
@@ -270,7 +270,7 @@ def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
         shared.next_plan()
         kinds = tuple(storage_type(domain) for domain in item.relation.domain(item.ctx).values())
         branches.append(Branch(shared.table(item.relation), tuple(f"c{i}" for i in range(len(kinds))), kinds))
-        plans.append(None if item.measure is None else item.measure.plan(shared))
+        plans.append(None if item.measure is None else item.measure.vector_query(shared))
         if plans[-1] is not None:
             branches.append(_measure_branch(shared, item.measure, plans[-1]))
     found = setting.run(shared.together(branches), [item.measure or item.relation for item in items])
@@ -288,8 +288,8 @@ def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
 
 def _measure_branch(shared: Shared, measure: Measure, plan: VectorQuery) -> Branch:
     keys = key_kinds(shared.ctx, measure)
-    names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.values))]
-    return Branch(shared.add_subquery(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.values))))
+    names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.value_count))]
+    return Branch(shared.add_subquery(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.value_count))))
 
 
 def split(table: pa.Table, column: str, parts: int) -> list[pa.Table]:

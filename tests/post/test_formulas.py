@@ -19,7 +19,7 @@ from dither.post.formulas import (
     as_ratio,
     cells_of,
     evaluate,
-    strip_monotone,
+    strip_increasing,
 )
 
 A, B = NoisyCell(0), NoisyCell(1)
@@ -79,9 +79,9 @@ def test_ratios_are_recognized_under_shifts_and_factors() -> None:
 
 def test_increasing_functions_are_stripped() -> None:
     node = FunctionCall("round", (FunctionCall("sqrt", (A,)), number(2.0)))
-    outer, core = strip_monotone(node)
+    outer, core = strip_increasing(node)
     assert [function.name for function in outer] == ["round", "sqrt"] and core == A
-    assert strip_monotone(FunctionCall("abs", (A,))) == ((), FunctionCall("abs", (A,)))
+    assert strip_increasing(FunctionCall("abs", (A,))) == ((), FunctionCall("abs", (A,)))
 
 
 def test_the_cells_that_a_formula_reads() -> None:

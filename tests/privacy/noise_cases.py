@@ -67,7 +67,7 @@ def draw_cell(sampler: Sampler) -> Callable[[ScriptedBits], int]:
     def run(bits: Bits) -> int:
         prefix = bits.words(1, sampler.widths.guide)
         entry = int(sampler._guide[prefix[0]])
-        slow = entry == lattice.SLOW if sampler.k == 0 else entry & 0xFFFF == 0
+        slow = entry == lattice.UNDECIDED if sampler.k == 0 else entry & 0xFFFF == 0
         value = entry if sampler.k == 0 else entry >> 16
         return int(sampler._find_cells(prefix, bits)[0]) if slow else (2 * value if value >= 0 else 2 * ~value + 1)
 

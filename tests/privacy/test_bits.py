@@ -115,7 +115,7 @@ def test_long_fills_are_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     urandom = os.urandom
-    monkeypatch.setattr(bits_module, "KEY_LIFETIME", 1 << 17)
+    monkeypatch.setattr(bits_module, "BYTES_PER_KEY", 1 << 17)
     monkeypatch.setattr(os, "urandom", lambda size: calls.append(size) or urandom(size))
     stream = Keystream()
     for _ in range(8):

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
+from dither.errors import DitherError
 from dither.loss import ZCDP, Loss, Pure
 from dither.plan.context import Context
-from dither.plan.expressions import LiteralValue
-from dither.plan.measures import ClippedSums, Count
-from dither.plan.relations import LimitRowsPerUnit, Scan
+from dither.plan.expressions import ColumnRef, Compare, LiteralValue
+from dither.plan.measures import ClippedSums, Count, GroupKey, LinearQuery
+from dither.plan.measures.core import Axis
+from dither.plan.measures.statistics import contributions
+from dither.plan.relations import Filter, GroupAggregate, GroupBy, LimitRowsPerUnit, Scan
 from dither.plan.stability import EstimatedLimit
 from dither.privacy import cost
 from dither.privacy.accounting.composition import compose_parallel
-from dither.privacy.mechanisms import DiscreteLaplace
-from dither.privacy.protocol import BoundSearch, Calibrate, Measurement
+from dither.privacy.mechanisms import DiscreteLaplace, TopK
+from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Request
 from dither.schema import Unit
 from privacy.ledger_cases import dataset, pure, zcdp
 
 GRID = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32)
 ACTION = Unit("action", "row", {"actions": None})
 LIMIT = EstimatedLimit("rows")
-SEARCH = BoundSearch(Count(Scan("actions")), DiscreteLaplace(Fraction(1)), GRID, "rows")
+HISTOGRAM = contributions(Scan("actions"), "user", tuple(map(Fraction, GRID)))
+SEARCH = BoundSearch(HISTOGRAM, DiscreteLaplace(Fraction(1)), GRID, "rows")
 MEASURES = {
     "rows kept": Count(LimitRowsPerUnit(Scan("actions"), "user", LIMIT)),
     "clipped, l1": ClippedSums(Scan("actions"), "user", (LiteralValue(1),), LIMIT, "l1"),
@@ -42,7 +47,7 @@ def by_hand(ctx: Context, budget: Any, unit: str, part: Any) -> Loss:
     """Every bound, one by one."""
     losses = []
     for bounds in part.choices:
-        priced = part.price(ctx, unit, bounds)
+        priced = part.calibrated_at(ctx, unit, bounds)
         sensitivity = priced.measure.sensitivity(ctx, budget.unit)
         kinds = {"pure": priced.mechanism.loss, "zcdp": priced.mechanism.zcdp_loss}
         losses.append(kinds[budget.kind](sensitivity))
@@ -67,6 +72,62 @@ def test_other_units_may_pay_most_at_the_smallest_bound() -> None:
     budget = pure(10, unit="action")
     ctx = Context(dataset(10, units={**dataset().units, "action": ACTION}, budgets=(budget,)))
     part = cost._bounded_part((SEARCH,), Measurement(MEASURES["rows kept"], MECHANISMS["laplace for a pure loss"]))
-    ends = [cost._loss(ctx, budget, part.price(ctx, "user", choice)) for choice in (part.choices[0], part.choices[-1])]
+    ends = [
+        cost._step_loss(ctx, budget, part.calibrated_at(ctx, "user", choice))
+        for choice in (part.choices[0], part.choices[-1])
+    ]
     assert ends[0].epsilon > ends[1].epsilon  # type: ignore[union-attr]
     assert cost._largest_loss(ctx, budget, "user", part) == ends[0]
+
+
+# --- Limits below a GROUP BY change the domain of its counts, and so the cells of the answer ---
+
+PER_USER = GroupBy(LimitRowsPerUnit(Scan("actions"), "user", LIMIT), (), (GroupAggregate("n", "count"),), "user")
+BY_NUMBER = Count(PER_USER, (GroupKey("n", ColumnRef("n")),))
+
+
+def asking(measure: Any, mechanism: Any, grid: tuple[int, ...] = GRID) -> Request:
+    return Request("shop", (Measurement(measure, mechanism),), (replace(SEARCH, grid=grid),))
+
+
+def above(least: int) -> Count:
+    """Users with so many rows; where that is beyond the limit, the domain of their number stays whole."""
+    condition = Compare(">=", ColumnRef("n"), LiteralValue(Fraction(least)))
+    limit = EstimatedLimit("rows", 2**28)
+    per_user = replace(PER_USER, child=LimitRowsPerUnit(Scan("actions"), "user", limit))
+    return Count(Filter(per_user, condition), (GroupKey("n", ColumnRef("n")),))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (asking(LinearQuery(BY_NUMBER, ((1,) * 33,)), Calibrate("discrete_laplace", Pure(1))), "33"),
+        (asking(BY_NUMBER, Calibrate("top_k", Pure(1), (("count", 20),))), "20"),
+        (asking(BY_NUMBER, TopK(20, Fraction(1000))), "20"),
+        (asking(above(2**27 + 1), Calibrate("discrete_laplace", Pure(1)), (2**27, 2**27 + 1)), "declared values"),
+    ],
+    ids=["weights", "candidates", "candidates of a fixed mechanism", "cells"],
+)
+def test_what_fits_only_at_the_largest_bound_is_refused_before_the_charge(request_: Request, words: str) -> None:
+    """Each was once charged, and failed once a smaller bound was chosen."""
+    ctx = Context(dataset(10))
+    with pytest.raises(DitherError, match=words):
+        cost.privacy_cost(ctx, request_)
+    largest = replace(request_, searches=(replace(request_.searches[0], grid=request_.searches[0].grid[-1:]),))
+    assert cost.privacy_cost(ctx, largest).steps
+
+
+def test_the_work_counts_the_most_cells_of_any_bound() -> None:
+    request = asking(above(51), Calibrate("discrete_laplace", Pure(1)), (50, 51))
+    found = cost.privacy_cost(Context(dataset(10)), request)
+    assert found.steps[0].quoted.shape == (1, 1) and found.cells == 51 + len(GRID) + 1
+
+
+def test_no_table_of_keys_is_kept_for_every_bound() -> None:
+    """Memory of a quote: a long list of keys was once kept for each of the bounds."""
+    ctx = Context(dataset(10))
+    cost.privacy_cost(ctx, asking(BY_NUMBER, DiscreteLaplace(Fraction(1))))
+    kept = [
+        value for _, value in ctx.memo.values() if isinstance(value, tuple) and value and isinstance(value[0], Axis)
+    ]
+    assert kept == []

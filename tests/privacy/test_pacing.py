@@ -60,15 +60,15 @@ def test_residual_bits_bound_the_ways_to_be_late() -> None:
     assert schedule.residual_bits(0) == 0
     one_late = 1 + 1000 * 2 * DOUBLINGS
     assert log2(one_late) < schedule.residual_bits(1000) < 3 * log2(1000 * 2 * DOUBLINGS)
-    assert Schedule(most_misses=1).residual_bits(1000) == (one_late - 1).bit_length()
-    assert Schedule(most_misses=2).residual_bits(1000, unlocked=2) == Schedule(most_misses=6).residual_bits(1000)
+    assert Schedule(max_misses=1).residual_bits(1000) == (one_late - 1).bit_length()
+    assert Schedule(max_misses=2).residual_bits(1000, unlocked=2) == Schedule(max_misses=6).residual_bits(1000)
 
 
 def test_a_noisy_size_below_zero_is_zero() -> None:
     assert Work(1, 1, -5, 1).time_class == Work(1, 1, 0, 1).time_class
 
 
-@pytest.mark.parametrize("fields", [{"floor": 0}, {"row": -1}, {"cell": -1}, {"most_misses": 0}])
+@pytest.mark.parametrize("fields", [{"floor": 0}, {"row": -1}, {"cell": -1}, {"max_misses": 0}])
 def test_schedules_that_make_no_sense_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(InvalidParameter):
         Schedule(**fields)

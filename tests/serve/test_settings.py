@@ -52,7 +52,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(started: Run, tmp
     words = ("kernel", "town.yml", "--config", file)
     assert started(*words).schedule.floor == 700
     settings = started(*words, DITHER_FLOOR="800", DITHER_SLOTS="5")
-    assert (settings.schedule.floor, settings.slots, settings.schedule.most_misses) == (800, 5, 9)
+    assert (settings.schedule.floor, settings.slots, settings.schedule.max_misses) == (800, 5, 9)
     settings = started(*words, "--floor", "900", DITHER_FLOOR="800")
     assert (settings.schedule.floor, settings.slots) == (900, 3)
     assert started("kernel", "town.yml").schedule.floor == 500

@@ -1,1 +1,1 @@
-"""Layer 1, trusted: the part that reads records, through SQL engines and prepared snapshots."""
+"""Layer 1, trusted, the private half: reads records, through SQL engines and prepared snapshots."""

@@ -16,9 +16,7 @@ from dither.plan.domains import Lattice, normalise
 from dither.plan.measures.core import Measure, Vector, VectorQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.project import columns_read
-from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.traversal import walk
 from dither.schema import Number, Scalar
 
 EncodedValue = int | str | bool | None
@@ -32,17 +30,17 @@ class GroupCounts:
     counts: Vector
 
 
-def to_vector(measure: Measure, plan: VectorQuery, table: pa.Table) -> Vector:
-    """Return the vector over every declared key, zero where there were no rows; drop undeclared keys."""
-    shape = [len(axis) for axis in plan.keys]
+def to_vector(measure: Measure, query: VectorQuery, table: pa.Table) -> Vector:
+    """Return the vector over all declared keys: 0 for keys without rows; undeclared keys are dropped."""
+    shape = [len(axis) for axis in query.keys]
     positions = np.zeros(table.num_rows, dtype=np.int64)
     valid = np.ones(table.num_rows, dtype=bool)
-    for index, axis in enumerate(plan.keys):
+    for index, axis in enumerate(query.keys):
         key_positions = _positions(table.column(f"k{index}"), axis)
         valid &= key_positions >= 0
         positions = positions * len(axis) + np.maximum(key_positions, 0)
-    cells = np.zeros((prod(shape), plan.values), dtype=np.int64)
-    for index in range(plan.values):
+    cells = np.zeros((prod(shape), query.value_count), dtype=np.int64)
+    for index in range(query.value_count):
         cells[positions[valid], index] = _integers(table.column(f"v{index}"))[valid]
     return measure.finish(cells.reshape(-1))
 
@@ -104,8 +102,3 @@ def corrections_in(table: pa.Table) -> int:
 def columns_to_count(measure: Measure) -> frozenset[str]:
     """Return the names of the columns that a plan's expressions read: the columns whose corrections are counted."""
     return frozenset(columns_read(measure))
-
-
-def tables_read(measure: Measure) -> frozenset[str]:
-    """Return the tables that a plan scans."""
-    return frozenset(node.table for node in walk(measure) if isinstance(node, Scan))

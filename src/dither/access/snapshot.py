@@ -37,10 +37,10 @@ from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.schema import Dataset, Moment, Table
 
 FORMAT = 3
-ORDER, RANK = "order$", "rank$"
+ORDER, RANK = "order$", "rank$"  # stored columns; no declared name contains a $
 ROWS_PER_PART = 20_000_000
 ROWS_PER_ROW_GROUP = 122_880
-STAMPED_BYTES = 1 << 16
+STAMPED_BYTES = 1 << 16  # hashed at each end of a source file
 MANIFEST = "manifest.json"
 
 Progress = Callable[[str, int, int], None]
@@ -267,7 +267,7 @@ class SnapshotWriter(DuckDBEngine):
         return SnapshotTable(table.name, written, corrections)
 
     def _parts(self, table: Table) -> int:
-        """Return the number of parts; 1 unless all units of the table share a key, since a part holds whole units."""
+        """Return the number of parts, each of whole units; it is 1 unless all units of the table share a key."""
         keys = {self.ctx.unit(unit).keys[table.name] for unit in ranked_units(self.ctx, table.name)}
         return max(1, -(-self._count_valid_rows(table.name) // ROWS_PER_PART)) if len(keys) == 1 else 1
 

@@ -75,11 +75,11 @@ def json_number(number: float) -> float | str:
     return number if isfinite(number) else str(number)
 
 
-def import_object(place: str) -> Any:
+def import_object(location: str) -> Any:
     """Import the object at `module:name` or `path/to/file.py:name`; `module:name(1, 2)` calls it with arguments."""
-    call = CALL_PATTERN.fullmatch(place)
+    call = CALL_PATTERN.fullmatch(location)
     if call is None:
-        return _resolve(place)
+        return _resolve(location)
     positional, keywords = _parse_arguments(call[2])
     function = _resolve(call[1])
     try:
@@ -87,7 +87,7 @@ def import_object(place: str) -> Any:
     except DitherError:
         raise
     except Exception as error:
-        raise InvalidParameter(f"the call {place} failed: {type(error).__name__}: {error}") from error
+        raise InvalidParameter(f"the call {location} failed: {type(error).__name__}: {error}") from error
 
 
 def _parse_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -102,17 +102,17 @@ def _parse_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
         raise InvalidParameter(f"arguments must be numbers, strings or lists of them, got {text!r}") from None
 
 
-def _resolve(place: str) -> Any:
+def _resolve(location: str) -> Any:
     """Import the module of `module:name` and return the attribute, which may be dotted."""
-    module, _, name = place.rpartition(":")
+    module, _, name = location.rpartition(":")
     if not module or not name:
-        raise InvalidParameter(f"write module:function or file.py:function, got {place!r}")
-    thing = _import_module(module)
+        raise InvalidParameter(f"write module:function or file.py:function, got {location!r}")
+    resolved = _import_module(module)
     for part in name.split("."):
-        if not hasattr(thing, part):
+        if not hasattr(resolved, part):
             raise NotFound(f"{module} has no {name!r}")
-        thing = getattr(thing, part)
-    return thing
+        resolved = getattr(resolved, part)
+    return resolved
 
 
 def _import_module(module: str) -> Any:

@@ -43,7 +43,7 @@ MAX_WEIGHTED_HITS, ROUNDING = 5000, 1e-11
 
 @dataclass(frozen=True)
 class Level:
-    """The outputs of one weight and their hits on the two inputs; `within` describes them and all narrower levels."""
+    """The hits of one level on each input, and their weight; `within` describes the level with all narrower ones."""
 
     weight: int
     hits_a: int
@@ -136,7 +136,7 @@ def _largest_log_odds_ratio(hits_b: int, runs_b: int, limit: Ceiling) -> float:
 
 
 def _p_value_by_levels(counts: Counts, limit: Ceiling) -> float:
-    """Return the probability of at least the observed weight on the first input, if each hit is most likely there.
+    """Bound the probability of at least the observed weight on the first input, at the largest odds ratio allowed.
 
     Given the H hits among all runs, the probability of a labelling (the input of each hit) is proportional to the
     product of the odds ratios of the hits on the first input, times the number of ways to divide the other runs. Each

@@ -27,9 +27,9 @@ TAILS = (1e-2, 1e-3, 1e-4)
 LAGS = (1, 2, 3, 7)
 LOW_BITS = 4
 FAR_TAIL = 2.0**-12  # a double below this has bits far beyond the 53rd binary place
-GRID = 2.0**53
-SECTORS = 8
-SHARP_SPACING = 2.0**-5
+GRID = 2.0**53  # inversion samplers draw uniform numbers that are multiples of 1 / GRID
+SECTORS = 8  # equal parts of the interval between two such multiples
+SHARP_SPACING = 2.0**-5  # the largest gap between neighbouring floats that is tested, in units of 1 / GRID
 MOST_SPAN = 30_000_000  # integers in a table of masses
 SUM_TOLERANCE = 1e-13  # rounding error of a sum of masses
 
@@ -112,7 +112,7 @@ def fit(
         return FitResult(draws, alpha, (*_uniformity_tests(uniform), chi_squared(values, distribution)))
     tests = [*_uniformity_tests(uniform), _equal_cells_test(uniform)]
     if values.dtype == np.float64:
-        tests += [*_float_hole_tests(values), *_inverse_cdf_holes(values, distribution)]
+        tests += [*_float_hole_tests(values), *_inverse_cdf_hole_tests(values, distribution)]
     return FitResult(draws, alpha, tuple(tests))
 
 
@@ -167,6 +167,7 @@ def _cdf_below_and_mass(distribution: Any, values: Any) -> tuple[Floats, Floats]
 
 
 def _support_and_masses(distribution: Any, values: Any) -> tuple[Any, Floats]:
+    """Return the integers from the smallest to the largest value, and the probability of each."""
     if values.dtype.kind not in "iu":
         raise InvalidParameter(
             "a discrete distribution needs integer draws; for floats pass a distribution of scipy, such as "
@@ -326,14 +327,17 @@ def _float_hole_tests(values: Any) -> Iterator[FitTest]:
 
 
 def _likely_repeats(values: Any) -> float:
-    """Return twice the expected number of repeats of rounded real numbers: pairs over floats, in each of 64 parts."""
+    """Return twice the expected number of repeated values among rounded real numbers.
+
+    In each of 64 parts with equally many draws, it is the number of pairs divided by the number of floats.
+    """
     edges = np.sort(values)[np.linspace(0, len(values) - 1, 65).astype(np.int64)]
     width, size = np.diff(edges), np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     floats = np.where(width > 0, width / np.spacing(size), np.inf)
     return len(values) ** 2 / 2.0**50 + float(np.sum((len(values) / 64) ** 2 / floats))
 
 
-def _inverse_cdf_holes(values: Any, distribution: Any) -> Iterator[FitTest]:
+def _inverse_cdf_hole_tests(values: Any, distribution: Any) -> Iterator[FitTest]:
     """Test for holes that inversion sampling leaves: in a tail, its uniform numbers can be computed from the draws.
 
     They are integer multiples of 2^-53, or all at the same place between two multiples; those of a real number fall

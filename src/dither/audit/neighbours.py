@@ -62,8 +62,8 @@ def step_count(pair: Pair) -> int:
 def farther_pairs(pairs: Iterable[Pair], times: int = 8) -> list[Pair]:
     """Return the pairs with the change from the first input to the second repeated `times` times.
 
-    Inputs must be numbers or arrays of them. The steps are right only if repeating the change leads from neighbour to
-    neighbour, whatever the input.
+    Inputs must be numbers or arrays of them. The stated number of steps is right only if the same change leads
+    from any input to a neighbour of it.
 
     >>> farther_pairs([(0.0, 1.0)])
     [DistantPair(0.0, 8.0, steps=8)]
@@ -106,7 +106,7 @@ def counts(sensitivity: float = 1.0) -> list[Pair]:
 
 
 def tiny() -> list[Pair]:
-    """Return pairs from the four datasets of the guidelines: empty, then with (0, 0), (100, 1) and (50, 0) added."""
+    """Return the neighbouring pairs of four small datasets: empty, then with (0, 0), (100, 1) and (50, 0) added."""
     chain: list[list[tuple[int, int]]] = [[], [(0, 0)], [(100, 1), (0, 0)], [(100, 1), (50, 0), (0, 0)]]
     return list(pairwise(chain))
 
@@ -205,7 +205,7 @@ def fingerprint(value: Any) -> str:
     return repr(value)
 
 
-def find_accepted(draw: Callable[[Any], Any]) -> list[Pair]:
+def find_accepted_pairs(draw: Callable[[Any], Any]) -> list[Pair]:
     """Return the first standard family of pairs whose inputs the mechanism all accepts."""
     errors: list[str] = []
     for family in (counts(), records(), tiny()):

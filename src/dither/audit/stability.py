@@ -265,7 +265,7 @@ def _error_text(function: Callable[[Data], Any], space: InputSpace, *sides: Data
 
 
 def sql(query: str, connection: Any, domain: ValueDomain, name: str = "t") -> Callable[[Rows], Any]:
-    """Return a query as a function on tables; DuckDB's `connection` sees the rows as a table of this name."""
+    """Turn a query into a function on lists of rows; `connection`, of DuckDB, sees the rows as the table `name`."""
     pyarrow = import_module("pyarrow")
     types = {column: pyarrow.array(list(values)).type for column, values in domain.columns.items()}
 
@@ -286,7 +286,7 @@ def frame(function: Callable[[Any], Any], domain: ValueDomain) -> Callable[[Rows
 
 
 def result_distance(a: Any, b: Any) -> float:
-    """Return the distance of two results: as multisets of rows, or as numbers by L1."""
+    """Return the distance of two results: the symmetric difference of tables, the L1 distance of numbers."""
     a, b = _to_python(a), _to_python(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return sum(result_distance(a.get(key, 0), b.get(key, 0)) for key in {*a, *b})
@@ -301,6 +301,7 @@ def result_distance(a: Any, b: Any) -> float:
 
 
 def _list_distance(a: list[Any], b: list[Any]) -> float:
+    """Compare lists of rows, and lists of different lengths, as multisets; others entry by entry."""
     tables = all(isinstance(each, Mapping | list | tuple) for each in a + b)
     if not tables and len(a) == len(b):
         return sum(result_distance(one, two) for one, two in zip(a, b, strict=True))

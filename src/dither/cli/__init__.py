@@ -25,8 +25,8 @@ FAILED, BAD_INPUT, BUDGET_REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
 @dataclass(frozen=True)
-class CommandGroup:
-    """A command, the module that defines it, and the extra that it needs."""
+class CommandEntry:
+    """An entry of COMMANDS: the module that defines a command, its help, and the extra that it needs."""
 
     module: str
     help: str
@@ -46,35 +46,35 @@ class CommandGroup:
 
 
 COMMANDS = {
-    "check": CommandGroup(
+    "check": CommandEntry(
         "dither.cli.describe", "Check a dataset description and print the facts that it makes public."
     ),
-    "init": CommandGroup(
+    "init": CommandEntry(
         "dither.cli.describe", "Draft a dataset description from data files; the curator fills in every bound."
     ),
-    "schema": CommandGroup("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
-    "prepare": CommandGroup(
+    "schema": CommandEntry("dither.cli.describe", "Print the JSON Schema of dataset descriptions, for editors."),
+    "prepare": CommandEntry(
         "dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."
     ),
-    "demo": CommandGroup("dither.cli.demo", "Run five example queries on a small private dataset."),
-    "ask": CommandGroup("dither.cli.ask", "Run a private SQL query and charge the budget."),
-    "quote": CommandGroup("dither.cli.ask", "Print the cost and the expected error of a query; free."),
-    "explain": CommandGroup("dither.cli.ask", "Explain how a query is answered; free."),
-    "datasets": CommandGroup("dither.cli.ask", "List datasets, their tables and the domains of columns."),
-    "budget": CommandGroup("dither.cli.ask", "Print the spent and the remaining budget."),
-    "history": CommandGroup("dither.cli.ask", "List earlier charges."),
-    "statement": CommandGroup(
+    "demo": CommandEntry("dither.cli.demo", "Run five example queries on a small private dataset."),
+    "ask": CommandEntry("dither.cli.ask", "Run a private SQL query and charge the budget."),
+    "quote": CommandEntry("dither.cli.ask", "Print the cost and the expected error of a query; free."),
+    "explain": CommandEntry("dither.cli.ask", "Explain how a query is answered; free."),
+    "datasets": CommandEntry("dither.cli.ask", "List datasets, their tables and the domains of columns."),
+    "budget": CommandEntry("dither.cli.ask", "Print the spent and the remaining budget."),
+    "history": CommandEntry("dither.cli.ask", "List earlier charges."),
+    "statement": CommandEntry(
         "dither.cli.statement", "Print the privacy guarantee, its meaning, its assumptions and its limits."
     ),
-    "ledger": CommandGroup("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
-    "release": CommandGroup("dither.release.cli", "Release a protected table."),
-    "audit": CommandGroup("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),
-    "serve": CommandGroup("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
-    "kernel": CommandGroup("dither.cli.serve", "Run the kernel, which holds the data and the budgets.", "server"),
-    "gateway": CommandGroup(
+    "ledger": CommandEntry("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
+    "release": CommandEntry("dither.release.cli", "Release a protected table."),
+    "audit": CommandEntry("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),
+    "serve": CommandEntry("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
+    "kernel": CommandEntry("dither.cli.serve", "Run the kernel, which holds the data and the budgets.", "server"),
+    "gateway": CommandEntry(
         "dither.cli.serve", "Run the gateway, which serves HTTP requests and the web page.", "server"
     ),
-    "curator": CommandGroup("dither.cli.serve", "Administer a kernel through its admin socket.", "server"),
+    "curator": CommandEntry("dither.cli.serve", "Administer a kernel through its admin socket.", "server"),
 }
 
 
@@ -88,7 +88,7 @@ class DeferredCommand(TyperGroup):
 
 
 class RootGroup(TyperGroup):
-    """The top command: add the deferred commands, and turn every error into one line and an exit code."""
+    """The top command: it adds the deferred commands, and turns every error into one line and an exit code."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -116,7 +116,7 @@ class RootGroup(TyperGroup):
 
 
 def _exists(module: str) -> bool:
-    """Return true if a module's file exists; importlib would import the packages around it."""
+    """Return True if a module's file exists, without importing the packages around it."""
     return SOURCE.joinpath(*module.split(".")).with_suffix(".py").exists()
 
 

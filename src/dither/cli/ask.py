@@ -1,4 +1,4 @@
-"""The analyst's commands, from ask to history, for a description in this process or a gateway."""
+"""The analyst's commands (ask, quote, explain, datasets, budget, history), on a description or a gateway."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Split = Annotated[
 Refine = Annotated[
     str | None, typer.Option(help="then spend this much more on the same query, and combine both answers")
 ]
-TYPES: dict[Form, Any] = {
+OPTION_TYPES: dict[Form, Any] = {
     "amount": str | None,
     "number": str | None,
     "probability": str | None,
@@ -52,11 +52,11 @@ TYPES: dict[Form, Any] = {
     "text": str | None,
     "contributions": str | None,
 }
-LEAST: dict[Form, int] = {"positive": 1, "count": 0}
+OPTION_MINIMUMS: dict[Form, int] = {"positive": 1, "count": 0}
 
 
 def option_parser(place: Place) -> Callable[..., QueryOptions]:
-    """Build a function whose parameters are the options of a kind of query, for `compose_command`."""
+    """Make a builder for `compose_command` whose parameters are the options of a kind of query."""
 
     def read(**given: Any) -> QueryOptions:
         """Convert the command line's values to the options of a session."""
@@ -64,7 +64,7 @@ def option_parser(place: Place) -> Callable[..., QueryOptions]:
         return cast(QueryOptions, options)
 
     hints = {
-        name: Annotated[TYPES[each.form], typer.Option(help=each.help, min=LEAST.get(each.form))]
+        name: Annotated[OPTION_TYPES[each.form], typer.Option(help=each.help, min=OPTION_MINIMUMS.get(each.form))]
         for name, each in options_of(place).items()
     }
     read.__signature__ = Signature(  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def ask(
     request_id: RequestId = "", as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Run a private SQL query and charge the budget; print estimates with intervals."""
-    answers = _answers(session, queries, options, split, refine, request_id)
+    answers = _answer_queries(session, queries, options, split, refine, request_id)
     if as_json:
         data = [answer_data(answer) for answer in answers]
         print_json(data[0] if len(queries) == 1 and split is None else {"answers": data})
@@ -122,7 +122,7 @@ def ask(
             CONSOLE.print(f"note: {note}" if len(answers) == 1 else f"note on answer {number}: {note}")
 
 
-def _answers(
+def _answer_queries(
     session: Session, queries: list[str], options: QueryOptions, split: int | None, refine: str | None, request_id: str
 ) -> list[Answer]:
     """Answer one query, one query split by rows per unit, or a batch."""

@@ -26,16 +26,16 @@ from dither.audit.neighbours import DistantPair, Pair, from_strategy
 from dither.audit.stability import ClaimedFunction, InputSpace, ValueDomain, Vectors, transformation
 from dither.audit.timing_channel import timing
 from dither.audit.zoo import Member, catalogue, member
+from dither.cli.options import AsJson
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure, rational
 from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution, DiscreteLaplaceDistribution
 
 REFUTED = 1
-ENDINGS = (".html", ".htm", ".json")
+REPORT_SUFFIXES = (".html", ".htm", ".json")
 DISTRIBUTIONS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Target = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
 ClaimText = Annotated[
     str,
@@ -77,15 +77,15 @@ def mechanism(
     as_json: AsJson = False,
 ) -> None:
     """Search for two inputs and an event that break a mechanism's claim; exit with 1 if there are any."""
-    _check_report(report)
-    stated, pairs = parse_claim(claim), None if neighbours is None else _pairs(neighbours)
+    _check_report_path(report)
+    stated, pairs = parse_claim(claim), None if neighbours is None else _parse_pairs(neighbours)
     mode = "sequential" if sequential else "fixed"
-    with _bar(as_json) as progress:
+    with _progress_bar(as_json) as progress:
         result = privacy(
             import_object(target), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
             bits=not no_bits, progress=progress,
         )  # fmt: skip
-    _finish(result, report, as_json)
+    _print_result_and_exit(result, report, as_json)
 
 
 @app.command()
@@ -99,7 +99,7 @@ def sampler(
     as_json: AsJson = False,
 ) -> None:
     """Test draws of a sampler f(size) against a distribution; exit with 1 if they do not follow it."""
-    result = fit(import_object(target), _distribution(distribution), draws=draws, alpha=alpha)
+    result = fit(import_object(target), _parse_distribution(distribution), draws=draws, alpha=alpha)
     if as_json:
         typer.echo(result.report())
     else:
@@ -108,7 +108,7 @@ def sampler(
             grid.add_row(test.name, f"{test.statistic:.6g}", f"{test.p_value:.4g}")
         OUT.print(grid)
         OUT.print(str(result))
-    _exit(result.refuted)
+    _exit_if_refuted(result.refuted)
 
 
 @app.command("exact")
@@ -124,14 +124,14 @@ def exact_command(
 ) -> None:
     """Enumerate every execution of f(input, bits), or of a Dither mechanism, on two inputs; print rigorous bounds."""
     stated = None if claim is None else parse_claim(claim)
-    result = exact(import_object(target), _pair(pair), residual=residual, most_runs=most_runs)
+    result = exact(import_object(target), _parse_pair(pair), residual=residual, most_runs=most_runs)
     typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
     if stated is None:
         return
     certified = result.certifies(stated) and not _refuted(result, stated)
     if not as_json:
         typer.echo(_verdict(result, stated, certified))
-    _exit(not certified)
+    _exit_if_refuted(not certified)
 
 
 @app.command("transformation")
@@ -153,10 +153,10 @@ def transformation_command(
     if not isinstance(claimed, ClaimedFunction):
         if domain is None or claim is None:
             raise InvalidParameter("a plain function needs --domain and --claim")
-        claimed = ClaimedFunction(claimed, _space(domain), float(rational(claim, "the claim")))
+        claimed = ClaimedFunction(claimed, _parse_input_space(domain), float(rational(claim, "the claim")))
     result = transformation(claimed.function, claimed.space, claimed.claimed, pairs=pairs, seed=seed)
     typer.echo(json.dumps(result.as_dict(), indent=2) if as_json else str(result))
-    _exit(result.refuted)
+    _exit_if_refuted(result.refuted)
 
 
 @app.command("timing")
@@ -168,9 +168,9 @@ def timing_command(
     as_json: AsJson = False,
 ) -> None:
     """Test if the duration of f(input) depends on which of two inputs it gets; exit with 1 if it does."""
-    result = timing(import_object(target), *_pair(pair), runs=runs, alpha=alpha)
+    result = timing(import_object(target), *_parse_pair(pair), runs=runs, alpha=alpha)
     typer.echo(result.report() if as_json else str(result))
-    _exit(result.refuted)
+    _exit_if_refuted(result.refuted)
 
 
 @app.command()
@@ -186,14 +186,14 @@ def zoo(
     """List the correct and faulty mechanisms of the zoo, or audit one of them."""
     if name is None:
         return _print_members(catalogue(), as_json)
-    _check_report(report)
+    _check_report_path(report)
     chosen = member(name)
-    with _bar(as_json) as progress:
+    with _progress_bar(as_json) as progress:
         result = privacy(
             chosen.mechanism(seed), chosen.claim, chosen.neighbours, samples=samples, alpha=alpha, seed=seed,
             timed=chosen.timed, vectorised=not chosen.one_by_one, bits=not no_bits, progress=progress,
         )  # fmt: skip
-    return _finish(result, report, as_json)
+    return _print_result_and_exit(result, report, as_json)
 
 
 app.command()(certify)
@@ -203,7 +203,7 @@ app.command()(certify)
 @wraps(service)
 def service_command(*given: Any, **options: Any) -> None:
     """Attack a running service."""
-    _exit(any(finding.learned for finding in service(*given, **options)))
+    _exit_if_refuted(any(finding.learned for finding in service(*given, **options)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -226,13 +226,13 @@ def schedule(
     last = None
     for last in repeat_audit(command or [], history, wait, times):
         typer.echo(json.dumps(vars(last)) if as_json else format_history(read_history(history))[-1])
-    _exit(last is not None and not last.passed)
+    _exit_if_refuted(last is not None and not last.passed)
 
 
 # ---- helpers of the commands ---------------------------------------------------------------------------------------
 
 
-def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
+def _print_result_and_exit(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
     """Print the result, write the report, and exit."""
     if as_json:
         typer.echo(result.report(kind="json"))
@@ -241,15 +241,15 @@ def _finish(result: PrivacyResult, report: Path | None, as_json: bool) -> None:
         typer.echo(str(result.evidence))
     if report is not None:
         _write_report(result, report)
-    _exit(result.refuted)
+    _exit_if_refuted(result.refuted)
 
 
-def _check_report(path: Path | None) -> None:
+def _check_report_path(path: Path | None) -> None:
     """Check, before anything runs, that the report can be written."""
     if path is None:
         return
-    if path.suffix.lower() not in ENDINGS:
-        raise InvalidParameter(f"a report's name must end in {', '.join(ENDINGS)}; got {path.name!r}")
+    if path.suffix.lower() not in REPORT_SUFFIXES:
+        raise InvalidParameter(f"a report's name must end in {', '.join(REPORT_SUFFIXES)}; got {path.name!r}")
     if not path.parent.is_dir() or path.is_dir():
         raise InvalidParameter(
             f"cannot write a report to {path}: its directory does not exist, or it is a directory itself"
@@ -257,7 +257,7 @@ def _check_report(path: Path | None) -> None:
 
 
 def _write_report(result: PrivacyResult, path: Path) -> None:
-    """Write the report."""
+    """Write the report; say why if the file cannot be written."""
     try:
         result.report(path)
     except OSError as error:
@@ -265,7 +265,7 @@ def _write_report(result: PrivacyResult, path: Path) -> None:
 
 
 def _refuted(result: ExactResult, stated: Loss) -> bool:
-    """Return true if the enumeration refutes the claim."""
+    """Return True if the enumeration refutes the claim."""
     return isinstance(stated, Pure | Approximate) and result.refutes(stated)
 
 
@@ -277,7 +277,7 @@ def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
     return f"{'CERTIFIED' if certified else 'not certified'}: {claim_text(stated)}"
 
 
-def _exit(refuted: bool) -> None:
+def _exit_if_refuted(refuted: bool) -> None:
     """Exit with 1 if a claim was refuted."""
     if refuted:
         raise typer.Exit(REFUTED)
@@ -296,19 +296,19 @@ def _print_members(members: tuple[Member, ...], as_json: bool) -> None:
     OUT.print(grid)
 
 
-def _pairs(text: str) -> list[Pair]:
-    """Parse pairs of inputs from JSON, a list or a Hypothesis strategy."""
-    loaded = _json(text) if text.lstrip().startswith(("[", "{")) else import_object(text)
+def _parse_pairs(text: str) -> list[Pair]:
+    """Parse pairs of inputs from JSON, or import a list or a Hypothesis strategy of them."""
+    loaded = _parse_json(text) if text.lstrip().startswith(("[", "{")) else import_object(text)
     loaded = import_object(f"{text}()") if callable(loaded) else loaded
     if hasattr(loaded, "example"):  # a strategy of Hypothesis
         return from_strategy(loaded)
     pairs: Any = loaded if isinstance(loaded, list | tuple) and not isinstance(loaded, DistantPair) else [None]
     if any(isinstance(pair, str) or not hasattr(pair, "__len__") for pair in pairs):
         raise InvalidParameter("--neighbours must be a list of pairs, such as '[[0, 1], [10, 11]]'")
-    return [_distant_pair(pair) if isinstance(pair, dict) else pair for pair in pairs]
+    return [_parse_distant_pair(pair) if isinstance(pair, dict) else pair for pair in pairs]
 
 
-def _distant_pair(given: dict[str, Any]) -> DistantPair:
+def _parse_distant_pair(given: dict[str, Any]) -> DistantPair:
     """Parse two inputs and the number of steps between them."""
     if set(given) != {"a", "b", "steps"}:
         names = ", ".join(map(repr, given)) or "nothing"
@@ -316,15 +316,15 @@ def _distant_pair(given: dict[str, Any]) -> DistantPair:
     return DistantPair(**given)
 
 
-def _pair(text: str) -> tuple[Any, Any]:
+def _parse_pair(text: str) -> tuple[Any, Any]:
     """Parse a pair of inputs."""
-    inputs = _json(text)
+    inputs = _parse_json(text)
     if not isinstance(inputs, list) or len(inputs) != 2:
         raise InvalidParameter("--pair must be a JSON list of two inputs, such as '[0, 1]' or '[[0], [1]]'")
     return inputs[0], inputs[1]
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parse JSON."""
     try:
         return json.loads(text)
@@ -332,10 +332,10 @@ def _json(text: str) -> Any:
         raise InvalidParameter(f"expected JSON: {error.msg}") from None
 
 
-def _space(text: str) -> InputSpace:
-    """Parse the inputs of a transformation."""
+def _parse_input_space(text: str) -> InputSpace:
+    """Parse the space of inputs of a transformation: columns as JSON, or vectors as 'size, low, high'."""
     if text.lstrip().startswith("{"):
-        return ValueDomain(_json(text))
+        return ValueDomain(_parse_json(text))
     size, *bounds = [each.strip() for each in text.split(",")]
     if len(bounds) != 2 or not size.isdigit():
         raise InvalidParameter(
@@ -345,8 +345,8 @@ def _space(text: str) -> InputSpace:
     return Vectors(int(size), low, high)
 
 
-def _distribution(text: str) -> Any:
-    """Parse a distribution."""
+def _parse_distribution(text: str) -> Any:
+    """Parse laplace:SCALE or gaussian:VARIANCE, or import a distribution."""
     kind, _, parameter = text.partition(":")
     if kind in DISTRIBUTIONS:
         given = rational(parameter, "the distribution's parameter")
@@ -357,7 +357,7 @@ def _distribution(text: str) -> Any:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def _progress_bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar on the error stream if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=ERR, transient=True, disable=quiet or not ERR.is_terminal) as bar:

@@ -17,7 +17,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text
 
 
 def compose_command(command: Callable[..., None], **builders: Callable[..., Any]) -> Callable[..., None]:
-    """Build a command whose parameters with a builder are made by it, from the builder's own parameters."""
+    """Replace parameters of a command by those of their builders, such as `session` by the options that open one.
+
+    The result calls each builder with its own parameters, and then the command with what they built.
+    """
     owners = {part.name: name for name, build in builders.items() for part in _parameters(build)}
 
     @wraps(command)
@@ -33,7 +36,7 @@ def compose_command(command: Callable[..., None], **builders: Callable[..., Any]
         for own in _parameters(command)
         for part in (_parameters(builders[own.name]) if own.name in builders else [own])
     ]
-    # Arguments, which have no default, come first, and options of the session last.
+    # Arguments, which have no default, come first (0), then the command's options (1), then those of the session (2).
     parts.sort(key=lambda part: part.default is not Parameter.empty and 1 + (owners.get(part.name) == "session"))
     run.__signature__ = signature(command).replace(parameters=parts)  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in parts}

@@ -1,4 +1,4 @@
-"""`dither prepare`: a command for the curator, where the data are."""
+"""`dither prepare`: a command for the curator, on the machine with the data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dither.access.snapshot import prepare, snapshot_path
+from dither.cli.options import AsJson
 from dither.errors import Unsupported
 from dither.schema import load
 
 app = typer.Typer(add_completion=False)
 
-FILES = {"parquet", "csv", "duckdb"}
+FILE_SOURCES = {"parquet", "csv", "duckdb"}
 
 
 @app.command(name="prepare")
@@ -23,11 +24,11 @@ def command(
     description: Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="file to write; by default beside the first table")] = None,
     memory: Annotated[str, typer.Option(help="the most memory to use")] = "3GB",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a snapshot of the records, cleaned, sorted and ranked: answers stay the same and become much faster."""
     dataset = load(description)
-    if {table.source.kind for table in dataset.tables.values()} - FILES:
+    if {table.source.kind for table in dataset.tables.values()} - FILE_SOURCES:
         raise Unsupported("prepare takes Parquet, CSV and DuckDB files only; other engines read their own tables")
     path = out or snapshot_path(dataset)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

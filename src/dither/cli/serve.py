@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from dither.cli.options import AsJson
 from dither.errors import DitherError, InvalidParameter
 from dither.serve.operations.permissions import check_secret_file
 from dither.serve.operations.supervisor import ManagedProcess, Supervisor, gateway_environment, primary_group
@@ -24,7 +26,7 @@ app.add_typer(curator, name="curator")
 
 
 def _apply_config_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Use a file's settings as defaults, below flags and environment."""
+    """Use a file's settings as defaults; flags and the environment override them."""
     if path is None:
         return None
     try:
@@ -33,12 +35,11 @@ def _apply_config_file(context: typer.Context, path: Path | None) -> Path | None
         raise InvalidParameter(f"cannot read {path} as YAML") from None
     known = {parameter.name for parameter in context.command.params} - {"config", "as_json"}
     if not isinstance(given, dict) or not set(given) <= known:
-        raise InvalidParameter(f"{path} must be a mapping with keys out of: {', '.join(sorted(filter(None, known)))}")
+        raise InvalidParameter(f"{path} must be a mapping; its keys may be: {', '.join(sorted(filter(None, known)))}")
     context.default_map = {**(context.default_map or {}), **given}
     return path
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -68,7 +69,8 @@ Port = Annotated[
 Certificate = Annotated[Path | None, typer.Option(envvar="DITHER_CERTIFICATE", help="file of this side's certificate")]
 Key = Annotated[Path | None, typer.Option(envvar="DITHER_KEY", help="file of the certificate's private key")]
 Authority = Annotated[
-    Path | None, typer.Option(envvar="DITHER_AUTHORITY", help="file of the authority that signs the other side")
+    Path | None,
+    typer.Option(envvar="DITHER_AUTHORITY", help="file of the authority that signs the other side's certificate"),
 ]
 Rate = Annotated[float, typer.Option(envvar="DITHER_RATE", min=0.01, help="requests per second of one account")]
 Burst = Annotated[int, typer.Option(envvar="DITHER_BURST", min=1, help="largest burst of requests of one account")]
@@ -90,13 +92,13 @@ STATE = Path("dither-state")
 ADMIN_SOCKET = STATE / "private" / "admin.sock"
 
 
-def _ready(what: str, kernel_host: str, as_json: bool) -> None:
+def _print_address(server: str, address: str, as_json: bool) -> None:
     """Print the address of a server that starts."""
-    typer.echo(json.dumps({what: kernel_host}) if as_json else f"{what}: {kernel_host}")
+    typer.echo(json.dumps({server: address}) if as_json else f"{server}: {address}")
 
 
 def _check_installed(command: str) -> None:
-    """Check the libraries before any process starts: a gateway without them would be restarted forever."""
+    """Check that the server's libraries are installed, before a supervisor would restart the gateway forever."""
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise DitherError(f"'dither {command}' needs the extra 'server'; run: pip install 'dither[server]'")
 
@@ -149,13 +151,13 @@ def kernel(
 
     tls = None
     if listen is not None:
-        host, port = _address(listen)
-        tls = TlsSettings(host, port, *_tls_files(certificate, key, authority))
+        host, port = _parse_address(listen)
+        tls = TlsSettings(host, port, *_require_tls_files(certificate, key, authority))
     settings = KernelSettings(
         tuple(descriptions), state, _check_ledger_argument(ledger), socket, None, tls, group,
-        Schedule(floor=floor, most_misses=misses), QueueLimits(slots, waiting, account_questions), slots, oidc,
+        Schedule(floor=floor, max_misses=misses), QueueLimits(slots, waiting, account_questions), slots, oidc,
     )  # fmt: skip
-    _ready("kernel", str(settings.socket_path), as_json)
+    _print_address("kernel", str(settings.socket_path), as_json)
     run_kernel(settings)
 
 
@@ -165,7 +167,8 @@ def gateway(
         STATE / "kernel.sock"
     ),
     state: Annotated[
-        Path, typer.Option(envvar="DITHER_GATEWAY_STATE", help="folder of the latest ledger head seen")
+        Path,
+        typer.Option(envvar="DITHER_GATEWAY_STATE", help="folder in which the gateway keeps the latest ledger head"),
     ] = Path("dither-gateway"),
     host: Host = "127.0.0.1",
     port: Port = 8765,
@@ -193,12 +196,12 @@ def gateway(
 
     address: str | MutualTls = kernel
     if kernel.startswith("tls://"):
-        kernel_host, kernel_port = _address(kernel.removeprefix("tls://"))
-        address = MutualTls(kernel_host, kernel_port, *_tls_files(certificate, key, authority))
+        kernel_host, kernel_port = _parse_address(kernel.removeprefix("tls://"))
+        address = MutualTls(kernel_host, kernel_port, *_require_tls_files(certificate, key, authority))
     if https_key is not None:
         check_secret_file(https_key)
     limits = AppSettings(account_rate=Limit(rate, burst), tick_ms=tick, reports=reports)
-    _ready("gateway", f"{host}:{port}", as_json)
+    _print_address("gateway", f"{host}:{port}", as_json)
     run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
 
 
@@ -234,29 +237,18 @@ def serve(
         import shutil
 
         shutil.chown(gateway_state, gateway_user)
-    numbers = {"slots": slots, "waiting": waiting, "account-questions": account_questions}
-    numbers |= {"floor": floor, "misses": misses}
     if ledger:
         # The kernel process reads the location from its environment, because arguments are public.
         os.environ["DITHER_LEDGER"] = _check_ledger_argument(ledger)
-    program = [sys.executable, "-m", "dither"]
-    kernel_command = [*program, "kernel", *(str(path.absolute()) for path in descriptions), "--state", str(state)]
-    kernel_command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    numbers = {"slots": slots, "waiting": waiting, "account-questions": account_questions}
+    numbers |= {"floor": floor, "misses": misses}
+    kernel_command = [*_program("kernel"), *(str(path.absolute()) for path in descriptions), "--state", str(state)]
+    kernel_command += _flags(numbers)
     kernel_command += ["--oidc", str(oidc.absolute())] if oidc else []
     kernel_command += ["--group", str(primary_group(gateway_user))] if gateway_user else []
-    gateway_command = [*program, "gateway", "--kernel", str(state / "kernel.sock"), "--state", str(gateway_state)]
-    gateway_command += [
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--rate",
-        str(rate),
-        "--burst",
-        str(burst),
-        "--tick",
-        str(tick),
-    ]
+    gateway_command = _program("gateway")
+    gateway_command += _flags({"kernel": state / "kernel.sock", "state": gateway_state, "host": host, "port": port})
+    gateway_command += _flags({"rate": rate, "burst": burst, "tick": tick})
     gateway_command += ["--reports", str(reports.absolute())] if reports else []
     children = [
         ManagedProcess("kernel", kernel_command, _kernel_environment(), state),
@@ -267,12 +259,22 @@ def serve(
     Supervisor(children).run()
 
 
+def _program(command: str) -> list[str]:
+    """Return the words that start a command of Dither in a new process."""
+    return [sys.executable, "-m", "dither", command]
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    """Return command-line words that set options."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
 def _kernel_environment() -> dict[str, str]:
     """Return this process's environment without the variables that apply to `serve` alone."""
     return {name: value for name, value in os.environ.items() if name not in ("DITHER_CONFIG", "DITHER_SOCKET")}
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     """Parse HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -280,14 +282,14 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> tuple[Path, Path, Path]:
+def _require_tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> tuple[Path, Path, Path]:
     """Return the three files of mutual TLS; raise InvalidParameter if one is missing."""
     if certificate is None or key is None or authority is None:
         raise InvalidParameter("TLS between the servers needs --certificate, --key and --authority")
     return certificate, check_secret_file(key), authority
 
 
-# --- Curator commands ---
+# --- curator commands ------------------------------------------------------------------------------------------------
 
 
 def _call_and_print(socket: Path, call: str, as_json: bool, /, **given: str) -> None:
@@ -295,20 +297,20 @@ def _call_and_print(socket: Path, call: str, as_json: bool, /, **given: str) -> 
     from dither.serve.kernel.admin import call_admin
 
     data = call_admin(socket, call, **given)
-    typer.echo(json.dumps(data, indent=2) if as_json else _text(data))
+    typer.echo(json.dumps(data, indent=2) if as_json else _format_data(data))
 
 
-def _text(data: Any, indent: str = "") -> str:
+def _format_data(data: Any, indent: str = "") -> str:
     """Format plain data as indented lines."""
     if isinstance(data, dict):
-        return "\n".join(f"{indent}{name}: {_nested_text(value, indent)}" for name, value in data.items())
+        return "\n".join(f"{indent}{name}: {_format_nested(value, indent)}" for name, value in data.items())
     if isinstance(data, list):
-        return "\n".join(_text(each, indent) + "\n" for each in data).rstrip() or f"{indent}none"
+        return "\n".join(_format_data(each, indent) + "\n" for each in data).rstrip() or f"{indent}none"
     return f"{indent}{data}"
 
 
-def _nested_text(value: Any, indent: str) -> str:
-    return "\n" + _text(value, indent + "  ") if isinstance(value, dict | list) else str(value)
+def _format_nested(value: Any, indent: str) -> str:
+    return "\n" + _format_data(value, indent + "  ") if isinstance(value, dict | list) else str(value)
 
 
 @curator.command()
@@ -377,7 +379,7 @@ def unlock(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson
 
 @curator.command()
 def reset_latency(dataset: Dataset, socket: AdminSocket = ADMIN_SOCKET, as_json: AsJson = False) -> None:
-    """Reset the predicted durations of a dataset's answers: each late answer had doubled the one of its class."""
+    """Reset the predicted durations of a dataset's answers; each late answer doubled that of its time class."""
     _call_and_print(socket, "reset_latency", as_json, dataset=dataset)
 
 
@@ -394,13 +396,13 @@ def desk(
     as_json: AsJson = False,
 ) -> None:
     """Serve the curator's desk, a web page on this machine, until interrupted; its address contains its secret."""
-    from dither.serve.kernel.desk_page import AdminPageServer, Page
+    from dither.serve.kernel.desk_page import DeskPage, DeskServer
 
     try:
-        server = AdminPageServer(Page(socket), port)
+        server = DeskServer(DeskPage(socket), port)
     except OSError:
         raise InvalidParameter(f"cannot listen on port {port}; choose another --port") from None
-    _ready("desk", server.url, as_json)
+    _print_address("desk", server.url, as_json)
     with suppress(KeyboardInterrupt):
         server.serve_forever()
 

@@ -1,4 +1,4 @@
-"""Open the session or the kernel of a command: of a description in this process, or of a gateway."""
+"""Open the session or the kernel that a command uses: in this process from a description, or through a gateway."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dither.privacy.protocol import Kernel
 from dither.schema import Dataset
 
 Target = Annotated[str, typer.Argument(help="a description's path, or a gateway's address", show_default=False)]
-Account = Annotated[str, typer.Option(help="the account's name, for a description")]
-Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="the account's token, for a gateway")]
+Account = Annotated[str, typer.Option(help="the account's name, with a description")]
+Token = Annotated[str | None, typer.Option(envvar="DITHER_TOKEN", help="the account's token, with a gateway")]
 Name = Annotated[str | None, typer.Option("--dataset", help="the dataset, if there are several")]
 LedgerFile = Annotated[
     Path | None,
-    typer.Option("--ledger", envvar="DITHER_LEDGER", help="the ledger, for a description; by default beside it"),
+    typer.Option("--ledger", envvar="DITHER_LEDGER", help="the ledger, with a description; by default beside it"),
 ]
 
 
 def open_session(
     target: Target, account: Account = "analyst", token: Token = None, dataset: Name = None, ledger: LedgerFile = None
 ) -> Session:
-    """Open a session of a description in this process, or of a gateway."""
+    """Open a session in this process from a description, or through a gateway."""
     if target.startswith(("http://", "https://")):
         return connect(target, token=token, dataset=dataset)
     return connect(target, account=account, dataset=dataset, ledger=ledger)
@@ -48,7 +48,7 @@ class OpenKernel:
 def open_any_kernel(
     target: Target, account: Account = "analyst", token: Token = None, ledger: LedgerFile = None
 ) -> OpenKernel:
-    """Open a kernel in this process, or one behind a gateway."""
+    """Open a kernel in this process from a description, or one behind a gateway."""
     if target.startswith(("http://", "https://")):
         return OpenKernel(*open_kernel(target, token=token))
     return OpenKernel(*open_kernel(target, account=account, ledger=ledger))

@@ -21,7 +21,7 @@ from dither.views import ledger as ledger_views
 from dither.views.text import loss_text
 
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
-SIZES = (1, 2, 5, 10, 50)
+GROUP_SIZES = (1, 2, 5, 10, 50)
 NOT_PROMISED = (
     "facts about groups are not hidden: a fact about most people can be learned, and used to guess about anyone",
     "the answers may still be useful to somebody who already knows nearly everything about a person",
@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False)
 
 
 def cap_loss(cap: BudgetCap) -> Loss:
-    """Return all that a budget allows as one loss."""
+    """Return a budget's limit as a loss."""
     match cap.kind:
         case "pure":
             return Pure(cap.epsilon or Fraction(0))
@@ -51,7 +51,7 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
         "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
         "groups": [
             {"units": size, "loss": loss_text([grown])}
-            for size, grown in group_privacy_table(group_privacy_loss(loss), SIZES)
+            for size, grown in group_privacy_table(group_privacy_loss(loss), GROUP_SIZES)
         ],
         "curve": [
             {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
@@ -76,14 +76,14 @@ def percent(rate: Fraction) -> str:
 
 
 def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
-    """Return the statement as plain data."""
+    """Return the facts of a statement and their meaning as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
     meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
     return ledger_views.statement_data(statement) | meanings
 
 
-def lines(data: dict[str, Any]) -> Iterator[str | Grid]:
-    """Return the lines and tables of the statement."""
+def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
+    """Yield the lines and tables of the statement."""
     yield f"{data['dataset']}: the limit on what all answers together may reveal, for any queries"
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
@@ -109,7 +109,7 @@ def statement(session: Session, as_json: AsJson = False) -> None:
     if as_json:
         print_json(data)
         return
-    for part in lines(data):
+    for part in statement_parts(data):
         CONSOLE.print(part)
 
 

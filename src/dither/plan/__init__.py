@@ -1,1 +1,1 @@
-"""Layer 1, trusted: the public part, which describes queries as plans and derives their bounds; it reads no record."""
+"""Layer 1, trusted, the public half: plans of queries, their sensitivity and their SQL; it reads no record."""

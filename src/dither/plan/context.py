@@ -13,6 +13,7 @@ from dither.errors import InvalidPlan, Unsupported
 from dither.plan.domains import EPOCH, number_of_periods, truncate, with_null
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
+# Keys of a source's options under which a kernel publishes facts to planners: see `with_public_facts`.
 RANKS, ROWS = "ranks", "rows"
 
 
@@ -95,7 +96,7 @@ class Context:
         return None if table.private else self.facts.multiplicity.get(f"{table.name}.{column}")
 
     def is_coarser(self, large: str, small: str) -> bool:
-        """Tell whether each unit of `small` lies inside one unit of `large`, and the two units differ."""
+        """Tell whether `large` is strictly coarser: each unit of `small` lies inside one unit of `large`."""
         outer_unit, inner_unit = self.unit(large), self.unit(small)
         if outer_unit.kind != "user" or inner_unit.kind == "user":
             return False
@@ -162,6 +163,7 @@ def zone_offsets(lo: int, hi: int, zone: str) -> tuple[tuple[int, int], ...]:
 
 def _offset_at(moment: int, zone_info: ZoneInfo) -> int:
     """Return the zone's UTC offset at a moment, in microseconds."""
+    # ZoneInfo cannot convert the calendar's first day and last year: there, use the offset of a moment nearby.
     utc = (
         datetime.min + timedelta(days=1) if moment < -62_135_510_400_000_000 else EPOCH + timedelta(microseconds=moment)
     )
@@ -172,7 +174,7 @@ def _offset_at(moment: int, zone_info: ZoneInfo) -> int:
 
 
 def _offset_change(before: int, after: int, zone_info: ZoneInfo) -> int:
-    """Find the first microsecond after `before` that has the same offset as `after`, by bisection."""
+    """Find, by bisection, the first microsecond in (before, after] whose offset is that of `after`."""
     target_offset = _offset_at(after, zone_info)
     while after - before > 1:
         middle = (before + after) // 2

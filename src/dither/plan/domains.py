@@ -1,4 +1,4 @@
-"""Domains: the public set of values that an expression can take, an interval on a lattice or a finite set."""
+"""Domains: the public set of values that an expression can take; operations on them, and calendar periods."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dither.schema import Boolean, Category, Domain, Every, Identifier, Moment, 
 Period = Literal["second", "minute", "hour"] | Every
 
 LARGEST_INTEGER = 1 << 62
-MOST_LISTED = 1 << 6
-MOST_STEP = 10**36
+MAX_LISTED = 1 << 6
+MAX_STEP_TERM = 10**36
 DAY = 86_400_000_000
 PERIOD_LENGTHS: dict[str, int] = {
     "microsecond": 1,
@@ -45,7 +45,7 @@ def number(lo: int, hi: int, step: Fraction = Fraction(1), nullable: bool = Fals
         raise InvalidPlan("an expression has no possible values: its lower bound exceeds its upper bound")
     if max(abs(lo), abs(hi)) > LARGEST_INTEGER:
         raise Unsupported("values could exceed 2^62 steps of their lattice; CLAMP or ROUND the operands first")
-    if max(step.numerator, step.denominator) > MOST_STEP:
+    if max(step.numerator, step.denominator) > MAX_STEP_TERM:
         raise Unsupported(
             "the lattice of an expression is too fine or too coarse (beyond 1e36); ROUND the operands first"
         )
@@ -67,7 +67,7 @@ def span(domain: Domain) -> tuple[int, int]:
 
 
 def is_possible(encoded: int | str | bool, domain: Domain) -> bool:
-    """Tell whether an encoded value can occur: a number or moment within its bounds, or an integer key of 64 bits."""
+    """Tell whether an encoded value lies within the bounds of its domain; integer keys must fit into 64 bits."""
     if isinstance(encoded, bool) or not isinstance(encoded, int):
         return True
     lo, hi = span(domain) if isinstance(domain, Number | Moment) else (-(1 << 63), (1 << 63) - 1)
@@ -137,7 +137,7 @@ def common_step(first: Fraction, *others: Fraction) -> Fraction:
 
 
 def to_step(domain: Number, step: Fraction) -> Number:
-    """Return the same numbers on a finer lattice; refuse them if they no longer fit."""
+    """Return the same numbers on a finer lattice; refuse a lattice on which they exceed 2^62 steps."""
     lo, hi = bounds_of(domain)
     ratio = domain.step / step
     return number(int(lo * ratio), int(hi * ratio), step, domain.nullable)
@@ -274,7 +274,7 @@ def domain_values(domain: Domain, limit: int, public: Sequence[Scalar] | None = 
         raise Unsupported(
             f"a group key has {count} declared values, and at most {limit} are allowed; group by a coarser key"
         )
-    lattice = _as_lattice(domain) if count > MOST_LISTED else None
+    lattice = _as_lattice(domain) if count > MAX_LISTED else None
     return lattice if lattice is not None else (*_list_values(domain, public), *((None,) if domain.nullable else ()))
 
 
@@ -336,7 +336,7 @@ def normalise(value: Fraction) -> Scalar:
 
 
 def encode_value(value: Scalar, domain: Domain) -> int | str | bool | None:
-    """Encode a public value as the engine does; None for NULL and off the lattice; refuse other kinds."""
+    """Encode a public value as the engine does; None for NULL and for numbers off the lattice; refuse other kinds."""
     match domain, value:
         case _, None:
             return None

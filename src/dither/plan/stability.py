@@ -11,12 +11,12 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.schema import Domain
 
-MOST_ROWS = 1 << 31
+MAX_ROWS = 1 << 31
 
 
 @dataclass(frozen=True)
 class EstimatedLimit:
-    """A limit that the kernel estimates privately first, between 1 and `most`; equal tags mean the same limit."""
+    """A placeholder for a limit from 1 to `most` that the kernel estimates privately; equal tags get the same limit."""
 
     tag: str = "bound"
     most: int = 1 << 20
@@ -27,10 +27,10 @@ RowLimit = int | EstimatedLimit
 
 @dataclass(frozen=True)
 class PerKeyBound:
-    """At most `max_rows` rows of one unit in each of at most `max_groups` values of `keys`.
+    """The bound that a unit has at most `max_rows` rows in each of at most `max_groups` values of `keys`.
 
-    `key_columns` holds the columns that the keys are computed from, with their domains at the point of bounding: a
-    key's value may depend on them.
+    `key_columns` holds the columns that the keys are computed from, with their domains where the bound was applied:
+    the value of a computed key may depend on these domains.
     """
 
     keys: tuple[Expr, ...]
@@ -92,16 +92,16 @@ def known_limit(limit: RowLimit) -> int:
 def check_limit(limit: RowLimit, name: str) -> None:
     """Refuse limits that are not integers from 1 to 2^31."""
     most = limit.most if isinstance(limit, EstimatedLimit) else limit
-    if type(most) is not int or not 1 <= most <= MOST_ROWS:
+    if type(most) is not int or not 1 <= most <= MAX_ROWS:
         raise InvalidParameter(f"{name} must be an integer from 1 to 2^31")
 
 
 def stability_after_bounding(
     ctx: Context, child: Stability, unit: str, bounded_unit: str, changes_per_row: int, bound: int | None
 ) -> Stability:
-    """The stability for `unit` after each unit of `bounded_unit` keeps a selection of at most `bound` of its own rows.
+    """Return the stability for `unit` after every `bounded_unit` keeps at most `bound` of its own rows.
 
-    One changed row changes at most `changes_per_row` selected rows. See limit_rows_per_unit.md.
+    One changed row changes at most `changes_per_row` kept rows. Proof: limit_rows_per_unit.md.
     """
     if unit == bounded_unit:
         rows = smallest(child.max_rows, bound)

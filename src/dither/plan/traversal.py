@@ -36,7 +36,7 @@ def unfilled_limits(plan: Any) -> frozenset[EstimatedLimit]:
 
 
 def fill_limits(plan: Node, limits: Mapping[str, int]) -> Node:
-    """Replace the estimated limits of a plan by values, clamped to [1, most]; limits without a value stay."""
+    """Replace the estimated limits of a plan by values, clamped to [1, most]; keep limits whose tag has no value."""
 
     def fill(node: Any) -> Any:
         if isinstance(node, EstimatedLimit) and node.tag in limits:
@@ -47,9 +47,9 @@ def fill_limits(plan: Node, limits: Mapping[str, int]) -> Node:
 
 
 def transform(node: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild a plan from below: `change` is given each node after its fields were rebuilt.
+    """Rebuild a plan bottom-up: call `change` on each node after its fields have been rebuilt.
 
-    A node that does not change is returned itself, so that results cached for it still apply.
+    An unchanged node is returned itself, not as a copy, so that cached results still apply to it.
     """
     if isinstance(node, tuple):
         items = [transform(item, change) for item in node]
@@ -66,5 +66,5 @@ def _identical(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def field_values(node: Any) -> list[Any]:
-    """The values of a node's fields, in their order; none for what is no node."""
+    """Return the values of a node's fields in order; an empty list for a value that is not a node."""
     return [getattr(node, name) for name in _field_names(node.__class__) or ()]

@@ -13,6 +13,7 @@ from dither.errors import InvalidParameter
 SEARCH_SHARE = Fraction(1, 5)
 BoundMethod = Literal["auto", "clip", "rows"]
 BOUND_METHODS: dict[object, BoundMethod] = {"auto": "auto", "clip": "clip", "rows": "rows"}
+# Histograms of contributions have at most this many edges, each twice the one before.
 OCTAVES = 26
 ACCEPTED_FORMS = (
     "'auto', a number of rows such as 20, {'max_rows': 20} or {'max_groups': 3, 'max_rows_per_group': 5}; "
@@ -25,8 +26,8 @@ LARGEST_EDGE = 1 << 31
 class ContributionBound:
     """A bound on what one unit contributes.
 
-    It is `auto` (chosen privately), at most `max_rows` rows' worth, or, with `max_groups`, at most `max_rows` rows in
-    each of at most `max_groups` groups. `how` is "clip" to scale a unit's sums down to the bound, "rows" to keep that
+    It is `auto` (chosen privately), at most `max_rows` rows, or, with `max_groups`, at most `max_rows` rows in each of
+    at most `max_groups` groups. `how` is "clip" to scale a unit's sums down to the bound, "rows" to keep that
     many of its rows (cheaper where the curator has prepared the data, since ranks are then stored), or "auto" to let
     the planner choose.
     """

@@ -16,7 +16,7 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True)
 class NoisyCell:
-    """A noisy measured column, by its index."""
+    """A noisy column, by its index among the cells of a plan."""
 
     index: int
 
@@ -126,18 +126,19 @@ def _round(value: Values, digits: Values | float = 0.0) -> Values:
     return np.asarray(np.sign(value) * np.floor(np.abs(value) * power + 0.5) / power)
 
 
-def _variance(squares: Values, total: Values, size: Values, lost: Values) -> Values:
-    """Compute max(0, (squares - total^2 / size) / (size - lost)) from sums around a centre; `lost` is 0 or 1."""
-    size = np.where(size > lost, size, math.nan)
-    return np.asarray(np.maximum((squares - total**2 / size) / (size - lost), 0.0))
+def _variance(squares: Values, total: Values, size: Values, ddof: Values) -> Values:
+    """Compute max(0, (squares - total^2 / size) / (size - lost)) from sums around a centre; `ddof` is 0 or 1."""
+    size = np.where(size > ddof, size, math.nan)
+    return np.asarray(np.maximum((squares - total**2 / size) / (size - ddof), 0.0))
 
 
-def _covariance(product: Values, first: Values, second: Values, size: Values, lost: Values) -> Values:
-    size = np.where(size > lost, size, math.nan)
-    return np.asarray((product - first * second / size) / (size - lost))
+def _covariance(product: Values, first: Values, second: Values, size: Values, ddof: Values) -> Values:
+    size = np.where(size > ddof, size, math.nan)
+    return np.asarray((product - first * second / size) / (size - ddof))
 
 
 def _case_when(*arguments: Values) -> Values:
+    """Compute CASE: conditions and results in turn, then the result of ELSE if there is one."""
     arguments = (*arguments, np.asarray(math.nan)) if len(arguments) % 2 == 0 else arguments
     results = _align_types(*arguments[1::2], arguments[-1])
     chosen = results[-1]
@@ -273,7 +274,7 @@ def cells_of(node: Formula) -> frozenset[int]:
 
 
 def is_folding(node: Formula) -> bool:
-    """Return True if some function in a formula may decrease or jump: its likeliest values may then miss the truth."""
+    """Return True if a formula may decrease or jump, so that quantiles of simulated values may miss the truth."""
     match node:
         case FunctionCall(name, arguments):
             square = name == "mul" and arguments[0] == arguments[1]
@@ -286,7 +287,7 @@ def is_folding(node: Formula) -> bool:
             return False
 
 
-def strip_monotone(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
+def strip_increasing(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
     """Split a formula into the increasing functions around it, outermost first, and its core.
 
     An interval of the core, mapped through these functions, is an interval of the formula.
@@ -296,7 +297,7 @@ def strip_monotone(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:
         and node.name in INCREASING_FUNCTIONS
         and all(isinstance(a, FixedValue) for a in node.arguments[1:])
     ):
-        outer, core = strip_monotone(node.arguments[0])
+        outer, core = strip_increasing(node.arguments[0])
         return (node, *outer), core
     return (), node
 
@@ -384,6 +385,7 @@ def _ratio_with_constant(name: str, arguments: tuple[Formula, ...]) -> Ratio | N
 
 
 def _apply_constant(name: str, inner: Ratio, number: float, position: int) -> Ratio:
+    """Add, subtract or multiply a ratio and a number; `position` is the ratio's among the two operands."""
     if name == "mul":
         return _transform_ratio(inner, 0.0, number)
     if name == "add":

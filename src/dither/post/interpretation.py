@@ -1,4 +1,4 @@
-"""Explain a privacy loss: its epsilon-delta curve, its loss for groups, and the power of tests for one unit."""
+"""Explain a privacy loss: its epsilon-delta curve, the loss of groups, and the power of tests for one unit."""
 
 from __future__ import annotations
 

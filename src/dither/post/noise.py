@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 NoiseKind = Literal["laplace", "gaussian"]
 
 FOURIER_POINTS = 1 << 14
+# Noise of more steps than this is treated as continuous.
 WIDE_NOISE = 2_000.0
 NEGLIGIBLE = 1e-9
 
@@ -68,7 +69,7 @@ class ScaledNoise:
         )
 
     def quantile(self, level: Floats) -> Floats:
-        """Return the quantiles at `level`, for simulated intervals; this noise protects nothing."""
+        """Return the quantiles at `level`; they simulate intervals, and are never used to protect data."""
         if _variance(self.kind, self.spread) < NEGLIGIBLE:
             return np.zeros_like(level)
         return self.step * (
@@ -106,6 +107,7 @@ def _gaussian_characteristic(spread: float, angle: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def _gaussian_table(spread: float) -> tuple[Floats, Floats]:
+    """The probabilities of discrete Gaussian noise, and its values."""
     reach = max(2, math.ceil(40 * spread))
     points = np.arange(-reach, reach + 1, dtype=float)
     weights = np.exp(-0.5 * (points / max(spread, 1e-9)) ** 2)
@@ -205,6 +207,7 @@ def _continuous_characteristic(noise: ScaledNoise, frequency: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _pair_table(confidence: float) -> tuple[Floats, Floats]:
+    """Shares from 0 to 1, and `_pair_quantile` at each, to interpolate between."""
     shares = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 160)])
     return shares, np.array([_pair_quantile(share, confidence) for share in shares])
 
@@ -219,6 +222,7 @@ def _pair_quantile(share: float, confidence: float) -> float:
 
 
 def _pair_tail(point: float, share: float) -> float:
+    """The probability that |L1 + share * L2| exceeds a point."""
     if share < 1e-6:
         return math.exp(-point)
     if abs(1 - share) < 1e-4:
@@ -231,7 +235,7 @@ def pair_half_width(first: ScaledNoise, second: ScaledNoise, weight: Floats, con
 
     Fieller's interval of a ratio inverts this.
     """
-    rough = 0.5 * np.maximum(first.step, np.abs(weight) * second.step)
+    discretization_error = 0.5 * np.maximum(first.step, np.abs(weight) * second.step)
     both_negligible = (first.variance < NEGLIGIBLE * first.step**2) & (second.variance < NEGLIGIBLE * second.step**2)
     if both_negligible:
         return np.zeros_like(weight)
@@ -239,6 +243,6 @@ def pair_half_width(first: ScaledNoise, second: ScaledNoise, weight: Floats, con
         one, two = first.std / math.sqrt(2), np.abs(weight) * second.std / math.sqrt(2)
         most, least = np.maximum(one, two), np.minimum(one, two)
         shares, widths = _pair_table(confidence)
-        return np.asarray(most * np.interp(least / np.maximum(most, 1e-300), shares, widths) + rough)
+        return np.asarray(most * np.interp(least / np.maximum(most, 1e-300), shares, widths) + discretization_error)
     total = np.sqrt(first.variance + weight**2 * second.variance)
-    return np.asarray(total * _normal_quantile(confidence) + rough)
+    return np.asarray(total * _normal_quantile(confidence) + discretization_error)

@@ -28,14 +28,14 @@ from dither.post.options import (
     options_of,
     resolve_options,
 )
-from dither.post.query.batch import BatchPlan, parts_of_query, plan_batch
+from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query, sql_options
 from dither.post.query.planner import Planner, QueryPlan, sample_value, with_bounds
 from dither.post.query.question import Question
 from dither.post.query.request import TYPICAL_ROWS, selection_measurement, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
-from dither.post.query.split import at_most, more_than
+from dither.post.query.split import units_with_at_most, units_with_more_than
 from dither.privacy.codec import digest, schema_hash
 from dither.privacy.protocol import (
     Balance,
@@ -77,7 +77,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Session:
-    """Queries one dataset on behalf of one account; with a kernel in this process, `token` is the account's name."""
+    """Queries one dataset on behalf of one account; `token` is its token, or its name for a kernel in this process."""
 
     kernel: Kernel
     name: str
@@ -95,7 +95,7 @@ class Session:
             raise NotFound(f"no dataset {name!r}; there are: {', '.join(known)}")
         return cls(kernel, name, token, Context(kernel.schema(name, token), kernel.facts(name, token)))
 
-    # --- what is public ------------------------------------------------------------------------------------------
+    # --- public facts --------------------------------------------------------------------------------------------
 
     @property
     def dataset(self) -> Dataset:
@@ -117,7 +117,7 @@ class Session:
 
     @property
     def history(self) -> tuple[HistoryEntry, ...]:
-        """Earlier charges that this account may see."""
+        """The earlier charges that this account may see."""
         return self.kernel.history(self.name, self.token)
 
     @property
@@ -125,7 +125,7 @@ class Session:
         """The facts of the dataset's privacy statement."""
         return self.kernel.statement(self.name, self.token)
 
-    # --- asking --------------------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------------
 
     def sql(self, query: str, *, request_id: str = "", **options: Unpack[QueryOptions]) -> Answer:
         """Run a private SQL query and charge the budget.
@@ -133,23 +133,23 @@ class Session:
         Give `epsilon=`, `rho=` or `max_error=`; the answer has estimates with intervals. Sending a `request_id` again
         is not charged twice.
         """
-        chosen = options_for([query], options)
-        if chosen.delta is not None:
-            return self._answer_selected_keys(query, chosen, request_id)
-        (answer,) = self._answer(self._plan([query], chosen), request_id)
+        resolved = options_for([query], options)
+        if resolved.delta is not None:
+            return self._answer_selected_keys(query, resolved, request_id)
+        (answer,) = self._answer(self._plan([query], resolved), request_id)
         return answer
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
-        chosen = options_for([query], options)
-        if chosen.delta is not None:
-            return self._quote_selected_keys(query, chosen)
-        return self._quote(self._plan([query], chosen))
+        resolved = options_for([query], options)
+        if resolved.delta is not None:
+            return self._quote_selected_keys(query, resolved)
+        return self._quote(self._plan([query], resolved))
 
     def explain(self, query: str, **options: Unpack[QueryOptions]) -> Explanation:
         """Explain how a query is understood: its measures, bounds, formulas and sensitivities; free."""
-        chosen = replace(options_for([query], options), epsilon=1, rho=None, max_error=None)
-        return explain_plan(self.context, self._plan([query], chosen).plans[0])
+        resolved = replace(options_for([query], options), epsilon=1, rho=None, max_error=None)
+        return explain_plan(self.context, self._plan([query], resolved).plans[0])
 
     def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
@@ -160,29 +160,32 @@ class Session:
         return self._quote(self._plan(queries, options_for(queries, options, "batch")))
 
     def split(self, query: str, threshold: int, **options: Unpack[QueryOptions]) -> tuple[Answer, Answer]:
-        """Ask a query twice in one charge: of units with at most `threshold` rows, and of units with more."""
-        chosen = options_for([query], options, "split")
-        spend, bound = parse_spend(chosen.epsilon, chosen.rho), parse_contribution_bound(chosen.max_contributions)
-        question = self._read(query, chosen)
+        """Run a query twice in one charge: over units with at most `threshold` rows, and over units with more."""
+        resolved = options_for([query], options, "split")
+        spend, bound = parse_spend(resolved.epsilon, resolved.rho), parse_contribution_bound(resolved.max_contributions)
+        question = self._parse(query, resolved)
         light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
         heavy = Planner(self.context, bound, spend.gaussian)
-        plans = light.plan(at_most(question, threshold)), heavy.plan(more_than(question, threshold))
-        planned = _PlannedQueries(plans, spend, confidence_level(chosen.confidence), chosen.assumed_group_size)
+        plans = (
+            light.plan(units_with_at_most(question, threshold)),
+            heavy.plan(units_with_more_than(question, threshold)),
+        )
+        planned = _PlannedQueries(plans, spend, confidence_level(resolved.confidence), resolved.assumed_group_size)
         one, two = self._answer(planned, "")
         return one, two
 
     def refine(
         self, answer: Answer, *, epsilon: Rational | None = None, rho: Rational | None = None, request_id: str = ""
     ) -> Answer:
-        """Spend more on an answer's query, at the contribution bounds of the first time, and combine all draws.
+        """Run an answer's query again at the same contribution bounds, and combine all its draws.
 
         Each draw is weighted by the inverse of its noise's variance; `answer.loss` then holds the cost of every draw.
         """
         if answer.draws is None or {release.dataset for release in answer.releases} != {self.name}:
-            raise InvalidParameter("refine takes an answer that a session of this dataset gave")
+            raise InvalidParameter("refine takes an answer that came from a session on this dataset")
         self._check_version(answer, self.kernel.schema(self.name, self.token).data_version)
         spend = parse_spend(epsilon, rho)
-        batch = plan_batch(self.context, (answer.draws.plan,), spend)
+        batch = plan_batch(self.context, (answer.draws.plan,))
         measurements = batch.answer_measurements(spend, self.context)
         release = self.kernel.answer(self._fresh_request(answer, measurements, request_id), self.token)
         self._check_version(answer, release.data_version)
@@ -197,84 +200,93 @@ class Session:
         return replace(refined, draws=draws, notes=tuple(dict.fromkeys([*kept, *notes, combined])))
 
     def _check_version(self, answer: Answer, version: str) -> None:
+        """Refuse to combine draws of different versions of the data."""
         if {release.data_version for release in answer.releases} != {version}:
-            raise InvalidParameter("the data have a newer version than the answer; ask the query again")
+            raise InvalidParameter("the data have a newer version than the answer; run the query again")
 
     def _fresh_request(self, answer: Answer, measurements: Sequence[Measurement], request_id: str) -> Request:
-        """Build a request that none of an answer's draws was released for: the same noise twice would count double."""
+        """Build a request that differs from those of the earlier draws, so that the kernel draws new noise."""
         known = {release.digest for release in answer.releases}
         unit = answer.draws.plan.unit if answer.draws else ""
         requests = (self._request(unit, measurements, (), request_id, repeat) for repeat in range(1, len(known) + 2))
         return next(request for request in requests if digest(request) not in known)
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- planning and answering ----------------------------------------------------------------------------------
 
-    def _read(self, query: str, chosen: ResolvedOptions) -> Question:
+    def _parse(self, query: str, resolved: ResolvedOptions) -> Question:
         """Parse a query, and type-check it before anything is spent."""
-        unit, bound = chosen.unit or default_unit(self.dataset), parse_contribution_bound(chosen.max_contributions)
-        question = parse_query(query, self.dataset, unit, row_limit=bound.max_rows, join_limit=chosen.max_rows_per_key)
+        unit, bound = resolved.unit or default_unit(self.dataset), parse_contribution_bound(resolved.max_contributions)
+        question = parse_query(
+            query, self.dataset, unit, row_limit=bound.max_rows, join_limit=resolved.max_rows_per_key
+        )
         question = resolve_date_literals(question, self.context)
         typecheck.check_types(question, self.context)
         return question
 
-    def _plan(self, queries: Sequence[str], chosen: ResolvedOptions) -> _PlannedQueries:
+    def _plan(self, queries: Sequence[str], resolved: ResolvedOptions) -> _PlannedQueries:
         """Plan queries, and decide what they spend."""
-        questions, confidence = [self._read(query, chosen) for query in queries], confidence_level(chosen.confidence)
-        if chosen.max_error is not None:
-            return self._solve_epsilon(questions, chosen, confidence)
-        spend = parse_spend(chosen.epsilon, chosen.rho)
-        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), spend.gaussian)
+        questions, confidence = (
+            [self._parse(query, resolved) for query in queries],
+            confidence_level(resolved.confidence),
+        )
+        if resolved.max_error is not None:
+            return self._solve_epsilon(questions, resolved, confidence)
+        spend = parse_spend(resolved.epsilon, resolved.rho)
+        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), spend.gaussian)
         plans = tuple(map(planner.plan, questions))
-        return _PlannedQueries(plans, spend, confidence, chosen.assumed_group_size, repeat=chosen.repeat)
+        return _PlannedQueries(plans, spend, confidence, resolved.assumed_group_size, repeat=resolved.repeat)
 
     def _solve_epsilon(
-        self, questions: Sequence[Question], chosen: ResolvedOptions, confidence: float
+        self, questions: Sequence[Question], resolved: ResolvedOptions, confidence: float
     ) -> _PlannedQueries:
         """Find the least epsilon, up to a thousandth of itself, that brings every column within `max_error`."""
-        if chosen.epsilon is not None or chosen.rho is not None:
+        if resolved.epsilon is not None or resolved.rho is not None:
             raise InvalidParameter("give max_error= or a loss, not both: max_error= solves for epsilon")
-        wanted = float(rational(chosen.max_error, "max_error"))  # type: ignore[arg-type]
-        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), False)
+        wanted = float(rational(resolved.max_error, "max_error"))  # type: ignore[arg-type]
+        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), False)
         plans = tuple(map(planner.plan, questions))
 
         def plan_at(epsilon: Fraction) -> _PlannedQueries:
-            spend, size = Spend(Pure(epsilon)), chosen.assumed_group_size
-            return _PlannedQueries(plans, spend, confidence, size, wanted, chosen.repeat)
+            spend, size = Spend(Pure(epsilon)), resolved.assumed_group_size
+            return _PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat)
 
         low, high = Fraction(1, 10**6), Fraction(1000)
-        if self._widest(plan_at(high)) > wanted:
+        if self._largest_half_width(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
+        # Bisect on a logarithmic scale while the range is wide.
         while high > low * Fraction(1001, 1000):
             middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
-            low, high = (low, middle) if self._widest(plan_at(middle)) <= wanted else (middle, high)
+            low, high = (low, middle) if self._largest_half_width(plan_at(middle)) <= wanted else (middle, high)
         return plan_at(rational(f"{float(high):.6g}"))
 
-    def _widest(self, planned: _PlannedQueries) -> float:
-        batch = plan_batch(self.context, planned.plans, planned.spend)
+    def _largest_half_width(self, planned: _PlannedQueries) -> float:
+        """Return the largest expected half width among all columns."""
+        batch = plan_batch(self.context, planned.plans)
         return max((column.half_width for column in self._expected_errors(batch, planned)), default=0.0)
 
     def _expected_errors(self, batch: BatchPlan, planned: _PlannedQueries) -> tuple[Expected, ...]:
-        """Expected error of each column; uses default bounds where none is estimated yet."""
+        """Return the expected error of each column, at default values of bounds that are still to be chosen."""
         defaults = batch.default_bounds()
         measurements = with_known_bounds(batch.answer_measurements(planned.spend, self.context), defaults)
         return tuple(
             column
-            for place, plan in enumerate(planned.plans)
+            for position, plan in enumerate(planned.plans)
             for column in expected_errors(
                 self.context,
-                with_bounds(batch.plan_of(place, plan), self.context, defaults),
-                batch.parts_of(place, measurements),
+                with_bounds(batch.plan_of(position, plan), self.context, defaults),
+                batch.measurements_of(position, measurements),
                 planned.confidence,
                 planned.assumed_group_size,
             )
         )
 
-    def _quote(self, planned: _PlannedQueries, more: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
-        batch = plan_batch(self.context, planned.plans, planned.spend)
+    def _quote(self, planned: _PlannedQueries, extra: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
+        """Quote planned queries together with extra measurements; `loss` is the total if it is not their spend."""
+        batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
         searches = batch.searches(planned.spend, self.context)
         unit, total = planned.plans[0].unit, loss or planned.spend.loss
-        request = self._request(unit, [*more, *measurements], searches, repeat=planned.repeat)
+        request = self._request(unit, [*extra, *measurements], searches, repeat=planned.repeat)
         quoted: CostQuote = self.kernel.quote(request, self.token)
         columns = self._expected_errors(batch, planned)
         return Quote(
@@ -308,66 +320,67 @@ class Session:
         )  # fmt: skip
 
     def _answer(self, planned: _PlannedQueries, request_id: str) -> list[Answer]:
-        """Send everything as one request and one charge, and turn what is released into answers."""
-        batch = plan_batch(self.context, planned.plans, planned.spend)
+        """Send all queries as one request, which is one charge, and build an answer for each from the release."""
+        batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
         searches = batch.searches(planned.spend, self.context)
         request = self._request(planned.plans[0].unit, measurements, searches, request_id, planned.repeat)
         release = self.kernel.answer(request, self.token)
         estimated = estimated_bounds(batch, release)
         answers = []
-        for place, plan in enumerate(planned.plans):
-            bounds = estimated[place]
+        for position, plan in enumerate(planned.plans):
+            bounds = estimated[position]
             limits = {tag: bound.bound for tag, bound in bounds.items()}
-            own = with_bounds(batch.plan_of(place, plan), self.context, limits)
-            parts = tuple(parts_of_query(batch, place, release.parts))
-            columns = measured_columns(own, parts, bounds, planned.confidence)
-            answer = build_answer(own, self.context, columns, planned.confidence, [release], bounds)
+            own_plan = with_bounds(batch.plan_of(position, plan), self.context, limits)
+            parts = tuple(released_parts_of(batch, position, release.parts))
+            columns = measured_columns(own_plan, parts, bounds, planned.confidence)
+            answer = build_answer(own_plan, self.context, columns, planned.confidence, [release], bounds)
             notes = other_budget_notes(release.losses, plan.unit, planned.spend.loss)
-            draws = QuestionDraws(replace(own, searches=()), (parts,))
+            draws = QuestionDraws(replace(own_plan, searches=()), (parts,))
             answers.append(replace(answer, notes=(*answer.notes, *notes), draws=draws))
         if planned.max_error is None:
             return answers
         return [planned.with_error_notes(answer, self._expected_errors(batch, planned)) for answer in answers]
 
-    # --- keys that the schema does not list --------------------------------------------------------------------------
+    # --- partition selection -------------------------------------------------------------------------------------
 
-    def _key_selection(self, query: str, chosen: ResolvedOptions) -> _KeySelection:
-        """Plan the selection of keys for half of the loss; the other half answers."""
-        if chosen.max_error is not None:
+    def _key_selection(self, query: str, resolved: ResolvedOptions) -> _KeySelection:
+        """Plan partition selection with half of the loss; the other half is for the answer."""
+        if resolved.max_error is not None:
             raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
-        question, spend = self._read(query, chosen), parse_spend(chosen.epsilon, chosen.rho)
-        planner = Planner(self.context, parse_contribution_bound(chosen.max_contributions), spend.gaussian)
-        delta, half = rational(chosen.delta or 0, "delta"), Fraction(1, 2)
+        question, spend = self._parse(query, resolved), parse_spend(resolved.epsilon, resolved.rho)
+        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), spend.gaussian)
+        delta, half = rational(resolved.delta or 0, "delta"), Fraction(1, 2)
         measurement = selection_measurement(planner.selection_counts(question), spend, half, delta)
         return _KeySelection(question, planner, measurement, Spend(spend.share(half)), delta)
 
     def _plan_with_keys(
-        self, selection: _KeySelection, keys: Mapping[str, tuple[Scalar, ...]], chosen: ResolvedOptions
+        self, selection: _KeySelection, keys: Mapping[str, tuple[Scalar, ...]], resolved: ResolvedOptions
     ) -> _PlannedQueries:
+        """Plan the answer over the selected keys."""
         plan = selection.planner.plan(selection.question, keys)
-        level, size = confidence_level(chosen.confidence), chosen.assumed_group_size
-        return _PlannedQueries((plan,), selection.spend, level, size, repeat=chosen.repeat)
+        level, size = confidence_level(resolved.confidence), resolved.assumed_group_size
+        return _PlannedQueries((plan,), selection.spend, level, size, repeat=resolved.repeat)
 
-    def _quote_selected_keys(self, query: str, chosen: ResolvedOptions) -> Quote:
-        """Compute what selecting keys and answering would cost together; the number of keys does not matter to it."""
-        selection = self._key_selection(query, chosen)
+    def _quote_selected_keys(self, query: str, resolved: ResolvedOptions) -> Quote:
+        """Quote selection and answer together, with a sample key: the number of keys does not affect the cost."""
+        selection = self._key_selection(query, resolved)
         scope = Scope(selection.question.relation.domain(self.context))
         sample = {name: (sample_value(key.domain(scope), self.context),) for name, key in selection.question.keys}
-        planned = self._plan_with_keys(selection, sample, chosen)
-        loss = parse_spend(chosen.epsilon, chosen.rho).loss
+        planned = self._plan_with_keys(selection, sample, resolved)
+        loss = parse_spend(resolved.epsilon, resolved.rho).loss
         total = (
             Approximate(loss.epsilon, selection.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, selection.delta)
         )
         return self._quote(planned, [selection.measurement], total)
 
-    def _answer_selected_keys(self, query: str, chosen: ResolvedOptions, request_id: str) -> Answer:
-        """Select the keys that enough units have, then answer over those; refuse unless both can be paid."""
-        selection = self._key_selection(query, chosen)
+    def _answer_selected_keys(self, query: str, resolved: ResolvedOptions, request_id: str) -> Answer:
+        """Select the keys that enough units have, then answer over those; refuse if the budget does not cover both."""
+        selection = self._key_selection(query, resolved)
         own_id = f"{request_id}:keys" if request_id else ""
-        request = self._request(selection.question.unit, [selection.measurement], (), own_id, chosen.repeat)
-        # Where the keys are paid for, the answer is either paid for too, or refused before anything is spent.
-        affordable = self._quote_selected_keys(query, chosen).affordable
+        request = self._request(selection.question.unit, [selection.measurement], (), own_id, resolved.repeat)
+        # Keys that were selected before are free, and the kernel refuses an answer that the budget does not cover.
+        affordable = self._quote_selected_keys(query, resolved).affordable
         if not (affordable or self.kernel.quote(request, self.token).free):
             raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
         first = self.kernel.answer(request, self.token)
@@ -378,11 +391,11 @@ class Session:
                 "(half of the loss was spent on selecting keys)"
             )
         values = {
-            name: tuple(dict.fromkeys(key[place] for key in keys))
-            for place, (name, _) in enumerate(selection.question.keys)
+            name: tuple(dict.fromkeys(key[position] for key in keys))
+            for position, (name, _) in enumerate(selection.question.keys)
         }
         try:
-            (answer,) = self._answer(self._plan_with_keys(selection, values, chosen), request_id)
+            (answer,) = self._answer(self._plan_with_keys(selection, values, resolved), request_id)
         except Busy:
             raise Busy("the keys are selected and paid for; ask again: they are not charged twice") from None
         note = f"{len(keys)} keys were selected privately, with delta {selection.delta}; rarer ones are left out"
@@ -391,7 +404,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _PlannedQueries:
-    """Planned queries and what they spend; `max_error` is the width for which the loss was solved."""
+    """Planned queries and the loss they spend; `max_error` is the half width for which that loss was solved."""
 
     plans: tuple[QueryPlan, ...]
     spend: Spend
@@ -401,7 +414,7 @@ class _PlannedQueries:
     repeat: int = 0
 
     def with_error_notes(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
-        """Add notes: on what `max_error` was solved, and where an interval is wider than that."""
+        """Add notes on the assumptions under which `max_error` was solved, and on intervals that are wider."""
         estimates = [column.estimate for column in answer.columns if not column.key]
         with np.errstate(invalid="ignore"):
             widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in estimates]
@@ -416,7 +429,7 @@ class _PlannedQueries:
 
 @dataclass(frozen=True)
 class _KeySelection:
-    """A query whose keys are selected first."""
+    """A query whose keys are selected first: the measurement that selects them, and the spend left for the answer."""
 
     question: Question
     planner: Planner
@@ -426,20 +439,24 @@ class _KeySelection:
 
 
 def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "question") -> ResolvedOptions:
-    """Resolve the options of queries; those in the text of a single query count like arguments."""
+    """Resolve the options of queries, from arguments and, for a single query, from its text."""
     if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
-        raise InvalidParameter("a query is a text, such as 'SELECT COUNT(*) FROM people'; a batch is a list of them")
+        raise InvalidParameter(
+            "a query must be a string, such as 'SELECT COUNT(*) FROM people', and a batch a list of them"
+        )
     if not queries:
         raise InvalidParameter("a batch needs at least one query")
     written = [sql_options(query)[1] for query in queries]
     if len(queries) > 1 and any(written):
-        raise InvalidParameter("the queries of a batch share one loss: give its options as arguments")
+        raise InvalidParameter(
+            "queries of a batch share one loss and cannot have OPTIONS(...); give the options as arguments"
+        )
     refused = [name for name in OPTIONS if name not in options_of(place)]
     return resolve_options(options, place).with_sql_options(written[0], *refused)
 
 
 def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
-    """Say what a quote assumes where the data decide."""
+    """Return notes on what a quote assumes about the data."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
     return (
         *(
@@ -451,7 +468,7 @@ def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[st
 
 
 def default_unit(dataset: Dataset) -> str:
-    """The unit of the first budget: queries are answered under it unless they name another."""
+    """Return the unit of the first budget, under which queries are answered unless they name another."""
     if not dataset.budgets:
         raise InvalidParameter(f"the dataset {dataset.name!r} has no budget; the curator must declare one")
     return dataset.budgets[0].unit

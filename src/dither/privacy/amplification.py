@@ -1,4 +1,4 @@
-"""Privacy amplification by sampling: a request that sees each unit only if one coin flip includes it costs less."""
+"""Privacy amplification by sampling: a request that reads each unit only with some probability costs less."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dither.privacy.accounting.composition import sampled_loss
 
 
 def amplify(ctx: Context, unit: str, measures: Sequence[Measure], loss: Loss) -> Loss:
-    """Return the loss of a request that reads these measures: less if all of them see a unit only through one sample.
+    """Return the loss of a request: lower than `loss` if all its measures read units through the same sample only.
 
     Proof: amplification.md.
     """

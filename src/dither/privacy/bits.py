@@ -15,8 +15,8 @@ from dither.errors import InvalidParameter
 
 Words = NDArray[np.unsignedinteger[Any]]
 
-PIECE = 1 << 16
-KEY_LIFETIME = 1 << 30
+CHUNK_BYTES = 1 << 16
+BYTES_PER_KEY = 1 << 30
 
 
 class Bits(Protocol):
@@ -33,25 +33,25 @@ class Keystream:
     """An AES-256-CTR keystream; the key comes from the operating system and is replaced after every GiB."""
 
     def __init__(self) -> None:
-        self._zeros = memoryview(bytes(PIECE))
+        self._zeros = memoryview(bytes(CHUNK_BYTES))
         self._rekey()
 
     def _rekey(self) -> None:
         """Take a fresh key and counter from the operating system."""
         self._cipher = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
-        self._left = KEY_LIFETIME
+        self._left = BYTES_PER_KEY
 
     def fill(self, target: memoryview) -> None:
         """Overwrite `target`, a flat view of bytes, with keystream."""
-        for start in range(0, len(target), PIECE):
-            piece = target[start : start + PIECE]
+        for start in range(0, len(target), CHUNK_BYTES):
+            piece = target[start : start + CHUNK_BYTES]
             self._cipher.update_into(self._zeros[: len(piece)], piece)
             self._left -= len(piece)
             if self._left < 0:
                 self._rekey()
 
 
-def in_forked_child(forget: Callable[[], None]) -> None:
+def call_in_forked_child(forget: Callable[[], None]) -> None:
     """Call `forget` in every child process that Python forks; do nothing on platforms without fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
@@ -65,7 +65,7 @@ def _forget_stream() -> None:
     _streams.__dict__.clear()
 
 
-in_forked_child(_forget_stream)
+call_in_forked_child(_forget_stream)
 
 
 def _stream() -> Keystream:

@@ -1,4 +1,4 @@
-"""Chooses a contribution bound from a noisy histogram of how much units contribute.
+"""Choose a contribution bound from a noisy histogram of how much units contribute.
 
 All of this is postprocessing of a release. It runs inside the kernel so that one charge pays for choosing the bound and
 for answering at it. A unit's contribution is its number of rows, or the weighted size of its values. A bound T clips a
@@ -20,12 +20,17 @@ from dither.privacy.protocol import BoundRule, BoundSearch
 
 Floats = NDArray[np.float64]
 
-# In standard deviations: by chance alone, one of 26 bins of Laplace noise exceeds SURE in 1 of 400 searches.
-SURE, WIDER = 6.0, 3.0
-FASTEST, SLOWEST, HALF, CURVED = 0.1, 0.45, 0.5, 1.1
-FEWEST, FEWEST_HIGH = 4.0, 0.5
-RESIDUAL = 0.35
-TYPICAL = 16
+# In standard deviations of the noise: a bin that stands out, and the margin of a cautious upper bound.
+# By chance alone, one of 26 bins of Laplace noise exceeds SIGNIFICANT_STDS in 1 of 400 searches.
+SIGNIFICANT_STDS, CAUTIOUS_STDS = 6.0, 3.0
+# Limits on the ratio of the counts of a bin and the one before it, and the factor by which a cautious ratio is raised.
+MIN_RATIO, MAX_RATIO, MAX_RATIO_HIGH, RATIO_SLACK = 0.1, 0.45, 0.5, 1.1
+# Extrapolated bins with fewer units than this count as empty.
+MIN_UNITS, MIN_UNITS_HIGH = 4.0, 0.5
+# The share of the clipping error that postprocessing does not correct.
+UNCORRECTED_SHARE = 0.35
+# The most rows of a unit, as long as no bin stands out from the noise.
+TYPICAL_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,18 @@ def fit_tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> 
     """Estimate the units above each edge from noisy counts; bin j + 1 counts contributions from edge j to the next.
 
     Beyond the last bin that stands out from the noise, counts are assumed to fall by at least half from one power of
-    two to the next, and at least as fast as before. If no bin stands out, units are assumed to have at most `TYPICAL`
-    rows.
+    two to the next, and at least as fast as before. If no bin stands out, units are assumed to have at most
+    `TYPICAL_ROWS` rows.
     """
     edges = np.asarray(points, float)
     last = _last_significant_bin(noisy, std)
     if last is None:
-        last = int(np.searchsorted(edges, TYPICAL * row, side="right"))
+        last = int(np.searchsorted(edges, TYPICAL_ROWS * row, side="right"))
         noisy = np.where(np.arange(len(noisy)) < last, 0.0, noisy)
     ratio, ratio_high = _decay_ratios(noisy, last, std)
-    estimate = _extrapolate_tail(noisy, last, ratio, 0.5 * std, FEWEST)
-    raised = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, WIDER * std, 0.0)
-    upper = np.maximum(_extrapolate_tail(raised, last, ratio_high, WIDER * std, FEWEST_HIGH), estimate)
+    estimate = _extrapolate_tail(noisy, last, ratio, 0.5 * std, MIN_UNITS)
+    raised = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, CAUTIOUS_STDS * std, 0.0)
+    upper = np.maximum(_extrapolate_tail(raised, last, ratio_high, CAUTIOUS_STDS * std, MIN_UNITS_HIGH), estimate)
     above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (estimate, upper))
     return ContributionTail(edges, above, above_high)
 
@@ -91,27 +96,27 @@ def fit_tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> 
 def _extrapolate_tail(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
     """Return the noisy counts up to bin `last`, then counts that fall by `ratio` or faster until below `fewest`."""
     counts = noisy.copy()
-    for place in range(last + 1, len(counts)):
-        before = max(counts[place - 1], 0.0)
-        expected = min(before * ratio, max(noisy[place] + slack, 0.0))
-        counts[place] = expected if expected >= fewest else 0.0
-        ratio = min(ratio, 1.5 * counts[place] / before) if before > 0 else 0.0
+    for index in range(last + 1, len(counts)):
+        before = max(counts[index - 1], 0.0)
+        expected = min(before * ratio, max(noisy[index] + slack, 0.0))
+        counts[index] = expected if expected >= fewest else 0.0
+        ratio = min(ratio, 1.5 * counts[index] / before) if before > 0 else 0.0
     return counts
 
 
 def _last_significant_bin(noisy: Floats, std: float) -> int | None:
     """Return the last bin that noise alone does not explain, or None."""
-    sure = np.flatnonzero(noisy > SURE * std + 0.5)
-    return int(sure[-1]) if len(sure) else None
+    significant = np.flatnonzero(noisy > SIGNIFICANT_STDS * std + 0.5)
+    return int(significant[-1]) if len(significant) else None
 
 
 def _decay_ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
     """Return the ratio of counts between powers of two near bin `last`: an estimate, and a cautious upper bound."""
-    before, after = (noisy[place] + noisy[place - 1] if place > 0 else 0.0 for place in (last - 1, last))
+    before, after = (noisy[index] + noisy[index - 1] if index > 0 else 0.0 for index in (last - 1, last))
     if before <= 2 * std:
-        return SLOWEST, HALF
-    high = CURVED * (after + 2 * std) / (before - 2 * std) if before > 4 * std else HALF
-    return float(np.clip(after / before, FASTEST, SLOWEST)), float(np.clip(high, FASTEST, HALF))
+        return MAX_RATIO, MAX_RATIO_HIGH
+    high = RATIO_SLACK * (after + 2 * std) / (before - 2 * std) if before > 4 * std else MAX_RATIO_HIGH
+    return float(np.clip(after / before, MIN_RATIO, MAX_RATIO)), float(np.clip(high, MIN_RATIO, MAX_RATIO_HIGH))
 
 
 def bound_error(tail: ContributionTail, bound: float, rule: BoundRule) -> float:
@@ -120,14 +125,14 @@ def bound_error(tail: ContributionTail, bound: float, rule: BoundRule) -> float:
     Groups are unequal: the more there are, the further the typical one is below the average.
     """
     share = rule.cells * (1 + math.log2(rule.cells))
-    return math.hypot(float(rule.noise) * bound, RESIDUAL * tail.clipped_total(bound) / share)
+    return math.hypot(float(rule.noise) * bound, UNCORRECTED_SHARE * tail.clipped_total(bound) / share)
 
 
 def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechanism: Mechanism) -> int:
-    """Return the bound that a search chose: the grid point of least error by its rule, or at the released index."""
+    """Return the grid point that a search chose: the one of least error by its rule, or at the released index."""
     grid, rule = search.grid, search.rule
     if rule is None:
-        place = values[0] if values else 0
-        return grid[min(max(place, 0), len(grid) - 1)]
+        index = values[0] if values else 0
+        return grid[min(max(index, 0), len(grid) - 1)]
     tail = fit_tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
     return min(grid, key=lambda bound: bound_error(tail, bound, rule))

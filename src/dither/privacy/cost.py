@@ -52,107 +52,125 @@ from dither.privacy.pacing import Work
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, QuotedMeasurement, Request, UnitLoss
 from dither.schema import Boolean, BudgetCap, Category, Domain, Identifier, Moment, Number, Reference, Table
 
-NAMING = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
-KIND_OF: dict[type, str] = {Pure: "pure", ZCDP: "zcdp"}
-MOST_WEIGHTS = 1 << 20
-MOST_FILLINGS = 1 << 10
-MOST_WORK = 40_000
-MOST_COLUMNS = 1_600  # PostgreSQL gives up at 1,664, wherever in a statement
-MOST_DEPTH = 150  # plans have some 30 to 50 levels; Python and databases give up at several hundred
+# The mechanisms that may release keys that come from the data.
+KEY_SELECTORS = (PartitionSelection, LaplaceThreshold, GaussianThreshold)
+ADDITIVE_KINDS = ("discrete_laplace", "discrete_gaussian")
+# The kind of budget that counts a loss of this class as it is.
+BUDGET_KIND: dict[type, str] = {Pure: "pure", ZCDP: "zcdp"}
+MAX_WEIGHTS = 1 << 20
+MAX_BOUND_COMBINATIONS = 1 << 10
+MAX_PLAN_NODES = 40_000
+MAX_COLUMNS = 1_600  # PostgreSQL rejects any SELECT of more than 1,664 columns
+MAX_DEPTH = 150  # usual plans have 30 to 50 levels; Python and databases fail at several hundred
 
 
 @dataclass(frozen=True)
-class PricedMeasure:
-    """A measure and the mechanism that releases it: all that a loss depends on."""
+class CalibratedMeasure:
+    """A measure and the mechanism that releases it; together they determine the loss to every budget."""
 
     measure: Measure
     mechanism: Mechanism
 
 
 @dataclass(frozen=True)
-class CostedStep(PricedMeasure):
-    """A measure that is ready to be read, its mechanism, and everything public about its release."""
+class CostedStep(CalibratedMeasure):
+    """A measure without open limits, its mechanism, and the public facts of its release."""
 
     quoted: QuotedMeasurement
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """The cost of a request to every budget, the windows that it touches, and its steps at the widest bounds."""
+    """A request's losses to every budget, the windows touched, its steps at the largest bounds, and its most cells."""
 
     losses: tuple[UnitLoss, ...]
     windows: Mapping[str, tuple[str, ...]]
     searches: tuple[CostedStep, ...]
     steps: tuple[CostedStep, ...]
+    cells: int
 
     @property
     def all_steps(self) -> tuple[CostedStep, ...]:
-        """The steps in the order in which they are taken."""
+        """All steps in the order in which the kernel takes them."""
         return (*self.searches, *self.steps)
 
 
 def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> PrivacyCost:
     """Check a whole request against the schema and compute its cost; refuse it if any unit's loss is unbounded.
 
-    A limit is a constant in a plan: other bounds change neither which rows and windows it reads nor its SQL's shape, so
-    these are checked at the widest bounds alone. With `compile_sql`, a plan that no database could run is refused; that
-    changes no loss, and may change from one version to the next.
+    Another bound changes neither the tables nor the windows that a plan reads, so these are checked at the largest
+    bounds only. It changes domains, and so the cells of the answer, only below a GROUP BY: such parts are checked at
+    every bound. With `compile_sql`, refuse a plan whose SQL is too large for a database. This check changes no loss, so
+    versions of Dither may differ in it.
     """
-    used = {auto.tag for part in request.parts for auto in unfilled_limits(part.measure)}
-    if unused := [search.tag[:40] for search in request.searches if search.tag not in used]:
-        raise InvalidPlan(f"no part uses the bound {unused[0]!r}: leave out its search")
+    used_tags = {limit.tag for part in request.parts for limit in unfilled_limits(part.measure)}
+    if unused_tags := [search.tag[:40] for search in request.searches if search.tag not in used_tags]:
+        raise InvalidPlan(f"no part uses the bound {unused_tags[0]!r}; remove its search")
     searches = tuple(_search_step(ctx, request, search) for search in request.searches)
     parts = [_bounded_part(request.searches, part) for part in request.parts]
-    if (many := sum(len(part.choices) for part in parts)) > MOST_FILLINGS:
-        raise InvalidPlan(f"the grid of bounds times the parts that use it must be at most {MOST_FILLINGS}, got {many}")
-    if sum(sum(1 for _ in walk(p.part.measure)) * len(p.choices) for p in parts if len(p.choices) > 1) > MOST_WORK:
-        raise InvalidPlan(f"the parts of a plan times the bounds that they may have must be at most {MOST_WORK}")
-    steps = [step_of(ctx, request, part.at(part.choices[-1])) for part in parts]
+    _check_combinations(parts)
+    fillings = [
+        [cost_step(ctx, request, part.measurement_at(each)) for each in part.checked_choices()] for part in parts
+    ]
+    steps = [costed[-1] for costed in fillings]
+    cells = sum(prod(step.quoted.shape) for step in searches)
+    cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
     widest = [step.measure for step in (*searches, *steps)]
     losses = tuple(
-        UnitLoss(budget.unit, budget.kind, _total(ctx, budget, _own_unit(ctx, request), searches, parts, widest))
+        UnitLoss(
+            budget.unit, budget.kind, _total_loss(ctx, budget, _calibration_unit(ctx, request), searches, parts, widest)
+        )
         for budget in ctx.dataset.budgets
     )
     windows = {
-        budget.unit: _windows(ctx, widest, budget.unit)
+        budget.unit: _touched_windows(ctx, widest, budget.unit)
         for budget in ctx.dataset.budgets
         if ctx.unit(budget.unit).kind == "window"
     }
-    for measure in dict.fromkeys(widest) if compile_sql else ():
+    ends = [*widest, *(costed[0].measure for costed in fillings)]
+    for measure in dict.fromkeys(ends) if compile_sql else ():
         check_compilable(ctx, measure)
-    return PrivacyCost(losses, windows, searches, tuple(steps))
+    return PrivacyCost(losses, windows, searches, tuple(steps), cells)
+
+
+def _check_combinations(parts: Sequence[BoundedPart]) -> None:
+    """Refuse more candidate bounds, or more nodes at all of them, than can be checked quickly."""
+    if (combinations := sum(len(part.choices) for part in parts)) > MAX_BOUND_COMBINATIONS:
+        raise InvalidPlan(f"at most {MAX_BOUND_COMBINATIONS} combinations of bounds are allowed, got {combinations}")
+    if sum(sum(1 for _ in walk(p.part.measure)) * len(p.choices) for p in parts if len(p.choices) > 1) > MAX_PLAN_NODES:
+        raise InvalidPlan(f"the plans at all bounds may have at most {MAX_PLAN_NODES} nodes; use fewer bounds")
 
 
 def _search_step(ctx: Context, request: Request, search: BoundSearch) -> CostedStep:
-    """Cost the step that chooses a bound; a rule needs a count for each of its bins, with noise of one distribution."""
-    step = step_of(ctx, request, Measurement(search.histogram, search.mechanism))
+    """Cost the step that searches for a bound; refuse a histogram or mechanism that does not fit the search's rule."""
+    step = cost_step(ctx, request, Measurement(search.histogram, search.mechanism))
     if search.rule is not None:
         step.mechanism.std()
         if prod(step.quoted.shape) != len(search.rule.points) + 1:
-            raise InvalidPlan(f"the rule of {search.tag[:40]!r} needs {len(search.rule.points) + 1} counts to read")
+            raise InvalidPlan(f"the search {search.tag[:40]!r} needs {len(search.rule.points) + 1} histogram cells")
     return step
 
 
 def check_compilable(ctx: Context, measure: Measure) -> None:
-    """Build the SQL of a plan as an engine would: a plan that no database could run is refused before the charge."""
-    sources = {node.table: source_like(ctx.table(node.table)) for node in walk(measure) if isinstance(node, Scan)}
+    """Build the SQL of a plan as an engine would; refuse, before the charge, SQL that is too large for a database."""
+    sources = {node.table: typical_source(ctx.table(node.table)) for node in walk(measure) if isinstance(node, Scan)}
     counted = frozenset(columns_read(measure))
     statement = SqlStatement(ctx, sources, counted_columns=counted, keeps_order=needs_order(measure))
-    measure.plan(statement)
-    most = max(MOST_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
-    if statement.size.depth > MOST_DEPTH or statement.size.columns > most:
-        raise Unsupported("the plan would be nested too deeply, or be too wide, for a database; ask for less at once")
+    measure.vector_query(statement)
+    most = max(MAX_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
+    if statement.size.depth > MAX_DEPTH or statement.size.columns > most:
+        raise Unsupported("the plan's SQL would be nested too deeply or too wide for a database; split the query")
 
 
-def source_like(table: Table) -> TableSource:
-    """A table as any engine could hold it."""
+def typical_source(table: Table) -> TableSource:
+    """Return a source that stands for a table in any engine, to build SQL without opening one."""
     return TableSource(
-        exp.table_(table.name), {name: kind_like(column.domain) for name, column in table.columns.items()}
+        exp.table_(table.name), {name: typical_kind(column.domain) for name, column in table.columns.items()}
     )
 
 
-def kind_like(domain: Domain) -> RawKind:
-    """The simplest storage type for values of a domain."""
+def typical_kind(domain: Domain) -> RawKind:
+    """Return the kind of raw column that usually stores values of a domain."""
     match domain:
         case Number():
             return "decimal"
@@ -169,63 +187,75 @@ def kind_like(domain: Domain) -> RawKind:
 
 
 def recompute_losses(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
-    """Recompute what a recorded request costs and the windows that it touches, for the verifier."""
+    """Recompute the losses of a recorded request and the windows that it touches, for the verifier."""
     cost = privacy_cost(ctx, decode(request.encode(), Request), compile_sql=False)
     return cost.losses, cost.windows
 
 
 def steps_at_bounds(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[CostedStep, ...]:
-    """The steps that answer, once the bounds are known."""
-    found = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
+    """Return the steps that answer the parts at the chosen bounds."""
+    chosen = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
     return tuple(
-        step_of(ctx, request, Measurement(fill_limits(part.measure, found), part.mechanism)) for part in request.parts
+        cost_step(ctx, request, Measurement(fill_limits(part.measure, chosen), part.mechanism))
+        for part in request.parts
     )
 
 
 @dataclass(frozen=True)
 class BoundedPart:
-    """A part of a request and the bounds that its limits may get: the smallest first, the largest last."""
+    """A part of a request, and the bounds that its limits may get, by tag: the smallest first, the largest last."""
 
     part: Measurement
     choices: tuple[Mapping[str, int], ...]
 
-    def at(self, bounds: Mapping[str, int]) -> Measurement:
-        """The part with its limits filled."""
+    def measurement_at(self, bounds: Mapping[str, int]) -> Measurement:
+        """Return the part with its limits filled in."""
         return Measurement(fill_limits(self.part.measure, bounds), self.part.mechanism) if bounds else self.part
 
-    def price(self, ctx: Context, unit: str, bounds: Mapping[str, int]) -> PricedMeasure:
-        """The part's measure at these bounds, with the mechanism that is calibrated for it."""
-        measure = self.at(bounds).measure
-        return PricedMeasure(measure, _mechanism(self.part.mechanism, measure.sensitivity(ctx, unit)))
+    def calibrated_at(self, ctx: Context, unit: str, bounds: Mapping[str, int]) -> CalibratedMeasure:
+        """Return the part's measure at these bounds, with its mechanism calibrated for `unit`."""
+        measure = self.measurement_at(bounds).measure
+        return CalibratedMeasure(measure, _make_mechanism(self.part.mechanism, measure.sensitivity(ctx, unit)))
+
+    def checked_choices(self) -> tuple[Mapping[str, int], ...]:
+        """Return the bounds at which the part is checked in full: the largest, or all if more may go wrong at others.
+
+        A limit below a GROUP BY bounds counts and sums there, and so changes domains and the number of cells.
+        Calibration of additive noise fails at no bound if it succeeds at the largest.
+        """
+        changes_domains = any(isinstance(n, GroupBy) and unfilled_limits(n) for n in walk(self.part.measure))
+        wanted = self.part.mechanism
+        additive = not isinstance(wanted, Calibrate) or wanted.kind in ADDITIVE_KINDS
+        return self.choices[-1:] if additive and not changes_domains else self.choices
 
 
 def _bounded_part(searches: Sequence[BoundSearch], part: Measurement) -> BoundedPart:
-    """A part with every combination of the candidate bounds that its limits may get."""
+    """Return a part with every combination of candidate bounds that its limits may get."""
     tags = {limit.tag for limit in unfilled_limits(part.measure)}
     used = [search for search in searches if search.tag in tags]
-    if prod(len(search.grid) for search in used) > MOST_FILLINGS:
-        raise InvalidPlan(f"the bounds that a part uses must have at most {MOST_FILLINGS} combinations")
+    if prod(len(search.grid) for search in used) > MAX_BOUND_COMBINATIONS:
+        raise InvalidPlan(f"a part may have at most {MAX_BOUND_COMBINATIONS} combinations of bounds; use fewer")
     names = [search.tag for search in used]
     combinations = product(*(search.grid for search in used))
     return BoundedPart(part, tuple(dict(zip(names, each, strict=True)) for each in combinations))
 
 
-def _own_unit(ctx: Context, request: Request) -> str:
-    """The unit that mechanisms are calibrated for."""
+def _calibration_unit(ctx: Context, request: Request) -> str:
+    """Return the unit that mechanisms are calibrated for: the request's, or that of the first budget."""
     unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
     ctx.unit(unit)
     return unit
 
 
-def step_of(ctx: Context, request: Request, part: Measurement) -> CostedStep:
-    """Make the mechanism of a part, and work out everything public about its release."""
+def cost_step(ctx: Context, request: Request, part: Measurement) -> CostedStep:
+    """Make the mechanism of a part, and compute the public facts of its release."""
     measure = part.measure
     if unfilled_limits(measure):
-        raise InvalidPlan("the plan has an automatic bound that the request does not say how to find")
+        raise InvalidPlan("the plan has an estimated limit that no search fills in; add a search with its tag")
     check_covered(ctx, measure)
-    sensitivity = measure.sensitivity(ctx, _own_unit(ctx, request))
-    mechanism = _mechanism(part.mechanism, sensitivity)
-    shape, steps = _shape(ctx, measure, mechanism)
+    sensitivity = measure.sensitivity(ctx, _calibration_unit(ctx, request))
+    mechanism = _make_mechanism(part.mechanism, sensitivity)
+    shape, steps = _vector_shape(ctx, measure, mechanism)
     quoted = QuotedMeasurement(
         mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, describe_processing(ctx, measure)
     )
@@ -233,41 +263,42 @@ def step_of(ctx: Context, request: Request, part: Measurement) -> CostedStep:
 
 
 def check_covered(ctx: Context, plan: Any) -> None:
-    """Refuses to read a private table for which no budget pays, but as context: joined to others by its unique key."""
+    """Refuse to read a private table that no budget covers, unless it is joined to covered rows by its unique key."""
     covered = {table for unit in ctx.budgeted_units for table in ctx.unit(unit).keys}
-    free = sorted({name for name in _read(plan) if ctx.table(name).private and name not in covered})
-    if free:
+    uncovered = sorted({name for name in _paid_tables(plan) if ctx.table(name).private and name not in covered})
+    if uncovered:
         raise Unsupported(
-            f"no budget covers the records of {', '.join(free)}: only join them by their unique key to a table that"
-            " one covers, or give a unit that covers them a budget"
+            f"no budget covers the records of {', '.join(uncovered)}: join them by their unique key to a table that"
+            " a budget covers, or declare a budget for a unit that covers them"
         )
 
 
-def _read(plan: Any) -> Iterator[str]:
-    """The tables that a plan reads, other than as the context of a join that keeps the other side's rows."""
+def _paid_tables(plan: Any) -> Iterator[str]:
+    """Yield the tables that a plan reads, except the public side of inner and left joins, which adds no rows."""
     if isinstance(plan, Scan):
         yield plan.table
     elif isinstance(plan, PublicJoin) and plan.how != "right":
-        # A private table joins here by its enforced unique key only: see PublicJoin.multiplicity.
-        yield from _read(plan.child)
+        # A private table can be on the public side only by its enforced unique key: see PublicJoin.multiplicity.
+        yield from _paid_tables(plan.child)
     elif isinstance(plan, Measure | Relation):
-        yield from (name for part in vars(plan).values() for name in _read(part))
+        yield from (name for part in vars(plan).values() for name in _paid_tables(part))
 
 
-def _mechanism(asked: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
-    if isinstance(asked, Calibrate):
-        options = dict(asked.options)
-        if taken := {"kind", "loss", "sensitivity"} & options.keys():
-            raise InvalidPlan(f"a mechanism has no option called {', '.join(sorted(taken))}")
-        return calibrate(asked.kind, asked.loss, sensitivity, **options)
-    return asked
+def _make_mechanism(wanted: Mechanism | Calibrate, sensitivity: Sensitivity) -> Mechanism:
+    """Return the mechanism itself, or calibrate it to the loss that the request gives."""
+    if isinstance(wanted, Calibrate):
+        options = dict(wanted.options)
+        if reserved := {"kind", "loss", "sensitivity"} & options.keys():
+            raise InvalidPlan(f"a mechanism has no option called {', '.join(sorted(reserved))}")
+        return calibrate(wanted.kind, wanted.loss, sensitivity, **options)
+    return wanted
 
 
-def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[int, ...], tuple[Fraction, ...]]:
-    """The public shape of the vector; undeclared keys have none, and leave through partition selection only."""
+def _vector_shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[int, ...], tuple[Fraction, ...]]:
+    """Return the shape and steps of the released vector; both are empty for undeclared keys."""
     if isinstance(measure, PartitionCounts):
-        if not isinstance(mechanism, NAMING):
-            raise Unsupported("keys that are not declared leave through partition selection only")
+        if not isinstance(mechanism, KEY_SELECTORS):
+            raise Unsupported("undeclared keys can be released by partition selection only; declare them")
         return (), ()
     steps = measure.steps(ctx)
     shape = (*(len(axis.values) for axis in measure.axes(ctx)), len(steps))
@@ -275,10 +306,10 @@ def _shape(ctx: Context, measure: Measure, mechanism: Mechanism) -> tuple[tuple[
     return shape, steps
 
 
-# --- What it costs ---
+# --- Losses to each budget ---
 
 
-def _total(
+def _total_loss(
     ctx: Context,
     budget: BudgetCap,
     unit: str,
@@ -286,78 +317,86 @@ def _total(
     parts: Sequence[BoundedPart],
     widest: Sequence[Measure],
 ) -> Loss:
-    """The cost of a whole request to one budget; `unit` is the one that mechanisms are calibrated for."""
-    single = [part.price(ctx, unit, part.choices[0]) for part in parts if len(part.choices) == 1]
-    losses = _together(ctx, budget, [*single, *searches])
+    """Return the loss of a whole request to one budget; `unit` is the one that mechanisms are calibrated for."""
+    single = [part.calibrated_at(ctx, unit, part.choices[0]) for part in parts if len(part.choices) == 1]
+    losses = _joint_losses(ctx, budget, [*single, *searches])
     losses += [_largest_loss(ctx, budget, unit, part) for part in parts if len(part.choices) > 1]
     return amplify(ctx, budget.unit, widest, compose(losses))
 
 
 def _largest_loss(ctx: Context, budget: BudgetCap, unit: str, part: BoundedPart) -> Loss:
-    """The largest loss that a part has at any of its bounds.
+    """Return the largest loss of a part over all of its candidate bounds.
 
-    What is calibrated for this unit costs at most the loss asked for, at every bound: where the largest bound costs
-    just that, no other costs more. Proof: two_steps.md.
+    A mechanism calibrated for this budget's unit costs at most the wanted loss at every bound. If it costs exactly that
+    at the largest bound, no other bound costs more. Proof: two_steps.md.
     """
-    wanted, widest = part.part.mechanism, part.price(ctx, unit, part.choices[-1])
-    calibrated = isinstance(wanted, Calibrate) and budget.unit == unit and budget.kind == KIND_OF.get(type(wanted.loss))
-    if calibrated and _loss(ctx, budget, widest) == wanted.loss:
+    wanted, widest = part.part.mechanism, part.calibrated_at(ctx, unit, part.choices[-1])
+    calibrated = (
+        isinstance(wanted, Calibrate) and budget.unit == unit and budget.kind == BUDGET_KIND.get(type(wanted.loss))
+    )
+    if calibrated and _step_loss(ctx, budget, widest) == wanted.loss:
         return wanted.loss
-    return compose_parallel([_loss(ctx, budget, part.price(ctx, unit, each)) for each in part.choices])
+    return compose_parallel([_step_loss(ctx, budget, part.calibrated_at(ctx, unit, each)) for each in part.choices])
 
 
-def _loss(ctx: Context, budget: BudgetCap, step: PricedMeasure) -> Loss:
-    """The loss of one step to one budget, in the kind that the budget counts."""
+def _step_loss(ctx: Context, budget: BudgetCap, step: CalibratedMeasure) -> Loss:
+    """Return the loss of one step to one budget, in the kind that the budget counts."""
     sensitivity = step.measure.sensitivity(ctx, budget.unit)
     return step.mechanism.zcdp_loss(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
 
 
-def _together(ctx: Context, budget: BudgetCap, steps: Sequence[PricedMeasure]) -> list[Loss]:
-    """The losses of several steps, those over one partition at their joint cost where that is less."""
-    families: dict[object, list[PricedMeasure]] = {}
+def _joint_losses(ctx: Context, budget: BudgetCap, steps: Sequence[CalibratedMeasure]) -> list[Loss]:
+    """Return the losses of steps; linear queries over the same cells are costed jointly where that is cheaper."""
+    families: dict[object, list[CalibratedMeasure]] = {}
     for number, step in enumerate(steps):
         linear = isinstance(step.mechanism, DiscreteLaplace | DiscreteGaussian)
         base = step.measure.child if isinstance(step.measure, LinearQuery) else step.measure
         families.setdefault((type(step.mechanism), base) if linear else number, []).append(step)
-    return [_cheaper(ctx, budget, family) for family in families.values()]
+    return [_cheaper_loss(ctx, budget, family) for family in families.values()]
 
 
-def _cheaper(ctx: Context, budget: BudgetCap, family: Sequence[PricedMeasure]) -> Loss:
-    alone = compose([_loss(ctx, budget, step) for step in family])
-    joint = _joint(ctx, budget, family) if len(family) > 1 else None
+def _cheaper_loss(ctx: Context, budget: BudgetCap, family: Sequence[CalibratedMeasure]) -> Loss:
+    """Return the cheaper of the sum of the steps' losses and their joint loss."""
+    separate = compose([_step_loss(ctx, budget, step) for step in family])
+    joint = _joint_loss(ctx, budget, family) if len(family) > 1 else None
     if joint is None:
-        return alone
+        return separate
     cap = filter_of(budget)
-    return min(alone, joint, key=cap.femto_cost)
+    return min(separate, joint, key=cap.femto_cost)
 
 
-def _joint(ctx: Context, budget: BudgetCap, family: Sequence[PricedMeasure]) -> Loss | None:
-    """The largest column norm of the noise-weighted matrix, times how far one unit moves the partition below it."""
+def _joint_loss(ctx: Context, budget: BudgetCap, family: Sequence[CalibratedMeasure]) -> Loss | None:
+    """Return the joint loss of linear queries over the same cells, or None if their weights are too many to add up.
+
+    It is the largest column norm of the weights over the noise, times the most that one unit changes the cells.
+    """
     base = family[0].measure.child if isinstance(family[0].measure, LinearQuery) else family[0].measure
     size = base.size(ctx)
-    if size * size * len(family) > MOST_WEIGHTS:
+    if size * size * len(family) > MAX_WEIGHTS:
         return None
-    rows = [_weights(step.measure, size) for step in family]
-    moved = base.sensitivity(ctx, budget.unit).l1
+    rows = [_query_weights(step.measure, size) for step in family]
+    change = base.sensitivity(ctx, budget.unit).l1
     weights = [row for step in rows for row in step]
-    noise = [_noise(step.mechanism) for step, made in zip(family, rows, strict=True) for _ in made]
+    noise = [_noise_parameter(step.mechanism) for step, step_rows in zip(family, rows, strict=True) for _ in step_rows]
     if isinstance(family[0].mechanism, DiscreteGaussian):
-        return joint_gaussian(weights, noise, moved)
-    return joint_laplace(weights, noise, moved)
+        return joint_gaussian(weights, noise, change)
+    return joint_laplace(weights, noise, change)
 
 
-def _weights(measure: Measure, size: int) -> list[tuple[int, ...]]:
+def _query_weights(measure: Measure, size: int) -> list[tuple[int, ...]]:
+    """Return the weights of a linear query; those of any other measure are the identity matrix."""
     if isinstance(measure, LinearQuery):
         return list(measure.weights)
     return [tuple(int(row == column) for column in range(size)) for row in range(size)]
 
 
-def _noise(mechanism: Mechanism) -> Fraction:
+def _noise_parameter(mechanism: Mechanism) -> Fraction:
+    """Return the variance of Gaussian noise, or the scale of Laplace noise."""
     return mechanism.variance if isinstance(mechanism, DiscreteGaussian) else mechanism.scale  # type: ignore[attr-defined]
 
 
-def _windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str, ...]:
-    """The names of the windows that the plans' public time ranges touch."""
+def _touched_windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str, ...]:
+    """Return the names of the windows that the plans' public time ranges touch."""
     spans = [span for measure in measures if (span := window_range(ctx, measure, unit)) is not None]
     every = ctx.unit(unit).every
     if not spans or every is None:
@@ -367,12 +406,12 @@ def _windows(ctx: Context, measures: Iterable[Measure], unit: str) -> tuple[str,
 
 
 def window_name(start: int) -> str:
-    """A window by its first day."""
+    """Name a window by its first day."""
     return (EPOCH + timedelta(microseconds=start)).strftime("%Y-%m-%d")
 
 
 def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
-    """Every window of a unit within its declared times."""
+    """Return the names of all windows of a unit within its declared time ranges."""
     declared = ctx.unit(unit)
     spans = [ctx.columns(table)[column] for table, column in declared.times.items()]
     moments = [domain for domain in spans if isinstance(domain, Moment)]
@@ -382,27 +421,31 @@ def windows_of(ctx: Context, unit: str) -> tuple[str, ...]:
     return tuple(window_name(start) for start in period_starts(lo, hi, declared.every))
 
 
-# --- What is public about the work, and what was done ---
+# --- Public facts of the work, and notes for the release ---
 
 
 def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) -> Work:
-    """Passes and sorts over the tables that the plans name, by their noisy sizes; cells and the plans' own size."""
+    """Estimate the work of plans: passes and sorts over tables of noisy size `rows`, cells, and plan nodes."""
     nodes = [node for measure in measures for node in walk(measure)]
     scans = [node.table for node in nodes if isinstance(node, Scan)]
-    heavy = (LimitRowsPerUnit, LimitGroupsPerUnit, GroupBy, Distinct, UnitJoin, KeyJoin, ClippedSums)
-    sorts, read = sum(isinstance(node, heavy) for node in nodes), sum(rows.get(table, 0) for table in scans)
-    return Work(len(scans), sorts, read, cells, len(nodes))
+    sorting_nodes = (LimitRowsPerUnit, LimitGroupsPerUnit, GroupBy, Distinct, UnitJoin, KeyJoin, ClippedSums)
+    sorts, rows_read = (
+        sum(isinstance(node, sorting_nodes) for node in nodes),
+        sum(rows.get(table, 0) for table in scans),
+    )
+    return Work(len(scans), sorts, rows_read, cells, len(nodes))
 
 
 def describe_processing(ctx: Context, measure: Measure) -> tuple[str, ...]:
-    """The clamping, bounding and sampling of a plan, in words."""
-    found = [_words(node) for node in walk(measure)]
+    """Describe the clamping, bounding, sampling and correcting in a plan, one note each."""
+    notes = [_describe_node(node) for node in walk(measure)]
     tables = sorted({node.table for node in walk(measure) if isinstance(node, Scan) and ctx.table(node.table).private})
-    corrected = f"values of {', '.join(tables)} outside their declared domains corrected into them" if tables else ""
-    return tuple(dict.fromkeys(text for text in (*found, corrected) if text))
+    correction = f"values of {', '.join(tables)} outside their declared domains corrected into them" if tables else ""
+    return tuple(dict.fromkeys(text for text in (*notes, correction) if text))
 
 
-def _words(node: Any) -> str:
+def _describe_node(node: Any) -> str:
+    """Describe what one node does to the data; "" if it needs no note."""
     match node:
         case LimitRowsPerUnit(unit=unit, limit=limit):
             return f"at most {limit} rows of each {unit} counted, chosen pseudo-randomly"

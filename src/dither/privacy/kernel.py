@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -135,7 +134,7 @@ class LocalKernel:
         """Answer a request: charge its cost, read the data, add noise, and return the release at its scheduled time."""
         account, registered = self._authorize_query(request.dataset, token)
         request, cost = self._cost_request(registered, request)
-        self._check_open(request, registered)
+        self._check_open(request)
         outcome = self._charge(self._build_charge(registered, request, cost, account.name))
         if isinstance(outcome, RecordedAnswer) and outcome.paid:
             return self._decode_recorded(outcome, cached=True)
@@ -197,9 +196,9 @@ class LocalKernel:
             return self._decode_recorded(outcome, cached=False)
         seconds_left, secret = partial(self._seconds_left, deadline), self._bits.integer(128)
         reader = ReceiptedRead(outcome, self._working_engine(task), self._bits, secret, seconds_left)
-        search_steps = tuple(reader.release(f"find {number}", step) for number, step in enumerate(cost.searches))
-        bounds = _choose_bounds(request, search_steps)
-        steps = steps_at_bounds(replace(task.registered.context), request, bounds) if search_steps else cost.steps
+        search_parts = tuple(reader.release(f"find {number}", step) for number, step in enumerate(cost.searches))
+        bounds = _choose_bounds(request, search_parts)
+        steps = steps_at_bounds(replace(task.registered.context), request, bounds) if search_parts else cost.steps
         parts = tuple(reader.release(f"part {number}", step) for number, step in enumerate(steps))
         return Release(
             dataset=request.dataset,
@@ -208,7 +207,7 @@ class LocalKernel:
             parts=parts,
             losses=cost.losses,
             chosen_bounds=bounds or None,
-            search_results=search_steps or None,
+            search_results=search_parts or None,
             cached=False,
             sequence=outcome.sequence,
             head=self.ledger.head,
@@ -269,7 +268,7 @@ class LocalKernel:
 
     def _may_see(self, dataset: str, account: Account) -> bool:
         """Return whether the dataset is registered and the account may see it; auditors and curators see all."""
-        return dataset in self._datasets and (account.role != "analyst" or self.ledger.may_ask(dataset, account.name))
+        return dataset in self._datasets and (account.role != "analyst" or self.ledger.may_query(dataset, account.name))
 
     def _find_dataset(self, dataset: str) -> RegisteredDataset:
         """Return a registered dataset by name."""
@@ -285,16 +284,16 @@ class LocalKernel:
         return account
 
     def _cost_request(self, registered: RegisteredDataset, request: Request) -> tuple[Request, PrivacyCost]:
-        """Return the request, decoded from its own JSON, and its cost. Only what JSON can express gets further.
+        """Return the request, decoded from its own JSON, and its cost; refuse what the protocol cannot express.
 
-        The context is copied, so that whatever is computed for this plan is dropped with it.
+        The context is copied, so that results cached for this plan are dropped with the copy.
         """
         decoded = decode(encode(request), Request)
         if decoded.schema_hash and decoded.schema_hash != schema_hash(registered.context):
             raise InvalidPlan("the dataset's schema has changed since this session began; connect again")
         return decoded, privacy_cost(replace(registered.context), decoded)
 
-    def _check_open(self, request: Request, registered: RegisteredDataset) -> None:
+    def _check_open(self, request: Request) -> None:
         """Refuse a request that expects another ledger head, or whose dataset is locked after late answers."""
         if request.expect_head is not None:
             self.ledger.check_head(request.expect_head)
@@ -302,7 +301,7 @@ class LocalKernel:
             raise NotAllowed(LOCKED)
 
     def _build_charge(self, registered: RegisteredDataset, request: Request, cost: PrivacyCost, account: str) -> Charge:
-        """Build the charge of a request; the recorded text leaves out what does not change the question."""
+        """Build the charge of a request; the recorded text leaves out fields that do not change the query."""
         question = replace(request, request_id="", expect_head=None, schema_hash="")
         return Charge(
             dataset=request.dataset,
@@ -319,8 +318,7 @@ class LocalKernel:
 
     def _estimate_work(self, registered: RegisteredDataset, cost: PrivacyCost) -> Work:
         """Estimate the work of all steps from public facts: the plans, noisy row counts and the number of cells."""
-        cells = sum(prod(step.quoted.shape) for step in cost.all_steps)
-        return work_of([step.measure for step in cost.all_steps], registered.rows, cells)
+        return work_of([step.measure for step in cost.all_steps], registered.rows, cost.cells)
 
     # --- Free calls: they charge nothing and read no records ---
 
@@ -351,10 +349,10 @@ class LocalKernel:
         free, affordable = self.ledger.preview(self._build_charge(registered, request, cost, account.name))
         pace, work = self._schedule, self._estimate_work(registered, cost)
         wait = 0 if pace is None else pace.prediction(work, self.ledger.latency_step(request.dataset, work.time_class))
-        search_steps = tuple(step.quoted for step in cost.searches) or None
+        search_facts = tuple(step.quoted for step in cost.searches) or None
         parts = tuple(step.quoted for step in cost.steps)
         return CostQuote(
-            request.dataset, parts, cost.losses, search_steps, free, affordable, work.time_class, wait, self.ledger.head
+            request.dataset, parts, cost.losses, search_facts, free, affordable, work.time_class, wait, self.ledger.head
         )
 
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
@@ -433,8 +431,8 @@ class LocalKernel:
 
     def _previous_size(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
         """Return the size measured for an earlier version of the data, since no budget is left to measure it again."""
-        found = self.ledger.last_answer(request.dataset, KERNEL, digest(request))
-        return {} if found is None else _rows_by_table(tables, decode(found.encode(), Release, RESPONSE))
+        earlier = self.ledger.last_answer(request.dataset, KERNEL, digest(request))
+        return {} if earlier is None else _rows_by_table(tables, decode(earlier.encode(), Release, RESPONSE))
 
     @property
     def registered(self) -> tuple[str, ...]:
@@ -451,7 +449,7 @@ class LocalKernel:
 
     def _misses_left(self, dataset: str) -> int:
         """Return how many more answers may be late before the dataset locks; without a schedule it never does."""
-        return self._slots if self._schedule is None else self._schedule.most_misses - self.ledger.misses(dataset)[1]
+        return self._slots if self._schedule is None else self._schedule.max_misses - self.ledger.misses(dataset)[1]
 
     def unlock(self, dataset: str) -> None:
         """Unlock a dataset that late answers have locked."""
@@ -496,9 +494,9 @@ class ReceiptedRead:
         """Read the exact integers of one step and release them through its mechanism."""
         keys: tuple[tuple[Scalar, ...], ...] | None = None
         if isinstance(step.measure, PartitionCounts):
-            found, exact = self._read_groups(name, step.measure)
+            all_keys, exact = self._read_groups(name, step.measure)
             # Release keys, not indices: the list depends on the data, so indices would reveal more than the keys do.
-            keys, values = tuple(found[place] for place in self._draw(name, step.mechanism, exact)), ()
+            keys, values = tuple(all_keys[place] for place in self._draw(name, step.mechanism, exact)), ()
         else:
             values = tuple(self._draw(name, step.mechanism, self._read(name, step.measure)).tolist())
         quoted = step.quoted
@@ -551,11 +549,11 @@ def _describe_unit(unit: Unit) -> str:
             assert_never(unit.kind)
 
 
-def _choose_bounds(request: Request, search_steps: Sequence[ReleasedMeasurement]) -> tuple[int, ...]:
-    """Choose each bound from what its search step released: postprocessing, and always a point of its public grid."""
+def _choose_bounds(request: Request, search_parts: Sequence[ReleasedMeasurement]) -> tuple[int, ...]:
+    """Choose each bound from the release of its search: postprocessing, and always a point of its public grid."""
     return tuple(
         choose_contribution_bound(search, part.values, part.mechanism)
-        for search, part in zip(request.searches, search_steps, strict=True)
+        for search, part in zip(request.searches, search_parts, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Release schedules: answers leave at times computed from public facts; only misses let timing depend on data.
+"""Release schedules: answers leave at times computed from public facts; timing depends on data through misses only.
 
 Predictive mitigation (Askarov, Zhang and Myers 2010): after its charge, an answer leaves at the first of a fixed series
 of instants by which it is ready. An answer that leaves later than the first instant is a miss. Misses are counted, make
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from dither.errors import InvalidParameter, NotAllowed
 
-MOST_MISSES = 3
+MAX_MISSES = 3
 LOCKED = "the dataset is locked after late answers, until its curator acts"
 DOUBLINGS = 4
 
@@ -80,22 +80,25 @@ def _magnitude(count: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Predicts how long work takes: `floor` milliseconds, plus nanoseconds for each row and pass, cell and node."""
+    """Predicts how long work takes.
+
+    `floor` is in milliseconds; `row` (per row and pass), `cell` and `node` are in nanoseconds.
+    """
 
     floor: int = 200
     row: int = 400
     cell: int = 2_000
     node: int = 1_000_000
-    most_misses: int = MOST_MISSES
+    max_misses: int = MAX_MISSES
 
     def __post_init__(self) -> None:
-        if min(self.floor, self.row, self.cell, self.node) < 0 or self.floor < 1 or self.most_misses < 1:
+        if min(self.floor, self.row, self.cell, self.node) < 0 or self.floor < 1 or self.max_misses < 1:
             raise InvalidParameter(
-                "a schedule needs floor >= 1 (ms), most_misses >= 1, and row, cell and node >= 0 (ns)"
+                "a schedule needs floor >= 1 (ms), max_misses >= 1, and row, cell and node >= 0 (ns)"
             )
 
     def prediction(self, work: Work, misses: int) -> int:
-        """Return the milliseconds from the charge to the first instant; each earlier miss doubles them, to a limit."""
+        """Return the time in milliseconds from charge to first instant; each earlier miss doubles it, up to a limit."""
         weight = 1 << _magnitude(work.passes + 4 * work.sorts)
         nanoseconds = self.row * weight * (1 << _magnitude(work.rows)) + self.cell * (1 << _magnitude(work.cells))
         nanoseconds += self.node * (1 << _magnitude(work.nodes))
@@ -109,22 +112,22 @@ class Schedule:
     def residual_bits(self, charges: int, unlocked: int = 0) -> int:
         """Return an upper bound on the bits that the timing of `charges` answers reveals: which missed, and when.
 
-        Each time that the curator unlocked the dataset allowed `most_misses` more.
+        Each of the `unlocked` times that the curator unlocked the dataset allowed `max_misses` more misses.
         """
-        most = min(charges, self.most_misses * (1 + unlocked))
+        most = min(charges, self.max_misses * (1 + unlocked))
         ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
         return (ways - 1).bit_length()
 
 
 class Gate:
-    """Limits the answers in progress, so that the cap on misses holds even if all of them are late."""
+    """Limits the answers in progress to the misses that are left, so that the cap holds even if all are late."""
 
     def __init__(self) -> None:
         self._changed, self._under_way = threading.Condition(), 0
 
     @contextmanager
     def enter(self, misses_left: Callable[[], int]) -> Iterator[None]:
-        """Hold a place until the answer has left; wait for one first. Refuse if no further miss is allowed."""
+        """Wait for a place and hold it until the answer has left; refuse if no further miss is allowed."""
         with self._changed:
             self._changed.wait_for(lambda: not 0 < misses_left() <= self._under_way)
             if misses_left() <= 0:

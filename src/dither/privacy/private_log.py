@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 EVENTS_PER_MINUTE = 60
 
 
@@ -16,7 +16,7 @@ class PrivateLog:
     """A rate-limited log that only the curator may read. Its own thread writes it, so that no answer waits for it."""
 
     def __init__(self) -> None:
-        self.events: deque[dict[str, object]] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
         self.dropped = 0
         self._minute, self._count = 0, 0
         self._queue: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dither.plan.measures.core import Measure
     from dither.privacy.mechanisms import Mechanism
 
-MOST_PARTS = 256
-MOST_BOUNDS = 256
-MOST_SEARCHES = 128
-LARGEST = 1 << 62
+MAX_PARTS = 256
+MAX_BOUNDS = 256
+MAX_SEARCHES = 128
+LARGEST_BOUND = 1 << 62
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -45,7 +45,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BoundRule:
-    """Chooses a contribution bound from a noisy histogram of contributions, to minimize noise plus clipping error.
+    """The public rule that chooses a contribution bound from a noisy histogram: minimize noise plus clipping error.
 
     The histogram counts units below `points[0]`, from each point to the next, and above the last. `noise` is the
     standard deviation of a cell's noise at a bound of 1, `cells` the number of cells that share the clipping error, and
@@ -59,7 +59,10 @@ class BoundRule:
 
     def __post_init__(self) -> None:
         _check_increasing(self.points, "points")
-        if not 0 <= self.noise <= LARGEST or not 1 <= min(self.cells, self.row) <= max(self.cells, self.row) <= LARGEST:
+        if (
+            not 0 <= self.noise <= LARGEST_BOUND
+            or not 1 <= min(self.cells, self.row) <= max(self.cells, self.row) <= LARGEST_BOUND
+        ):
             raise InvalidPlan("a bound rule needs noise from 0 to 2^62, and cells and row from 1 to 2^62")
 
 
@@ -68,8 +71,8 @@ class BoundSearch:
     """A private search for a bound before the parts are answered: `mechanism` chooses an index of `grid`.
 
     The mechanism reads the vector `histogram`. With a `rule`, it releases that vector with noise and the rule chooses.
-    In every part, `EstimatedLimit(tag)` becomes the chosen bound; the parts use `Calibrate`, so that their loss is
-    known before the bound is. An index outside the grid means the nearest end of the grid.
+    In every part, `EstimatedLimit(tag)` becomes the chosen bound; the charge covers the costliest
+    bound of the grid. An index outside the grid means the nearest end of the grid.
     """
 
     histogram: Measure
@@ -83,10 +86,10 @@ class BoundSearch:
 
 
 def _check_increasing(points: tuple[int, ...], name: str) -> None:
-    """Check bounds before the charge, because nothing computed from them after it may fail."""
-    rising = 1 <= len(points) <= MOST_BOUNDS and list(points) == sorted(set(points))
-    if not rising or points[0] < 1 or points[-1] > LARGEST:
-        raise InvalidPlan(f"{name} must be 1 to {MOST_BOUNDS} increasing integers from 1 to 2^62")
+    """Refuse points that are not increasing or out of range; after the charge, nothing computed from them may fail."""
+    rising = 1 <= len(points) <= MAX_BOUNDS and list(points) == sorted(set(points))
+    if not rising or points[0] < 1 or points[-1] > LARGEST_BOUND:
+        raise InvalidPlan(f"{name} must be 1 to {MAX_BOUNDS} increasing integers from 1 to 2^62")
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,14 @@ class Request:
     schema_hash: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.parts) <= MOST_PARTS:
-            raise InvalidPlan(f"a request must have 1 to {MOST_PARTS} parts, got {len(self.parts)}")
+        if not 1 <= len(self.parts) <= MAX_PARTS:
+            raise InvalidPlan(f"a request must have 1 to {MAX_PARTS} parts, got {len(self.parts)}")
         if self.request_id and not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidParameter("request_id must be 1 to 64 characters from A-Z a-z 0-9 _ . : -")
         if not 0 <= self.repeat < 2**31:
             raise InvalidParameter("repeat must be from 0 to 2^31 - 1")
-        if not len({each.tag for each in self.searches}) == len(self.searches) <= MOST_SEARCHES:
-            raise InvalidPlan(f"a request must have at most {MOST_SEARCHES} searches, each with its own tag")
+        if not len({each.tag for each in self.searches}) == len(self.searches) <= MAX_SEARCHES:
+            raise InvalidPlan(f"a request must have at most {MAX_SEARCHES} searches, each with its own tag")
 
 
 @dataclass(frozen=True)

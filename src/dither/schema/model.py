@@ -33,7 +33,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Reference:
-    """A value of a column of a public table, for long public lists of keys."""
+    """One of the values of a column of a public table: a category with a long list of values."""
 
     table: str
     column: str
@@ -80,11 +80,14 @@ class Column:
     description: str = ""
 
 
+SourceKind = Literal["parquet", "csv", "duckdb", "postgres", "spark"]
+
+
 @dataclass(frozen=True)
 class Source:
     """The location of a table's records; `options` depend on the engine (path, table, dsn_env...)."""
 
-    kind: Literal["parquet", "csv", "duckdb", "postgres", "spark"]
+    kind: SourceKind
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -119,7 +122,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class BudgetCap:
-    """A cap on the privacy loss of one unit. pure: epsilon; zcdp: rho and delta; renyi: order, epsilon and delta."""
+    """A cap on the privacy loss of one unit.
+
+    pure: epsilon, and delta if any; zcdp: rho and delta, or epsilon and delta; renyi: order, epsilon and delta.
+    """
 
     unit: str
     kind: Literal["pure", "zcdp", "renyi"]
@@ -183,7 +189,7 @@ def _check_number(subject: str, domain: Number) -> None:
 
 
 def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:
-    """Check that a unit's keys have one kind in all its tables, and that its windows have a period and times."""
+    """Check that a unit's keys have the same kind in all tables, and that a window unit has a period and times."""
     subject = f"unit {unit.name}"
     keys = [_domain_of(tables, table, key, subject) for table, key in unit.keys.items() if unit.kind != "row"]
     if any(isinstance(domain, Boolean | Moment) for domain in keys):
@@ -199,7 +205,9 @@ def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:
 def _domain_of(tables: Mapping[str, Table], table: str, column: str | None, subject: str) -> Domain:
     """Return the domain of a column; refuse a name that does not exist."""
     if table not in tables or column is None or column not in tables[table].columns:
-        raise InvalidSchema(f"{subject} names table {table} or a column of it that does not exist")
+        raise InvalidSchema(
+            f"{subject} names table {table} and a key or time column in it, but one of them does not exist"
+        )
     return tables[table].columns[column].domain
 
 

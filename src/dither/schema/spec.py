@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from dither.schema.model import SourceKind
 
 FORMAT_VERSION = 1
 
@@ -15,7 +17,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """A field of a mapping: the kind of its value, a help text, and its choices if it has any."""
+    """A field of a mapping: the kind of its value, a help text, its choices if any, and the shape of nested ones."""
 
     kind: Kind
     help: str
@@ -38,13 +40,13 @@ class ObjectSpec:
         return self.fields | self.variants.get(variant, {})
 
 
-_BOUND = "inclusive; chosen by the curator, never read from the data"
+_BOUND_HELP = "inclusive; chosen by the curator, never read from the data"
 _PRECISIONS = ("day", "hour", "minute", "second", "millisecond", "microsecond")
-_EVERY = ("day", "week", "month", "quarter", "year")
+_WINDOW_LENGTHS = ("day", "week", "month", "quarter", "year")
 
-_MOMENT = {
-    "min": FieldSpec("moment", f"first instant, {_BOUND}", required=True),
-    "max": FieldSpec("moment", f"last instant, {_BOUND}; a date alone means the end of that day", required=True),
+_MOMENT_FIELDS = {
+    "min": FieldSpec("moment", f"first instant, {_BOUND_HELP}", required=True),
+    "max": FieldSpec("moment", f"last instant, {_BOUND_HELP}; a date alone means the end of that day", required=True),
 }
 
 SHAPES: dict[str, ObjectSpec] = {
@@ -83,11 +85,7 @@ SHAPES: dict[str, ObjectSpec] = {
     ),
     "source": ObjectSpec(
         "a source",
-        {
-            "kind": FieldSpec(
-                "text", "the engine or format", required=True, choices=("parquet", "csv", "duckdb", "postgres", "spark")
-            )
-        },
+        {"kind": FieldSpec("text", "the engine or format", required=True, choices=get_args(SourceKind))},
         variant_field="kind",
         variants={
             "parquet": {"path": FieldSpec("text", "a file or pattern, relative to this description", required=True)},
@@ -128,13 +126,13 @@ SHAPES: dict[str, ObjectSpec] = {
         variant_field="type",
         variants={
             "integer": {
-                "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
-                "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
+                "min": FieldSpec("number", f"least value, {_BOUND_HELP}", required=True),
+                "max": FieldSpec("number", f"greatest value, {_BOUND_HELP}", required=True),
                 "step": FieldSpec("number", "values are multiples of this step; default: 1"),
             },
             "decimal": {
-                "min": FieldSpec("number", f"least value, {_BOUND}", required=True),
-                "max": FieldSpec("number", f"greatest value, {_BOUND}", required=True),
+                "min": FieldSpec("number", f"least value, {_BOUND_HELP}", required=True),
+                "max": FieldSpec("number", f"greatest value, {_BOUND_HELP}", required=True),
                 "step": FieldSpec("number", "values are multiples of this step, such as 0.01", required=True),
             },
             "category": {
@@ -145,8 +143,8 @@ SHAPES: dict[str, ObjectSpec] = {
                 ),
             },
             "boolean": {},
-            "date": _MOMENT,
-            "timestamp": _MOMENT | {"precision": FieldSpec("text", "default: microsecond", choices=_PRECISIONS)},
+            "date": _MOMENT_FIELDS,
+            "timestamp": _MOMENT_FIELDS | {"precision": FieldSpec("text", "default: microsecond", choices=_PRECISIONS)},
             "identifier": {"kind": FieldSpec("text", "integer or text", required=True, choices=("integer", "text"))},
         },
     ),
@@ -169,7 +167,7 @@ SHAPES: dict[str, ObjectSpec] = {
             "window": {
                 "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True),
                 "times": FieldSpec("names_by_name", "table: the column that places a row in a window", required=True),
-                "every": FieldSpec("text", "the length of a window", required=True, choices=_EVERY),
+                "every": FieldSpec("text", "the length of a window", required=True, choices=_WINDOW_LENGTHS),
             },
         },
     ),
@@ -206,7 +204,7 @@ SHAPES: dict[str, ObjectSpec] = {
 
 NAME_PATTERN = "^[A-Za-z][A-Za-z0-9_]{0,62}$"
 
-_PLAIN: dict[str, dict[str, Any]] = {
+_SCHEMA_OF_KIND: dict[str, dict[str, Any]] = {
     "name": {"type": "string", "pattern": NAME_PATTERN},
     "text": {"type": ["string", "number"]},
     "texts": {"type": "array", "items": {"type": ["string", "number", "boolean"]}, "minItems": 1},
@@ -268,5 +266,5 @@ def _field_schema(entry: FieldSpec) -> dict[str, Any]:
         case _ if entry.choices:
             schema = {"enum": list(entry.choices)}
         case _:
-            schema = dict(_PLAIN[entry.kind])
+            schema = dict(_SCHEMA_OF_KIND[entry.kind])
     return schema | {"description": entry.help}

@@ -1,4 +1,4 @@
-"""The public facts of a description as plain data, for `dither check`, the servers and privacy statements."""
+"""Return a description's public facts as plain data, for `dither check`, the servers and privacy statements."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dither.post.session import Quote
 from dither.privacy.protocol import Balance, HistoryEntry
 from dither.views.ledger import decimal_text
 
-BAR = 20
+BAR_WIDTH = 20
 
 
 def dataset_text(dataset: Mapping[str, Any]) -> str:
@@ -63,12 +63,12 @@ def loss_text(losses: Iterable[Loss]) -> str:
     """Format losses, adding up those of one kind, such as "epsilon 2"."""
     totals: dict[str, Fraction] = {}
     for loss in losses:
-        for name, value in _numbers(loss).items():
+        for name, value in _loss_parameters(loss).items():
             totals[name] = totals.get(name, Fraction(0)) + value
     return ", ".join(f"{name} {number_text(value)}" for name, value in totals.items() if value) or "nothing"
 
 
-def _numbers(loss: Loss) -> dict[str, Fraction]:
+def _loss_parameters(loss: Loss) -> dict[str, Fraction]:
     """Return the parameters of a loss by name."""
     match loss:
         case Pure(epsilon=epsilon):
@@ -130,5 +130,5 @@ def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
 
 def spent_bar(spent: int, limit: int) -> str:
     """Draw the spent part of a budget as a bar."""
-    full = min(BAR, -(-spent * BAR // limit))
-    return "█" * full + "░" * (BAR - full)
+    full = min(BAR_WIDTH, -(-spent * BAR_WIDTH // limit))
+    return "█" * full + "░" * (BAR_WIDTH - full)

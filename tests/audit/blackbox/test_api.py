@@ -344,7 +344,7 @@ def sides_and_candidates(rng: np.random.Generator) -> tuple[list[Any], list[sear
     sample = SampleTable(space, *(space.encode(side) for side in sides))
     value = search.worth_function(Pure(0.1), 10_000, 0.05)
     return sides, search.candidate_events(
-        space, search.try_scores(sample, learners.quick(space)), value, *search.FINAL_CAUTION[False]
+        space, search.try_scores(sample, learners.first_round_learners(space)), value, *search.FINAL_CAUTION[False]
     )
 
 
@@ -379,13 +379,13 @@ def test_the_best_learners_on_a_part_learn_from_everything() -> None:
         SampleTable(space, *(space.encode(side) for side in sides)),
         search.worth_function(Pure(0.1), 10_000, 0.05),
     )
-    teachers = learners.thorough(space)
+    teachers = learners.last_round_learners(space)
     assert search.shortlist(sample, teachers, value) == teachers
     sample = SampleTable(space, *(side[np.arange(search.SHORT_ROWS + 1) % 3000] for side in (sample.a, sample.b)))
     kept = search.shortlist(sample, [*[lambda given: None] * search.SHORTLIST, *teachers[:3]], value)
     assert len(kept) == search.SHORTLIST and kept[-3:] == teachers[:3]
     # Whose score tells most of all outputs is kept too, however little its best event looks worth.
-    telling = [partial(learners.additive, columns=space.columns_in("base"), bins=3), *teachers[:3]]
+    telling = [partial(learners.sum_of_tables, columns=space.columns_in("base"), bins=3), *teachers[:3]]
     kept = search.shortlist(sample, telling * search.SHORTLIST, lambda p, q: -(p + q))
     assert telling[0] in kept[: search.MAX_BY_GAIN] and len(kept) <= search.SHORTLIST + search.MAX_BY_GAIN
 

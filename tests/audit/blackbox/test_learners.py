@@ -18,7 +18,7 @@ def test_columns_of_one_kind_share_a_table() -> None:
     base = space.columns_in("base")
     fresh = np.rint(rng.laplace(size=(4000, 20)) * 1024) / 1024
     truth = np.clip(fresh, 0, 0.03).sum(axis=1)
-    shared, own = learners.shared_table(sample, base, 2), learners.additive(sample, base, 6)
+    shared, own = learners.shared_table(sample, base, 2), learners.sum_of_tables(sample, base, 6)
     assert shared is not None
     assert own is not None
     told = [np.corrcoef(score.evaluate(space.encode(fresh)), truth)[0, 1] for score in (shared, own)]
@@ -75,9 +75,13 @@ def test_the_last_round_learns_from_more_outputs_than_the_first() -> None:
     a, b = (np.rint(8 * rng.laplace(shift, 1, (runs, width))) / 8 for shift in (0.05, 0.0))
     space = OutcomeSpace.learn(a, b)
     sample, base = SampleTable(space, space.encode(a), space.encode(b)), space.columns_in("base")
-    taught = [each.keywords for each in learners.thorough(space) if getattr(each, "func", None) is learners.additive]  # type: ignore[attr-defined]
+    taught = [
+        each.keywords
+        for each in learners.last_round_learners(space)
+        if getattr(each, "func", None) is learners.sum_of_tables
+    ]  # type: ignore[attr-defined]
     taught = [words for words in taught if words["columns"] == base and words["bins"] == 3]
-    scores = [learners.additive(sample, base, 3), *(learners.additive(sample, **words) for words in taught)]
+    scores = [learners.sum_of_tables(sample, base, 3), *(learners.sum_of_tables(sample, **words) for words in taught)]
     # Every column is of one kind, so what differs between the columns' tables is noise.
     noise = [float(np.std(score.tables[:, [40, 200]], axis=0).mean()) for score in scores]  # type: ignore[union-attr]
     assert len(taught) == 1 and noise[1] < 0.85 * noise[0]

@@ -42,7 +42,7 @@ def asked(sample: SampleTable, learner: Learner, crossed: bool = True) -> tuple[
 
 LEARNERS: dict[str, Learner] = {
     "surface": partial(learners.polynomial_surface, pair=(0, 1), degree=3),
-    "sum of tables": partial(learners.additive, columns=[0, 1], bins=6),
+    "sum of tables": partial(learners.sum_of_tables, columns=[0, 1], bins=6),
     "one table": partial(learners.shared_table, columns=[0, 1, 2], bins=6),
 }
 
@@ -179,7 +179,10 @@ def test_there_is_no_reference_without_a_model_of_positive_gain() -> None:
     sides = [rng.laplace(mean, 1, 5000) for mean in (1.0, 0.0)]
     space = OutcomeSpace.learn(*sides)
     sample = SampleTable(space, *(space.encode(side) for side in sides))
-    assert search.build_reference(sample, search.try_scores(sample, learners.thorough(space)[:3])) == ([], None)
+    assert search.build_reference(sample, search.try_scores(sample, learners.last_round_learners(space)[:3])) == (
+        [],
+        None,
+    )
     assert search.build_reference(sample, []) == ([], None)
     sample = drawn(1, SHIFT)
     tried = search.try_scores(sample, [LEARNERS["surface"], LEARNERS["surface"]])

@@ -188,3 +188,4 @@ SELECT ISODOW(joined) AS d, COUNT(*) FROM users GROUP BY d;
 SELECT COUNT(*) FROM actions WHERE EXTRACT(isodow FROM moment) > 5;
 SELECT SUBSTR(country, 1, 1) AS c, COUNT(*) FROM users GROUP BY c;
 SELECT COUNT(*) FROM users WHERE LEFT(country, 1) = 'D' OR SUBSTRING(country, 2) = 'R';
+SELECT FLOOR(LOG2(age)) AS b, COUNT(*) FROM users WHERE age IN (16, 32, 64) GROUP BY b;

@@ -23,7 +23,7 @@ from dither.post.contribution_bound import (
 )
 from dither.post.estimate.contribution import EstimatedBound, estimate_bound
 from dither.post.estimate.intervals import estimate
-from dither.post.estimate.measured import with_clipping
+from dither.post.estimate.measured import clipped_column
 from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
@@ -89,7 +89,7 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator) -> R
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
         noise = ScaledNoise("laplace", bound / LEFT)
         values = np.rint(kept[bound]) + noise.quantile(random.random(len(truth)))
-        source = with_clipping(
+        source = clipped_column(
             values, noise, np.abs(values), estimate_bound(bound, points, noisy, mechanism.std()), False, 1.0
         )
         answer = estimate(NoisyCell(0), [source], [], 0.95)

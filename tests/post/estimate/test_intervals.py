@@ -19,7 +19,7 @@ from scipy.stats import binom
 from conftest import Tier
 from dither.loss import ZCDP, Pure
 from dither.post.contribution_bound import ContributionBound
-from dither.post.estimate.intervals import Banded, Measured, estimate, fieller
+from dither.post.estimate.intervals import Banded, Measured, estimate, fieller_interval
 from dither.post.estimate.measured import measured_columns
 from dither.post.formulas import Average, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
 from dither.post.noise import ScaledNoise
@@ -187,7 +187,7 @@ def test_noise_of_the_wrong_scale_is_caught(session: Session, kernel: BareKernel
 
 
 def test_fieller_is_unbounded_where_the_size_may_be_zero() -> None:
-    low, high = fieller(
+    low, high = fieller_interval(
         np.array([50.0]), np.array([3.0]), ScaledNoise("laplace", 10.0), ScaledNoise("laplace", 10.0), 0.95
     )
     assert np.isinf(low).all() and np.isinf(high).all()
@@ -202,7 +202,7 @@ def test_fieller_is_unbounded_where_the_size_may_be_zero() -> None:
 
 def test_fieller_agrees_with_the_quadratic_of_the_textbook() -> None:
     size, total, std = 1000.0, 400.0, 20.0
-    low, high = fieller(
+    low, high = fieller_interval(
         np.array([total]), np.array([size]), ScaledNoise("gaussian", std), ScaledNoise("gaussian", std), 0.95
     )
     z = 1.959964

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dither.errors import DitherError, InvalidQuery, Unsupported
-from dither.post.query.parser import DEEPEST, LONGEST, parse, parse_query, sql_options
+from dither.post.query.parser import MAX_CHARACTERS, MAX_DEPTH, parse_query, parse_statement, sql_options
 from dither.post.session import Session
 from post.small_world import CORPUS, statements
 
@@ -43,10 +43,10 @@ def test_every_refusal_says_something() -> None:
         assert "Traceback" not in reason and "<class" not in reason
 
 
-@pytest.mark.parametrize("query", ["SELECT COUNT(*) FROM users WHERE age IN ('" + "x" * LONGEST + "')"])
+@pytest.mark.parametrize("query", ["SELECT COUNT(*) FROM users WHERE age IN ('" + "x" * MAX_CHARACTERS + "')"])
 def test_long_texts_are_refused_unread(query: str) -> None:
     with pytest.raises(InvalidQuery, match="characters"):
-        parse(query)
+        parse_statement(query)
 
 
 @pytest.mark.parametrize("depth", [100, 3000])
@@ -54,7 +54,7 @@ def test_deep_texts_are_refused(blind: Session, depth: int) -> None:
     query = f"SELECT COUNT(*) FROM users WHERE {'NOT (' * depth}vip{')' * depth}"
     with pytest.raises(InvalidQuery, match="nested deeper"):
         parse_query(query, blind.dataset, "user")
-    assert DEEPEST < 100
+    assert MAX_DEPTH < 100
 
 
 def test_bigquery_options() -> None:

@@ -147,24 +147,24 @@ def test_nothing_of_a_query_is_dropped(query: str, reason: str, world: World) ->
 
 
 def test_every_part_that_is_read_exists() -> None:
-    for kind, parts in grammar.READ.items():
+    for kind, parts in grammar.READ_PARTS.items():
         assert set(parts.split()) <= set(kind.arg_types), kind
 
 
 def test_a_part_that_nobody_reads_is_noticed() -> None:
     """Whatever a later parser may add to a node that we read is refused until somebody reads it."""
-    query = sql.parse(
+    query = sql.parse_statement(
         "WITH t AS (SELECT DISTINCT age, city FROM users AS u JOIN acts USING (uid)) "
         "SELECT CASE city WHEN 'a' THEN 1 END AS x, ROUND(AVG(age), 2) + COUNT(*) FILTER (WHERE NOT age IN (1, 2)) "
         "FROM (SELECT age, city FROM t UNION ALL SELECT age, city FROM t) AS q "
         "WHERE age BETWEEN 1 AND 9 OR city LIKE 'a%' "
         "GROUP BY city HAVING COUNT(DISTINCT age) > -1 ORDER BY x DESC LIMIT 2 OFFSET 1"
     )
-    grammar.check(query)
+    grammar.refuse_unread_parts(query)
     for node in query.walk():
         node.set("something_new", True)
         with pytest.raises(Unsupported, match="something new is not read"):
-            grammar.check(query)
+            grammar.refuse_unread_parts(query)
         node.set("something_new", None)
 
 

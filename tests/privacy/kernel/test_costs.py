@@ -135,7 +135,7 @@ def test_a_secret_has_128_random_bits_and_samples_depend_on_each(world: Any, ope
     engine: Any = room.spy.inner
 
     def dialect(secret: int) -> str:
-        return str(engine.dialect.render(sampled().plan(engine._statement(sampled(), secret)).select))
+        return str(engine.dialect.render(sampled().vector_query(engine._statement(sampled(), secret)).select))
 
     assert len({dialect(0), *(dialect(1 << bit) for bit in range(128))}) == 129
 

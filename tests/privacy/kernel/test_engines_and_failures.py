@@ -81,7 +81,7 @@ def test_corrections_are_counted_once_though_an_engine_cannot_be_opened_again(
 
 def test_an_engine_that_failed_is_opened_again_and_one_that_was_cut_off_is_not(world: Any, opened: Any) -> None:
     clock = ManualClock()
-    room = opened(world(100), clock=clock, schedule=Schedule(floor=200, most_misses=9))
+    room = opened(world(100), clock=clock, schedule=Schedule(floor=200, max_misses=9))
 
     def breaks() -> None:
         raise EngineFailure

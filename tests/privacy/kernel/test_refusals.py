@@ -17,6 +17,7 @@ from dither.loss import Pure, Sensitivity
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare, Or
+from dither.plan.measures import clipped
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import GroupKey
 from dither.plan.measures.partitions import PartitionCounts
@@ -176,7 +177,7 @@ def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened:
     def nested(terms: Any) -> Any:
         return reduce(lambda left, right: binary(exp.Add, left, right), terms)
 
-    monkeypatch.setattr("dither.plan.sql.builders.add_all", nested)
+    monkeypatch.setattr(clipped, "add_all", nested)
     room = opened(world(100))
     before = room.kernel.ledger.head
     with pytest.raises(Unsupported, match="nested too deeply"):
@@ -205,7 +206,7 @@ def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
     """How deep or wide a plan may be is no part of what it costs: verifying goes by the losses alone."""
     room = opened(world(100))
     room.kernel.answer(vector_of(400), "ann")
-    monkeypatch.setattr("dither.privacy.cost.MOST_COLUMNS", 300)
+    monkeypatch.setattr("dither.privacy.cost.MAX_COLUMNS", 300)
     with pytest.raises(Unsupported, match="too wide"):
         room.kernel.answer(vector_of(400), "ann")
     assert verify(tmp_path / "ledger.sqlite", recompute_losses).sound

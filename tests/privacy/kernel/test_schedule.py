@@ -100,7 +100,7 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
 
 def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:
     """Predictions forget the misses; the cap on them, and the bits that they may tell, do not."""
-    clock, schedule = ManualClock(), Schedule(floor=200, most_misses=5)
+    clock, schedule = ManualClock(), Schedule(floor=200, max_misses=5)
     room = opened(world(100), clock=clock, schedule=schedule)
     promised = room.kernel.quote(counting(), "ann").milliseconds
     for number in range(4):

@@ -150,7 +150,7 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
     request = ruled(parts=(fixed, fixed))
     room = opened(world(1000))
     assert excess(room, request) <= 0
-    total = cost_module._total
+    total = cost_module._total_loss
 
     def first_choice(part: Any) -> Any:
         return replace(part, choices=part.choices[:1])
@@ -164,7 +164,7 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
             ctx, cap, unit, found, [parts[0], *map(first_choice, parts[1:])], widest
         ),
     }
-    monkeypatch.setattr(cost_module, "_total", wrong[bug])
+    monkeypatch.setattr(cost_module, "_total_loss", wrong[bug])
     monkeypatch.setattr(kernel_module, "choose_contribution_bound", lambda search, *_: search.grid[-1])
     assert excess(room, replace(request, repeat=1)) > 0
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from dither.errors import BudgetExceeded, InvalidParameter, LedgerError
-from dither.loss import ZCDP, Pure, rational, to_json
+from dither.errors import BudgetExceeded, InvalidParameter
+from dither.loss import ZCDP, Pure, rational
 from dither.privacy.ledger import KERNEL, Ledger
 from dither.privacy.ledger.maintenance import backup, restore, verify
-from dither.privacy.ledger.store import open_store
 from dither.privacy.protocol import LedgerHead, UnitLoss
 from dither.schema import Group
 from privacy.ledger_cases import (
@@ -139,30 +138,6 @@ def test_a_gap_that_a_later_budget_cannot_count_keeps_it_out(place: str) -> None
         ledger.register(other_population())
     ledger.register(other_population(budgets=(zcdp(1),)))
     assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(ONE // 4, 0)]
-
-
-def test_a_gap_of_an_earlier_version_counts_as_it_did(place: str) -> None:
-    """Old gap rows name their populations; their effects on the state must not change, so that old files verify."""
-    ledger = Ledger(place)
-    ledger.register(dataset(1))
-    head = {"sequence": 99, "hash": "a" * 64}
-    old = {"by": "kernel", "head": head, "populations": ["customers"], "spent": to_json(Pure("1/4"))}
-    for _ in range(2):
-        ledger._submit(lambda batch: batch.add("gap", old))
-    assert total_spent(ledger) == [(ONE // 2, 0)]
-    ledger.register(other_population())
-    assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(0, 0)]
-    ledger.close()
-    assert not any(name.startswith('["gaps"') for name in open_store(place).all_state())
-    ledger = Ledger(place)
-    ledger.mark_gap(LedgerHead(100, "b" * 64), Pure("1/8"))
-    ledger._submit(lambda batch: batch.add("gap", old))
-    ledger.register(replace(other_population(groups=teams(caps=(pure(1),))), data_version="2"))
-    assert total_spent(ledger) == [(7 * ONE // 8, 0)]
-    assert [each.spent for each in ledger.balances("shop2", "ann", {})] == [(ONE // 8, 0)] * 2
-    with pytest.raises(LedgerError, match="no population"):
-        ledger._submit(lambda batch: batch.add("gap", {**old, "populations": ["nobody"]}))
-    assert verify(place).sound
 
 
 def test_a_gap_that_was_wiped_from_the_state_is_found(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_only_one_thread_is_inside_a_pool() -> None:
 
 
 def test_the_number_of_pools_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MOST_BUFFERS", 3)
+    monkeypatch.setattr(pools, "MAX_BUFFERS", 3)
     store = SampleBuffers()
     store.take(1, F(1), 1)
     (oldest,) = store._pools.values()

@@ -109,7 +109,7 @@ def test_a_damaged_head_file_says_what_to_do(tmp_path: Path, damage: str) -> Non
 
 def test_the_queue_rotates_over_accounts() -> None:
     """Ten queries of one account do not delay the next query of another."""
-    turns, order = FairQueue(QueueLimits(running=1, waiting=50, account=20)), list[str]()
+    turns, order = FairQueue(QueueLimits(running=1, waiting=50, per_account=20)), list[str]()
 
     def ask(account: str) -> None:
         with turns.turn("d", account):
@@ -127,7 +127,7 @@ def test_the_queue_rotates_over_accounts() -> None:
 
 
 def test_a_full_queue_refuses_at_once() -> None:
-    turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
+    turns = FairQueue(QueueLimits(running=1, waiting=1, per_account=1))
 
     def refused() -> None:
         with turns.turn("d", "a"):
@@ -143,7 +143,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 
 
 def test_a_failure_frees_its_place_in_the_queue() -> None:
-    turns = FairQueue(QueueLimits(running=1, waiting=1, account=1))
+    turns = FairQueue(QueueLimits(running=1, waiting=1, per_account=1))
 
     def failing() -> None:
         with pytest.raises(KeyError), turns.turn("d", "a"):
@@ -176,7 +176,7 @@ def test_requests_in_progress_are_limited_per_account() -> None:
 
 
 def test_the_number_of_remembered_tokens_is_limited() -> None:
-    known = RecentTokens(max_names=2)
+    known = RecentTokens(max_tokens=2)
     for name in "abc":
         known.add(name, name.upper())
     assert known.get("a") is None and known.get("b") == "B"

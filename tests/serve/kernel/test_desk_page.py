@@ -15,16 +15,16 @@ from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.kernel.admin import AdminService, admin_server
-from dither.serve.kernel.desk_page import AdminPageServer, Page, html_table
+from dither.serve.kernel.desk_page import DeskPage, DeskServer, html_table
 from dither.serve.kernel.server import unix_listener
 from serve.servers import town
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, AdminPageServer]]:
+def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, DeskServer]]:
     kernel = LocalKernel(load(town(tmp_path / "a")), tmp_path / "l.sqlite", trusted=False, schedule=Schedule(floor=1))
     admin = admin_server(AdminService(kernel, tmp_path / "d.json"), unix_listener(tmp_path / "a.sock", mode=0o600))
-    server = AdminPageServer(Page(tmp_path / "a.sock"), 0)
+    server = DeskServer(DeskPage(tmp_path / "a.sock"), 0)
     for each in (admin, server):
         threading.Thread(target=each.serve_forever, daemon=True).start()
     yield kernel, server
@@ -35,7 +35,7 @@ def there(tmp_path: Path) -> Iterator[tuple[LocalKernel, AdminPageServer]]:
 
 
 @contextmanager
-def opened(server: AdminPageServer) -> Iterator[httpx.Client]:
+def opened(server: DeskServer) -> Iterator[httpx.Client]:
     """Return a browser that has opened the address."""
     with httpx.Client(base_url=f"http://127.0.0.1:{server.server_address[1]}") as client:
         reply = client.get(server.url)
@@ -49,7 +49,7 @@ def form(client: httpx.Client) -> str:
     return found[1]
 
 
-def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, AdminPageServer]) -> None:
+def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, DeskServer]) -> None:
     kernel, server = there
     kernel.ledger.add_account("ann", "analyst")
     with opened(server) as client:
@@ -58,7 +58,7 @@ def test_the_page_shows_datasets_budgets_and_accounts(there: tuple[LocalKernel, 
         assert "default-src 'none'" in client.get("/").headers["content-security-policy"]
 
 
-def test_its_forms_act_and_each_action_is_a_ledger_row(there: tuple[LocalKernel, AdminPageServer]) -> None:
+def test_its_forms_act_and_each_action_is_a_ledger_row(there: tuple[LocalKernel, DeskServer]) -> None:
     kernel, server = there
     token = kernel.ledger.add_account("ann", "analyst")
     kernel.ledger.record_miss("town", "1x1+1")
@@ -75,7 +75,7 @@ def test_its_forms_act_and_each_action_is_a_ledger_row(there: tuple[LocalKernel,
 
 
 @pytest.mark.parametrize("how", ["no cookie", "a wrong cookie", "a wrong secret", "another name", "no name", "a path"])
-def test_requests_without_the_secret_are_refused(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
+def test_requests_without_the_secret_are_refused(there: tuple[LocalKernel, DeskServer], how: str) -> None:
     server = there[1]
     secret, base = server.page.secret, f"http://127.0.0.1:{server.server_address[1]}"
     path, headers = {
@@ -89,7 +89,7 @@ def test_requests_without_the_secret_are_refused(there: tuple[LocalKernel, Admin
 
 
 @pytest.mark.parametrize("how", ["no form", "a wrong form", "no cookie", "another name", "an unknown act", "too long"])
-def test_forms_of_other_pages_are_refused(there: tuple[LocalKernel, AdminPageServer], how: str) -> None:
+def test_forms_of_other_pages_are_refused(there: tuple[LocalKernel, DeskServer], how: str) -> None:
     kernel, server = there
     token = kernel.ledger.add_account("ann", "analyst")
     with opened(server) as client:
@@ -107,7 +107,7 @@ def test_forms_of_other_pages_are_refused(there: tuple[LocalKernel, AdminPageSer
     assert reply.status_code == 403 and kernel.ledger.authenticate(token).name == "ann"
 
 
-def test_it_listens_on_this_machine_only(there: tuple[LocalKernel, AdminPageServer]) -> None:
+def test_it_listens_on_this_machine_only(there: tuple[LocalKernel, DeskServer]) -> None:
     assert there[1].server_address[0] == "127.0.0.1" and there[1].page.secret not in repr(there[1].page)
 
 
@@ -117,7 +117,7 @@ def test_values_are_escaped() -> None:
 
 
 def test_a_missing_kernel_is_reported(tmp_path: Path) -> None:
-    server = AdminPageServer(Page(tmp_path / "none.sock"), 0)
+    server = DeskServer(DeskPage(tmp_path / "none.sock"), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with opened(server) as client:
         assert client.get("/").status_code == 400 and "no kernel answers" in client.get("/").text

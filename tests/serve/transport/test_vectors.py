@@ -21,7 +21,7 @@ from dither.plan.relations.scan import Scan
 from dither.privacy.codec import RESPONSE, decode, encode
 from dither.privacy.protocol import Calibrate, Measurement, Release, Request
 from dither.serve.transport.framing import LENGTH, Message
-from dither.serve.transport.vectors import COUNT, FORM, LARGE, large, pack, unpack
+from dither.serve.transport.vectors import COUNT, FORM, LARGE, is_large, pack, unpack
 from serve.servers import Place, place
 
 
@@ -52,12 +52,12 @@ def test_both_forms_say_the_same(there: Place, release: Release) -> None:
     packed = asked(there, accept=FORM)
     assert packed.header["form"] == FORM and "form" not in asked(there).header
     assert replace(unpack(packed.body), head=release.head, cached=False) == release
-    assert large(release) and len(release.parts[0].values) > LARGE
+    assert is_large(release) and len(release.parts[0].values) > LARGE
     assert len(packed.body) < 20_000 + 8 * len(release.parts[0].values)
 
 
 def test_small_answers_stay_json(there: Place, release: Release) -> None:
-    assert not large(replace(release, parts=release.parts[1:]))
+    assert not is_large(replace(release, parts=release.parts[1:]))
     assert there.ask("SELECT COUNT(*) FROM people", 1).status_code == 200
 
 

@@ -34,7 +34,7 @@ MODULES = {
 
 
 class Engine(Protocol):
-    """Computes exact results, without noise. Any failure is an `EngineFailure` with a constant message."""
+    """Computes exact results, without noise; a failed query raises `EngineFailure`, whose message is constant."""
 
     ctx: Context
 

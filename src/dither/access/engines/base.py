@@ -59,17 +59,17 @@ class SqlEngine(ABC):
 
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
         """Return the integers of a measure, one per declared cell."""
-        plan = measure.plan(self._statement(measure, secret))
-        return to_vector(measure, plan, self._run_safely(plan.select, deadline))
+        query = measure.vector_query(self._statement(measure, secret))
+        return to_vector(measure, query, self._run_safely(query.select, deadline))
 
     def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> GroupCounts:
         """Return the keys that occur and their counts."""
-        plan = measure.plan(self._statement(measure, secret))
-        return to_groups(self.ctx, measure, self._run_safely(plan.select, deadline))
+        query = measure.vector_query(self._statement(measure, secret))
+        return to_groups(self.ctx, measure, self._run_safely(query.select, deadline))
 
     def sql(self, measure: Measure) -> str:
         """Return the SQL that would run, for the curator."""
-        return self.dialect.render(measure.plan(self._statement(measure)).select)
+        return self.dialect.render(measure.vector_query(self._statement(measure)).select)
 
     def _statement(self, measure: Measure, secret: int = 0) -> SqlStatement:
         """Start the statement of a measure."""

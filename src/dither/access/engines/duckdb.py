@@ -29,7 +29,7 @@ from dither.schema import Dataset, Table
 # The memory limit of DuckDB for all engines over one dataset; the process then stays below 4 GB.
 MEMORY = "3500MB"
 # DuckDB retains about 10 KB for each statement that ranks rows, up to 20 MB, until it is closed; reopening takes 50 ms.
-MOST_STATEMENTS = 64
+MAX_STATEMENTS = 64
 KINDS: dict[str, RawKind] = {
     "TINYINT": "integer", "SMALLINT": "integer", "INTEGER": "integer", "BIGINT": "integer", "HUGEINT": "integer",
     "UTINYINT": "integer", "USMALLINT": "integer", "UINTEGER": "integer", "UBIGINT": "integer", "UHUGEINT": "integer",
@@ -137,7 +137,7 @@ class DatabaseInstance:
     def needs_replacement(self) -> bool:
         """True if the next statement must use a new instance: at once if this one is broken, else once it is idle."""
         return self.is_broken or (
-            not self.running_statements and (self.had_failure or self.statement_count >= MOST_STATEMENTS)
+            not self.running_statements and (self.had_failure or self.statement_count >= MAX_STATEMENTS)
         )
 
     def record_failure(self, problem: duckdb.Error) -> None:

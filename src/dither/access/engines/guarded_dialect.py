@@ -26,8 +26,8 @@ from dither.plan.sql.builders import (
 from dither.plan.sql.dialect import Dialect
 from dither.schema import Domain
 
-INTEGER = "^(0|-?[1-9][0-9]{0,18})$"
-LEAST, MOST = -(1 << 63), (1 << 63) - 1
+INTEGER_PATTERN = "^(0|-?[1-9][0-9]{0,18})$"
+MIN_INT64, MAX_INT64 = -(1 << 63), (1 << 63) - 1
 
 
 class GuardedDialect(Dialect):
@@ -45,22 +45,25 @@ class GuardedDialect(Dialect):
         """Return False: texts stay texts."""
         return False
 
-    def number_of_text(self, value: Sql) -> Sql:
+    def parse_number(self, value: Sql) -> Sql:
         """Cast texts of up to 18 digits and exponents of two digits, which no double overflows."""
         return case([(self.matches(value, NUMBER_PATTERN), cast(value, "double"))])
 
-    def moment_of_text(self, value: Sql) -> Sql:
+    def parse_timestamp(self, value: Sql) -> Sql:
         """Cast only days that exist, in the years 1 to 9999, and times from 00:00:00 to 23:59:59.999999."""
         return case([(self.matches(value, MOMENT_PATTERN), cast(value, "timestamp"))])
 
-    def integer_of_text(self, value: Sql) -> Sql:
+    def parse_integer(self, value: Sql) -> Sql:
         """Cast canonical integers of up to 19 digits, after comparing them as wide numbers with the 64-bit bounds."""
         wide = self.widen(value)
         in_range = and_(
-            [binary(exp.GTE, wide, self.widen(literal(LEAST))), binary(exp.LTE, wide, self.widen(literal(MOST)))]
+            [
+                binary(exp.GTE, wide, self.widen(literal(MIN_INT64))),
+                binary(exp.LTE, wide, self.widen(literal(MAX_INT64))),
+            ]
         )
-        return case([(self.matches(value, INTEGER), case([(in_range, cast(value, "bigint"))]))])
+        return case([(self.matches(value, INTEGER_PATTERN), case([(in_range, cast(value, "bigint"))]))])
 
-    def integer_of_wide(self, value: Sql) -> Sql:
+    def narrow_integer(self, value: Sql) -> Sql:
         """Cast directly, since these engines have no integers beyond 64 bits."""
         return cast(detach(value), "bigint")

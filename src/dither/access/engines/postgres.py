@@ -42,7 +42,8 @@ SETTINGS = {
     "default_transaction_read_only": "on",
     "jit": "off",
 }
-FIRST_DAY = -719_162
+FIRST_DAY = -719_162  # 0001-01-01, in days since 1970
+# Within these ranges, casts and arithmetic cannot fail.
 SAFE_DATES = ("4713-01-01 BC", "294000-01-01")
 SAFE_MICROSECONDS = 9_000_000_000_000_000_000
 SAFE_DIGITS = 200
@@ -87,11 +88,13 @@ class PostgresDialect(GuardedDialect):
 
     def to_timestamp(self, microseconds: Sql) -> Sql:
         """Add days and the rest separately: an interval times a number is computed in doubles."""
-        positive = add(microseconds, -FIRST_DAY * DAY)
-        days = cast_to(add(self.quotient(positive, literal(DAY)), FIRST_DAY), "int")
+        since_first_day = add(microseconds, -FIRST_DAY * DAY)
+        days = cast_to(add(self.quotient(since_first_day, literal(DAY)), FIRST_DAY), "int")
         day = cast(binary(exp.Add, cast_to(string("1970-01-01"), "date"), days), "timestamp")
-        moment = exp.Interval(this=string("1"), unit=exp.var("microsecond"))
-        return binary(exp.Add, day, exp.Paren(this=times(self.remainder(positive, literal(DAY)), moment)))
+        one_microsecond = exp.Interval(this=string("1"), unit=exp.var("microsecond"))
+        return binary(
+            exp.Add, day, exp.Paren(this=times(self.remainder(since_first_day, literal(DAY)), one_microsecond))
+        )
 
     def to_microseconds(self, moment: Sql) -> Sql:
         """Clamp the exact number of EXTRACT, which may exceed 64 bits at the calendar's end; NULL for infinities."""
@@ -99,7 +102,7 @@ class PostgresDialect(GuardedDialect):
         clamped = call("LEAST", call("GREATEST", exact, literal(-SAFE_MICROSECONDS)), literal(SAFE_MICROSECONDS))
         return case([(function_call("isfinite", moment), cast(clamped, "bigint"))])
 
-    def moment_of_date(self, value: Sql) -> Sql:
+    def date_to_timestamp(self, value: Sql) -> Sql:
         """Cast only dates in the range of timestamps, which is narrower."""
         first, last = (cast_to(string(day), "date") for day in SAFE_DATES)
         inside = and_([binary(exp.GTE, value, first), binary(exp.LTE, value, last)])

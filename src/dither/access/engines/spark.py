@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
 from dither.access.engines.base import SqlEngine, kinds_of, time_limit
-from dither.access.engines.guarded_dialect import MOST, GuardedDialect
+from dither.access.engines.guarded_dialect import MAX_INT64, GuardedDialect
 from dither.errors import InvalidSchema
 from dither.plan.sql.builders import Sql, and_, binary, case, cast, detach, literal, string
 from dither.plan.sql.dialect import RawKind
@@ -38,7 +38,7 @@ SETTINGS = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
 }
-SAFE_DAYS = 106_000_000
+SAFE_DAYS = 106_000_000  # timestamps reach this many days before and after 1970
 WIDE = exp.DataType.build("decimal(38, 0)")
 SUM_INPUT = exp.DataType.build("decimal(28, 0)")
 
@@ -69,7 +69,7 @@ class SparkDialect(GuardedDialect):
         """Cast to a timestamp first: with and without a zone they are the same in UTC."""
         return function_call("unix_micros", cast(moment, "timestamp"))
 
-    def moment_of_date(self, value: Sql) -> Sql:
+    def date_to_timestamp(self, value: Sql) -> Sql:
         """Cast only dates in the range of timestamps: the cast of others fails in every mode."""
         day = function_call("unix_date", value)
         inside = and_([binary(exp.GTE, day, literal(-SAFE_DAYS)), binary(exp.LTE, day, literal(SAFE_DAYS))])
@@ -84,10 +84,10 @@ class SparkDialect(GuardedDialect):
         r"""End the pattern with \z: in Java's patterns $ also matches before a final line break."""
         return super().matches(value, pattern.removesuffix("$") + r"\z")
 
-    def integer_of_wide(self, value: Sql) -> Sql:
+    def narrow_integer(self, value: Sql) -> Sql:
         """Check the range first: unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
-        least = binary(exp.Sub, literal(-MOST), literal(1))
-        in_range = and_([binary(exp.GTE, value, least), binary(exp.LTE, value, literal(MOST))])
+        least = binary(exp.Sub, literal(-MAX_INT64), literal(1))
+        in_range = and_([binary(exp.GTE, value, least), binary(exp.LTE, value, literal(MAX_INT64))])
         return case([(in_range, cast(value, "bigint"))])
 
 

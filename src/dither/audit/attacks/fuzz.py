@@ -45,7 +45,7 @@ def _replace_at(tree: Any, path: Sequence[Any], value: Any) -> Any:
 
 
 class Fuzzer:
-    """Makes plans by mutating sample requests; the same samples and seed give the same plans in a fresh process."""
+    """Makes plans by mutating sample requests; the same samples and seed give the same plans."""
 
     def __init__(self, samples: Sequence[bytes], seed: int) -> None:
         self._random = Random(seed)
@@ -93,7 +93,7 @@ class Fuzzer:
                 value.pop(random.choice(list(value)))
                 return tree
             case 4 if isinstance(value, dict):
-                value[random.choice(("node", "child", "unit", "loss", "extra"))] = random.choice(ABSURD)
+                value[random.choice(("node", "child", "unit", "loss", "extra"))] = copy.deepcopy(random.choice(ABSURD))
                 return tree
             case 5 if isinstance(value, list):
                 return _replace_at(tree, path, value * random.choice((0, 2, 50, 400)))

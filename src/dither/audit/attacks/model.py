@@ -18,7 +18,8 @@ INTERNAL_DETAIL = re.compile(
     rb"|Invalid Input Error|division by zero|/home/|/tmp/|/root/",
     re.IGNORECASE,
 )
-# Fields that may differ between neighbours: noise, the noisy table size (and the time that depends on it), ledger ends.
+# Fields that may differ between neighbours: noise, positions in the ledger, and the time class and duration of a query,
+# which depend on the noisy table size.
 NOISY_FIELDS = {
     "values", "rows", "digest", "sequence", "time", "head", "hash", "spent", "balances", "free", "time_class",
     "milliseconds",

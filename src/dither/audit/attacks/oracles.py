@@ -158,8 +158,8 @@ def _check_query(template: Callable[[], str], targets: Sequence[ServiceTarget]) 
     value = int(targets[0].secret or targets[0].columns.middle)
     query = fill_template(template(), targets[0].columns, value)
     for path in ("/v1/quote", "/v1/explain", "/v1/answer"):
-        # Without `rows`, quotes of averages use the noisy table size, whose noise differs between the instances.
-        more: dict[str, Any] = {"rows": 1000} if path == "/v1/quote" else {}
+        # Otherwise quotes of averages use the noisy table size, whose noise differs between the instances.
+        more: dict[str, Any] = {"assumed_group_size": 1000} if path == "/v1/quote" else {}
         if evidence := find_problem([target.ask(query, path=path, **more) for target in targets], query):
             return f"{path}: {evidence}"
     return ""

@@ -35,7 +35,7 @@ PATHS = (
     "/v1/jobs/..%2f..%2fetc%2fpasswd", "/v1/proofs/..%2f..%2fcli%2f__init__.py", "/v1/proofs/%2fetc%2fpasswd",
     "/v1/reports/..%2fhead", "/v1/reports/.hidden.txt", "/v1/kernel/__init__", "/v1/kernel/close",
     "/v1/kernel/register",
-    "/v1/kernel/books", "/v1/admin", "/admin", "/.env", "/docs", "/v1", "//v1/datasets", "/v1/datasets/",
+    "/v1/kernel/balances", "/v1/admin", "/admin", "/.env", "/docs", "/v1", "//v1/datasets", "/v1/datasets/",
     "/private/ledger.sqlite", "/v1/ledger?dataset=../private", "/v1/budget?dataset=%00",
     "/v1/budget?dataset=%0d%0aset-cookie:a=b",
     "/v1/statement?dataset=<script>", "/v1/history?dataset=a&dataset=b", "/debug", "/server-status",
@@ -155,6 +155,7 @@ def _send_methods(target: ServiceTarget) -> Iterator[ServiceReply]:
 
 
 def _check_paths(targets: Sequence[ServiceTarget]) -> str:
+    """Return evidence if a path outside the interface is served, shows a file or sets a cookie."""
     for path in PATHS:
         reply = targets[0].call("GET", path)
         if reply.status == 200 and path not in ("/v1/datasets/", "//v1/datasets"):

@@ -133,7 +133,7 @@ class PairSearch:
 def _choose_pairs(sampler: OutputSampler, pairs: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
     """Return the distinct pairs of the caller, or standard pairs that the mechanism accepts."""
     if pairs is None:
-        return neighbours.find_accepted(lambda value: sampler.draw_pair(value, value, (1, 1), rng))
+        return neighbours.find_accepted_pairs(lambda value: sampler.draw_pair(value, value, (1, 1), rng))
     distinct = neighbours.distinct_pairs(pairs)
     if not distinct:
         raise InvalidParameter("neighbours must contain at least one pair of different inputs")
@@ -185,7 +185,11 @@ def _search_pair(
     )
     space = OutcomeSpace.from_matrices(encoder, *outputs)
     sample = SampleTable(space, *(space.encode_matrix(side[:MAX_ROWS]) for side in outputs))
-    chosen = learners.thorough(space) if last and len(sample.a) >= ENOUGH_RUNS else learners.quick(space)
+    chosen = (
+        learners.last_round_learners(space)
+        if last and len(sample.a) >= ENOUGH_RUNS
+        else learners.first_round_learners(space)
+    )
     trials = search.try_scores(sample, search.shortlist(sample, chosen, worth) if last else chosen)
     trials += search.average_trials(sample, trials, worth) if last else []
     reference_trials, reference = search.build_reference(sample, trials) if last else ([], None)

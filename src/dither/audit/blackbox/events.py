@@ -123,7 +123,7 @@ class Event:
         return self.contains_encoded(self.space.encode(outputs, self.score.columns))
 
     def contains_encoded(self, data: Encoded) -> NDArray[np.bool_]:
-        """Return the same for encoded outputs."""
+        """Return a boolean for each encoded output: True if it lies in the event."""
         values = self.score.evaluate(data)
         return values >= self.threshold if self.above else values <= self.threshold
 
@@ -343,7 +343,10 @@ class MeanScore(Score):
         return total / len(self.members)
 
     def covariance_rows(self, data: Encoded, bins: NDArray[np.intp], count: int) -> Floats:
-        """Return rows whose variances are the means of the members' variances: all learned from the same outputs."""
+        """Return rows whose variances are the means of the members' variances.
+
+        Averaging makes them no smaller, because all members learned from the same outputs.
+        """
         rows = [member.covariance_rows(data, bins, count) for member in self.members]
         result: Floats = np.concatenate(rows, axis=1) / np.sqrt(len(rows))
         return result

@@ -25,6 +25,8 @@ from dither.errors import InvalidParameter
 
 # The code of every category that the encoder did not see while learning.
 UNSEEN = -1
+# The code of numbers in the columns of kinds, beside the codes of categories.
+NUMBER_CODE = -2
 MAX_DIFFERENCES = 64
 MAX_NAMED_CATEGORIES = 12
 LARGEST_EXACT_INTEGER = 2**53  # larger integers are not all floats
@@ -195,6 +197,7 @@ def _as_builtins(outputs: Any) -> list[Any]:
 
 
 def _as_builtin(item: Any) -> Any:
+    """Convert one output, or one entry of it, to a built-in type."""
     if isinstance(item, np.ndarray | np.void | np.str_ | np.bytes_):
         return item.tolist()
     if isinstance(item, np.datetime64 | np.timedelta64):
@@ -305,7 +308,7 @@ def _category_list(codes: CategoryCodes) -> str:
 
 def _kind_legend(codes: CategoryCodes) -> str:
     """Explain the numbers in the columns of kinds."""
-    return f" (-2 for a number, else the index in {_category_list(codes)})" if codes else ""
+    return f" ({NUMBER_CODE} for a number, else the index in {_category_list(codes)})" if codes else ""
 
 
 def _sequence_labels(longest: int, legend: str) -> list[str]:
@@ -315,13 +318,14 @@ def _sequence_labels(longest: int, legend: str) -> list[str]:
 
 
 def _read_sequences(items: Sequence[Any], longest: int, codes: CategoryCodes, nestings: CategoryCodes | None) -> Floats:
+    """Return a row for each output: its length, the kind and value of each entry, and the code of its nesting."""
     matrix = np.full((len(items), 1 + 2 * longest + (nestings is not None)), nan)
     for row, item in enumerate(items):
         entries = flatten(item) if nestings is not None else item if isinstance(item, list | tuple) else [item]
         matrix[row, 0] = len(entries)
         for index, entry in enumerate(entries[:longest]):
             if _is_number(entry):
-                matrix[row, 1 + 2 * index], matrix[row, 2 + 2 * index] = -2, _as_float(entry)
+                matrix[row, 1 + 2 * index], matrix[row, 2 + 2 * index] = NUMBER_CODE, _as_float(entry)
             else:
                 matrix[row, 1 + 2 * index] = _code(entry, codes)
         if nestings is not None:

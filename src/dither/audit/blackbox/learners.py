@@ -56,31 +56,31 @@ MASS_POWER, SURFACE_POWER = 0.4, 0.05
 SURFACE_BINS, FEW_VALUES = 40, 16
 
 
-def light(space: OutcomeSpace) -> list[Learner]:
+def small_sample_learners(space: OutcomeSpace) -> list[Learner]:
     """Return fast learners that do well on small samples."""
     chosen = [partial(coarse_column, column=column) for column in range(len(space.edges))] + _cell_learners(space)
     for columns in (space.columns_in("base"), space.columns_in("difference")):
-        chosen.append(partial(additive, columns=columns, bins=2))
+        chosen.append(partial(sum_of_tables, columns=columns, bins=2))
     return chosen
 
 
-def quick(space: OutcomeSpace) -> list[Learner]:
+def first_round_learners(space: OutcomeSpace) -> list[Learner]:
     """Return the learners for the first rounds of the search."""
     chosen = [partial(coarse_column, column=column) for column in range(len(space.edges))] + _cell_learners(space)
     chosen += [partial(polynomial_surface, pair=pair, degree=3) for pair in feature_pairs(space)]
     for columns in _column_families(space):
-        chosen += [partial(additive, columns=columns, bins=4), partial(shared_table, columns=columns, bins=2)]
+        chosen += [partial(sum_of_tables, columns=columns, bins=4), partial(shared_table, columns=columns, bins=2)]
     return chosen
 
 
-def thorough(space: OutcomeSpace) -> list[Learner]:
+def last_round_learners(space: OutcomeSpace) -> list[Learner]:
     """Return every learner, for the last round of the search."""
     chosen = [partial(smooth_column, column=column) for column in range(len(space.edges))] + _cell_learners(space)
     for pair in feature_pairs(space):
         chosen += [partial(polynomial_surface, pair=pair, degree=degree) for degree in (2, 3, 5)]
         chosen += [partial(polynomial_surface, pair=pair, degree=degree, free=True) for degree in (1, 3)]
     for columns in _column_families(space):
-        final = partial(additive, columns=columns, max_read=MAX_READ_FINAL)
+        final = partial(sum_of_tables, columns=columns, max_read=MAX_READ_FINAL)
         chosen += [partial(final, bins=4, power=1.0), partial(final, bins=3)]
         chosen += [partial(shared_table, columns=columns, bins=bins, max_read=MAX_READ_FINAL) for bins in (2, 8)]
     return [*chosen, trees]
@@ -123,7 +123,10 @@ def smooth_column(sample: SampleTable, column: int) -> Score | None:
 
 
 def cells(sample: SampleTable, shrink: bool) -> Score | None:
-    """Learn the log-ratio of each distinct output, or None if there are too many; `shrink` by its standard error."""
+    """Learn the log-ratio of each distinct output; return None if there are too many outputs.
+
+    With `shrink`, each log-ratio is moved towards 0 by its standard error.
+    """
     keys, inverse = np.unique(np.concatenate([sample.a.keys, sample.b.keys]), return_inverse=True)
     if len(keys) > MAX_CELLS:
         return None
@@ -191,7 +194,7 @@ def _count_cells(side: Encoded, pair: tuple[int, int], coarse: tuple[BinMap, Bin
     return np.bincount(cell, minlength=shape[0] * shape[1])
 
 
-def additive(
+def sum_of_tables(
     sample: SampleTable, columns: list[int], bins: int, power: float = MASS_POWER, max_read: int = MAX_READ
 ) -> Score | None:
     """Learn a sum of tables, one for each feature: logistic regression on indicators of bins."""
@@ -261,6 +264,7 @@ def _first_rows(sample: SampleTable, columns: int, max_read: int) -> SampleTable
 
 
 def _log_ratio(a: NDArray[Any], b: NDArray[Any]) -> Floats:
+    """Return the log-likelihood ratio of each cell, from its hits on each input; half a hit is added to both."""
     scale = (b.sum() + 1) / (a.sum() + 1)
     result: Floats = np.log((a * scale + 0.5) / (b + 0.5))
     return result

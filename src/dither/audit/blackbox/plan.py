@@ -61,7 +61,7 @@ class AuditPlan:
 def make_evidence(
     pair: Pair, candidate: CandidateEvent, counts: Counts, p: float, alpha: float, examples: tuple[str, ...] = ()
 ) -> Evidence:
-    """Build the evidence to show from the counts; examples are left out if words describe the event."""
+    """Build the evidence to show from the counts; omit the examples if a person can check the event by hand."""
     a, b = (pair[1], pair[0]) if candidate.swapped else pair
     bounds_a = clopper_pearson(counts.hits_a, counts.runs_a, alpha)
     bounds_b = clopper_pearson(counts.hits_b, counts.runs_b, alpha)

@@ -29,7 +29,7 @@ class PlotRecorder:
         self._examples: dict[str, None] = {}
 
     def add(self, a: Any, b: Any) -> None:
-        """Record a batch of outputs, up to `MAX_OUTPUTS` in total."""
+        """Record a batch of outputs, up to about `MAX_OUTPUTS` of each input."""
         if self._recorded >= MAX_OUTPUTS:
             return
         space, score = self._event.space, self._event.score
@@ -62,11 +62,11 @@ class PlotRecorder:
             return Plots(name=name, curve=self._curve(scores))
         low, high = np.quantile(finite, [0.002, 0.998])
         edges = _even_edges(low, high) if low < high else _even_edges(finite.min(), finite.max())
-        tallies = [np.histogram(side, edges)[0] / max(len(side), 1) for side in values]
+        densities = [np.histogram(side, edges)[0] / max(len(side), 1) for side in values]
         inside = np.histogram(pooled, edges, weights=self._inside(np.concatenate(scores)).astype(np.float64))[0]
         everything = np.maximum(np.histogram(pooled, edges)[0], 1)
         return Plots(
-            name, _floats(edges[:-1]), _floats(tallies[0]), _floats(tallies[1]), _floats(inside / everything),
+            name, _floats(edges[:-1]), _floats(densities[0]), _floats(densities[1]), _floats(inside / everything),
             self._curve(scores),
         )  # fmt: skip
 

@@ -30,9 +30,9 @@ MAX_NAMED_EXAMPLES = 3
 class Evidence:
     """Two inputs, an event, its estimated probability, hits and runs on each input.
 
-    `examples` lists some outputs in the event, unless its description in words does. `steps` is the number of steps
-    between the inputs, over which losses add up. If there are `levels`, the p-value is of their weighted hits, which
-    include rarer and commoner outputs around the event.
+    `examples` lists some outputs in the event, unless a person can check the event by hand from its description.
+    `steps` is the number of steps between the inputs, over which losses add up. If there are `levels`, the p-value is
+    of their weighted hits, which include rarer and commoner outputs around the event.
     """
 
     a: Any

@@ -31,11 +31,12 @@ from dither.audit.neighbours import Pair, step_count
 from dither.loss import Approximate, Pure
 
 FIRST_RUNS = 200
-GROWTH = 1.3
+GROWTH = 1.3  # a bet is learned again once the runs of its pair have grown by this factor
 LARGEST_BATCH = 100_000
+# The strengths to bet against, as multiples of the claimed epsilon.
 MULTIPLES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0])
-STAKES = (0.5, 1.0)
-SLOTS = 2 * len(STAKES)
+STAKES = (0.5, 1.0)  # shares of the best stake
+SLOTS = 2 * len(STAKES)  # two bets, each with every stake
 
 
 @dataclass
@@ -223,7 +224,7 @@ def _learn_bet(plan: AuditPlan, history: PairHistory) -> Bet:
 
 def _learners(history: PairHistory) -> list[Learner]:
     """Return the fast learners, and with enough runs polynomial surfaces and trees too."""
-    chosen = learners.light(history.space)
+    chosen = learners.small_sample_learners(history.space)
     if history.runs < 4000:
         return chosen
     pairs = learners.feature_pairs(history.space)

@@ -97,13 +97,12 @@ class ExactResult:
 
     def epsilon_lower(self) -> float:
         """Return an epsilon such that no smaller one is true at delta 0, from the largest proven likelihood ratio."""
-        largest = max(self._loss_lower_bound(*self._worst_output(direction)) for direction in range(2))
+        largest = max(self._loss_lower_bound(direction) for direction in range(2))
         return inf if largest >= LARGEST_EPSILON else max(0.0, float(largest))
 
     def worst(self) -> tuple[Hashable, tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
         """Return the output with the largest proven loss, and the bounds of its probability on each input."""
-        worse = max(range(2), key=lambda direction: self._loss_lower_bound(*self._worst_output(direction)))
-        outcome, _ = self._worst_output(worse)
+        outcome = self._worst_output(max(range(2), key=self._loss_lower_bound))
         return outcome, self.distribution_a.interval(outcome), self.distribution_b.interval(outcome)
 
     def renyi_upper(self, orders: Any = ORDERS) -> list[tuple[float, float]]:
@@ -183,14 +182,15 @@ class ExactResult:
     def _directions(self) -> list[tuple[ExactDistribution, ExactDistribution]]:
         return [(self.distribution_a, self.distribution_b), (self.distribution_b, self.distribution_a)]
 
-    def _worst_output(self, direction: int) -> tuple[Hashable, int]:
-        """Return the output with the largest proven likelihood ratio, and the direction itself."""
+    def _worst_output(self, direction: int) -> Hashable:
+        """Return the output with the largest proven likelihood ratio in a direction."""
         first, second = self._directions()[direction]
-        worst = max(first.masses, key=lambda each: Fraction(first.masses[each], max(1, _largest_mass(second, each))))
-        return worst, direction
+        return max(first.masses, key=lambda each: Fraction(first.masses[each], max(1, _largest_mass(second, each))))
 
-    def _loss_lower_bound(self, outcome: Hashable, direction: int) -> Fraction:
+    def _loss_lower_bound(self, direction: int) -> Fraction:
+        """Return the proven loss of the worst output in a direction."""
         first, second = self._directions()[direction]
+        outcome = self._worst_output(direction)
         largest = _largest_mass(second, outcome)
         return log_down(Fraction(first.masses[outcome], largest)) if largest else LARGEST_EPSILON
 
@@ -238,6 +238,7 @@ def delta_of(claim: Loss) -> Fraction:
 
 
 def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
+    """Return a function that runs the mechanism on an input and a tape."""
     if isinstance(mechanism, Mechanism):
         return lambda value, tape: tuple(mechanism.release(np.asarray(value, np.int64), tape).tolist())
     if not callable(mechanism):

@@ -40,7 +40,9 @@ from dither.privacy.mechanisms import (
 F = Fraction
 RESIDUAL = 1e-15
 MAX_EXCLUDED = 1e-15
-RENYI_RESIDUAL = 1e-18  # an output that only one input reaches in time is about a hundred times as likely
+# Smaller, because the mass of outputs that enumeration reaches on one input only, which is excluded from Renyi and zCDP
+# claims, is about a hundred times the residual.
+RENYI_RESIDUAL = 1e-18
 TOLERANCE = 1e-6
 
 

@@ -162,7 +162,7 @@ def _extend_digits(known: int, precision: int, bits: Any, more: int) -> tuple[in
 
 
 class _FirstReadDecided:
-    """A tape whose first number is decided at once, because the code makes a fraction of it."""
+    """A tape that decides the first number read at once, because the code makes a `Fraction` of it."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape, self._reads = tape, count()
@@ -173,6 +173,7 @@ class _FirstReadDecided:
 
 
 def _draw_digits(precision: int, more: int, tape: Tape) -> int:
+    """Run one round of the production code; raise Rejected where it would start over."""
     decide_below: Any = vars(race)["decide_below"]
 
     def decide_or_reject(*arguments: Any) -> bool:
@@ -235,6 +236,7 @@ def _draw_index(misses: Vector, rate: Fraction, bits: Any) -> int:
 
 
 def _one_round(choose: Callable[..., int], misses: Vector, rate: Fraction, tape: Tape) -> int:
+    """Run one round of the production code, one proposal for each candidate; raise Rejected if it makes a second."""
     rounds, propose = count(), vars(selection)["uniform_below"]
 
     def propose_once(*arguments: Any) -> Vector:

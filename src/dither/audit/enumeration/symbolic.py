@@ -189,7 +189,7 @@ class LazyNumber:
         return int(self.uniform.narrow(lambda raw: _three_way_comparison(self.value_at(raw), known)))
 
     def _test(self, other: Any, operation: Callable[[Any, Any], bool]) -> Any:
-        """Decide a comparison; NaN, as of logarithms of negative numbers, lies on one side of all numbers."""
+        """Decide a comparison; values that are NaN, such as logarithms of negative numbers, are a case of their own."""
         known = to_python(other)
         if not isinstance(known, Number):
             return operation(self.decide(), known)

@@ -20,10 +20,10 @@ QUERIES = tuple(neighbours.all_differ(5))
 
 def members() -> list[Member]:
     """Return the members of this module."""
-    return _counting() + _maxima()
+    return _counts_and_histograms() + _maxima()
 
 
-def _counting() -> list[Member]:
+def _counts_and_histograms() -> list[Member]:
     return [
         Member("laplace", pure(EPSILON), True, partial(_laplace, scale=1 / EPSILON), COUNTS,
                "Laplace noise on a count", EPSILON, partial(_laplace_distribution, scale=1 / EPSILON),
@@ -42,20 +42,20 @@ def _counting() -> list[Member]:
         Member("noisy_hist2", pure(EPSILON), False, partial(_laplace, scale=EPSILON), HISTOGRAM,
                "a histogram with Laplace(epsilon): the scale upside down", 10.0,
                partial(_histogram_distribution, scale=EPSILON), published={"dpsniper": 4.602, "statdp": 10.002}),
-        Member("laplace_parallel", pure(EPSILON), True, _parallel, COUNTS,
-               "twenty Laplace answers at epsilon 0.005 each", EPSILON, _parallel_distribution,
+        Member("laplace_parallel", pure(EPSILON), True, _many_laplace, COUNTS,
+               "twenty Laplace answers at epsilon 0.005 each", EPSILON, _many_laplace_distribution,
                published={"dpsniper": 0.0350, "statdp": 0.0135}),
-        Member("prefix_sum", pure(EPSILON), False, _prefix, tuple(neighbours.all_differ(10)),
-               "prefix sums of ten noisy numbers that may all change", 1.0, _prefix_distribution,
+        Member("prefix_sum", pure(EPSILON), False, _prefix_sums, tuple(neighbours.all_differ(10)),
+               "prefix sums of ten noisy numbers that may all change", 1.0, _prefix_sums_distribution,
                published={"dpsniper": 0.5774, "statdp": 0.3516}),
         Member("truncated_geometric", pure(EPSILON), False, _truncated_geometric, tuple((n, n + 1) for n in range(5)),
                "GeoSample of Balcer and Vadhan on 0..5, whose rounding costs a little", log(1 + 2.0**-3),
                _truncated_distribution, published={"dpsniper": 0.1156, "statdp": 0.1169}),
-        Member("discrete_laplace", pure(1), True, partial(_discrete, zero=1.0), ((0, 1),),
-               "discrete Laplace noise", 1.0, partial(_discrete_distribution, zero=1.0)),
-        Member("negative_zero", pure(1), False, partial(_discrete, zero=2.0), ((0, 1),),
+        Member("discrete_laplace", pure(1), True, partial(_discrete_laplace, zero_factor=1.0), ((0, 1),),
+               "discrete Laplace noise", 1.0, partial(_discrete_distribution, zero_factor=1.0)),
+        Member("negative_zero", pure(1), False, partial(_discrete_laplace, zero_factor=2.0), ((0, 1),),
                "discrete Laplace that forgets to reject negative zero", 1 + log(2),
-               partial(_discrete_distribution, zero=2.0)),
+               partial(_discrete_distribution, zero_factor=2.0)),
         Member("clamped_noise", pure(1), False, _clamped_noise, ((0, 1),), "noise cut off at 6 on either side", inf),
         Member("one_sided", pure(1), False, _one_sided, ((0, 1),), "geometric noise that is never negative", inf),
     ]  # fmt: skip
@@ -100,20 +100,20 @@ def _histogram_distribution(a: Floats, b: Floats, *, scale: float) -> distributi
     return _laplace_distribution(float(a[changed]), float(b[changed]), scale=scale)
 
 
-def _parallel(value: float, size: int, rng: Generator) -> Floats:
+def _many_laplace(value: float, size: int, rng: Generator) -> Floats:
     return round_to_lattice(value + rng.laplace(scale=200.0, size=(size, 20)))
 
 
-def _parallel_distribution(a: float, b: float) -> distributions.Pair:
+def _many_laplace_distribution(a: float, b: float) -> distributions.Pair:
     return distributions.product([_laplace_distribution(a, b, scale=200.0)] * 20, 2e-5)
 
 
-def _prefix(value: Floats, size: int, rng: Generator) -> Floats:
+def _prefix_sums(value: Floats, size: int, rng: Generator) -> Floats:
     noisy = round_to_lattice(value + rng.laplace(scale=1 / EPSILON, size=(size, len(value))))
     return np.cumsum(noisy, axis=1)
 
 
-def _prefix_distribution(a: Floats, b: Floats) -> distributions.Pair:
+def _prefix_sums_distribution(a: Floats, b: Floats) -> distributions.Pair:
     parts = [_laplace_distribution(float(x), float(y), scale=1 / EPSILON) for x, y in zip(a, b, strict=True)]
     return distributions.product(parts)
 
@@ -121,10 +121,9 @@ def _prefix_distribution(a: Floats, b: Floats) -> distributions.Pair:
 def _truncated_weights(count: int, top: int = 5) -> Floats:
     """Return masses proportional to (k/(k+1))^distance, k = 2^3, with the mass beyond each end put on the end."""
     base = 8 / 9
-    inner = base ** np.abs(np.arange(top + 1) - count)
-    ends = inner.copy()
-    ends[[0, top]] = [base**count / (1 - base), base ** (top - count) / (1 - base)]
-    return np.asarray(ends / ends.sum())
+    masses = base ** np.abs(np.arange(top + 1) - count)
+    masses[[0, top]] = [base**count / (1 - base), base ** (top - count) / (1 - base)]
+    return np.asarray(masses / masses.sum())
 
 
 def _truncated_geometric(value: int, size: int, rng: Generator) -> Any:
@@ -139,40 +138,41 @@ def _geometric(size: int, rng: Generator, chance: float) -> Any:
     return rng.geometric(1 - chance, size=size) - 1
 
 
-def _discrete_masses(centre: int, zero: float) -> Floats:
+def _discrete_masses(centre: int, zero_factor: float) -> Floats:
+    """Return the masses of discrete Laplace noise on -60 to 61; that of zero noise is multiplied by `zero_factor`."""
     masses = np.exp(-np.abs(np.arange(-60, 62) - centre).astype(float))
-    masses[60 + centre] *= zero
+    masses[60 + centre] *= zero_factor
     return np.asarray(masses / masses.sum())
 
 
-def _discrete(value: int, size: int, rng: Generator, *, zero: float) -> Any:
-    table = np.cumsum(_discrete_masses(0, zero))
+def _discrete_laplace(value: int, size: int, rng: Generator, *, zero_factor: float) -> Any:
+    table = np.cumsum(_discrete_masses(0, zero_factor))
     return value + np.searchsorted(table[:-1], rng.random(size), side="right") - 60
 
 
-def _discrete_distribution(a: int, b: int, *, zero: float) -> distributions.Pair:
-    return _discrete_masses(a, zero), _discrete_masses(b, zero)
+def _discrete_distribution(a: int, b: int, *, zero_factor: float) -> distributions.Pair:
+    return _discrete_masses(a, zero_factor), _discrete_masses(b, zero_factor)
 
 
 def _clamped_noise(value: int, size: int, rng: Generator) -> Any:
-    return value + np.clip(_discrete(0, size, rng, zero=1.0), -6, 6)
+    return value + np.clip(_discrete_laplace(0, size, rng, zero_factor=1.0), -6, 6)
 
 
 def _one_sided(value: int, size: int, rng: Generator) -> Any:
     return value + _geometric(size, rng, float(np.exp(-1)))
 
 
-def _noisy(value: Floats, size: int, rng: Generator, noise: str) -> Floats:
+def _add_noise(value: Floats, size: int, rng: Generator, noise: str) -> Floats:
     draw = rng.laplace if noise == "laplace" else rng.exponential
     return round_to_lattice(value + draw(scale=2 / EPSILON, size=(size, len(value))))
 
 
 def _argmax(value: Floats, size: int, rng: Generator, *, noise: str) -> Any:
-    return np.argmax(_noisy(value, size, rng, noise), axis=1)
+    return np.argmax(_add_noise(value, size, rng, noise), axis=1)
 
 
 def _max(value: Floats, size: int, rng: Generator, *, noise: str) -> Floats:
-    return np.asarray(np.max(_noisy(value, size, rng, noise), axis=1))
+    return np.asarray(np.max(_add_noise(value, size, rng, noise), axis=1))
 
 
 def _argmax_single(value: Floats, size: int, rng: Generator) -> Any:

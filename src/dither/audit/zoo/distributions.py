@@ -131,7 +131,7 @@ def first_value(values: Floats, threshold: float, noise: Pair, scale: float) -> 
     nodes, weights = noise
     below = np.stack([laplace_cdf(threshold + nodes - value, scale) for value in values])
     before = np.concatenate([np.ones((1, len(nodes))), np.cumprod(below, axis=0)])
-    at = np.concatenate([np.linspace(-12 * scale, 12 * scale, 4801)])
+    at = np.linspace(-12 * scale, 12 * scale, 4801)
     masses = []
     for place, value in enumerate(values):
         reached = np.interp(at[:-1] + np.diff(at) / 2 - threshold, nodes, np.cumsum(weights * before[place]))

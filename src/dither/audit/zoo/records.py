@@ -32,7 +32,7 @@ def members() -> list[Member]:
                "a noisy sum beside the exact number of records", inf),
         Member("peeking_sum", pure(1), False, _peeking, LISTS, "a sum clamped at the largest value present", inf),
         Member("tiny_sum", pure(1), False, partial(_tiny_sum, scale=50.0), TINY,
-               "a sum of the guidelines' four datasets with half the noise that it needs", 2.0),
+               "a sum over four small datasets with half the noise that it needs", 2.0),
         Member("tiny_sum_right", pure(1), True, partial(_tiny_sum, scale=100.0), TINY,
                "the same with enough noise", 1.0),
         Member("sum_of_squared_deviations", pure(1), False, _deviations, DEVIATIONS,

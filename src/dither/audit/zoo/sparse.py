@@ -71,39 +71,41 @@ def members() -> list[Member]:
     ]  # fmt: skip
 
 
-def _member(name: str, kind: Variant, private: bool, about: str, true: float, published: dict[str, float]) -> Member:
+def _member(
+    name: str, variant: Variant, private: bool, about: str, true_epsilon: float, published: dict[str, float]
+) -> Member:
     def sample(value: Floats, size: int, rng: Generator) -> Any:
-        return run(kind, value, size, rng)
+        return run(variant, value, size, rng)
 
     def distribution(a: Floats, b: Floats) -> distributions.Pair:
-        return _outcome_distribution(kind, a), _outcome_distribution(kind, b)
+        return _outcome_distribution(variant, a), _outcome_distribution(variant, b)
 
-    known = distribution if kind.shows != "gap" else None
-    return Member(name, pure(EPSILON), private, sample, QUERIES, about, true, known, published=published)
+    known = distribution if variant.shows != "gap" else None
+    return Member(name, pure(EPSILON), private, sample, QUERIES, about, true_epsilon, known, published=published)
 
 
-def run(kind: Variant, value: Floats, size: int, rng: Generator) -> Any:
+def run(variant: Variant, value: Floats, size: int, rng: Generator) -> Any:
     """Make `size` independent runs, one per row."""
     queries = len(value)
-    noise = rng.laplace(scale=kind.threshold, size=size)
-    if kind.query == 0:
+    noise = rng.laplace(scale=variant.threshold, size=size)
+    if variant.query == 0:
         noisy = np.tile(value, (size, 1))
     else:
-        noisy = value + rng.laplace(scale=kind.query, size=(size, queries))
+        noisy = value + rng.laplace(scale=variant.query, size=(size, queries))
     above = noisy >= (THRESHOLD + noise)[:, None]
-    reached = _reached_mask(above, kind.max_positives)
-    if kind.shows == "answer":
+    reached = _reached_mask(above, variant.max_positives)
+    if variant.shows == "answer":
         return np.where(reached, above, -1).astype(np.int8)
-    shown = _shown_values(kind, value, noisy, noise, rng)
+    shown = _shown_values(variant, value, noisy, noise, rng)
     return np.where(reached, np.where(above, round_to_lattice(shown), -np.inf), np.nan)
 
 
-def _shown_values(kind: Variant, value: Floats, noisy: Floats, noise: Floats, rng: Generator) -> Floats:
-    if kind.shows == "compared":
+def _shown_values(variant: Variant, value: Floats, noisy: Floats, noise: Floats, rng: Generator) -> Floats:
+    if variant.shows == "compared":
         return noisy
-    if kind.shows == "gap":
+    if variant.shows == "gap":
         return noisy - (THRESHOLD + noise)[:, None]
-    return np.asarray(value + rng.laplace(scale=kind.fresh, size=noisy.shape))
+    return np.asarray(value + rng.laplace(scale=variant.fresh, size=noisy.shape))
 
 
 def _reached_mask(above: Any, max_positives: int | None) -> Any:
@@ -113,14 +115,14 @@ def _reached_mask(above: Any, max_positives: int | None) -> Any:
     return np.cumsum(above, axis=1) - above < max_positives
 
 
-def _outcome_distribution(kind: Variant, value: Floats) -> Floats:
-    noise = distributions.threshold_noise(kind.threshold)
-    if kind.max_positives is None:
-        return distributions.patterns(value, THRESHOLD, noise, kind.query)
-    if kind.shows == "compared":
-        return distributions.first_value(value, THRESHOLD, noise, kind.query)
-    stops = distributions.first_above(value, THRESHOLD, noise, kind.query)
-    return stops if kind.shows == "answer" else _with_shown_value(stops, value, kind.fresh)
+def _outcome_distribution(variant: Variant, value: Floats) -> Floats:
+    noise = distributions.threshold_noise(variant.threshold)
+    if variant.max_positives is None:
+        return distributions.patterns(value, THRESHOLD, noise, variant.query)
+    if variant.shows == "compared":
+        return distributions.first_value(value, THRESHOLD, noise, variant.query)
+    stops = distributions.first_above(value, THRESHOLD, noise, variant.query)
+    return stops if variant.shows == "answer" else _with_shown_value(stops, value, variant.fresh)
 
 
 def _with_shown_value(stops: Floats, value: Floats, scale: float) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, Part, snap_to_lattice, to_double
+from dither.plan.expressions.core import ColumnRef, DatePartName, Expr, LiteralValue, snap_to_lattice, to_double
 from dither.plan.expressions.logic import And, Case, Coalesce, Compare, In, IsNull, Not, NullIf, Or, between
 from dither.plan.expressions.numeric import (
     Absolute,

@@ -8,10 +8,10 @@ Encoding of values: a Number is an integer `k` that represents `k * step`; a Mom
 on the dataset's wall clock; a Category or text key is text; a Boolean is a boolean; NULL is allowed where the domain is
 `nullable`. There are no floats, except inside `Function` and `Power`, which round at once.
 
-The semantics are the same on every engine: x / 0 and x % 0 are NULL; `/` and `%` truncate towards zero, and `/` has a
-lattice of at most a millionth of the operands' own; `round` rounds halves away from zero; LEAST and GREATEST skip
-NULLs; AND, OR and NOT are three-valued; text is compared by code points; weeks start on Monday; day of week 0 is
-Sunday; SQRT and LN are NULL where they are undefined; EXP and POWER are capped at 1e12.
+The semantics are the same on every engine: x / 0 and x % 0 are NULL; `/` and `%` truncate towards zero, `/` to at most
+six decimal digits more than its operands' steps; `round` rounds halves away from zero; LEAST and GREATEST skip NULLs;
+AND, OR and NOT are three-valued; text is compared by code points; weeks start on Monday; day of week 0 is Sunday; SQRT
+and LN are NULL where they are undefined; EXP and POWER are capped at 1e12.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Moment, Number, Scalar
 
-Part = Literal["year", "quarter", "month", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
+DatePartName = Literal["year", "quarter", "month", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
 
-CEILING = 10**12
+MAX_FUNCTION_VALUE = 10**12
 FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999
-MOST_EDGES = 10_000
-MOST_WEIGHT = 50_000
-MOST_DEPTH = 40
+MAX_EDGES = 10_000
+MAX_WEIGHT = 50_000
+MAX_DEPTH = 40
 
 
 class Expr(ABC):
@@ -85,17 +85,17 @@ class Expr(ABC):
 
 def domain_of(node: Expr, scope: Scope) -> Domain:
     """Return the domain of a whole expression; refuse expressions whose SQL would be too large."""
-    if weight(node, scope) > MOST_WEIGHT:
+    if weight(node, scope) > MAX_WEIGHT:
         raise InvalidPlan("an expression is too large; split it up or use fewer nested functions")
     return node.domain(scope)
 
 
 def weight(node: Expr, scope: Scope, depth: int = 0) -> int:
     """Return an upper bound on the size of an expression's SQL, without building it."""
-    if depth > MOST_DEPTH:
-        raise InvalidPlan(f"an expression is nested more than {MOST_DEPTH} levels deep; split it up")
+    if depth > MAX_DEPTH:
+        raise InvalidPlan(f"an expression is nested more than {MAX_DEPTH} levels deep; split it up")
     operand_weight = sum(weight(child, scope, depth + 1) for child in operands(node))
-    return 1 + operand_weight * node.copies(scope) if operand_weight < MOST_WEIGHT else operand_weight
+    return 1 + operand_weight * node.copies(scope) if operand_weight < MAX_WEIGHT else operand_weight
 
 
 def operands(node: Expr) -> Iterator[Expr]:
@@ -131,7 +131,7 @@ def convert(value: Sql, source: Domain, target: Domain) -> Sql:
 
 
 def check_fits(size: int) -> int:
-    """Return an intermediate integer; refuse one beyond 62 bits."""
+    """Return an intermediate integer unchanged; refuse one beyond 62 bits."""
     if abs(size) > LARGEST_INTEGER:
         raise Unsupported("values could exceed 2^62 steps of their lattice; CLAMP or ROUND the operands first")
     return size
@@ -247,7 +247,7 @@ def to_lattice_integer(value: Sql, step: Fraction) -> Sql:
 
 
 def period_number(moment: int, every: Period) -> int:
-    """Return the running number of the period that contains a public moment."""
+    """Return the number of the period that contains a public moment; consecutive periods have consecutive numbers."""
     if every in PERIOD_LENGTHS:
         return (moment + (3 * DAY if every == "week" else 0)) // PERIOD_LENGTHS[every]
     date = EPOCH + timedelta(microseconds=moment)
@@ -256,7 +256,7 @@ def period_number(moment: int, every: Period) -> int:
 
 
 def period_number_sql(value: Sql, domain: Moment, every: Period, dialect: Dialect) -> Sql:
-    """Build the running number of the period that contains a moment."""
+    """Build the SQL of `period_number`."""
     if every in PERIOD_LENGTHS:
         shift = 3 * DAY if every == "week" else 0
         return divide(add(value, shift), PERIOD_LENGTHS[every], domain.lo, dialect)

@@ -27,8 +27,8 @@ from dither.plan.domains import (
     to_step,
 )
 from dither.plan.expressions.core import (
-    CEILING,
-    MOST_EDGES,
+    MAX_EDGES,
+    MAX_FUNCTION_VALUE,
     Expr,
     check_fits,
     clamp_double,
@@ -196,7 +196,7 @@ class Function(Expr):
     step: Fraction = Fraction(1, 10**6)
 
     def __post_init__(self) -> None:
-        if not Fraction(1, 10**6) <= self.step <= CEILING:
+        if not Fraction(1, 10**6) <= self.step <= MAX_FUNCTION_VALUE:
             raise InvalidParameter("the step of a function must be between 1e-6 and 1e12")
 
     def copies(self, scope: Scope) -> int:
@@ -205,8 +205,8 @@ class Function(Expr):
     def domain(self, scope: Scope) -> Domain:
         child = as_number(self.child.domain(scope), self.name.upper())
         lo, hi = (self._value_at(value) for value in self._argument_range(child))
-        lowest = 0 if self.name != "ln" else -CEILING
-        most = min(ceil(hi / self.step) + 1, floor(CEILING / self.step))
+        lowest = 0 if self.name != "ln" else -MAX_FUNCTION_VALUE
+        most = min(ceil(hi / self.step) + 1, floor(MAX_FUNCTION_VALUE / self.step))
         least = min(max(floor(lo / self.step) - 1, lowest), most)
         undefined = child.lo < 0 if self.name == "sqrt" else child.lo <= 0 if self.name == "ln" else False
         return number(least, most, self.step, child.nullable or undefined)
@@ -254,7 +254,7 @@ class Power(Expr):
     step: Fraction = Fraction(1, 10**6)
 
     def __post_init__(self) -> None:
-        if not Fraction(1, 10**6) <= self.step <= CEILING or not Fraction(1, 64) <= abs(self.exponent) <= 64:
+        if not Fraction(1, 10**6) <= self.step <= MAX_FUNCTION_VALUE or not Fraction(1, 64) <= abs(self.exponent) <= 64:
             raise InvalidParameter(
                 "POWER takes an exponent of absolute value from 1/64 to 64, and a step from 1e-6 to 1e12"
             )
@@ -268,7 +268,7 @@ class Power(Expr):
         values = [self._value_at(abs(float(end))) for end in (child.lo, child.hi)]
         if lo <= 0 <= hi:
             values.append(Fraction(0) if self.exponent > 0 else self._value_at(0.0))
-        most = min(ceil(max(values) / self.step) + 1, floor(CEILING / self.step))
+        most = min(ceil(max(values) / self.step) + 1, floor(MAX_FUNCTION_VALUE / self.step))
         least = min(max(floor(min(values) / self.step) - 1, 0), most)
         undefined = (lo <= 0 <= hi and self.exponent < 0) or (lo < 0 and not self._is_integer)
         return number(-most if self._is_odd and lo < 0 else least, most, self.step, child.nullable or undefined)
@@ -347,7 +347,7 @@ class Clamp(Expr):
 
 @dataclass(frozen=True)
 class Rescale(Expr):
-    """The declared range of `child` mapped to the integers from -resolution to resolution (nearest, halves up)."""
+    """`child` mapped linearly from its declared range to the integers from -resolution to resolution, halves up."""
 
     child: Expr
     resolution: int
@@ -425,15 +425,15 @@ class AsNumber(Expr):
 
 @dataclass(frozen=True)
 class Bucket(Expr):
-    """The number of public, ascending `edges` that are at most the value: 0 to len(edges)."""
+    """The bucket of a value: how many of the public, ascending `edges` are at most the value, 0 to len(edges)."""
 
     child: Expr
     edges: tuple[Fraction, ...]
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
-        if not 1 <= len(self.edges) <= MOST_EDGES or not ascending:
-            raise InvalidParameter(f"bucket edges must be 1 to {MOST_EDGES} ascending numbers")
+        if not 1 <= len(self.edges) <= MAX_EDGES or not ascending:
+            raise InvalidParameter(f"bucket edges must be 1 to {MAX_EDGES} ascending numbers")
 
     def copies(self, scope: Scope) -> int:
         return 2 * len(self.edges) + 2
@@ -507,7 +507,7 @@ def _with_sign_of(value: Sql, size: int) -> Sql:
 
 
 def bisect_edges(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
-    """Count the edges that are at most the value, a number from `first` to `last`, by a balanced tree of CASEs."""
+    """Build the number of edges at most the value, known to be `first` to `last`, as a balanced tree of CASEs."""
     if first >= last:
         return integer(first)
     middle = (first + last) // 2

@@ -1,4 +1,4 @@
-"""Expressions over declared categories: LOWER, UPPER and LIKE, evaluated on the declared texts."""
+"""Expressions over declared categories: LOWER, UPPER, SUBSTR and LIKE, evaluated on the declared texts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlglot import exp
-
 from dither.errors import InvalidParameter
 from dither.plan.domains import as_category
 from dither.plan.expressions.core import Expr, check_text
 from dither.plan.expressions.logic import membership
-from dither.plan.sql.builders import Sql, binary, case, string
+from dither.plan.sql.builders import Sql, case, string
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain
 
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 
 
 class CategoryMap(Expr):
@@ -27,29 +25,32 @@ class CategoryMap(Expr):
 
     @abstractmethod
     def convert(self, value: str) -> str:
-        """Return the function of one declared value."""
+        """Apply the function to one declared value."""
 
     @abstractmethod
     def function_name(self) -> str:
-        """Return the name of the function in SQL, for refusals."""
+        """Return the function's name in SQL, for error messages."""
 
     def copies(self, scope: Scope) -> int:
-        return len(self._values(scope).values) + 1
+        return len(self._category(scope).values) + 1
 
     def domain(self, scope: Scope) -> Domain:
-        child = self._values(scope)
-        return Category(tuple(dict.fromkeys(self._normal(value) for value in child.values)), child.nullable)
+        child = self._category(scope)
+        return Category(tuple(dict.fromkeys(self._normal_form(value) for value in child.values)), child.nullable)
 
     def sql(self, scope: Scope) -> Sql:
-        value = self.child.sql(scope)
-        changed = [v for v in self._values(scope).values if self._normal(v) != v]
-        branches = [(binary(exp.EQ, value, string(v)), string(self._normal(v))) for v in changed]
+        category, value = self._category(scope), self.child.sql(scope)
+        changed: dict[str, list[str]] = {}
+        for each in category.values:
+            if self._normal_form(each) != each:
+                changed.setdefault(self._normal_form(each), []).append(each)
+        branches = [(membership(value, values, category), string(result)) for result, values in changed.items()]
         return case(branches, value) if branches else value
 
-    def _values(self, scope: Scope) -> Category:
+    def _category(self, scope: Scope) -> Category:
         return as_category(self.child.domain(scope), self.function_name())
 
-    def _normal(self, value: str) -> str:
+    def _normal_form(self, value: str) -> str:
         return unicodedata.normalize("NFC", self.convert(value))
 
 
@@ -69,15 +70,15 @@ class TextCase(CategoryMap):
 
 @dataclass(frozen=True)
 class TextSlice(CategoryMap):
-    """SUBSTR of a declared category: `length` characters (None: all) from the place `start`, which counts from 1."""
+    """SUBSTR of a declared category: `length` characters (None: all) from position `start`, counted from 1."""
 
     child: Expr
     start: int
     length: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.start <= MOST_CHARACTERS or not 0 <= (self.length or 0) <= MOST_CHARACTERS:
-            raise InvalidParameter(f"SUBSTR takes a start from 1 and a length from 0, both up to {MOST_CHARACTERS}")
+        if not 1 <= self.start <= MAX_CHARACTERS or not 0 <= (self.length or 0) <= MAX_CHARACTERS:
+            raise InvalidParameter(f"SUBSTR takes a start from 1 and a length from 0, both up to {MAX_CHARACTERS}")
 
     def convert(self, value: str) -> str:
         end = None if self.length is None else self.start - 1 + self.length

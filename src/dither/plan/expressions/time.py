@@ -12,8 +12,8 @@ from dither.plan.domains import DAY, EPOCH, PERIOD_LENGTHS, Period, Periods, as_
 from dither.plan.expressions.core import (
     FIRST_MOMENT,
     LAST_MOMENT,
+    DatePartName,
     Expr,
-    Part,
     divide,
     modulo,
     period_number,
@@ -45,7 +45,7 @@ class Instant(Expr):
 class DatePart(Expr):
     """A part of a moment, as an integer."""
 
-    part: Part
+    part: DatePartName
     child: Expr
 
     def domain(self, scope: Scope) -> Domain:
@@ -59,7 +59,7 @@ class DatePart(Expr):
             return first.year, last.year
         if self.part == "month" and first.year == last.year:
             return first.month, last.month
-        return PARTS[self.part]
+        return PART_BOUNDS[self.part]
 
     def sql(self, scope: Scope) -> Sql:
         child, value, dialect = (
@@ -73,8 +73,8 @@ class DatePart(Expr):
                 rest_of_period = modulo(value, PERIOD_LENGTHS[longer], child.lo, dialect)
                 return dialect.quotient(rest_of_period, literal(PERIOD_LENGTHS[self.part]))
             case "dayofweek":
-                thursday = add(divide(value, DAY, child.lo, dialect), 4)
-                return modulo(thursday, 7, child.lo // DAY + 4, dialect)
+                days_since_a_sunday = add(divide(value, DAY, child.lo, dialect), 4)
+                return modulo(days_since_a_sunday, 7, child.lo // DAY + 4, dialect)
             case _:
                 name = {"dayofyear": "doy"}.get(self.part, self.part)
                 extracted = exp.Extract(this=exp.var(name), expression=dialect.to_timestamp(value))
@@ -136,7 +136,7 @@ class DateDiff(Expr):
         return sub(period_number_sql(self.end.sql(scope), end, self.every, scope.dialect), first)
 
 
-PARTS: dict[str, tuple[int, int]] = {
+PART_BOUNDS: dict[str, tuple[int, int]] = {
     "quarter": (1, 4), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59), "second": (0, 59),
     "dayofweek": (0, 6), "dayofyear": (1, 366),
 }  # fmt: skip

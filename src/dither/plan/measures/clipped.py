@@ -14,7 +14,7 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.core import (
     LARGEST_INT64,
-    MOST_PER_UNIT,
+    MAX_PER_UNIT,
     NO_CHANGE,
     Axis,
     GroupKey,
@@ -96,13 +96,13 @@ class ClippedSums(Measure):
             min(ball.l2_squared, plain_sums.l2_squared),
         )
 
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trial_columns()]
         encoded_keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
         table = keyed_subquery(
             statement, self.child, self.keys, encoded_keys, self.values, statement.unit_columns(self.unit)
         )
-        table = self._per_unit(statement, table, hidden)
+        table = self._sum_per_unit(statement, table, hidden)
         table = self._with_norms(statement, table, hidden)
         table = self._clip(statement, table)
         totals = [
@@ -117,14 +117,14 @@ class ClippedSums(Measure):
         """Return the columns that every subquery passes on: keys, corrections and trial."""
         return [*self._keys(), column_ref("b"), *map(column_ref, statement.trial_columns())]
 
-    def _per_unit(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+    def _sum_per_unit(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Sum the values of each unit per key, clamped to 2^31."""
         group_columns = [*self._keys(), *map(column_ref, hidden)]
         sums = [
-            with_alias(saturate(statement.dialect.exact_sum(column_ref(f"v{index}")), MOST_PER_UNIT), f"s{index}")
+            with_alias(saturate(statement.dialect.exact_sum(column_ref(f"v{index}")), MAX_PER_UNIT), f"s{index}")
             for index in range(len(self.values))
         ]
-        corrections = with_alias(saturate(statement.dialect.exact_sum(column_ref("b")), MOST_PER_UNIT), "b")
+        corrections = with_alias(saturate(statement.dialect.exact_sum(column_ref("b")), MAX_PER_UNIT), "b")
         return statement.add_subquery(
             select(*group_columns, *sums, corrections)
             .from_(table, copy=False)
@@ -157,7 +157,7 @@ class ClippedSums(Measure):
         return statement.add_subquery(select(*self._carried_columns(statement), *scaled).from_(table, copy=False))
 
     def _with_root(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
-        """Add the smallest integer whose square is at least n; a double's root is within one, so four are tried."""
+        """Add the smallest integer whose square is at least n: the double's root is off by one at most, so try four."""
         cells = [column_ref(f"s{index}") for index in range(len(self.values))]
         guess = cast(exp.Floor(this=exp.Sqrt(this=cast(column_ref("n"), "double"))), "bigint")
         with_guess = statement.add_subquery(

@@ -3,7 +3,7 @@
     measure.axes(ctx)              -> tuple[Axis(name, values)], the declared keys in their fixed order
     measure.size(ctx)              -> number of cells = product of the axes' lengths x number of values
     measure.labels(ctx)            -> iterator over key tuples, in the order of the vector (values innermost)
-    measure.steps(ctx)             -> one lattice step per value: cell integer * step = the quantity
+    measure.steps(ctx)             -> one lattice step per value: a cell stands for its integer * step
     measure.sensitivity(ctx, unit) -> Sensitivity in steps, exact; raises Unbounded if one unit's effect is unbounded
     engine.vector(measure)         -> int64 vector of that size (cells without rows are 0)
 
@@ -46,16 +46,16 @@ from dither.plan.sql.statement import SqlStatement
 from dither.plan.stability import Stability
 from dither.schema import Domain, Identifier, Reference, Scalar
 
-MOST_CELLS = 1 << 26
+MAX_CELLS = 1 << 26
 LARGEST_INT64 = (1 << 63) - 1
-MOST_PER_UNIT = 1 << 31
+MAX_PER_UNIT = 1 << 31
 
 Vector = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """A grouping expression; its keys are its declared domain or the listed public `values` (other rows drop out)."""
+    """A grouping expression; its keys are its declared domain, or the listed public `values` (others are dropped)."""
 
     name: str
     value: Expr
@@ -84,7 +84,7 @@ class Measure(ABC):
         super().__init_subclass__()
         if "proof" not in cls.__dict__:
             raise TypeError(f"{cls.__name__} must name its proof: proof = '<file>.md'")
-        for name in {"axes", "steps", "sensitivity"} & vars(cls).keys():
+        for name in {"steps", "sensitivity"} & vars(cls).keys():  # axes may be long, and would be kept
             setattr(cls, name, memoize(vars(cls)[name]))
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Measure(ABC):
         """Return the most by which one unit can change the vector, in steps."""
 
     @abstractmethod
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         """Return SQL for the cells that have rows, and the layout of the vector."""
 
     def size(self, ctx: Context) -> int:
@@ -112,17 +112,21 @@ class Measure(ABC):
         return cartesian(*(axis.values for axis in self.axes(ctx)))
 
     def finish(self, cells: Vector) -> Vector:
-        """Compute the final vector from the cells of the query; the default returns them unchanged."""
+        """Compute the vector from the cells that the query returned; by default they are the vector."""
         return cells
 
 
 @dataclass(frozen=True)
 class VectorQuery:
-    """A statement that returns columns k0.. (encoded keys), v0.. (integers), b (corrections), and the keys' order."""
+    """The statement of a measure and the layout of its vector.
+
+    The statement returns, for each group, columns k0.. (encoded keys), v0.. (`value_count` integers) and b (the number
+    of corrected values). `keys` lists the encoded keys of each axis in the order of the vector.
+    """
 
     select: exp.Select
     keys: tuple[Sequence[Any], ...]
-    values: int
+    value_count: int
 
 
 NO_CHANGE = Sensitivity(Fraction(0), Fraction(0), Fraction(0), Fraction(0))
@@ -159,4 +163,4 @@ def axis_of(ctx: Context, key: GroupKey, columns: Mapping[str, Domain]) -> Axis:
             raise InvalidPlan(f"the key {key.name[:40]!r} needs at least one listed value, and no value twice")
         return Axis(key.name, key.values)
     public = ctx.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-    return Axis(key.name, domain_values(domain, MOST_CELLS, public))
+    return Axis(key.name, domain_values(domain, MAX_CELLS, public))

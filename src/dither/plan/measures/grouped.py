@@ -17,7 +17,7 @@ from dither.plan.domains import Lattice, bounds_of, encode_value
 from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue, constant_sql, domain_of
 from dither.plan.measures.core import (
     LARGEST_INT64,
-    MOST_CELLS,
+    MAX_CELLS,
     Axis,
     GroupKey,
     Measure,
@@ -45,22 +45,34 @@ def sums_sensitivity(
     """Return the joint sensitivity of sums of values up to these sizes, grouped by `keys` of `columns` into `cells`."""
     rows = require_row_bound(unit_stability, unit)
     nonzero_sizes = [size for size in sizes if size]
-    most, one, two = max(nonzero_sizes, default=0), sum(nonzero_sizes), sum(size * size for size in nonzero_sizes)
-    groups, each, squares = min(rows, cells), rows, rows * rows
-    ones = rows
+    largest_size, total_size, total_squares = (
+        max(nonzero_sizes, default=0),
+        sum(nonzero_sizes),
+        sum(size * size for size in nonzero_sizes),
+    )
+    groups, rows_per_group, squared_rows = min(rows, cells), rows, rows * rows
+    total_rows = rows
     if unit_stability.per_key is not None and unit_stability.per_key.applies_to(keys, columns) and rows:
-        groups, each, ones, squares = _per_key_norms(unit_stability.per_key, rows, cells)
+        groups, rows_per_group, total_rows, squared_rows = _per_key_norms(unit_stability.per_key, rows, cells)
     return Sensitivity(
-        *(Fraction(norm) for norm in (groups * len(nonzero_sizes), each * most, ones * one, squares * two))
+        *(
+            Fraction(norm)
+            for norm in (
+                groups * len(nonzero_sizes),
+                rows_per_group * largest_size,
+                total_rows * total_size,
+                squared_rows * total_squares,
+            )
+        )
     )
 
 
 def _per_key_norms(bound: PerKeyBound, rows: int, cells: int) -> tuple[int, int, int, int]:
-    """Return the groups, rows in one group, rows in all, and the largest sum of squared rows per group, of one unit."""
-    groups, each = min(bound.max_groups, cells, rows), min(bound.max_rows, rows)
-    ones = min(rows, groups * each)
-    full, rest = divmod(ones, each)
-    return groups, each, ones, full * each * each + rest * rest
+    """Return the most groups, rows in one group, rows in total, and sum of squared rows per group, of one unit."""
+    groups, rows_per_group = min(bound.max_groups, cells, rows), min(bound.max_rows, rows)
+    total_rows = min(rows, groups * rows_per_group)
+    full, remainder = divmod(total_rows, rows_per_group)
+    return groups, rows_per_group, total_rows, full * rows_per_group * rows_per_group + remainder * remainder
 
 
 class GroupedMeasure(Measure):
@@ -77,8 +89,8 @@ class GroupedMeasure(Measure):
     def axes(self, ctx: Context) -> tuple[Axis, ...]:
         columns = self.child.domain(ctx)
         axes = tuple(axis_of(ctx, key, columns) for key in self.keys)
-        if prod(len(axis.values) for axis in axes) * len(self.summands()) > MOST_CELLS:
-            raise Unsupported(f"an answer may have at most {MOST_CELLS} cells; group by fewer or coarser keys")
+        if prod(len(axis.values) for axis in axes) * len(self.summands()) > MAX_CELLS:
+            raise Unsupported(f"an answer may have at most {MAX_CELLS} cells; group by fewer or coarser keys")
         return axes
 
     def steps(self, ctx: Context) -> tuple[Fraction, ...]:
@@ -91,7 +103,7 @@ class GroupedMeasure(Measure):
         keys, columns = tuple(key.value for key in self.keys), self.child.domain(ctx)
         return sums_sensitivity(unit_stability, unit, sizes, cells, keys, columns)
 
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         scope = statement.scope(self.child)
         keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
         table = keyed_subquery(statement, self.child, self.keys, keys, self.summands(), ())
@@ -126,9 +138,9 @@ def encode_axes(
             encoded_axes.append(axis.values.encoded)
             continue
         encoded = tuple(encode_value(value, domain) for value in axis.values)
-        if any(h is None and value is not None for h, value in zip(encoded, axis.values, strict=True)):
+        if any(code is None and value is not None for code, value in zip(encoded, axis.values, strict=True)):
             raise InvalidPlan(f"a listed value of the key {axis.name[:40]!r} is not on its lattice")
-        if any(isinstance(h, int) and not fits_64_bits(h) for h in encoded):
+        if any(isinstance(code, int) and not fits_64_bits(code) for code in encoded):
             raise InvalidPlan(f"a listed value of the key {axis.name[:40]!r} does not fit into 64 bits")
         encoded_axes.append(encoded)
     return tuple(encoded_axes)

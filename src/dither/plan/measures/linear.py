@@ -26,7 +26,7 @@ from dither.schema import Number
 
 @dataclass(frozen=True)
 class RankCounts(Measure):
-    """For each point of a public ascending grid, the number of values at most it; then the number of all values."""
+    """For each point of a public ascending grid, the number of values up to it; then the number of all values."""
 
     proof = "rank_counts.md"
     child: Relation
@@ -44,7 +44,7 @@ class RankCounts(Measure):
         return (Fraction(1),)
 
     def _edges(self, ctx: Context) -> list[int]:
-        """Encode each point as the smallest integer above it, or the nearest one that separates the values as well."""
+        """Encode each point as the smallest lattice integer above it, clamped to the bounds of the values."""
         domain = domain_of(self.value, Scope(self.child.domain(ctx)))
         lo, hi = span(domain)
         step = domain.step if isinstance(domain, Number) else Fraction(1)
@@ -54,7 +54,7 @@ class RankCounts(Measure):
         rows, cells = require_row_bound(stability_of(ctx, self.child, unit), unit), len(self.grid) + 1
         return Sensitivity.of(l0=cells if rows else 0, linf=rows)
 
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         scope, edges = statement.scope(self.child), self._edges(statement.ctx)
         value_column = with_alias(self.value.sql(scope), "v0")
         carried = [column_ref(column) for column in ("b", *statement.trial_columns())]
@@ -69,7 +69,7 @@ class RankCounts(Measure):
         return VectorQuery(grouped_select(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
 
     def finish(self, cells: Vector) -> Vector:
-        return exact_integers(np.cumsum(cells.astype(object)))
+        return clamp_to_int64(np.cumsum(cells.astype(object)))
 
 
 @dataclass(frozen=True)
@@ -104,30 +104,30 @@ class LinearQuery(Measure):
         self.axes(ctx)
         child = self.child.sensitivity(ctx, unit)
         columns = list(zip(*self.weights, strict=True))
-        column_one = max(sum(map(abs, column)) for column in columns)
-        column_two = max(sum(weight * weight for weight in column) for column in columns)
-        row_one = max(sum(map(abs, row)) for row in self.weights)
+        column_l1 = max(sum(map(abs, column)) for column in columns)
+        column_l2_squared = max(sum(weight * weight for weight in column) for column in columns)
+        row_l1 = max(sum(map(abs, row)) for row in self.weights)
         largest = max(abs(weight) for row in self.weights for weight in row)
         reachable_cells = child.l0 * max(sum(weight != 0 for weight in column) for column in columns)
         return Sensitivity(
             min(Fraction(sum(any(row) for row in self.weights)), reachable_cells),
-            min(child.l1 * largest, child.linf * row_one),
-            child.l1 * column_one,
-            min(child.l2_squared * column_one * row_one, child.l1 * child.l1 * column_two),
+            min(child.l1 * largest, child.linf * row_l1),
+            child.l1 * column_l1,
+            min(child.l2_squared * column_l1 * row_l1, child.l1 * child.l1 * column_l2_squared),
         )
 
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         self.axes(statement.ctx)
-        return self.child.plan(statement)
+        return self.child.vector_query(statement)
 
     def finish(self, cells: Vector) -> Vector:
         return self.apply(self.child.finish(cells))
 
     def apply(self, vector: Vector) -> Vector:
         """Compute the combinations of the child's own vector."""
-        return exact_integers(np.array(self.weights, dtype=object) @ vector.astype(object))
+        return clamp_to_int64(np.array(self.weights, dtype=object) @ vector.astype(object))
 
 
-def exact_integers(values: NDArray[np.object_]) -> Vector:
+def clamp_to_int64(values: NDArray[np.object_]) -> Vector:
     """Clamp integers of any size to 64 bits."""
     return np.array([max(-LARGEST_INT64, min(LARGEST_INT64, int(value))) for value in values], dtype=np.int64)

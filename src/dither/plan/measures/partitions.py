@@ -47,7 +47,7 @@ class PartitionCounts(GroupedMeasure):
         if not self.keys or any(isinstance(domain_of(key.value, scope), Identifier) for key in self.keys):
             raise Unsupported("partition selection needs at least one key, and identifiers cannot be keys")
 
-    def plan(self, statement: SqlStatement) -> VectorQuery:
+    def vector_query(self, statement: SqlStatement) -> VectorQuery:
         self._check(statement.ctx)
         table = keyed_subquery(statement, self.child, self.keys, (), (LiteralValue(1),), ())
         body = grouped_select(statement, table, len(self.keys), [saturate(count_star(), LARGEST_INT64)])

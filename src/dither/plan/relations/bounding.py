@@ -23,7 +23,7 @@ from dither.schema import Domain
 
 @dataclass(frozen=True)
 class Sample(Relation):
-    """Each row, or each whole unit, with probability `rate` by a fresh secret; the tag distinguishes samples."""
+    """A sample: each row, or each whole unit, with probability `rate`, by the request's secret and the sample's tag."""
 
     proof = "sample.md"
     child: Relation
@@ -146,9 +146,9 @@ class LimitGroupsPerUnit(Relation):
         )
         carried = [*names, *(key.name for key in keys), "g"]
         limited_rows = statement.first_rows(ordered, carried, [*unit, *keys], known_limit(self.rows))
-        return self._groups(statement, statement.add_subquery(limited_rows), names, [*unit, *trials], keys)
+        return self._first_groups(statement, statement.add_subquery(limited_rows), names, [*unit, *trials], keys)
 
-    def _groups(
+    def _first_groups(
         self, statement: SqlStatement, table: exp.Table, names: list[str], unit: list[Sql], keys: list[Sql]
     ) -> exp.Select:
         """Select the first groups of each unit, in an order that depends only on the group's keys and unit."""

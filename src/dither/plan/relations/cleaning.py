@@ -14,7 +14,7 @@ from dither.plan.context import needs_zone_shift, on_wall_clock, zone_offsets
 from dither.plan.domains import PERIOD_LENGTHS, bounds_of, span, storage_type, truncate
 from dither.plan.expressions.core import constant_sql, divide
 from dither.plan.sql.builders import (
-    MOST_ENUM_VALUES,
+    MAX_ENUM_VALUES,
     Sql,
     add,
     and_,
@@ -69,13 +69,13 @@ def clean_to_enum(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: D
     """Like `clean_column`, for texts that are stored as an ENUM."""
     if not isinstance(column.domain, Category):
         return clean_column(column, raw, kind, zone, dialect)
-    value, values, spare = _as_text(raw, kind), column.domain.values, _fallback_text(column, column.domain)
+    value, values, fallback_text = _as_text(raw, kind), column.domain.values, _fallback_text(column, column.domain)
     if any(unicodedata.normalize("NFD", declared) != declared for declared in values):
         return dialect.to_enum(clean_column(column, raw, kind, zone, dialect), values)
-    found = dialect.to_enum(value, values)
-    if spare is None:
-        return found
-    filled = exp.Coalesce(this=found, expressions=[dialect.to_enum(string(spare), values)])
+    declared_or_null = dialect.to_enum(value, values)
+    if fallback_text is None:
+        return declared_or_null
+    filled = exp.Coalesce(this=declared_or_null, expressions=[dialect.to_enum(string(fallback_text), values)])
     return case([(is_not_null(raw), filled)]) if column.domain.nullable else filled
 
 
@@ -98,7 +98,7 @@ def _is_on_lattice(domain: Number, value: Sql, raw: Sql, kind: RawKind, dialect:
 
 
 def is_clean(column: Column, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """Build the condition that `clean_column` keeps the record: a value inside its bounds, or an allowed NULL."""
+    """Build the condition that `clean_column` only rounds the value: it is in bounds, or an allowed NULL."""
     valid = _is_valid(column.domain, raw, kind, dialect)
     return or_([is_null(raw), valid]) if column.domain.nullable else valid
 
@@ -172,7 +172,7 @@ def _as_double(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
     """Convert a raw number to a double; NaN and values that are not numbers become NULL."""
     match kind:
         case "text":
-            value = dialect.number_of_text(raw)
+            value = dialect.parse_number(raw)
         case "integer" | "decimal" | "float":
             value = cast(raw, "double")
         case "boolean":
@@ -193,9 +193,9 @@ def _clean_number(column: Column, domain: Number, raw: Sql, kind: RawKind, diale
         inside = clamp_integer(_double_to_lattice(value, domain), lo, hi)
         missing = (is_null(raw), _null_replacement(column))
     least, most = _bound_literal(lo * domain.step), _bound_literal(hi * domain.step)
-    common = and_([binary(exp.GT, value, least), binary(exp.LT, value, most)])
+    is_inside = and_([binary(exp.GT, value, least), binary(exp.LT, value, most)])
     invalid = [(is_null(value), fallback(column))] if kind != "integer" else []
-    return case([(common, inside), missing, *invalid, (binary(exp.LTE, value, least), integer(lo))], integer(hi))
+    return case([(is_inside, inside), missing, *invalid, (binary(exp.LTE, value, least), integer(lo))], integer(hi))
 
 
 def _integer_to_lattice(value: Sql, domain: Number, dialect: Dialect) -> Sql:
@@ -223,29 +223,31 @@ def _parse_microseconds(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
         case "timestamp":
             return dialect.to_microseconds(raw)
         case "date":
-            return dialect.to_microseconds(dialect.moment_of_date(raw))
+            return dialect.to_microseconds(dialect.date_to_timestamp(raw))
         case "text":
-            return dialect.to_microseconds(dialect.moment_of_text(raw))
+            return dialect.to_microseconds(dialect.parse_timestamp(raw))
         case "integer":
-            return dialect.integer_of_wide(raw)
+            return dialect.narrow_integer(raw)
         case _:
             return null("bigint")
 
 
 def _clean_moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
     """Encode a raw moment on the dataset's wall clock, truncated to its precision and clamped to its bounds."""
-    value, here = _parse_microseconds(raw, kind, dialect), on_wall_clock(domain, zone)
+    value, local_domain = _parse_microseconds(raw, kind, dialect), on_wall_clock(domain, zone)
     local = _to_wall_clock(value, domain, zone) if needs_zone_shift(domain, zone) else value
     length = PERIOD_LENGTHS[domain.precision]
-    inside = local if length == 1 else times(divide(local, length, span(here)[0], dialect), length)
+    inside = local if length == 1 else times(divide(local, length, span(local_domain)[0], dialect), length)
     # Without a shift, the start of a period lies between the starts of the bounds' periods.
-    held = clamp_integer(inside, *span(here)) if needs_zone_shift(domain, zone) else inside
-    spare = replace(column, default=_bound_on_wall_clock(_fallback_moment(column, domain), domain, zone), domain=here)
-    common = and_([binary(exp.GT, value, integer(domain.lo)), binary(exp.LT, value, integer(domain.hi))])
+    clamped = clamp_integer(inside, *span(local_domain)) if needs_zone_shift(domain, zone) else inside
+    local_column = replace(
+        column, default=_bound_on_wall_clock(_fallback_moment(column, domain), domain, zone), domain=local_domain
+    )
+    is_inside = and_([binary(exp.GT, value, integer(domain.lo)), binary(exp.LT, value, integer(domain.hi))])
     branches = [
-        (common, held),
-        (is_null(raw), _null_replacement(spare)),
-        (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(spare)),
+        (is_inside, clamped),
+        (is_null(raw), _null_replacement(local_column)),
+        (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(local_column)),
         (binary(exp.LTE, value, integer(domain.lo)), integer(_bound_on_wall_clock(domain.lo, domain, zone))),
     ]
     return case(branches, integer(_bound_on_wall_clock(domain.hi, domain, zone)))
@@ -274,7 +276,7 @@ def _parse_boolean(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
         case "integer" | "float" | "decimal":
             return case([(binary(exp.EQ, raw, literal(1)), exp.true()), (binary(exp.EQ, raw, literal(0)), exp.false())])
         case "text":
-            return dialect.boolean_of_text(raw)
+            return dialect.parse_boolean(raw)
         case _:
             return null("boolean")
 
@@ -283,9 +285,9 @@ def _parse_integer(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
     """Convert a raw integer, text or integral number to a 64-bit integer, or NULL."""
     match kind:
         case "integer":
-            return dialect.integer_of_wide(raw)
+            return dialect.narrow_integer(raw)
         case "text":
-            return dialect.integer_of_text(raw)
+            return dialect.parse_integer(raw)
         case "float" | "decimal":
             value = _as_double(raw, kind, dialect)
             exact = and_(
@@ -311,7 +313,7 @@ def _unicode_forms(values: Sequence[str]) -> list[str]:
 
 def _is_among(value: Sql, values: Sequence[str], dialect: Dialect) -> Sql:
     """Build the condition that a text is one of the constants."""
-    if 0 < len(values) <= MOST_ENUM_VALUES:
+    if 0 < len(values) <= MAX_ENUM_VALUES:
         return dialect.is_among(value, values)
     return exp.In(this=detach(value), expressions=[string(v) for v in values])
 

@@ -32,7 +32,7 @@ from dither.plan.sql.statement import SqlStatement, column_ref
 from dither.plan.stability import Stability
 from dither.schema import Domain, Identifier
 
-MOST_REMEMBERED = 1 << 14
+MAX_MEMO_ENTRIES = 1 << 14
 
 
 def memoize(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ def memoize(method: Callable[..., Any]) -> Callable[..., Any]:
         memo_key = (id(self), method.__qualname__, *unit)
         entry = ctx.memo.get(memo_key)
         if entry is None:
-            if len(ctx.memo) >= MOST_REMEMBERED:
+            if len(ctx.memo) >= MAX_MEMO_ENTRIES:
                 ctx.memo.clear()
             entry = ctx.memo[memo_key] = (self, method(self, ctx, *unit))
         return entry[1]

@@ -28,7 +28,7 @@ def window_range(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
         read_unfiltered = any(
             child == scan for node in walk(plan) if not isinstance(node, Filter) for child in field_values(node)
         )
-        # A unique key selects its one row before any filter: a row of another window can displace one in the range.
+        # A unique key keeps one row before any filter: a row of another window can displace a row in the range.
         whole_range = read_unfiltered or plan == scan or ctx.enforces_unique_key(ctx.table(scan.table))
         nodes: list[Relation] = [scan] if whole_range else [*filters]
         ranges += [span(node.domain(ctx)[time_columns[scan.table]]) for node in nodes]

@@ -16,10 +16,10 @@ from dither.plan.relations.project import check_distinct_names
 from dither.plan.sql.builders import Sql, count_star, integer, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
-from dither.plan.stability import MOST_ROWS, PerKeyBound, Stability, multiply, smallest
+from dither.plan.stability import MAX_ROWS, PerKeyBound, Stability, multiply, smallest
 from dither.schema import Domain, Identifier, Number, Reference
 
-MOST_SUM = 1 << 53
+MAX_SUM = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def group_rows(
     """Select one row per group, with an order that depends only on the visible row and its unit."""
     hidden = [column_ref(column) for unit in units for column in statement.unit_columns(unit)]
     group_columns = [with_alias(value, f"g{index}") for index, value in enumerate([*keys, *values])]
-    corrections = with_alias(saturate(statement.dialect.exact_sum(column_ref("b")), MOST_SUM), "b")
+    corrections = with_alias(saturate(statement.dialect.exact_sum(column_ref("b")), MAX_SUM), "b")
     body = select(*group_columns, *hidden, corrections, *map(column_ref, statement.trial_columns())).from_(
         table, copy=False
     )
@@ -105,18 +105,18 @@ class GroupAggregate:
         if self.value is None and self.kind != "count":
             raise InvalidPlan(f"the aggregate {self.kind} needs a value")
 
-    def domain(self, scope: Scope, rows: int, always: bool) -> Domain:
-        """Return the domain for groups of at most `rows` rows; `always`: there is a row even if no rows are grouped."""
+    def domain(self, scope: Scope, rows: int, has_empty_group: bool) -> Domain:
+        """Return the domain for groups of at most `rows` rows; `has_empty_group`: a group may have none."""
         value = domain_of(self.value, scope) if self.value is not None else None
         if self.kind in ("count", "distinct") or value is None:
-            return number(0, min(rows, MOST_ROWS))
+            return number(0, min(rows, MAX_ROWS))
         if self.kind == "sum":
             if not isinstance(value, Number):
                 raise InvalidPlan("SUM takes numbers")
             lo, hi = bounds_of(value)
-            return number(max(min(lo, 0) * rows, -MOST_SUM), min(max(hi, 0) * rows, MOST_SUM), value.step)
+            return number(max(min(lo, 0) * rows, -MAX_SUM), min(max(hi, 0) * rows, MAX_SUM), value.step)
         span(value)
-        return with_null(value, value.nullable or always)
+        return with_null(value, value.nullable or has_empty_group)
 
     def sql(self, statement: SqlStatement, scope: Scope, domain: Domain) -> Sql:
         """Return the SQL of the aggregate, saturated at the bounds of its domain."""
@@ -153,14 +153,14 @@ class GroupBy(Relation):
         check_distinct_names([name for name, _ in self.keys] + [aggregate.name for aggregate in self.aggregates])
         scope = Scope(self.child.domain(ctx))
         columns = {name: domain_of(key, scope) for name, key in self.keys}
-        rows, always = self._max_rows_per_group(ctx), not self.keys and self.unit is None
-        return columns | {a.name: a.domain(scope, rows, always) for a in self.aggregates}
+        rows, has_empty_group = self._max_rows_per_group(ctx), not self.keys and self.unit is None
+        return columns | {a.name: a.domain(scope, rows, has_empty_group) for a in self.aggregates}
 
     def _max_rows_per_group(self, ctx: Context) -> int:
         """Return the most rows of one group."""
         if self.unit is None:
-            return MOST_ROWS
-        return smallest(self.child.stability(ctx, self.unit).max_rows, MOST_ROWS) or 0
+            return MAX_ROWS
+        return smallest(self.child.stability(ctx, self.unit).max_rows, MAX_ROWS) or 0
 
     def stability(self, ctx: Context, unit: str) -> Stability:
         child, groups = self.child.stability(ctx, unit), self._max_groups(ctx)

@@ -25,10 +25,10 @@ from dither.schema import Domain, Number, Table
 
 @dataclass(frozen=True)
 class PublicJoin(Relation):
-    """Join with a public table, or with a context table by its unique key; `on` pairs (child column, public column).
+    """Join with a table that the unit does not cover: a public one, or a private one by its unique key.
 
-    inner; left: the private side is preserved; right: the public side is preserved (`urls LEFT JOIN actions`). `public`
-    may be a Scan with Filter and Project above it.
+    `on` lists pairs (child column, public column). `how`: left keeps unmatched rows of the child; right keeps unmatched
+    rows of the public side (`urls LEFT JOIN actions`). `public` is a Scan, optionally under Filter and Project.
     """
 
     proof = "public_join.md"
@@ -94,10 +94,10 @@ class PublicJoin(Relation):
                 raise Unsupported("the public side of a join must be a table, optionally with filters and projections")
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        ctx, known = statement.ctx, statement.tracked_units(self)
+        ctx, tracked = statement.ctx, statement.tracked_units(self)
         private, public = statement.table(self.child), statement.table(self.public)
         columns = join_columns(statement, self.child, self.public)
-        hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        hidden = [with_alias(column_ref(c, "l"), c) for unit in tracked for c in statement.unit_columns(unit)]
         if self.keeps_stored_ranks(ctx):
             hidden += [
                 with_alias(column_ref(c, "l"), c)
@@ -156,8 +156,12 @@ def join_pairs(
 def join_hidden_columns(statement: SqlStatement, seed: int, left: bool = True, right: bool = True) -> list[Sql]:
     """Return the order and the corrections of a joined row; a missing side counts as zero."""
     sides = [(column_ref("o", "l"), column_ref("b", "l"), left), (column_ref("o", "r"), column_ref("b", "r"), right)]
-    orders = [order if sure else exp.Coalesce(this=order, expressions=[literal(0)]) for order, _, sure in sides]
-    corrections = [count if sure else exp.Coalesce(this=count, expressions=[literal(0)]) for _, count, sure in sides]
+    orders = [
+        order if is_present else exp.Coalesce(this=order, expressions=[literal(0)]) for order, _, is_present in sides
+    ]
+    corrections = [
+        count if is_present else exp.Coalesce(this=count, expressions=[literal(0)]) for _, count, is_present in sides
+    ]
     trials = [with_alias(column_ref(column, "l" if left else "r"), column) for column in statement.trial_columns()]
     return [with_alias(statement.mix_orders(orders, seed), "o"), with_alias(add(*corrections), "b"), *trials]
 
@@ -213,8 +217,8 @@ class UnitJoin(Relation):
         return 2 if self.how == "left" else 1
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        columns, known = join_columns(statement, self.left, self.right), statement.tracked_units(self)
-        hidden = [with_alias(column_ref(c, "l"), c) for unit in known for c in statement.unit_columns(unit)]
+        columns, tracked = join_columns(statement, self.left, self.right), statement.tracked_units(self)
+        hidden = [with_alias(column_ref(c, "l"), c) for unit in tracked for c in statement.unit_columns(unit)]
         hidden += join_hidden_columns(statement, seed=31, right=self.how == "inner")
         keys = [(column_ref(c, "l"), column_ref(c, "r")) for c in statement.unit_columns(self.unit)]
         matched = all_equal([*keys, *trial_pairs(statement)])
@@ -224,7 +228,7 @@ class UnitJoin(Relation):
 
 @dataclass(frozen=True)
 class KeyJoin(Relation):
-    """Inner join on other columns, after each side is limited to so many rows per key, by an order of the row alone."""
+    """Inner join on any columns, after each side keeps a limited number of rows per key, by the rows' own order."""
 
     proof = "key_join.md"
     left: Relation

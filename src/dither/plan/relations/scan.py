@@ -27,9 +27,12 @@ class Scan(Relation):
     table: str
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
-        dropped = {unit.keys.get(self.table) for unit in ctx.dataset.units.values()}
-        dropped |= {unit.times.get(self.table) for unit in ctx.dataset.units.values()}
-        return {name: with_null(d, d.nullable and name not in dropped) for name, d in ctx.columns(self.table).items()}
+        key_and_time_columns = {unit.keys.get(self.table) for unit in ctx.dataset.units.values()}
+        key_and_time_columns |= {unit.times.get(self.table) for unit in ctx.dataset.units.values()}
+        return {
+            name: with_null(d, d.nullable and name not in key_and_time_columns)
+            for name, d in ctx.columns(self.table).items()
+        }
 
     def stability(self, ctx: Context, unit: str) -> Stability:
         table, keys = ctx.table(self.table), ctx.unit(unit).keys
@@ -90,7 +93,7 @@ class Scan(Relation):
         never_null = {name for name, domain in read.items() if not domain.nullable} - {
             u.keys.get(self.table) for u in units
         }
-        missing = [
+        nullable_unit_columns = [
             name
             for name in self._unit_column_names(statement.ctx)
             if name not in never_null and not table_source.deduplicated
@@ -114,7 +117,7 @@ class Scan(Relation):
         selected += [with_alias(order, "o"), *map(column_ref, ["b", *statement.trial_columns()])]
         selected += [column_ref(statement.rank_column(unit)) for unit in statement.units_with_rank(self)]
         body = select(*selected).from_(table, copy=False)
-        valid = [is_not_null(scope.names[name]) for name in missing]
+        valid = [is_not_null(scope.names[name]) for name in nullable_unit_columns]
         return body.where(and_(valid), copy=False) if valid else body
 
     def _unit_column_names(self, ctx: Context) -> list[str]:

@@ -14,7 +14,7 @@ from sqlglot import exp
 from dither.errors import Unsupported
 
 Sql = exp.Expr
-MOST_ENUM_VALUES = 32
+MAX_ENUM_VALUES = 32
 NUMBER_PATTERN = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
 # Only days that exist, in the years 1 to 9999, and no 24:00: engines disagree on other texts, or fail on them.
 YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"

@@ -8,8 +8,8 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.plan.sql.builders import (
+    MAX_ENUM_VALUES,
     MOMENT_PATTERN,
-    MOST_ENUM_VALUES,
     NUMBER_PATTERN,
     Sql,
     add,
@@ -37,11 +37,11 @@ class Dialect:
         return statement.sql(dialect=self.sqlglot_name, copy=False)
 
     def quotient(self, left: Sql, right: Sql) -> Sql:
-        """Integer division, truncated towards zero; NULL if an operand is NULL."""
+        """Build an integer division, truncated towards zero; NULL if an operand is NULL."""
         return binary(exp.IntDiv, left, right)
 
     def remainder(self, left: Sql, right: Sql) -> Sql:
-        """The remainder of `quotient`, with the sign of the left side."""
+        """Build the remainder of `quotient`, with the sign of the left side."""
         return binary(exp.Mod, left, right)
 
     def widen(self, value: Sql) -> Sql:
@@ -49,7 +49,7 @@ class Dialect:
         return cast(value, "hugeint")
 
     def exact_sum(self, value: Sql) -> Sql:
-        """SUM over rows in a type that cannot overflow; DuckDB sums 64-bit integers in 128 bits."""
+        """Build SUM in a type that cannot overflow; DuckDB sums 64-bit integers in 128 bits."""
         return exp.Sum(this=detach(value))
 
     def to_timestamp(self, microseconds: Sql) -> Sql:
@@ -61,23 +61,23 @@ class Dialect:
         return exp.Anonymous(this="epoch_us", expressions=[try_cast(moment, "timestamp")])
 
     def fingerprint(self, value: Sql) -> Sql:
-        """The first 8 hexadecimal digits of the MD5 of a UTF-8 text, as an integer below 2^32."""
+        """Build a hash of a UTF-8 text below 2^32: the first 8 hexadecimal digits of its MD5."""
         digits = exp.Substring(this=exp.MD5(this=detach(value)), start=literal(1), length=literal(8))
         return cast(exp.Concat(expressions=[string("0x"), digits]), "bigint")
 
     def position(self, value: Sql, values: Sequence[str]) -> Sql:
-        """The position of a text in a short list of constants, counted from 1; 0 if it is absent or NULL."""
+        """Build the position of a text in a short list of constants, counted from 1; 0 if it is absent or NULL."""
         # DuckDB evaluates functions of one column, unlike CASE and COALESCE, once per entry of a dictionary.
         list_index = exp.Anonymous(this="list_position", expressions=[_text_array(values), detach(value)])
         return call("GREATEST", list_index, literal(0))
 
     def is_among(self, value: Sql, values: Sequence[str]) -> Sql:
-        """A condition that a text is in a short list of constants; not true for NULL."""
+        """Build the condition that a text is in a short list of constants; false or NULL for NULL."""
         return binary(exp.GT, self.position(value, values), literal(0))
 
     def uses_enum(self, domain: Domain) -> bool:
         """Tell whether the texts of a domain are stored as an ENUM: they are few and declared."""
-        return isinstance(domain, Category) and 0 < len(domain.values) <= MOST_ENUM_VALUES
+        return isinstance(domain, Category) and 0 < len(domain.values) <= MAX_ENUM_VALUES
 
     def to_enum(self, value: Sql, values: Sequence[str]) -> Sql:
         """Cast a text to the ENUM of these values, which takes one byte; NULL if it is not one of them."""
@@ -85,7 +85,7 @@ class Dialect:
         return exp.TryCast(this=detach(value), to=kind)
 
     def enum_position(self, value: Sql) -> Sql:
-        """The `position` of a text that is stored as an ENUM."""
+        """Build the `position` of a text that is stored as an ENUM."""
         return add(cast(exp.Anonymous(this="enum_code", expressions=[detach(value)]), "bigint"), 1)
 
     def from_enum(self, value: Sql) -> Sql:
@@ -93,18 +93,18 @@ class Dialect:
         return cast(value, "varchar")
 
     def matches(self, value: Sql, pattern: str) -> Sql:
-        """A condition that a text matches one of Dither's own patterns; no pattern comes from an analyst."""
+        """Build the condition that a text matches one of Dither's own patterns; no pattern comes from an analyst."""
         return exp.RegexpLike(this=detach(value), expression=string(pattern))
 
     def is_nan(self, value: Sql) -> Sql:
-        """A condition that a double is NaN."""
+        """Build the condition that a double is NaN."""
         return exp.Anonymous(this="isnan", expressions=[detach(value)])
 
-    def number_of_text(self, value: Sql) -> Sql:
+    def parse_number(self, value: Sql) -> Sql:
         """Parse a text as a double, or NULL; never fails."""
         return case([(self.matches(value, NUMBER_PATTERN), try_cast(value, "double"))])
 
-    def boolean_of_text(self, value: Sql) -> Sql:
+    def parse_boolean(self, value: Sql) -> Sql:
         """Parse a text as a truth value, or NULL; never fails."""
         lowered = exp.Lower(this=detach(value))
         true_words, false_words = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
@@ -115,21 +115,21 @@ class Dialect:
             ]
         )
 
-    def moment_of_text(self, value: Sql) -> Sql:
+    def parse_timestamp(self, value: Sql) -> Sql:
         """Parse a text as a timestamp, or NULL; never fails."""
         return case([(self.matches(value, MOMENT_PATTERN), try_cast(value, "timestamp"))])
 
-    def moment_of_date(self, value: Sql) -> Sql:
+    def date_to_timestamp(self, value: Sql) -> Sql:
         """Convert a date to a timestamp, or NULL if it is outside the range of timestamps; never fails."""
         return try_cast(value, "timestamp")
 
-    def integer_of_text(self, value: Sql) -> Sql:
+    def parse_integer(self, value: Sql) -> Sql:
         """Parse a text that is the canonical form of a 64-bit integer, or NULL; never fails."""
         number = try_cast(value, "bigint")
         is_canonical = binary(exp.EQ, cast(number, "varchar"), value)
         return case([(is_canonical, number)])
 
-    def integer_of_wide(self, value: Sql) -> Sql:
+    def narrow_integer(self, value: Sql) -> Sql:
         """Convert an integer of any width to 64 bits, or NULL if it does not fit; never fails."""
         return try_cast(value, "bigint")
 

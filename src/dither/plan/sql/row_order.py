@@ -11,7 +11,7 @@ from sqlglot import exp
 from dither.plan.sql.builders import Sql, add, add_all, binary, integer, literal, times
 from dither.plan.sql.dialect import Dialect
 
-# A prime below 2^31 modulo which cubing is a permutation, and the largest prime below 2^40.
+# MODULUS: a prime below 2^31 modulo which cubing is a permutation. FOLD: the largest prime below 2^40.
 MODULUS = (1 << 31) - 69
 FOLD = (1 << 40) - 87
 LOW_BITS = (1 << 31) - 1
@@ -39,17 +39,17 @@ def mix_hash(parts: Sequence[HashPart], seed: int) -> Sql:
 
 
 def coefficient(seed: int, index: int, bits: int) -> int:
-    """Return a pseudo-random integer of exactly `bits` bits."""
+    """Return a pseudo-random integer of exactly `bits` bits: the factor of part `index`, or the constant for -1."""
     half = 1 << (bits - 1)
     return half + int.from_bytes(sha256(f"{seed}:{index}".encode()).digest()[:8]) % half
 
 
 def hash_order(dialect: Dialect, order: Sql) -> Sql:
-    """The sort key of rows: the cube of an order modulo a prime, then the order's low bits.
+    """Build the sort key of rows: the cube of an order modulo a prime, then the order's low bits.
 
-    x -> x^3 permutes the residues, and residue and low bits together determine the order: unequal orders have unequal
-    keys. Without the cube the orders of two rows would differ by the same amount for every unit, and one kind of row
-    would come first more often than another.
+    x -> x^3 permutes the residues, and residue and low bits together determine the order, so unequal orders have
+    unequal keys (but two multiples of the prime, of opposite sign, may share one). Without the cube, the orders of two
+    rows would differ by the same amount for every unit, and one kind of row would come first more often than another.
     """
     residue = dialect.remainder(order, literal(MODULUS))
     square = dialect.remainder(times(residue, residue), literal(MODULUS))
@@ -58,5 +58,5 @@ def hash_order(dialect: Dialect, order: Sql) -> Sql:
 
 
 def low_bits(order: Sql) -> Sql:
-    """The last 31 bits of an order."""
+    """Build the last 31 bits of an order."""
     return binary(exp.BitwiseAnd, order, literal(LOW_BITS))

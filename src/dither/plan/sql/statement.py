@@ -17,7 +17,7 @@ from dither.errors import InvalidPlan
 from dither.plan.context import Context
 from dither.plan.domains import span, storage_type
 from dither.plan.sql.builders import (
-    MOST_ENUM_VALUES,
+    MAX_ENUM_VALUES,
     Sql,
     StatementSize,
     and_,
@@ -40,7 +40,7 @@ from dither.schema import Boolean, Category, Domain, Moment, Number
 if TYPE_CHECKING:
     from dither.plan.relations.core import Relation
 
-MOST_SQL_NODES = 200_000
+MAX_SQL_NODES = 200_000
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def column_ref(name: str, table: str | None = None) -> Sql:
 
 
 def hash_part(value: Sql, domain: Domain, dialect: Dialect, as_enum: bool) -> HashPart:
-    """Convert an encoded value to an integer of at most 40 bits, with a number of its own for NULL."""
+    """Convert an encoded value to an integer of at most 40 bits; NULL gets an integer that no value has."""
     match domain:
         case Number() | Moment() if (bits := _bits(domain)) < FOLD.bit_length():
             return HashPart(_replace_null(value, domain, span(domain)[1] + 1), bits)
         case Boolean():
             return HashPart(case([(value, integer(2)), (not_(value), integer(1))], integer(0)), 2)
-        case Category(values=values) if len(values) <= MOST_ENUM_VALUES:
+        case Category(values=values) if len(values) <= MAX_ENUM_VALUES:
             code = dialect.enum_position(value) if as_enum else dialect.position(value, values)
             return HashPart(_replace_null(code, domain, 0), len(values).bit_length())
         case _ if storage_type(domain) == "varchar":
@@ -84,7 +84,7 @@ def hash_part(value: Sql, domain: Domain, dialect: Dialect, as_enum: bool) -> Ha
 
 
 def _bits(domain: Domain) -> int:
-    """Count the bits of a bounded value and of the number that represents its NULL."""
+    """Return the number of bits that hold every bounded value, and the integer that stands for its NULL."""
     lo, hi = span(domain)
     return max(abs(lo), abs(hi + 1)).bit_length()
 
@@ -100,7 +100,11 @@ def order_halves(order: Sql, dialect: Dialect) -> list[HashPart]:
 
 
 class SqlStatement:
-    """Builds the SQL of a plan; the engine supplies the sources of the tables."""
+    """Builds the SQL of one plan over the engine's `sources`.
+
+    `secret` keys the random samples; `counted_columns` names the columns whose corrections are counted; `trial` is the
+    stored column that separates the datasets of tests; `keeps_order` is false if no operator needs the row order.
+    """
 
     def __init__(
         self,
@@ -219,7 +223,7 @@ class SqlStatement:
         tables = [exp.CTE(this=part, alias=_alias(name)) for name, part in self._bodies]
         body.set("with_", exp.With(expressions=tables))
         self.size = statement_size(body)
-        if self.size.nodes > MOST_SQL_NODES:
+        if self.size.nodes > MAX_SQL_NODES:
             raise InvalidPlan("the plan is too large; use fewer or simpler expressions")
         return body
 

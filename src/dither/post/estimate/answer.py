@@ -92,10 +92,10 @@ class Answer:
     def table(self) -> pa.Table:
         """The answer as an Arrow table."""
         arrays: dict[str, Any] = {}
-        for place, column in enumerate(self.columns):
+        for position, column in enumerate(self.columns):
             name = _unused_name(column.name, arrays)
             if column.key:
-                arrays[name] = self.keys.column(place)
+                arrays[name] = self.keys.column(position)
                 continue
             arrays[name] = _to_arrow(column.estimate.value)
             arrays[_unused_name(f"{name}_std_error", arrays)] = pa.array(column.estimate.std_error)
@@ -138,7 +138,7 @@ class Answer:
 
     @property
     def losses(self) -> tuple[UnitLoss, ...]:
-        """The loss charged to every budget; `loss` is that of the query's own unit."""
+        """The losses charged to all budgets; `loss` has those of the query's own unit."""
         return tuple(part for release in self.releases for part in release.losses)
 
     @property
@@ -167,16 +167,18 @@ class Answer:
     def _repr_html_(self) -> str:
         """The answer as an HTML table for notebooks, with a bar for every interval."""
         head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
-        rows = "".join(f"<tr>{''.join(self._html_cell(c, place, row) for place, c in enumerate(self.columns))}</tr>"
-                       for row in range(min(len(self), MAX_ROWS_SHOWN)))  # fmt: skip
+        rows = "".join(f"<tr>{self._html_cells(row)}</tr>" for row in range(min(len(self), MAX_ROWS_SHOWN)))
         more = f"<p>{self._rows_left_out()}</p>" if len(self) > MAX_ROWS_SHOWN else ""
         costs = ", ".join(f"{name} {value}" for loss in self.loss for name, value in loss_to_json(loss).items())
         foot = html.escape(f"{self.confidence:.0%} intervals; cost: {costs}")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}<p>{foot}</p>"
 
-    def _html_cell(self, column: AnswerColumn, place: int, row: int) -> str:
+    def _html_cells(self, row: int) -> str:
+        return "".join(self._html_cell(column, position, row) for position, column in enumerate(self.columns))
+
+    def _html_cell(self, column: AnswerColumn, position: int, row: int) -> str:
         if column.key:
-            return f"<td>{html.escape(str(self.keys.column(place)[row].as_py()))}</td>"
+            return f"<td>{html.escape(str(self.keys.column(position)[row].as_py()))}</td>"
         result = column.estimate
         value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
         return (
@@ -187,7 +189,9 @@ class Answer:
         names = [column.name for column in self.columns]
         lines = [" | ".join(names)]
         for row in range(min(len(self), MAX_ROWS_SHOWN)):
-            lines.append(" | ".join(self._text_cell(column, place, row) for place, column in enumerate(self.columns)))
+            lines.append(
+                " | ".join(self._text_cell(column, position, row) for position, column in enumerate(self.columns))
+            )
         if len(self) > MAX_ROWS_SHOWN:
             lines.append(self._rows_left_out())
         return "\n".join(lines)
@@ -196,9 +200,9 @@ class Answer:
         more = len(self) - MAX_ROWS_SHOWN
         return f"... and {more} more row{'s' if more > 1 else ''}"
 
-    def _text_cell(self, column: AnswerColumn, place: int, row: int) -> str:
+    def _text_cell(self, column: AnswerColumn, position: int, row: int) -> str:
         if column.key:
-            return str(self.keys.column(place)[row].as_py())
+            return str(self.keys.column(position)[row].as_py())
         result = column.estimate
         value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
         return f"{value} [{low}, {high}]"
@@ -261,7 +265,7 @@ def build_answer(
     """Compute the columns that a query selects, then apply its HAVING, ORDER BY and LIMIT to the noisy values."""
     groups = list(product(*(values for _, values in answer_axes(context, plan))))
     domains = _key_domains(plan, context)
-    key_values = [_key_values([group[place] for group in groups], domain) for place, domain in enumerate(domains)]
+    key_values = [_key_values([group[position] for group in groups], domain) for position, domain in enumerate(domains)]
     key_types = [domain_type(domain) for domain in domains]
     estimates = [
         _restore_booleans(estimate(output.node, columns, key_values, confidence), value_type(output.node, key_types))
@@ -269,13 +273,15 @@ def build_answer(
     ]
     size = len(groups)
     rows = _select_rows(plan, columns, key_values, size)
-    displayed = [_display_keys([group[place] for group in groups], domain) for place, domain in enumerate(domains)]
+    displayed = [
+        _display_keys([group[position] for group in groups], domain) for position, domain in enumerate(domains)
+    ]
     answer_columns, keys = [], {}
-    for place, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
+    for position, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
         is_key = isinstance(output.node, KeyValue)
         answer_columns.append(AnswerColumn(output.name, _take_rows(result, rows, size), is_key, bool(plan.keys)))
         values = displayed[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
-        keys[str(place)] = pa.array([values[row] for row in rows])
+        keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
@@ -379,7 +385,7 @@ def other_budget_notes(losses: Iterable[UnitLoss], unit: str, asked: Loss) -> tu
     limit = loss_as_epsilon(asked) * (1 + ROUNDING_TOLERANCE)
     others = [part for part in losses if part.unit != unit and loss_as_epsilon(part.loss) > limit]
     return tuple(
-        f"the {part.kind} budget of unit {part.unit} pays {loss_text(part.loss)}, "
+        f"the {part.kind} budget of unit {part.unit} pays {describe_loss(part.loss)}, "
         f"more than the query asks to spend for unit {unit}"
         for part in others
     )
@@ -398,7 +404,7 @@ def loss_as_epsilon(loss: Loss) -> float:
             assert_never(loss)
 
 
-def loss_text(loss: Loss) -> str:
+def describe_loss(loss: Loss) -> str:
     """Describe a loss in a few words.
 
     >>> loss_text(Pure("6/5"))

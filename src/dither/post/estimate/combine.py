@@ -46,8 +46,8 @@ def combine_measurements(
         drawn = [
             measured_columns(replace(plan, sources=(source,)), draw, bounds, confidence)[0] for draw in draws.draws
         ]
-        shares = inverse_variance_weights([column.noise.variance for column in drawn])
-        cells[index] = _weighted_mean(shares, len(columns))
+        weights = inverse_variance_weights([column.noise.variance for column in drawn])
+        cells[index] = _weighted_mean(weights, len(columns))
         columns += drawn
     substitute = cell_substitution(cells)
     combined = replace(
@@ -65,14 +65,15 @@ def inverse_variance_weights(variances: Sequence[float]) -> list[float]:
     >>> inverse_variance_weights([1.0, 3.0])
     [0.75, 0.25]
     """
-    sizes = [1 / max(variance, LEAST_VARIANCE) for variance in variances]
-    return [size / math.fsum(sizes) for size in sizes]
+    precisions = [1 / max(variance, LEAST_VARIANCE) for variance in variances]
+    return [precision / math.fsum(precisions) for precision in precisions]
 
 
-def _weighted_mean(shares: Sequence[float], first: int) -> Formula:
+def _weighted_mean(weights: Sequence[float], first: int) -> Formula:
     """The formula of the weighted sum of the columns from index `first` on."""
     terms: list[Formula] = [
-        FunctionCall("mul", (FixedValue(share), NoisyCell(first + place))) for place, share in enumerate(shares)
+        FunctionCall("mul", (FixedValue(weight), NoisyCell(first + position)))
+        for position, weight in enumerate(weights)
     ]
     total = terms[0]
     for term in terms[1:]:
@@ -87,10 +88,11 @@ def _combine_quantile(source: QuantileRef, draws: QuestionDraws, confidence: flo
     """
     parts = [draw[source.measure_index] for draw in draws.draws]
     noises = [noise_of(part.mechanism, part.steps[0]) for part in parts]
-    shares = inverse_variance_weights([noise.variance for noise in noises])
+    weights = inverse_variance_weights([noise.variance for noise in noises])
     tables = [np.array(part.values, float).reshape(-1, len(source.bins.low)) for part in parts]
-    counts = sum(share * table for share, table in zip(shares, tables, strict=True))
-    variance = math.fsum(share**2 * noise.variance for share, noise in zip(shares, noises, strict=True))
+    counts = sum(weight * table for weight, table in zip(weights, tables, strict=True))
+    variance = math.fsum(weight**2 * noise.variance for weight, noise in zip(weights, noises, strict=True))
+    # Noise of a thousand steps per standard deviation, so that the lattice does not matter.
     step = 1e-3 * max(math.sqrt(variance), LEAST_VARIANCE)
     if any(noise.kind == "laplace" for noise in noises):
         combined = ScaledNoise("laplace", 1000 / math.sqrt(2), step)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dither.post.noise import Floats
-from dither.privacy.contribution_bound import SURE, fit_tail
+from dither.privacy.contribution_bound import SIGNIFICANT_STDS, fit_tail
 
+# Units above the bound may be this many times as common in a cell as on average.
 UNEVENNESS = 2.0
 
 
@@ -51,11 +52,17 @@ class EstimatedBound:
         )
 
 
-def estimate_bound(bound: int, points: tuple[int, ...], noisy: Floats, std: float, row: int = 1) -> EstimatedBound:
+def estimate_bound(bound: int, edges: tuple[int, ...], noisy: Floats, std: float, row_size: int = 1) -> EstimatedBound:
     """Estimate what a bound keeps and removes, from the noisy histogram that it was chosen from."""
-    shape = fit_tail(points, noisy, std, row)
-    removed = shape.clipped_total(bound)
-    removed_high = max(shape.clipped_total_high(bound), removed)
+    tail = fit_tail(edges, noisy, std, row_size)
+    removed = tail.clipped_total(bound)
+    removed_high = max(tail.clipped_total_high(bound), removed)
     return EstimatedBound(
-        bound, shape.retained_total(bound), removed, removed_high, shape.clipped_squares(bound), row, SURE * std
+        bound,
+        tail.retained_total(bound),
+        removed,
+        removed_high,
+        tail.clipped_squares(bound),
+        row_size,
+        SIGNIFICANT_STDS * std,
     )

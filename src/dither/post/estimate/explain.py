@@ -1,4 +1,4 @@
-"""Expected errors from public facts, and descriptions of plans: both before any budget is spent."""
+"""Compute expected errors and describe plans from public facts, before any budget is spent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dither.post.formulas import (
     NoisyCell,
     as_affine,
     cells_of,
-    strip_monotone,
+    strip_increasing,
 )
 from dither.post.noise import noise_of
 from dither.post.query.planner import LARGEST_BOUNDS, CellRef, QuantileRef, QueryPlan
@@ -80,7 +80,7 @@ def default_group_size(context: Context, plan: QueryPlan, parts: Sequence[Measur
 def _typical_column(
     context: Context, plan: QueryPlan, parts: Sequence[Measurement], source: CellRef | QuantileRef, rows: float
 ) -> NoisyColumn:
-    """A noisy column as a group of that many rows might give, with values spread evenly over their declared range."""
+    """Build a noisy column for one group of `rows` rows, with values spread evenly over their declared range."""
     part = parts[source.measure_index]
     mechanism = mechanism_of(part, part.measure.sensitivity(context, plan.unit))
     steps = part.measure.steps(context)
@@ -95,8 +95,8 @@ def _typical_column(
 
 
 def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:
-    """Return True if a column's error depends on the data; affine formulas have a fixed error, rounded or not."""
-    outer, core = strip_monotone(node)
+    """Return True if a column's error depends on the size of a group; that of an affine formula is fixed."""
+    outer, core = strip_increasing(node)
     has_quantile = any(isinstance(plan.sources[index], QuantileRef) for index in cells_of(node))
     return has_quantile or as_affine(core) is None or any(function.name not in STEP_FUNCTIONS for function in outer)
 
@@ -118,12 +118,14 @@ def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
     for search in plan.searches:
         lines.append(
             f"first, in the same charge, a noisy histogram of contributions chooses the bound {search.tag!r} among "
-            f"{len(search.grid)} candidates from {search.grid[0]} to {search.grid[-1]} "
+            f"{len(search.candidates)} candidates from {search.candidates[0]} to {search.candidates[-1]} "
             f"({SEARCH_SHARE / len(plan.searches)} of the loss)"
         )
-    for place, planned in enumerate(plan.measures):
+    for position, planned in enumerate(plan.measures):
         measure, share = fill_limits(planned.measure, LARGEST_BOUNDS), planned.share * (1 - search_share(plan))
-        lines.append(f"measure {place}: {type(measure).__name__}, {measure.size(context)} cells, {share} of the loss")
+        lines.append(
+            f"measure {position}: {type(measure).__name__}, {measure.size(context)} cells, {share} of the loss"
+        )
         lines.append(f"  sensitivity in steps{when}: {_sensitivity_text(context, plan, measure)}")
     lines += [f"column {output.name} = {formula_text(output.node)}" for output in plan.outputs]
     if plan.having is not None:

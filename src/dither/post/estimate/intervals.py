@@ -25,7 +25,7 @@ from dither.post.formulas import (
     cells_of,
     evaluate,
     is_folding,
-    strip_monotone,
+    strip_increasing,
 )
 from dither.post.noise import NEGLIGIBLE, Floats, ScaledNoise, interval_half_width, pair_half_width
 
@@ -35,7 +35,8 @@ MAX_BIASED_COLUMNS = 3
 # Fields of `Measured`: the least, the estimated and the largest amount that may be missing from a column.
 Missing = Literal["missing_low", "missing", "missing_high"]
 MISSING: tuple[Missing, ...] = ("missing_low", "missing", "missing_high")
-# A simulated interval aims a little wider, for the points' own error and for curvature seen at the wrong place.
+# Simulated intervals aim at this much more confidence: it covers the error of using finitely many points, and of
+# simulating noise around the estimate instead of the truth.
 SIMULATED_EXTRA = 0.002
 
 
@@ -104,7 +105,7 @@ class Estimate:
 
 def estimate(node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float) -> Estimate:
     """Estimate a formula for each group, with its standard error and a confidence interval."""
-    outer, core = strip_monotone(node)
+    outer, core = strip_increasing(node)
     inner = _estimate_core(core, sources, keys, confidence)
     return _apply_increasing(outer, inner) if outer else inner
 
@@ -197,7 +198,7 @@ def _estimate_ratio(form: Ratio, sources: Sequence[NoisyColumn], confidence: flo
     over, over_noise, over_low, over_high = _ratio_side(form.over, sources)
     under, under_noise, under_low, under_high = _ratio_side(form.under, sources)
     corners = [
-        fieller(over + shift, under + size, over_noise, under_noise, confidence)
+        fieller_interval(over + shift, under + size, over_noise, under_noise, confidence)
         for shift in _distinct_ends(over_low, over_high)
         for size in _distinct_ends(under_low, under_high)
     ]
@@ -227,7 +228,7 @@ def upper_end(factor: float, ends: tuple[Floats, Floats]) -> Floats:
     return np.asarray(factor * (ends[1] if factor >= 0 else ends[0]))
 
 
-def fieller(
+def fieller_interval(
     over: Floats, under: Floats, over_noise: ScaledNoise, under_noise: ScaledNoise, confidence: float
 ) -> tuple[Floats, Floats]:
     """Return both ends of {r : |over - r * under| <= t(r)}.
@@ -283,7 +284,7 @@ def _simulation_size(confidence: float) -> int:
 
 
 def _simulated_noise(noises: Sequence[ScaledNoise], count: int) -> list[Floats]:
-    """Noise at low-discrepancy points, so that an interval needs thousands of them, not a million."""
+    """Noise at low-discrepancy points: thousands of them are as exact as a million random ones."""
     return [noise.quantile(levels) for noise, levels in zip(noises, _kronecker_points(len(noises), count), strict=True)]
 
 
@@ -325,7 +326,7 @@ def _simulate_slab(
 def _corners(sources: Sequence[NoisyColumn], used: Sequence[int]) -> list[dict[int, Missing]]:
     """Combinations of how much is missing from each biased column.
 
-    With few such columns these are all combinations of their extremes; with many, all columns alike but one.
+    With few such columns these are all combinations of extremes; with many, all columns alike except at most one.
     """
     levels = {index: _missing_levels(sources[index]) for index in used}
     biased = [index for index in used if len(levels[index]) > 1]
@@ -337,7 +338,7 @@ def _corners(sources: Sequence[NoisyColumn], used: Sequence[int]) -> list[dict[i
 
 
 def _missing_levels(source: NoisyColumn) -> tuple[Missing, ...]:
-    """The amounts to try of what is missing from a column; the middle one too where the amount may have either sign."""
+    """The missing amounts to try for a column: both ends, and the estimate too where either sign is possible."""
     if isinstance(source, Banded) or not source.biased:
         return ("missing_low",)
     return MISSING if np.any(np.asarray(source.missing_low) < 0) else ("missing_low", "missing_high")

@@ -12,13 +12,8 @@ from dither.post.estimate.intervals import Measured, NoisyColumn
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.batch import BatchPlan
-from dither.post.query.planner import CellRef, ContributionSearch, QuantileRef, QueryPlan
+from dither.post.query.planner import CellRef, QuantileRef, QueryPlan
 from dither.privacy.protocol import Release, ReleasedMeasurement
-
-
-def estimated_bound(search: ContributionSearch, released: ReleasedMeasurement, bound: int) -> EstimatedBound:
-    """Estimate what a chosen bound keeps and removes."""
-    return estimate_bound(bound, search.points, np.array(released.values, float), released.mechanism.std(), search.row)
 
 
 def estimated_bounds(batch: BatchPlan, release: Release) -> dict[int, dict[str, EstimatedBound]]:
@@ -26,8 +21,12 @@ def estimated_bounds(batch: BatchPlan, release: Release) -> dict[int, dict[str, 
     results: dict[int, dict[str, EstimatedBound]] = {}
     released = iter(zip(release.search_results or (), release.chosen_bounds or (), strict=True))
     for group in batch.groups:
-        bounds = {search.tag: estimated_bound(search, *next(released)) for search in group.plan.searches}
-        results.update(dict.fromkeys(group.places, bounds))
+        bounds = {}
+        for search in group.plan.searches:
+            histogram, bound = next(released)
+            counts, std = np.array(histogram.values, float), histogram.mechanism.std()
+            bounds[search.tag] = estimate_bound(bound, search.edges, counts, std, search.row_size)
+        results.update(dict.fromkeys(group.positions, bounds))
     return results
 
 
@@ -56,7 +55,7 @@ def _noisy_column(
         column = Measured(values, noise)
     else:
         kept, per_step = np.abs(table).sum(axis=1), float(source.quantity_per_step or step)
-        column = with_clipping(values, noise, kept, bound, source.signed, per_step)
+        column = clipped_column(values, noise, kept, bound, source.signed, per_step)
     if not source.rounding_error:
         return column
     return replace(
@@ -66,13 +65,13 @@ def _noisy_column(
     )
 
 
-def with_clipping(
+def clipped_column(
     values: Floats, noise: ScaledNoise, kept: Floats, bound: EstimatedBound, signed: bool, per_step: float
 ) -> Measured:
-    """Build a column with an estimate of what clipping removed: of every cell, the same share.
+    """Build a column with an estimate of what clipping removed: the same share of every cell.
 
-    `kept` is what clipping left of each cell, in steps of the bound, and `per_step` the quantity of one such step. How
-    much each cell lost is unknown: see `EstimatedBound.most_missing`. A signed sum may have lost either sign.
+    `kept` is what clipping left of each cell, in steps of the bound, and `per_step` the quantity of one such step. A
+    cell may have lost more or less, up to `EstimatedBound.most_missing`; what a signed sum lost may have either sign.
     """
     blur = 2 * noise.std / per_step
     most = per_step * bound.most_missing((kept + blur) / (kept.sum() + blur))

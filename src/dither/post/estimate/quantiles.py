@@ -9,7 +9,10 @@ from scipy import special
 
 from dither.post.estimate.intervals import Banded
 from dither.post.noise import Floats, ScaledNoise
-from dither.post.query.bins import FEW_TERMS, Bins, QuantileLevel
+from dither.post.query.bins import Bins, QuantileLevel
+
+# Sums of fewer Laplace noises than this have heavier tails than a normal approximation allows.
+FEW_TERMS = 10
 
 
 def estimate_quantile(
@@ -34,39 +37,47 @@ def interval_factor(terms: np.ndarray, noise: ScaledNoise, confidence: float) ->
     normal = float(special.ndtri((1 + confidence) / 2))
     if noise.kind == "gaussian":
         return np.full(terms.shape, 1.01 * normal)
-    many = normal + max(0.0, normal**3 - 3 * normal) / (8 * np.maximum(terms, FEW_TERMS))
+    normal_factor = normal + max(0.0, normal**3 - 3 * normal) / (8 * np.maximum(terms, FEW_TERMS))
     return np.where(
-        terms < FEW_TERMS, max(normal, -math.log1p(-confidence) / math.sqrt(2)), np.maximum(many, 1.01 * normal)
+        terms < FEW_TERMS,
+        max(normal, -math.log1p(-confidence) / math.sqrt(2)),
+        np.maximum(normal_factor, 1.01 * normal),
     )
 
 
 def _estimate_level(counts: Floats, noise: ScaledNoise, bins: Bins, level: float, confidence: float) -> Banded:
-    """Estimate a quantile: the middle of the first and the last bin where noisy cumulative counts cross the level."""
+    """Estimate a quantile: the middle of the first and the last point where noisy cumulative counts cross the level."""
     size = counts.shape[1]
-    through = np.cumsum(counts, axis=1)
-    excess = through - level * through[:, -1:]
-    below = np.arange(1, size + 1)
-    terms = (1 - level) ** 2 * below + level**2 * (size - below)
-    width = noise.std * np.sqrt(terms) * interval_factor(np.minimum(below, size - below) + 1, noise, confidence)
-    tiny = 1e-9 * (1 + np.abs(through[:, -1:]))
-    possible = excess + width >= -tiny
-    before = np.concatenate([np.zeros((len(counts), 1)), excess[:, :-1]], axis=1)
-    wide = np.concatenate([[0.0], width[:-1]])
-    possible &= (before - wide <= tiny) | (np.arange(size) == 0)
-    low, high = _first_and_last(possible)
-    rising = np.argmax(excess >= -tiny, axis=1)
-    falling = size - 1 - np.argmax((excess < -tiny)[:, ::-1], axis=1) + 1
-    falling = np.where((excess < -tiny).any(axis=1), np.minimum(falling, size - 1), 0)
-    value = (_interpolate(counts, excess, bins, rising) + _interpolate(counts, excess, bins, falling)) / 2
+    cumulative = np.cumsum(counts, axis=1)
+    excess = cumulative - level * cumulative[:, -1:]
+    bins_below = np.arange(1, size + 1)
+    terms = (1 - level) ** 2 * bins_below + level**2 * (size - bins_below)
+    width = (
+        noise.std * np.sqrt(terms) * interval_factor(np.minimum(bins_below, size - bins_below) + 1, noise, confidence)
+    )
+    tolerance = 1e-9 * (1 + np.abs(cumulative[:, -1:]))
+    low, high = _first_and_last(_possible_bins(excess, width, tolerance))
+    first_crossing = np.argmax(excess >= -tolerance, axis=1)
+    last_crossing = size - np.argmax((excess < -tolerance)[:, ::-1], axis=1)
+    last_crossing = np.where((excess < -tolerance).any(axis=1), np.minimum(last_crossing, size - 1), 0)
+    value = (_interpolate(counts, excess, bins, first_crossing) + _interpolate(counts, excess, bins, last_crossing)) / 2
     return Banded(np.clip(value, bins.low[low], bins.high[high]), bins.low[low], bins.high[high], confidence)
 
 
-def _interpolate(counts: Floats, excess: Floats, bins: Bins, place: np.ndarray) -> Floats:
+def _possible_bins(excess: Floats, width: Floats, tolerance: Floats) -> np.ndarray:
+    """Mark the bins of each row in which the level may be crossed: not reached before the bin, but reached after it."""
+    excess_before = np.concatenate([np.zeros((len(excess), 1)), excess[:, :-1]], axis=1)
+    width_before = np.concatenate([[0.0], width[:-1]])
+    not_before = (excess_before - width_before <= tolerance) | (np.arange(excess.shape[1]) == 0)
+    return np.asarray((excess + width >= -tolerance) & not_before)
+
+
+def _interpolate(counts: Floats, excess: Floats, bins: Bins, bin_index: np.ndarray) -> Floats:
     """The point inside a bin where the level is crossed, if the bin's values are spread evenly."""
     rows = np.arange(len(counts))
-    count = np.maximum(counts[rows, place], 1e-9)
-    share = np.clip(1 - excess[rows, place] / count, 0.0, 1.0)
-    return np.asarray(bins.low[place] + share * (bins.high[place] - bins.low[place]))
+    count = np.maximum(counts[rows, bin_index], 1e-9)
+    share = np.clip(1 - excess[rows, bin_index] / count, 0.0, 1.0)
+    return np.asarray(bins.low[bin_index] + share * (bins.high[bin_index] - bins.low[bin_index]))
 
 
 def _first_and_last(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,16 +90,16 @@ def _first_and_last(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _estimate_minimum(counts: Floats, noise: ScaledNoise, bins: Bins, confidence: float) -> Banded:
-    """Estimate the smallest value; a single row can be it, so only bins above the first sure one are excluded."""
+    """Estimate the smallest value; a single row decides it, so the band ends at the first bin that surely has rows."""
     size = counts.shape[1]
-    through = np.cumsum(counts, axis=1)
+    cumulative = np.cumsum(counts, axis=1)
     terms = np.arange(1, size + 1)
     width = noise.std * np.sqrt(terms) * interval_factor(terms, noise, confidence)
-    low = _first_true(through + width >= 1 - 1e-9)
-    high = _first_true(through - width >= 1 - 1e-9)
-    value = _first_true(through - 1.4 * noise.std * np.sqrt(terms) >= 0.5)
-    place = np.clip(value, low, high)
-    return Banded(bins.low[place], bins.low[low], bins.high[high], confidence)
+    low = _first_true(cumulative + width >= 1 - 1e-9)
+    high = _first_true(cumulative - width >= 1 - 1e-9)
+    # The estimate is the first bin up to which the counts exceed their noise clearly, by 1.4 standard deviations.
+    likely = np.clip(_first_true(cumulative - 1.4 * noise.std * np.sqrt(terms) >= 0.5), low, high)
+    return Banded(bins.low[likely], bins.low[low], bins.high[high], confidence)
 
 
 def _first_true(condition: np.ndarray) -> np.ndarray:

@@ -38,24 +38,24 @@ MAX_CANDIDATE_BOUNDS = 1_000
 
 
 @dataclass(frozen=True)
-class MergedQuery:
+class QueryGroup:
     """Queries that one plan answers: a single one, or several counts merged as rows of a matrix.
 
-    `places` are the positions of the queries in the batch; `weight` decides the share of the loss.
+    `positions` are those of the queries in the batch; the loss is shared in proportion to `weight`.
     """
 
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     plan: QueryPlan
     weight: Fraction
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The plan of a batch; its groups share the loss by weight."""
+    """The plan of a batch: groups of queries, which share the loss in proportion to their weights."""
 
-    groups: tuple[MergedQuery, ...]
+    groups: tuple[QueryGroup, ...]
 
-    def spend(self, group: MergedQuery, budget: Spend) -> Spend:
+    def spend(self, group: QueryGroup, budget: Spend) -> Spend:
         """Return the share of the loss that a group may spend."""
         return Spend(budget.share(group.weight / sum(other.weight for other in self.groups)))
 
@@ -76,28 +76,28 @@ class BatchPlan:
         """Return the bounds that quotes assume before they are chosen, by tag."""
         return {search.tag: default_bound(search) for group in self.groups for search in group.plan.searches}
 
-    def plan_of(self, place: int, plan: QueryPlan) -> QueryPlan:
-        """Return the plan of one query, with the tags that its bounds have in the batch."""
-        group, _ = self.slice_of(place)
-        return plan if len(group.places) > 1 else group.plan
+    def plan_of(self, position: int, plan: QueryPlan) -> QueryPlan:
+        """Return the plan of one query of the batch, whose own plan was `plan`, with the batch's tags of bounds."""
+        group, _ = self.slice_of(position)
+        return plan if len(group.positions) > 1 else group.plan
 
-    def slice_of(self, place: int) -> tuple[MergedQuery, slice]:
+    def slice_of(self, position: int) -> tuple[QueryGroup, slice]:
         """Return the group that answers a query, and the slice of its measurements among all."""
         start = 0
         for group in self.groups:
-            if place in group.places:
+            if position in group.positions:
                 return group, slice(start, start + len(group.plan.measures))
             start += len(group.plan.measures)
-        raise InvalidParameter(f"the batch has no query {place}")
+        raise InvalidParameter(f"the batch has no query {position}")
 
-    def parts_of(self, place: int, parts: Sequence[Measurement]) -> Sequence[Measurement]:
+    def measurements_of(self, position: int, parts: Sequence[Measurement]) -> Sequence[Measurement]:
         """Return the measurements that answer one query."""
-        return parts[self.slice_of(place)[1]]
+        return parts[self.slice_of(position)[1]]
 
 
-def _count_candidate_bounds(group: MergedQuery) -> int:
-    """The number of combinations of bounds at which the kernel computes the cost of a group's measures."""
-    candidates = {search.tag: len(search.grid) for search in group.plan.searches}
+def _count_candidate_bounds(group: QueryGroup) -> int:
+    """The number of combinations of candidate bounds at which the kernel computes the cost of a group."""
+    candidates = {search.tag: len(search.candidates) for search in group.plan.searches}
     tags_per_measure = ({limit.tag for limit in unfilled_limits(planned.measure)} for planned in group.plan.measures)
     return sum(prod(candidates[tag] for tag in tags) for tags in tags_per_measure if tags)
 
@@ -107,35 +107,37 @@ def thin_grid(grid: tuple[int, ...], stride: int) -> tuple[int, ...]:
     return grid[::-1][:: max(1, stride)][::-1]
 
 
-def parts_of_query(batch: BatchPlan, place: int, released: Sequence[ReleasedMeasurement]) -> list[ReleasedMeasurement]:
+def released_parts_of(
+    batch: BatchPlan, position: int, released: Sequence[ReleasedMeasurement]
+) -> list[ReleasedMeasurement]:
     """Return the released measurements of one query; of merged counts, the query's own row."""
-    group, where = batch.slice_of(place)
+    group, where = batch.slice_of(position)
     parts = list(released[where])
-    if len(group.places) == 1:
+    if len(group.positions) == 1:
         return parts
-    row = group.places.index(place)
+    row = group.positions.index(position)
     return [replace(parts[0], values=(parts[0].values[row],), shape=(1,))]
 
 
-def plan_batch(context: Context, plans: Sequence[QueryPlan], budget: Spend) -> BatchPlan:
-    """Group queries into as few plans as possible."""
+def plan_batch(context: Context, plans: Sequence[QueryPlan]) -> BatchPlan:
+    """Merge the counts over one relation into one group each; every other query is a group by itself."""
     counts_by_relation: dict[Relation, list[int]] = {}
-    for place, plan in enumerate(plans):
+    for position, plan in enumerate(plans):
         if _is_mergeable(plan):
-            counts_by_relation.setdefault(_strip_filters(plan.question.relation), []).append(place)
-    groups: list[MergedQuery] = []
+            counts_by_relation.setdefault(_strip_filters(plan.question.relation), []).append(position)
+    groups: list[QueryGroup] = []
     merged: set[int] = set()
-    for places in counts_by_relation.values():
-        group = _merge_counts(context, plans, tuple(places)) if len(places) > 1 else None
+    for positions in counts_by_relation.values():
+        group = _merge_counts(context, plans, tuple(positions)) if len(positions) > 1 else None
         if group is not None:
             groups.append(group)
-            merged |= set(places)
+            merged |= set(positions)
     groups += [
-        MergedQuery((place,), with_tags(plan, f" {place}") if place else plan, Fraction(1))
-        for place, plan in enumerate(plans)
-        if place not in merged
+        QueryGroup((position,), with_tags(plan, f" {position}") if position else plan, Fraction(1))
+        for position, plan in enumerate(plans)
+        if position not in merged
     ]
-    return BatchPlan(tuple(sorted(groups, key=lambda group: group.places)))
+    return BatchPlan(tuple(sorted(groups, key=lambda group: group.positions)))
 
 
 def _is_mergeable(plan: QueryPlan) -> bool:
@@ -168,26 +170,29 @@ def _conditions(plan: QueryPlan) -> list[Expr]:
     return conditions + ([aggregate.condition] if aggregate.condition is not None else [])
 
 
-def _merge_counts(context: Context, plans: Sequence[QueryPlan], places: tuple[int, ...]) -> MergedQuery | None:
-    """Merge several counts into one linear query; None if its partition would be too large, or cannot be evaluated."""
-    base = _strip_filters(plans[places[0]].question.relation)
-    conditions = [expr.And(tuple(_conditions(plans[place]))) if _conditions(plans[place]) else None for place in places]
+def _merge_counts(context: Context, plans: Sequence[QueryPlan], positions: tuple[int, ...]) -> QueryGroup | None:
+    """Merge counts into one linear query; None if the partition is too large, or a condition cannot be evaluated."""
+    base = _strip_filters(plans[positions[0]].question.relation)
+    conditions = [
+        expr.And(tuple(_conditions(plans[position]))) if _conditions(plans[position]) else None
+        for position in positions
+    ]
     columns = base.domain(context)
     try:
         axes = _partition(columns, [condition for condition in conditions if condition is not None])
     except (DitherError, _NotEvaluable):
         return None
     cells = prod(len(points) for _, points in axes.values())
-    if cells > MAX_CELLS or cells * len(places) > MAX_WEIGHTS:
+    if cells > MAX_CELLS or cells * len(positions) > MAX_WEIGHTS:
         return None
-    weights = _weights(axes, conditions)
+    weights = _condition_matrix(axes, conditions)
     if weights is None:
         return None
     measure = LinearQuery(Count(base, tuple(key for key, _ in axes.values())), weights)
     norm = max(sum(column) for column in zip(*weights, strict=True))
-    first = plans[places[0]]
+    first = plans[positions[0]]
     plan = replace(first, measures=(PlannedMeasure(measure, Fraction(1)),), sources=(CellRef(0, 0, 1, False, None),))
-    return MergedQuery(places, plan, Fraction(max(1, norm)))
+    return QueryGroup(positions, plan, Fraction(max(1, norm)))
 
 
 Axes = dict[str, tuple[GroupKey, Sequence[Scalar]]]
@@ -241,7 +246,7 @@ def _collect_edges(node: Expr, name: str, edges: set[Fraction], step: Fraction) 
             raise _NotEvaluable
 
 
-def _weights(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tuple[int, ...], ...] | None:
+def _condition_matrix(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tuple[int, ...], ...] | None:
     """The matrix with 1 where a cell of the partition meets a condition; None if one cannot be evaluated."""
     names = list(axes)
     cells = [dict(zip(names, cell, strict=True)) for cell in product(*(points for _, points in axes.values()))]
@@ -271,28 +276,28 @@ def value_of(node: Expr, row: Mapping[str, Scalar]) -> Any:
             inner = value_of(child, row)
             return None if inner is None else not inner
         case expr.And(children):
-            return _connect([value_of(child, row) for child in children], False)
+            return _three_valued_and_or([value_of(child, row) for child in children], False)
         case expr.Or(children):
-            return _connect([value_of(child, row) for child in children], True)
+            return _three_valued_and_or([value_of(child, row) for child in children], True)
         case expr.In(child, values):
             inner = value_of(child, row)
             return None if inner is None else inner in values
         case expr.Compare(op, left, right):
-            return _compare(op, value_of(left, row), value_of(right, row))
+            return _three_valued_comparison(op, value_of(left, row), value_of(right, row))
         case expr.Arithmetic("+" | "-" | "*" as op, left, right):
-            return _compute(op, value_of(left, row), value_of(right, row))
+            return _three_valued_arithmetic(op, value_of(left, row), value_of(right, row))
         case _:
             raise _NotEvaluable
 
 
-def _connect(values: list[Any], decisive: bool) -> Any:
-    """Three-valued AND (decisive False) or OR (decisive True)."""
+def _three_valued_and_or(values: list[Any], decisive: bool) -> Any:
+    """Three-valued AND, which one False decides, or OR, which one True decides."""
     if decisive in values:
         return decisive
     return None if None in values else not decisive
 
 
-def _compare(op: str, left: Any, right: Any) -> Any:
+def _three_valued_comparison(op: str, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     tests = {"=": left == right, "<>": left != right}
@@ -301,7 +306,7 @@ def _compare(op: str, left: Any, right: Any) -> Any:
     return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[op]
 
 
-def _compute(op: str, left: Any, right: Any) -> Any:
+def _three_valued_arithmetic(op: str, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     return left + right if op == "+" else left - right if op == "-" else left * right

@@ -13,13 +13,11 @@ from dither.plan.domains import bounds_of
 from dither.post.noise import Floats
 from dither.schema import Number
 
-# A range of fewer values has a bin for each of them, a wider one this many equal bins.
+# A range of at most this many values has a bin for each of them; a wider one has equal bins.
 MAX_SINGLE_VALUE_BINS = 512
 EQUAL_BINS = 256
-# Growing bins have this fraction of the values' size as their width.
+# The width of a growing bin is the distance of its values from zero divided by this.
 GROWING_FRACTION = 16
-# Sums of fewer Laplace noises than this have heavier tails than a normal approximation allows.
-FEW_TERMS = 10
 
 QuantileLevel = Fraction | Literal["min", "max"]
 
@@ -51,14 +49,14 @@ def make_bins(domain: object, growing: bool = False) -> Bins:
     width = max(1, -(-(last - first + 1) // EQUAL_BINS)) if last - first >= MAX_SINGLE_VALUE_BINS else 1
     starts = _growing_starts(first, last) if growing else list(range(first, last + 1, width))
     stops = [start - 1 for start in starts[1:]] + [last]
-    low, high = (np.array([float(place * domain.step) for place in places]) for places in (starts, stops))
-    return Bins(low, high, tuple(place * domain.step for place in starts[1:]))
+    low, high = (np.array([float(point * domain.step) for point in points]) for points in (starts, stops))
+    return Bins(low, high, tuple(start * domain.step for start in starts[1:]))
 
 
 def _growing_starts(first: int, last: int) -> list[int]:
-    """The starts of bins with single values near zero, then a sixteenth of the values' size wide on either side."""
+    """The starts of bins that have one value each near zero, and widen on both sides."""
     sizes, size = [0], 1
     while size <= max(last, -first):
         sizes.append(size)
         size += max(1, size // GROWING_FRACTION)
-    return sorted({first} | {place for size in sizes for place in (size, 1 - size) if first <= place <= last})
+    return sorted({first} | {start for size in sizes for start in (size, 1 - size) if first <= start <= last})

@@ -12,7 +12,7 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
-from dither.post.query.literals import instant
+from dither.post.query.literals import parse_instant
 from dither.post.query.question import Question
 from dither.schema import Moment
 
@@ -56,11 +56,11 @@ def _resolve_node(node: Any, scope: LazyScope) -> Any:
 def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:
     match node:
         case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _is_moment(left, scope):
-            return replace(node, right=instant(text))
+            return replace(node, right=parse_instant(text))
         case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _is_moment(right, scope):
-            return replace(node, left=instant(text))
+            return replace(node, left=parse_instant(text))
         case expr.In(child=child, values=values) if _all_texts(values) and _is_moment(child, scope):
-            return expr.In(child, tuple(instant(str(value)).microseconds for value in values))
+            return expr.In(child, tuple(parse_instant(str(value)).microseconds for value in values))
         case _:
             return node
 

@@ -21,24 +21,24 @@ from dither.post.query.literals import is_literal, literal_integer, literal_valu
 Translate = Callable[[exp.Expr], expr.Expr]
 Build = Callable[[Translate, Any], expr.Expr]
 
-PARTS = {
+DATE_PARTS = {
     "dow": "dayofweek",
     "doy": "dayofyear",
     "weekday": "dayofweek",
     "dayofmonth": "day",
-    **{part: part for part in get_args(expr.Part)},
+    **{part: part for part in get_args(expr.DatePartName)},
 }
 PERIODS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 
 @dataclass(frozen=True)
 class SqlFunction:
-    """A function of SQL: its usage and meaning for people, its parsed form, and the expression that it becomes.
+    """A SQL function: its usage and meaning for readers, its parsed form, and the plan expression that it becomes.
 
     `nodes` are the classes by which sqlglot parses it; a function that sqlglot does not know has none and is found by
-    its name. `reads` names the arguments of these nodes that `build` looks at, if there are others than `this` and
-    `expression`: a call with more is refused. `formula` is the function of `post.formulas` that computes the same over
-    answers, if there is one.
+    its name. `build` makes the expression. `reads` names the arguments of the nodes that `build` reads, if they are not
+    just `this` and `expression`; a call with others is refused. `formula` is the function of `post.formulas` that
+    computes the same over answers, if there is one.
     """
 
     usage: str
@@ -65,7 +65,7 @@ def _round(how: Any) -> Build:
     return build
 
 
-def _function(name: Any) -> Build:
+def _real_function(name: Any) -> Build:
     """A real function of one number."""
     return lambda translate, node: expr.Function(name, translate(node.this))
 
@@ -82,14 +82,14 @@ def _power(translate: Translate, node: exp.Pow) -> expr.Expr:
 
 
 def _logarithm(translate: Translate, node: exp.Log) -> expr.Expr:
-    """LOG(x) to base 10, and LOG(base, x) for a literal base: LN(x) / LN(base), to six digits."""
+    """LOG(x) to base 10, and LOG(base, x) for a literal base: LN(x) / LN(base), to five digits."""
     given, value = (None, node.this) if node.args.get("expression") is None else (node.this, node.expression)
     base = Fraction(10) if given is None else literal_value(given) if is_literal(given) else None
     if not isinstance(base, Fraction) or not 2 <= base <= 1000:
         raise Unsupported(f"{sql_excerpt(node)}: the base of LOG must be a literal number from 2 to 1000")
     factor = Fraction(f"{1 / math.log(base):.9f}")  # nine digits keep the product within 62 bits
     product = expr.Arithmetic("*", expr.Function("ln", translate(value)), expr.LiteralValue(factor))
-    return expr.Rounded("round", product, Fraction(1, 10**6))
+    return expr.Rounded("round", product, Fraction(1, 10**5))  # LN has six, and the factor may be above 1
 
 
 def _least_greatest(which: Any) -> Build:
@@ -113,7 +113,7 @@ def _text_case(which: Any) -> Build:
 
 
 def _substring(translate: Translate, node: exp.Substring) -> expr.Expr:
-    """SUBSTR with literal places."""
+    """SUBSTR with a literal start and length."""
     start, length = node.args.get("start"), node.args.get("length")
     first, count = literal_integer(start), literal_integer(length)
     if first is None or (length is not None and count is None):
@@ -121,7 +121,7 @@ def _substring(translate: Translate, node: exp.Substring) -> expr.Expr:
     return expr.TextSlice(translate(node.this), first, count)
 
 
-def _left(translate: Translate, node: exp.Left) -> expr.Expr:
+def _left_slice(translate: Translate, node: exp.Left) -> expr.Expr:
     count = literal_integer(node.expression)
     if count is None:
         raise Unsupported(f"{sql_excerpt(node)}: LEFT takes a literal number, such as LEFT(country, 2)")
@@ -145,16 +145,19 @@ def _iso_weekday(moment: expr.Expr) -> expr.Expr:
 
 
 def _named_part(name: str, moment: expr.Expr) -> expr.Expr:
-    """The part of a moment that a name in the query stands for."""
+    """Build the part of a moment with this name in SQL."""
     if name.lower() == "isodow":
         return _iso_weekday(moment)
-    if name.lower() not in PARTS:
-        raise Unsupported(f"there is no date part {name.lower()!r}; there are: {', '.join(get_args(expr.Part))}")
-    part: Any = PARTS[name.lower()]
+    if name.lower() not in DATE_PARTS:
+        raise Unsupported(
+            f"there is no date part {name.lower()!r}; there are: {', '.join(get_args(expr.DatePartName))}"
+        )
+    part: Any = DATE_PARTS[name.lower()]
     return expr.DatePart(part, moment)
 
 
 def _period(node: exp.Expr) -> Any:
+    """Return the period that DATE_TRUNC or DATE_DIFF names."""
     unit = node.args.get("unit")
     name = unit.name.lower() if unit is not None else "day"
     if name.startswith("week"):
@@ -193,7 +196,7 @@ def _bucket(translate: Translate, node: exp.Anonymous) -> expr.Expr:
 
 
 def _arguments(node: exp.Anonymous, count: int) -> list[exp.Expr]:
-    """The arguments of a call, whose number must be right."""
+    """Return the arguments of a call; refuse a wrong number of them."""
     if len(node.expressions) != count:
         name = str(node.this).upper()
         raise Unsupported(f"{name} takes {count} arguments, got {len(node.expressions)}; write {FUNCTIONS[name].usage}")
@@ -204,15 +207,15 @@ def _arguments(node: exp.Anonymous, count: int) -> list[exp.Expr]:
 
 FUNCTIONS: dict[str, SqlFunction] = {
     "ABS": SqlFunction(
-        "ABS(x)", "size of a number", (exp.Abs,), lambda to, node: expr.Absolute(to(node.this)), formula="abs"
+        "ABS(x)", "absolute value", (exp.Abs,), lambda to, node: expr.Absolute(to(node.this)), formula="abs"
     ),
     "BUCKET": SqlFunction(
         "BUCKET(x, edge, ...)", "number of literal edges that x reaches: a histogram's bin", build=_bucket
     ),
     "CEIL": SqlFunction(
-        "CEIL(x)", "next whole number above", (exp.Ceil,), _round("ceil"), "this decimals", formula="ceil"
+        "CEIL(x)", "x rounded up to a whole number", (exp.Ceil,), _round("ceil"), "this decimals", formula="ceil"
     ),
-    "CLAMP": SqlFunction("CLAMP(x, low, high)", "x, moved into literal bounds", build=_clamp),
+    "CLAMP": SqlFunction("CLAMP(x, low, high)", "x clamped to literal bounds", build=_clamp),
     "COALESCE": SqlFunction(
         "COALESCE(x, y, ...)",
         "first value that is not NULL",
@@ -226,14 +229,14 @@ FUNCTIONS: dict[str, SqlFunction] = {
     ),
     "DATE_DIFF": SqlFunction(
         "DATE_DIFF('day', start, end)",
-        "starts of periods between two moments",
+        "number of period boundaries between two moments",
         (exp.DateDiff,),
         lambda to, node: expr.DateDiff(_period(node), to(node.expression), to(node.this)),
         "this expression unit date_part_boundary",
     ),
     "DATE_PART": SqlFunction(
         "DATE_PART('hour', moment)",
-        "part of a moment: " + ", ".join(get_args(expr.Part)),
+        "part of a moment: " + ", ".join(get_args(expr.DatePartName)),
         build=lambda to, node: _named_part(str(literal_value(_arguments(node, 2)[0])), to(node.expressions[1])),
     ),
     "DATE_TRUNC": SqlFunction(
@@ -246,10 +249,10 @@ FUNCTIONS: dict[str, SqlFunction] = {
     "ENDS_WITH": SqlFunction(
         "ENDS_WITH(x, 'text')", "whether a category ends with a literal text", (exp.EndsWith,), _text_match("suffix")
     ),
-    "EXP": SqlFunction("EXP(x)", "exponential, to six digits", (exp.Exp,), _function("exp"), formula="exp"),
-    "EXTRACT": SqlFunction("EXTRACT(hour FROM moment)", "as DATE_PART", (exp.Extract,), _extract),
+    "EXP": SqlFunction("EXP(x)", "exponential, to six digits", (exp.Exp,), _real_function("exp"), formula="exp"),
+    "EXTRACT": SqlFunction("EXTRACT(hour FROM moment)", "same as DATE_PART", (exp.Extract,), _extract),
     "FLOOR": SqlFunction(
-        "FLOOR(x)", "next whole number below", (exp.Floor,), _round("floor"), "this decimals", formula="floor"
+        "FLOOR(x)", "x rounded down to a whole number", (exp.Floor,), _round("floor"), "this decimals", formula="floor"
     ),
     "GREATEST": SqlFunction(
         "GREATEST(x, y, ...)",
@@ -265,7 +268,9 @@ FUNCTIONS: dict[str, SqlFunction] = {
         (exp.DayOfWeekIso,),
         lambda to, node: _iso_weekday(to(node.this)),
     ),
-    "LEFT": SqlFunction("LEFT(x, length)", "beginning of a category, by a literal number", (exp.Left,), _left),
+    "LEFT": SqlFunction(
+        "LEFT(x, length)", "first characters of a category, a literal number of them", (exp.Left,), _left_slice
+    ),
     "LEAST": SqlFunction(
         "LEAST(x, y, ...)",
         "smallest of several values",
@@ -275,11 +280,11 @@ FUNCTIONS: dict[str, SqlFunction] = {
         "least",
     ),
     "LN": SqlFunction(
-        "LN(x)", "natural logarithm, to six digits; NULL unless x > 0", (exp.Ln,), _function("ln"), formula="ln"
+        "LN(x)", "natural logarithm, to six digits; NULL unless x > 0", (exp.Ln,), _real_function("ln"), formula="ln"
     ),
     "LOG": SqlFunction(
         "LOG(base, x)",
-        "logarithm to a literal base, to six digits; LOG(x) and LOG10(x) are to base 10, LOG2(x) to base 2",
+        "logarithm to a literal base, to five digits; LOG(x) and LOG10(x) are to base 10, LOG2(x) to base 2",
         (exp.Log,),
         _logarithm,
         formula="log10",
@@ -317,7 +322,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
     ),
     "SIGN": SqlFunction("SIGN(x)", "-1, 0 or 1; over answers only", (exp.Sign,), formula="sign"),
     "SQRT": SqlFunction(
-        "SQRT(x)", "square root, to six digits; NULL unless x >= 0", (exp.Sqrt,), _function("sqrt"), formula="sqrt"
+        "SQRT(x)", "square root, to six digits; NULL unless x >= 0", (exp.Sqrt,), _real_function("sqrt"), formula="sqrt"
     ),
     "STARTS_WITH": SqlFunction(
         "STARTS_WITH(x, 'text')",
@@ -327,7 +332,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
     ),
     "SUBSTR": SqlFunction(
         "SUBSTR(x, start, length)",
-        "part of a category, by literal numbers; LEFT(x, length) is its beginning",
+        "part of a category, between literal positions; LEFT(x, length) is its beginning",
         (exp.Substring,),
         _substring,
         "this start length",
@@ -341,7 +346,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
         "this min_value max_value num_buckets",
     ),
     **{
-        name: SqlFunction(f"{name}(moment)", f"as DATE_PART('{part}', moment)", nodes, _date_part(part))
+        name: SqlFunction(f"{name}(moment)", f"same as DATE_PART('{part}', moment)", nodes, _date_part(part))
         for name, part, nodes in (
             ("YEAR", "year", (exp.Year,)),
             ("QUARTER", "quarter", (exp.Quarter,)),

@@ -1,4 +1,4 @@
-"""Read literals in a parsed query: numbers, texts, dates."""
+"""Parse the literals of a query: numbers, texts, dates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def literal_value(node: exp.Expr) -> Fraction | str | bool | None:
             if isinstance(value, Fraction):
                 return -value
         case exp.Literal():
-            return str(node.this) if node.is_string else number(node.this)
+            return str(node.this) if node.is_string else parse_number(node.this)
         case exp.Boolean():
             return bool(node.this)
         case exp.Null():
@@ -40,8 +40,8 @@ def literal_integer(node: exp.Expr | None) -> int | None:
     return int(value) if isinstance(value, Fraction) and value.denominator == 1 else None
 
 
-def number(text: str) -> Fraction:
-    """Read a number exactly as it is written."""
+def parse_number(text: str) -> Fraction:
+    """Parse a number as an exact rational."""
     try:
         return rational(text, "number")
     except InvalidParameter as problem:
@@ -61,11 +61,11 @@ def sql_excerpt(node: exp.Expr) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def instant(text: str) -> expr.Instant:
-    """Read a date or timestamp that is written as text."""
+def parse_instant(text: str) -> expr.Instant:
+    """Parse a date or timestamp; without a time zone it is in UTC."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidQuery(f"{text[:40]!r} is not a date; write it as '2020-01-31' or '2020-01-31 12:00:00'") from None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    return expr.Instant((moment - EPOCH) // (datetime.resolution))
+    return expr.Instant((moment - EPOCH) // datetime.resolution)

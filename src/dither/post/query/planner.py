@@ -42,20 +42,25 @@ from dither.post.query.terms import (
 )
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
 
-# Tags of the two bounds that may be chosen privately: on the weighted sums of a unit, and on its rows.
+# Tags of the two bounds that may be chosen privately: on the sum of a unit's weighted values ("mass"), and on its rows.
 MASS, ROWS = "mass", "rows"
+# With at most this many groups, a unit may count in all of them without a search for a bound.
 FEW_GROUPS = 64
+# The default number of keys in which a unit counts in partition selection.
 SELECTED_KEYS = 10
 MAX_GROUPS = 2_000_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 LARGEST_BOUNDS = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
+# For choosing weights before a bound is known; sensitivities use LARGEST_BOUNDS.
 LIKELY_BOUNDS = {MASS: LARGEST_CLIP, ROWS: 16}
+# Values of this many steps come from per-unit counts and sums that nothing bounds.
 HUGE_VALUE = 1 << 30
 ROWS_BEYOND_BOUND_NOTE = (
     "distinct counts, quantiles and per-unit aggregates leave out the rows beyond the chosen contribution bound, "
     "and their intervals do not cover that"
 )
+# Counts that are clipped and grouped have this many steps per row, so that a unit's share of a group may be a fraction.
 STEPS_PER_ROW = 256
 SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
 
@@ -100,16 +105,16 @@ class QuantileRef:
 class ContributionSearch:
     """A contribution bound to choose privately, from a histogram of what each unit contributes.
 
-    `tag` names the limits that the bound fills in, `points` are the edges of the histogram, `grid` the candidate
-    bounds, `cells` the number of groups of the answer, and `row` is the most that one row contributes.
+    `tag` names the limits that the bound fills in, `edges` are those of the histogram, `candidates` are the bounds to
+    choose from, `groups` is the number of groups of the answer, and `row_size` the most that one row contributes.
     """
 
     tag: str
     measure: Measure
-    points: tuple[int, ...]
-    grid: tuple[int, ...]
-    cells: int
-    row: int
+    edges: tuple[int, ...]
+    candidates: tuple[int, ...]
+    groups: int
+    row_size: int
 
 
 @dataclass(frozen=True)
@@ -143,26 +148,19 @@ class Planner:
                 "delta= needs rows that belong to one unit each, and a join or GROUP BY in this query mixes units; "
                 "join on the unit's key, or leave the join out"
             )
-        once = GroupBy(question.relation, question.keys, (), question.unit)
+        row_per_key = GroupBy(question.relation, question.keys, (), question.unit)
         limit = self.bound.max_groups or self.bound.max_rows or SELECTED_KEYS
         selected_keys = tuple(GroupKey(name, expr.ColumnRef(name)) for name, _ in question.keys)
-        # The limit is on groups with one row each; a limit on rows alone would not say that each key is of one row.
+        # LimitGroupsPerUnit states that a unit has one row in each key; LimitRowsPerUnit would allow all in one key.
         return PartitionCounts(
-            LimitGroupsPerUnit(once, question.unit, tuple(key.value for key in selected_keys), limit, 1), selected_keys
+            LimitGroupsPerUnit(row_per_key, question.unit, tuple(key.value for key in selected_keys), limit, 1),
+            selected_keys,
         )
 
     def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> QueryPlan:
-        """Plan a question with as few measures as possible; `listed` has the keys that partition selection released."""
-        scope = Scope(question.relation.domain(self.context))
-        bounded_child: Relation | None = None
-        if _has_huge_values(question, scope):
-            relation, bounded_child = self.bound_rows_in_groups(question.relation, question.unit)
-            question = replace(question, relation=relation)
-            scope = Scope(_at_largest_bounds(relation).domain(self.context))
-        if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
-            relation, bounded_child = self.bound_rows_below(question.relation, question.unit)
-            question = replace(question, relation=relation)
-            scope = Scope(_at_largest_bounds(relation).domain(self.context))
+        """Plan a question with as few measures as possible; `listed` has key values that were selected privately."""
+        question, bounded_child = self.bound_inner_rows(question)
+        scope = Scope(_at_largest_bounds(question.relation).domain(self.context))
         self.check_keys_and_values(question, scope, listed is not None)
         keys = tuple(GroupKey(name, value, None if listed is None else listed[name]) for name, value in question.keys)
         builder = _PlanBuilder([], [], {}, [], [])
@@ -213,13 +211,13 @@ class Planner:
                     "declare values_from"
                 )
         if not listed:
-            self.check_size(question)
+            self.check_group_count(question)
         for aggregate in question.aggregates:
             for value in (*aggregate.values, *([aggregate.condition] if aggregate.condition is not None else [])):
                 value.domain(scope)
 
-    def check_size(self, question: Question) -> None:
-        """Refuse questions with more than MAX_GROUPS groups."""
+    def check_group_count(self, question: Question) -> None:
+        """Refuse questions whose answers would have more than MAX_GROUPS groups."""
         scope = Scope(_at_largest_bounds(question.relation).domain(self.context))
         groups = 1
         for _, key in question.keys:
@@ -234,6 +232,20 @@ class Planner:
             )
 
     # --- bounding ------------------------------------------------------------------------------------------------
+
+    def bound_inner_rows(self, question: Question) -> tuple[Question, Relation | None]:
+        """Limit the rows of a unit inside the question's relation, where its own rows could not be limited later.
+
+        Return the question, and the first child with a limit to be chosen privately, if there is one.
+        """
+        bounded_child: Relation | None = None
+        if _has_huge_values(question, Scope(question.relation.domain(self.context))):
+            relation, bounded_child = self.bound_rows_in_groups(question.relation, question.unit)
+            question = replace(question, relation=relation)
+        if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
+            relation, bounded_child = self.bound_rows_below(question.relation, question.unit)
+            question = replace(question, relation=relation)
+        return question, bounded_child
 
     def bound_rows_in_groups(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
         """Limit the rows of a unit below per-unit counts and sums, whose values would otherwise have no useful limit.
@@ -257,7 +269,7 @@ class Planner:
         return counts_or_sums and node.child.stability(self.context, unit).max_rows is None
 
     def bound_rows_below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
-        """Limit the rows of a unit just below each step after which a row no longer belongs to one unit.
+        """Limit the rows of a unit just before each join or GROUP BY that mixes units.
 
         Return the relation, and the first child with a limit to be chosen privately, if there is one.
         """
@@ -315,26 +327,27 @@ class Planner:
         return LimitGroupsPerUnit(relation, question.unit, tuple(key.value for key in keys), groups, rows)
 
     def contribution_search(
-        self, relation: Relation, unit: str, tag: str, contribution: Expr | None, largest: int, cells: int
+        self, relation: Relation, unit: str, tag: str, contribution: Expr | None, row_size: int, groups: int
     ) -> ContributionSearch:
         """Build the search for a bound, from a histogram over powers of two of what each unit contributes.
 
-        A row contributes `contribution`, at most `largest`; without that expression, every row contributes `largest`.
+        A row contributes `contribution`, at most `row_size`; without that expression, every row contributes `row_size`.
         """
         aggregate = (
             GroupAggregate("mass", "count") if contribution is None else GroupAggregate("mass", "sum", contribution)
         )
         per_unit = GroupBy(relation, (), (aggregate,), unit)
-        points = histogram_edges(largest)
+        edges = histogram_edges(row_size)
         if contribution is None:
-            # Rows are counted, and each contributes `largest`.
-            points = tuple(largest << octave for octave in range(OCTAVES) if largest << octave <= LARGEST_CLIP)
-            cuts = tuple(Fraction(point, largest) for point in points)
+            # The histogram counts rows, and each contributes `row_size`.
+            edges = tuple(row_size << octave for octave in range(OCTAVES) if row_size << octave <= LARGEST_CLIP)
+            cuts = tuple(Fraction(edge, row_size) for edge in edges)
         else:
             # A contribution is a whole number of steps, whatever lattice its expression has.
-            cuts = tuple(map(Fraction, points))
+            cuts = tuple(map(Fraction, edges))
         histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(expr.ColumnRef("mass"), cuts)),))
-        return ContributionSearch(tag, histogram, points, candidate_bounds(points, LARGEST_BOUNDS[tag]), cells, largest)
+        candidates = candidate_bounds(edges, LARGEST_BOUNDS[tag])
+        return ContributionSearch(tag, histogram, edges, candidates, groups, row_size)
 
     def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
         """The number of groups of the answer."""
@@ -343,7 +356,7 @@ class Planner:
     # --- measures ------------------------------------------------------------------------------------------------
 
     def plan_sums(self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: _PlanBuilder) -> None:
-        """Plan COUNT, SUM, AVG, VARIANCE, CORR...: one measure has the sums for all of them."""
+        """Plan COUNT, SUM, AVG, VARIANCE, CORR...: one measure has the sums that all of them need."""
         aggregates = [aggregate for aggregate in question.aggregates if aggregate.kind in SUMS]
         if not aggregates:
             return
@@ -360,18 +373,18 @@ class Planner:
         builder.notes += terms.notes
         factors = term_weights(terms.terms)
         measure, factors, tag = self.sums_measure(question, keys, terms.terms, factors, builder, clipped)
-        for place, (term, factor) in enumerate(zip(terms.terms, factors, strict=True)):
+        for position, (term, factor) in enumerate(zip(terms.terms, factors, strict=True)):
             signed = term.role != "count" and _may_be_negative(term, scope)
             per_step = term.max_steps * term.step if tag == ROWS else None
             rounding = float(term.rounding) * self.table_rows(question)
             typical = _typical_per_row(term, signed)
             builder.sources.append(
-                CellRef(len(builder.measures), place, factor, signed, tag, per_step, rounding, typical)
+                CellRef(len(builder.measures), position, factor, signed, tag, per_step, rounding, typical)
             )
         builder.measures.append((measure, Fraction(len(aggregates))))
 
     def likely_scope(self, question: Question) -> Scope:
-        """The domains of columns at likely bounds, for bounds that are still to be chosen."""
+        """The domains of columns at likely values of the bounds that are still to be chosen."""
         return Scope(fill_limits(question.relation, LIKELY_BOUNDS).domain(self.context))
 
     def table_rows(self, question: Question) -> float:
@@ -380,10 +393,10 @@ class Planner:
         return float(max((self.context.noisy_rows(table) or 0 for table in tables), default=0))
 
     def keeps_rows(self, question: Question, aggregates: list[AggregateCall]) -> bool:
-        """Return True to keep a limited number of each unit's rows, False to scale its sums down.
+        """Return True if the bound keeps a limited number of each unit's rows, False if it scales the unit's sums down.
 
-        Both leave min(rows, bound) of a unit's rows in a count, so the cheaper is chosen: rows, where their ranks are
-        stored. In sums most rows may be small, and a bound on rows would need noise for the largest.
+        A count is the same either way, so rows are kept where their ranks are stored, which is fast. A sum may consist
+        of small rows, and a bound on rows would need noise for the largest possible ones.
         """
         if self.bound.how != "auto":
             return self.bound.how == "rows"
@@ -429,7 +442,7 @@ class Planner:
         )
         unit, relation = question.unit, question.relation
         if self.bound.auto:
-            contribution = None if counts_only else _row_size(terms, factors)
+            contribution = None if counts_only else _row_contribution(terms, factors)
             groups = self.count_groups(relation, keys)
             builder.searches.append(self.contribution_search(relation, unit, MASS, contribution, largest, groups))
         values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
@@ -449,16 +462,16 @@ class Planner:
                 "units cannot be counted here, since a join or GROUP BY mixes rows of different units; "
                 "count them before that step, or join on the unit's key"
             )
-        relation = _filter(question.relation, aggregate.condition)
-        once: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
+        relation = _filter_rows(question.relation, aggregate.condition)
+        row_per_group: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
         grouped_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
-        if once.stability(self.context, question.unit).max_rows is None:
-            cells = self.count_groups(once, grouped_keys)
-            limit: int | EstimatedLimit = cells if cells <= FEW_GROUPS else self.row_limit()
+        if row_per_group.stability(self.context, question.unit).max_rows is None:
+            groups = self.count_groups(row_per_group, grouped_keys)
+            limit: int | EstimatedLimit = groups if groups <= FEW_GROUPS else self.row_limit()
             if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in builder.searches):
-                builder.searches.append(self.contribution_search(once, question.unit, ROWS, None, 1, cells))
-            once = LimitRowsPerUnit(once, question.unit, limit)
-        builder.add_measure(index, Count(once, grouped_keys))
+                builder.searches.append(self.contribution_search(row_per_group, question.unit, ROWS, None, 1, groups))
+            row_per_group = LimitRowsPerUnit(row_per_group, question.unit, limit)
+        builder.add_measure(index, Count(row_per_group, grouped_keys))
 
     def plan_distinct_count(
         self,
@@ -471,9 +484,11 @@ class Planner:
         """Plan COUNT(DISTINCT x): count the distinct rows within the contribution bound."""
         present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
         conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
-        relation = self.bound_rows(question, _filter(question.relation, expr.And(tuple(conditions))), keys, builder)
+        relation = self.bound_rows(
+            question, _filter_rows(question.relation, expr.And(tuple(conditions))), keys, builder
+        )
         columns = [(key.name, key.value) for key in keys]
-        columns += [(f"value_{place}", value) for place, value in enumerate(aggregate.values)]
+        columns += [(f"value_{position}", value) for position, value in enumerate(aggregate.values)]
         projected_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
         builder.add_measure(index, Count(Distinct(Project(relation, tuple(columns))), projected_keys))
 
@@ -507,7 +522,7 @@ class Planner:
         (value,) = aggregate.values
         present = expr.Not(expr.IsNull(value))
         condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
-        relation = self.bound_rows(question, _filter(question.relation, condition), keys, builder)
+        relation = self.bound_rows(question, _filter_rows(question.relation, condition), keys, builder)
         return Count(relation, (*keys, GroupKey("bin", expr.Bucket(value, bins.edges))))
 
 
@@ -530,7 +545,7 @@ class _PlanBuilder:
 
 def _uncovered_rows_notes(measures: Sequence[PlannedMeasure], sources: Sequence[CellRef | QuantileRef]) -> list[str]:
     """Warn if a bound to be chosen drops rows and some column's interval does not cover that."""
-    bounded = {place for place, planned in enumerate(measures) if unfilled_limits(planned.measure)}
+    bounded = {position for position, planned in enumerate(measures) if unfilled_limits(planned.measure)}
     uncovered = any(
         source.measure_index in bounded and (isinstance(source, QuantileRef) or source.bound_tag is None)
         for source in sources
@@ -577,7 +592,7 @@ def _plain_sums(relation: Relation, terms: list[Term], factors: list[int], keys:
     return Sum(relation, values[0], keys) if len(values) == 1 else SumVector(relation, values, keys)
 
 
-def _row_size(terms: list[Term], factors: list[int]) -> Expr:
+def _row_contribution(terms: list[Term], factors: list[int]) -> Expr:
     """The expression of a row's contribution to the weighted terms: the sum of their absolute values, in steps."""
     total: Expr | None = None
     for term, factor in zip(terms, factors, strict=True):
@@ -614,7 +629,7 @@ def _is_square(value: Expr) -> bool:
             return False
 
 
-def _filter(relation: Relation, condition: Expr | None) -> Relation:
+def _filter_rows(relation: Relation, condition: Expr | None) -> Relation:
     return relation if condition is None else Filter(relation, condition)
 
 

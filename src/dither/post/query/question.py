@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -62,4 +61,3 @@ class Question:
     order: tuple[Ordering, ...] = ()
     limit: int | None = None
     offset: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)

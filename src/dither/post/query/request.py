@@ -23,7 +23,7 @@ LAPLACE, GAUSSIAN = "discrete_laplace", "discrete_gaussian"
 
 
 def noise_kind(context: Context, measure: Measure, unit: str, loss: Loss) -> str:
-    """Choose the kind of noise with the smallest variance among those that the loss allows."""
+    """Choose the kind of noise: of those that the loss allows, the one with the smallest variance."""
     if not isinstance(loss, ZCDP):
         return LAPLACE
     if isinstance(measure, ClippedSums) and measure.norm == "l2":
@@ -33,7 +33,7 @@ def noise_kind(context: Context, measure: Measure, unit: str, loss: Loss) -> str
 
 
 def selection_measurement(measure: PartitionCounts, budget: Spend, fraction: Fraction, delta: Fraction) -> Measurement:
-    """Build the measurement that selects the keys of enough units, for a fraction of the loss and `delta`."""
+    """Build the measurement that selects the keys that enough units have, for a fraction of the loss and `delta`."""
     share = budget.share(fraction)
     if isinstance(share, Pure):
         return Measurement(measure, Calibrate("laplace_threshold", Approximate(share.epsilon, delta)))
@@ -60,14 +60,14 @@ def _bound_search(
         if search.tag in {limit.tag for limit in unfilled_limits(planned.measure)}
     ]
     noise = budget.noise((1 - search_share(plan)) * max(shares, default=Fraction(1)))
-    rule = BoundRule(search.points, rational(f"{noise:.6g}"), search.cells, search.row)
+    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.groups, search.row_size)
     mechanism = Calibrate(noise_kind(context, search.measure, plan.unit, loss), loss)
-    return BoundSearch(search.measure, mechanism, search.grid, search.tag, rule)
+    return BoundSearch(search.measure, mechanism, search.candidates, search.tag, rule)
 
 
 def answer_measurements(plan: QueryPlan, budget: Spend, context: Context) -> tuple[Measurement, ...]:
     """Build a plan's measurements from the rest of the loss; their bounds are still to be chosen."""
-    rest, largest_bounds = 1 - search_share(plan), {search.tag: search.grid[-1] for search in plan.searches}
+    rest, largest_bounds = 1 - search_share(plan), {search.tag: search.candidates[-1] for search in plan.searches}
     measurements = []
     for planned in plan.measures:
         loss = budget.share(rest * planned.share)
@@ -77,7 +77,7 @@ def answer_measurements(plan: QueryPlan, budget: Spend, context: Context) -> tup
 
 
 def with_known_bounds(parts: Sequence[Measurement], bounds: Mapping[str, int]) -> tuple[Measurement, ...]:
-    """Fill in the bounds of measurements."""
+    """Fill in the bounds of measurements, by tag."""
     if not bounds:
         return tuple(parts)
     return tuple(Measurement(fill_limits(part.measure, bounds), part.mechanism) for part in parts)
@@ -92,4 +92,4 @@ def mechanism_of(part: Measurement, sensitivity: Sensitivity) -> Mechanism:
 
 def default_bound(search: ContributionSearch) -> int:
     """Return the bound that quotes assume before one is chosen: sixteen rows."""
-    return min(TYPICAL_ROWS * search.row, search.grid[-1])
+    return min(TYPICAL_ROWS * search.row_size, search.candidates[-1])

@@ -13,9 +13,9 @@ from sqlglot import exp
 from dither.errors import Unsupported
 from dither.plan import expressions as expr
 from dither.post.query.functions import BY_NODE, FUNCTION_NAMES, FUNCTIONS
-from dither.post.query.literals import instant, is_literal, literal_value, sql_excerpt
+from dither.post.query.literals import is_literal, literal_value, parse_instant, sql_excerpt
 
-MOST_LITERALS = 1000
+MAX_LITERALS = 1000
 Resolve = Callable[[exp.Column], expr.Expr]
 
 NO_PATTERNS = "regular expressions are not supported: their running time depends on data; use =, IN or LIKE 'prefix%'"
@@ -73,16 +73,15 @@ class ExpressionTranslator:
         handler = OPERATORS.get(type(node))
         if handler is not None:
             return handler(self, node)
-        function = BY_NODE.get(type(node)) or FUNCTIONS.get(_name(node))
+        function = BY_NODE.get(type(node)) or FUNCTIONS.get(_function_name(node))
         if function is not None and function.build is not None:
             return function.build(self, node)
         for kind, advice in ADVICE.items():
             if isinstance(node, kind):
                 raise Unsupported(f"{sql_excerpt(node)}: {advice}")
         if isinstance(node, exp.Func):
-            raise Unsupported(
-                f"{_name(node)} is not supported{_suggest(_name(node))}; docs/functions.md lists the functions"
-            )
+            name = _function_name(node)
+            raise Unsupported(f"{name} is not supported{_suggest(name)}; docs/functions.md lists the functions")
         raise Unsupported(f"{sql_excerpt(node)} is not supported here; see docs/sql.md for what a query may contain")
 
     def column(self, node: exp.Column) -> expr.Expr:
@@ -122,8 +121,8 @@ class ExpressionTranslator:
         options = node.expressions
         if not options or not all(is_literal(option) or isinstance(option, exp.Cast) for option in options):
             raise Unsupported(f"{sql_excerpt(node)}: IN takes a list of literals or a subquery over a public table")
-        if len(options) > MOST_LITERALS:
-            raise Unsupported(f"IN takes at most {MOST_LITERALS} literals; put the list in a public table")
+        if len(options) > MAX_LITERALS:
+            raise Unsupported(f"IN takes at most {MAX_LITERALS} literals; put the list in a public table")
         return expr.In(self(node.this), tuple(self._list_member(option) for option in options))
 
     def _list_member(self, node: exp.Expr) -> Any:
@@ -182,24 +181,24 @@ class ExpressionTranslator:
         target = node.to.this
         if target in exp.DataType.TEMPORAL_TYPES:
             if isinstance(node.this, exp.Literal) and node.this.is_string:
-                return instant(str(node.this.this))
+                return parse_instant(str(node.this.this))
             if target == exp.DataType.Type.DATE:
                 return expr.DateTrunc("day", self(node.this))
             return self(node.this)
         if target in exp.DataType.INTEGER_TYPES:
-            return expr.Rounded("round", _numeric(self(node.this)))
+            return expr.Rounded("round", _as_number(self(node.this)))
         if target in exp.DataType.NUMERIC_TYPES:
-            return _numeric(self(node.this))
+            return _as_number(self(node.this))
         raise Unsupported(f"CAST to {node.to.sql()} is not supported; cast to a number type, DATE or TIMESTAMP")
 
 
 def _suggest(name: str) -> str:
-    """A function with a similar name, for a refusal."""
+    """Suggest a function with a similar name."""
     close = get_close_matches(name, FUNCTION_NAMES, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _name(node: exp.Expr) -> str:
+def _function_name(node: exp.Expr) -> str:
     """The name of a function as it is written in SQL."""
     if isinstance(node, exp.Anonymous):
         return str(node.this).upper()
@@ -207,30 +206,33 @@ def _name(node: exp.Expr) -> str:
 
 
 def _match_text(child: expr.Expr, text: str, open_start: bool, open_end: bool) -> expr.Expr:
+    """Build the test of a LIKE pattern that may have % at its start and at its end."""
     if not open_start and not open_end:
         return expr.Compare("=", child, expr.LiteralValue(text))
     how: Literal["prefix", "suffix", "contains"] = "contains" if open_start and open_end else "prefix"
     return expr.TextMatch("suffix" if open_start and not open_end else how, child, text)
 
 
-def _numeric(child: expr.Expr) -> expr.Expr:
+def _as_number(child: expr.Expr) -> expr.Expr:
+    """Convert a condition to 1 or 0; other expressions stay as they are."""
     logical = isinstance(child, expr.Compare | expr.And | expr.Or | expr.Not | expr.In | expr.IsNull | expr.TextMatch)
     return expr.AsNumber(child) if logical else child
 
 
-def _flat(kind: type[exp.Connector], node: exp.Expr) -> list[exp.Expr]:
+def _flatten(kind: type[exp.Connector], node: exp.Expr) -> list[exp.Expr]:
+    """Return the operands of nested ANDs or ORs, without parentheses."""
     if isinstance(node, exp.Paren):
-        return _flat(kind, node.this)
-    return [*_flat(kind, node.this), *_flat(kind, node.expression)] if isinstance(node, kind) else [node]
+        return _flatten(kind, node.this)
+    return [*_flatten(kind, node.this), *_flatten(kind, node.expression)] if isinstance(node, kind) else [node]
 
 
 def conjuncts(node: exp.Expr) -> list[exp.Expr]:
     """Return the parts of a condition that AND joins."""
-    return _flat(exp.And, node)
+    return _flatten(exp.And, node)
 
 
 Handler = Callable[[ExpressionTranslator, Any], expr.Expr]
-# What is written with signs and keywords; functions that are called by name are in `functions`.
+# Operators and keywords; functions that are called by name are in `functions`.
 OPERATORS: dict[type[exp.Expr], Handler] = {
     exp.Column: ExpressionTranslator.column,
     exp.Paren: lambda to, node: to(node.this),
@@ -249,8 +251,8 @@ OPERATORS: dict[type[exp.Expr], Handler] = {
     exp.LTE: lambda to, node: to.compare(node, "<="),
     exp.GT: lambda to, node: to.compare(node, ">"),
     exp.GTE: lambda to, node: to.compare(node, ">="),
-    exp.And: lambda to, node: expr.And(tuple(map(to, _flat(exp.And, node)))),
-    exp.Or: lambda to, node: expr.Or(tuple(map(to, _flat(exp.Or, node)))),
+    exp.And: lambda to, node: expr.And(tuple(map(to, _flatten(exp.And, node)))),
+    exp.Or: lambda to, node: expr.Or(tuple(map(to, _flatten(exp.Or, node)))),
     exp.Not: lambda to, node: expr.Not(to(node.this)),
     exp.In: ExpressionTranslator.member,
     exp.Between: ExpressionTranslator.between,

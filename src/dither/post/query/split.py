@@ -1,4 +1,4 @@
-"""Split a question by unit: units with at most a threshold of rows, and units with more."""
+"""Restrict a question to units with at most a threshold of rows, or to units with more."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dither.post.query.question import Question
 ROWS_OF_UNIT = "rows_of_unit"
 
 
-def at_most(question: Question, threshold: int) -> Question:
+def units_with_at_most(question: Question, threshold: int) -> Question:
     """Restrict a question to units with at most `threshold` rows."""
     return _restrict_units(question, threshold, "<=")
 
 
-def more_than(question: Question, threshold: int) -> Question:
+def units_with_more_than(question: Question, threshold: int) -> Question:
     """Restrict a question to units with more than `threshold` rows."""
     return _restrict_units(question, threshold, ">")
 

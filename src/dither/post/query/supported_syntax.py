@@ -11,8 +11,8 @@ from dither.errors import Unsupported
 from dither.post.query.functions import BY_NODE
 from dither.post.query.literals import sql_excerpt
 
-# Beside each kind of node the parts that some reader looks at; kinds that are not listed read `this` and `expression`.
-READ: dict[type[exp.Expr], str] = {
+# The parts of each kind of node that some code reads; of kinds that are not listed, those in USUAL_PARTS.
+READ_PARTS: dict[type[exp.Expr], str] = {
     exp.Alias: "this alias",
     exp.Anonymous: "this expressions",
     exp.ApproxQuantile: "this quantile",
@@ -50,10 +50,10 @@ READ: dict[type[exp.Expr], str] = {
     exp.With: "expressions",
     **{node: function.reads for node, function in BY_NODE.items() if function.reads},
 }
-USUAL = "this expression"
-MOST_COLUMNS = 256
-MOST_NAMED = 64
-MOST_NODES = 5_000
+USUAL_PARTS = "this expression"
+MAX_COLUMNS = 256
+MAX_CTES = 64
+MAX_PLAN_NODES = 5_000
 ADVICE: dict[tuple[type[exp.Expr], str], str] = {
     (exp.Between, "symmetric"): "write the lower end first, without SYMMETRIC",
     (exp.DataType, "expressions"): "precision and scale are not read; write ROUND(x, digits)",
@@ -69,10 +69,10 @@ ADVICE: dict[tuple[type[exp.Expr], str], str] = {
 }
 
 
-def check(query: exp.Expr) -> None:
+def refuse_unread_parts(query: exp.Expr) -> None:
     """Refuse a query with a part that no code reads."""
     for node in query.walk():
-        read = READ.get(type(node), USUAL).split()
+        read = READ_PARTS.get(type(node), USUAL_PARTS).split()
         for name, part in node.args.items():
             if name not in read and part not in (None, False, []):
                 advice = ADVICE.get(
@@ -81,33 +81,31 @@ def check(query: exp.Expr) -> None:
                 raise Unsupported(f"{sql_excerpt(node)}: {advice}")
 
 
-def check_size(query: exp.Expr) -> None:
+def refuse_large_query(query: exp.Expr) -> None:
     """Refuse a query with too many columns or WITH names, before it is translated."""
     for select in query.find_all(exp.Select):
-        if len(select.expressions) > MOST_COLUMNS:
-            raise Unsupported(
-                f"a SELECT has at most {MOST_COLUMNS} columns, got {len(select.expressions)}; run a batch"
-            )
+        if len(select.expressions) > MAX_COLUMNS:
+            raise Unsupported(f"a SELECT has at most {MAX_COLUMNS} columns, got {len(select.expressions)}; run a batch")
     named = sum(1 for _ in query.find_all(exp.CTE))
-    if named > MOST_NAMED:
-        raise Unsupported(f"WITH names at most {MOST_NAMED} subqueries, got {named}; run several queries")
+    if named > MAX_CTES:
+        raise Unsupported(f"WITH names at most {MAX_CTES} subqueries, got {named}; run several queries")
 
 
-def check_plan(plan: object) -> None:
+def refuse_large_plan(plan: object) -> None:
     """Refuse a plan that is too large once every WITH name is expanded; a name that is used twice counts twice."""
-    if (nodes := _nodes(plan, {})) > MOST_NODES:
+    if (nodes := _tree_size(plan, {})) > MAX_PLAN_NODES:
         raise Unsupported(
-            f"with its WITH names written out, the query has {nodes:.2g} parts, and the most is {MOST_NODES}; "
+            f"with its WITH names written out, the query has {nodes:.2g} parts, and the most is {MAX_PLAN_NODES}; "
             "use each name less often"
         )
 
 
-def _nodes(part: Any, known: dict[int, int]) -> int:
-    """The size of a tree whose shared parts count each time; each part is visited once."""
+def _tree_size(part: Any, known: dict[int, int]) -> int:
+    """Count the nodes of a tree; a shared part counts at each place, but is visited once (`known` holds its size)."""
     if isinstance(part, tuple | list):
-        return sum(_nodes(each, known) for each in part)
+        return sum(_tree_size(each, known) for each in part)
     if not is_dataclass(part):
         return 0
     if id(part) not in known:
-        known[id(part)] = 1 + sum(_nodes(each, known) for each in vars(part).values())
+        known[id(part)] = 1 + sum(_tree_size(each, known) for each in vars(part).values())
     return known[id(part)]

@@ -111,7 +111,7 @@ class JoinBuilder:
             return replace(joined, relation=Filter(joined.relation, expr.And(tuple(map(to, rest)))))
         return joined
 
-    def using(self, left: NamedTable, right: NamedTable, names: Iterable[str], side: str) -> NamedTable:
+    def join_using(self, left: NamedTable, right: NamedTable, names: Iterable[str], side: str) -> NamedTable:
         """Build left JOIN right USING (names); of each pair of columns, only the left one stays in scope."""
         columns = [exp.column(name) for name in names]
         right = _rename_clashes(left, right)
@@ -121,6 +121,7 @@ class JoinBuilder:
         return replace(joined, fields=tuple(field for field in joined.fields if field.column not in hidden))
 
     def _choose(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
+        """Build the join that the privacy of both sides allows."""
         if side not in {"inner", "left", "right"}:
             raise Unsupported(f"{side.upper()} JOIN is not supported; use an inner, left or right join")
         if not left.private and not right.private:
@@ -130,11 +131,12 @@ class JoinBuilder:
         if left.private and right.private and not left.held_fixed and not right.held_fixed:
             return self._join_private(left, right, pairs, side)
         if right.private and not right.held_fixed:
-            turned = {"inner": "inner", "left": "right", "right": "left"}[side]
-            return self._join_public(right, left, [(b, a) for a, b in pairs], turned)
+            mirrored = {"inner": "inner", "left": "right", "right": "left"}[side]
+            return self._join_public(right, left, [(b, a) for a, b in pairs], mirrored)
         return self._join_public(left, right, pairs, side)
 
     def _join_private(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
+        """Join two private tables on the unit's key, else on another key with limits."""
         if side == "right":
             return self._join_private(right, left, [(b, a) for a, b in pairs], "left")
         if all(a.key and b.key for a, b in pairs) and left.knows_unit and right.knows_unit:
@@ -146,6 +148,7 @@ class JoinBuilder:
         return self._join_on_key(left, right, pairs)
 
     def _join_on_key(self, left: NamedTable, right: NamedTable, pairs: list[Pair]) -> NamedTable:
+        """Join two private tables on another key than the unit's; its rows belong to no single unit."""
         if self.join_limit is None or self.row_limit is None:
             raise Unsupported(
                 "joining private tables on a column that is not the unit's key mixes rows of different units; "
@@ -162,6 +165,7 @@ class JoinBuilder:
         return NamedTable(relation, fields, private=True)
 
     def _join_public(self, child: NamedTable, public: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
+        """Join a private table with a public one, or with one that is held fixed."""
         if public.held_fixed and not any(b.unique for _, b in pairs):
             raise Unsupported(
                 f"the unit {self.unit.name!r} does not cover one table of this join, "
@@ -202,15 +206,16 @@ def _join_fields(left: NamedTable, right: NamedTable, kind: str) -> tuple[NamedC
 def _split_condition(
     left: NamedTable, right: NamedTable, condition: exp.Expr | None
 ) -> tuple[list[Pair], list[exp.Expr]]:
+    """Split ON into the equalities between both sides and the other conditions."""
     pairs: list[Pair] = []
     rest: list[exp.Expr] = []
     for part in conjuncts(condition) if condition is not None else []:
-        pair = equality(left, right, part)
+        pair = find_equality(left, right, part)
         pairs, rest = ([*pairs, pair], rest) if pair else (pairs, [*rest, part])
     return pairs, rest
 
 
-def equality(left: NamedTable, right: NamedTable, part: exp.Expr) -> Pair | None:
+def find_equality(left: NamedTable, right: NamedTable, part: exp.Expr) -> Pair | None:
     """Return the fields that an equality compares, one of each side, or None if it is not such an equality."""
     if not (isinstance(part, exp.EQ) and isinstance(part.this, exp.Column) and isinstance(part.expression, exp.Column)):
         return None

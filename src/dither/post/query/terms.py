@@ -16,6 +16,7 @@ from dither.post.query.question import AggregateCall
 from dither.schema import Identifier, Moment, Number
 
 Role = Literal["count", "sum", "centred", "product"]
+# Values of more steps are rounded to this many (fewer where sums are clipped), and beyond MAX_STEPS refused.
 FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
 MAX_STEPS = 1 << 30
@@ -78,7 +79,7 @@ class Terms:
         return max(1, *map(abs, bounds_of(domain))) if isinstance(domain, Number) else 1
 
     def _rounded_term(self, value: Expr, domain: Number, most: int, role: Role) -> Term:
-        """Make a term whose values are rounded to coarser steps; for products no note is needed, as noise hides it."""
+        """Make a term whose values are rounded to coarser steps, with a note unless noise hides it, as in products."""
         step = domain.step * -(-most // self.finest_steps)
         if role != "product":
             if most >= MAX_STEPS:
@@ -168,19 +169,19 @@ class Terms:
         shifted = self.distance_from_centre(value)
         return self.cell(_value_or_zero(aggregate, expr.Arithmetic("*", shifted, shifted)), "product")
 
-    def variance(self, aggregate: AggregateCall, lost: int) -> Formula:
-        """The variance, from sums of distances and of their squares; `lost` is 1 for a sample, 0 for a population.
+    def variance(self, aggregate: AggregateCall, ddof: int) -> Formula:
+        """The variance, from sums of distances and of their squares; `ddof` is 1 for a sample, 0 for a population.
 
         A population variance is at most a quarter of the squared range, a sample variance at most half.
         """
         (value,) = aggregate.values
         domain = self.number_domain(value)
         parts = (self.squares(aggregate, value), self.centred_sum(aggregate, value), self.row_count(aggregate))
-        most = float(domain.hi - domain.lo) ** 2 / (4 if lost == 0 else 2)
-        return ClampedTo(FunctionCall("variance", (*parts, FixedValue(float(lost)))), 0.0, most)
+        most = float(domain.hi - domain.lo) ** 2 / (4 if ddof == 0 else 2)
+        return ClampedTo(FunctionCall("variance", (*parts, FixedValue(float(ddof)))), 0.0, most)
 
-    def covariance(self, aggregate: AggregateCall, lost: int) -> Formula:
-        """The covariance, from the sum of products around both middles; `lost` is as for the variance."""
+    def covariance(self, aggregate: AggregateCall, ddof: int) -> Formula:
+        """The covariance, from the sum of products around both middles; `ddof` is as for the variance."""
         first, second = aggregate.values
         both = expr.Arithmetic("*", self.distance_from_centre(first), self.distance_from_centre(second))
         product = self.cell(_value_or_zero(aggregate, both), "product")
@@ -188,21 +189,25 @@ class Terms:
             self.cell(_value_if_present(aggregate, self.distance_from_centre(v), self.scope), "centred")
             for v in (first, second)
         ]
-        return FunctionCall("covariance", (product, *sums, self.row_count(aggregate), FixedValue(float(lost))))
+        return FunctionCall("covariance", (product, *sums, self.row_count(aggregate), FixedValue(float(ddof))))
 
     def correlation(self, aggregate: AggregateCall) -> Formula:
         """The correlation: the covariance over the root of both variances, clamped to [-1, 1]."""
-        pair = self.covariance(aggregate, 0)
-        roots = []
+        covariance = self.covariance(aggregate, 0)
+        variances = []
         for value in aggregate.values:
             shifted = self.distance_from_centre(value)
             squares = self.cell(
                 _value_if_present(aggregate, expr.Arithmetic("*", shifted, shifted), self.scope), "product"
             )
             total = self.cell(_value_if_present(aggregate, shifted, self.scope), "centred")
-            roots.append(FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0))))
+            variances.append(FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0))))
         return ClampedTo(
-            FunctionCall("div", (pair, FunctionCall("sqrt", (FunctionCall("mul", (roots[0], roots[1])),)))), -1.0, 1.0
+            FunctionCall(
+                "div", (covariance, FunctionCall("sqrt", (FunctionCall("mul", (variances[0], variances[1])),)))
+            ),
+            -1.0,
+            1.0,
         )
 
 
@@ -217,13 +222,14 @@ def _conjunction(conditions: list[Expr]) -> Expr:
 
 
 def _value_or_zero(aggregate: AggregateCall, value: Expr) -> Expr:
+    """The value in rows where the aggregate's condition holds, else 0."""
     if aggregate.condition is None:
         return value
     return expr.Case(((aggregate.condition, value),), ZERO)
 
 
 def _value_if_present(aggregate: AggregateCall, value: Expr, scope: Scope) -> Expr:
-    """The value in rows where none of the aggregate's values is NULL, and where its condition holds."""
+    """The value in rows where none of the aggregate's values is NULL, and where its condition holds, else 0."""
     present = [expr.Not(expr.IsNull(other)) for other in aggregate.values if other.domain(scope).nullable]
     conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
     return expr.Case(((_conjunction(conditions), value),), ZERO) if conditions else value
@@ -245,6 +251,7 @@ def _domain_name(domain: object) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
+# The precision that a term of each role gets relative to its range, compared with a count.
 ROLE_WEIGHTS: dict[Role, Fraction] = {
     "count": Fraction(1),
     "sum": Fraction(8, 5),
@@ -254,7 +261,7 @@ ROLE_WEIGHTS: dict[Role, Fraction] = {
 
 
 def term_weights(terms: list[Term]) -> list[int]:
-    """Choose whole factors by which terms are multiplied, so that each gets its share under one joint noise scale."""
+    """Choose a whole factor for each term, so that noise of one scale gives every term the precision of its role."""
     if len(terms) == 1:
         return [1]
     base = max(term.likely_steps / ROLE_WEIGHTS[term.role] for term in terms)

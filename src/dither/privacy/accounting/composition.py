@@ -111,7 +111,7 @@ def _column_sums(weights: Matrix, term: Callable[[Fraction, int], Fraction]) -> 
 
 
 def _positive_rationals(values: Sequence[Rational], name: str, count: int) -> list[Fraction]:
-    """Return the values as positive rationals; refuse another number of them than `count`."""
+    """Return the values as rationals; refuse values that are not positive, or not `count` in number."""
     exact = [rational(value, name) for value in values]
     if len(exact) != count or min(exact, default=Fraction(1)) <= 0:
         raise InvalidParameter(f"each of the {count} queries needs one positive {name}, got {len(exact)} values")

@@ -117,7 +117,7 @@ def epsilon_at(loss: Loss, delta: Rational) -> Fraction:
 
 
 def _epsilon_excess(order: Fraction, delta: Fraction) -> Fraction:
-    """Return what the conversion from Renyi divergence at an order to (epsilon, delta) adds to epsilon."""
+    """Return the amount by which epsilon exceeds the Renyi divergence at an order, in the conversion to this delta."""
     return log_up(1 - 1 / order) - log_down(delta * order) / (order - 1)
 
 
@@ -157,11 +157,11 @@ def largest_rho(epsilon: Rational, delta: Rational) -> Fraction:
 
     Proof: epsilon_delta.md.
     """
-    target, failure = rational(epsilon, "epsilon"), rational(delta, "delta")
-    if target <= 0 or not 0 < failure < 1:
+    target_epsilon, target_delta = rational(epsilon, "epsilon"), rational(delta, "delta")
+    if target_epsilon <= 0 or not 0 < target_delta < 1:
         raise InvalidParameter("an (epsilon, delta) budget needs epsilon above 0, and delta above 0 and below 1")
     return digits_down(
-        max(Fraction(0), -_search_orders(lambda order: (_epsilon_excess(order, failure) - target) / order))
+        max(Fraction(0), -_search_orders(lambda order: (_epsilon_excess(order, target_delta) - target_epsilon) / order))
     )
 
 

@@ -16,7 +16,9 @@ from dither.privacy.accounting.conversion import as_renyi, as_zcdp, delta_of, la
 from dither.privacy.accounting.units import FEMTO, LARGEST_COST, to_femto
 from dither.schema import BudgetCap
 
-RESERVED = Fraction(1, 10)  # the share of an (epsilon, delta) budget's delta that pays for the deltas of mechanisms
+RESERVED_DELTA_SHARE = Fraction(
+    1, 10
+)  # of an (epsilon, delta) budget's delta: pays for mechanisms that have a delta; the rest converts rho
 
 
 def _cap_femto(x: Fraction) -> int:
@@ -142,7 +144,9 @@ def filter_of(cap: BudgetCap) -> Filter:
         case "zcdp" if cap.rho is not None and cap.epsilon is None:
             return ZCDPFilter(cap.rho, cap.delta)
         case "zcdp" if cap.epsilon is not None and cap.rho is None:
-            return ZCDPFilter(largest_rho(cap.epsilon, cap.delta * (1 - RESERVED)), cap.delta * RESERVED)
+            return ZCDPFilter(
+                largest_rho(cap.epsilon, cap.delta * (1 - RESERVED_DELTA_SHARE)), cap.delta * RESERVED_DELTA_SHARE
+            )
         case "renyi" if cap.epsilon is not None and cap.order is not None and cap.rho is None:
             return RenyiFilter(((cap.order, cap.epsilon),), cap.delta)
         case _:

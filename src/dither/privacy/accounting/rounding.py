@@ -10,8 +10,8 @@ BITS = 192
 ONE = 1 << BITS
 SLACK = 256  # units of 2**-BITS that cover the truncations of one series (proof: directed_rounding.md)
 LARGEST_EXPONENT = 1 << 14
-DIGITS = 20
-FINEST = 60
+SIGNIFICANT_DIGITS = 20
+MAX_DECIMAL_PLACES = 60
 
 
 def log_down(x: Fraction) -> Fraction:
@@ -61,7 +61,7 @@ def _units_of_last_place(x: Fraction) -> int:
 def _decimal_places(x: Fraction) -> int:
     """Return the number of decimal places that leave about twenty significant digits."""
     magnitude = (abs(x.numerator).bit_length() - x.denominator.bit_length()) * 3 // 10
-    return max(0, min(FINEST, DIGITS - magnitude))
+    return max(0, min(MAX_DECIMAL_PLACES, SIGNIFICANT_DIGITS - magnitude))
 
 
 def _atanh(numerator: int, denominator: int) -> int:

@@ -64,7 +64,7 @@ class Account:
 
 
 class Receipt:
-    """A durable charge whose answer is not drawn yet. Only `Ledger.charge` makes one; each step is drawn once."""
+    """Proof of a durable charge that has no answer yet; only `Ledger.charge` makes one. Each step redeems it once."""
 
     def __init__(self, mint: object, sequence: int, time: str, own_charge: tuple[int, str] | None = None) -> None:
         if mint is not _MINT:
@@ -73,7 +73,7 @@ class Receipt:
         self._redeemed: set[str] = set()
 
     def redeem(self, step: str) -> None:
-        """Mark a step as drawn; raise if it was already drawn."""
+        """Use the receipt for one read or draw; raise if it was already used for that step."""
         if step in self._redeemed:
             raise LedgerError("this step of the charge was already drawn")
         self._redeemed.add(step)
@@ -113,7 +113,7 @@ class Ledger(AppendLog):
 
     def _charge(self, batch: WriteBatch, proposed: Charge) -> Receipt | RecordedAnswer:
         """Return the recorded answer or a receipt for a query; add a charge row if someone still has to pay."""
-        dataset, population, question = batch.state.question(proposed.dataset, proposed.digest)
+        dataset, population, question = batch.state.resolve_query(proposed.dataset, proposed.digest)
         if proposed.version != question[1]:
             raise LedgerError("another kernel has registered a new version of the dataset; restart this kernel")
         root = self._charge_of_request_id(batch.state, proposed, question[1])
@@ -128,7 +128,7 @@ class Ledger(AppendLog):
         return Receipt(_MINT, *own_charge) if first is None else self._reply(batch, first, False, own_charge)
 
     def _check_unanswered(self, state: LedgerState, root: int | None) -> None:
-        """Raise if the charge's answer may have been released in a part of the ledger that was lost."""
+        """Raise if the charge `root` may have been answered in a part of the ledger that was lost."""
         lost = state.get(key("closed")) is not None  # closed now or at an earlier time
         if root is None or not lost or state.get(key("answer", root)) is not None:
             return
@@ -186,7 +186,7 @@ class Ledger(AppendLog):
         return int(root)
 
     def _reply(self, batch: WriteBatch, root: int, paid: bool, own_charge: tuple[int, str]) -> Receipt | RecordedAnswer:
-        """Return the recorded answer, or a receipt to draw one; `_submit` passes it on once the charge is durable."""
+        """Return the recorded answer, or a receipt to draw one; `_submit` hands it out once the charge is durable."""
         answer = batch.state.get(key("answer", root))
         if answer is not None:
             return RecordedAnswer(root, batch.state.body(int(answer))["release"], paid, own_charge)
@@ -243,7 +243,7 @@ class Ledger(AppendLog):
         body = {"by": by, "expires": expires, "name": name, "role": role, "token": token}
         self._submit(lambda batch: batch.add("account", body))
 
-    def act(self, by: str, act: str, of: str = "") -> None:
+    def record_act(self, by: str, act: str, of: str = "") -> None:
         """Record an action of a curator."""
         self._submit(lambda batch: batch.add("act", {"act": act, "by": by, "of": of}))
 
@@ -275,8 +275,7 @@ class Ledger(AppendLog):
         return Account(str(body["name"]), str(body["role"])), str(body["token"])
 
     def mark_gap(self, head: LedgerHead, spent: Loss | None, by: str = KERNEL) -> None:
-        """Charge a lost ledger segment ending at `head`: `spent` to every budget, or exhaust them all if it is None."""
-
+        """Charge a lost ledger segment that ended at `head`: `spent` to every budget; None exhausts all budgets."""
         body = {"by": by, "head": asdict(head), "spent": None if spent is None else to_json(spent)}
         self._submit(lambda batch: batch.add("gap", body))
 
@@ -307,10 +306,10 @@ class Ledger(AppendLog):
         with self._latest_state() as state:
             return state.description(dataset)
 
-    def may_ask(self, dataset: str, account: str) -> bool:
+    def may_query(self, dataset: str, account: str) -> bool:
         """Return True if the account belongs to a group of the dataset, or the dataset needs no groups."""
         with self._latest_state() as state:
-            description, population, _ = state.question(dataset, "")
+            description, population, _ = state.resolve_query(dataset, "")
             try:
                 population.groups_of(description, account)
             except NotAllowed:
@@ -320,7 +319,7 @@ class Ledger(AppendLog):
     def balances(self, dataset: str, account: str | None, windows: Mapping[str, Iterable[str]]) -> tuple[Balance, ...]:
         """Return the capped balances that an account's charges add to; without an account, those of every group."""
         with self._latest_state() as state:
-            description, population, _ = state.question(dataset, "")
+            description, population, _ = state.resolve_query(dataset, "")
             all_groups = tuple(group.name for group in description.groups)
             groups = all_groups if account is None else population.groups_of(description, account)
             totals = population.balances_for(groups, KERNEL if account is None else account, windows, fresh=True)
@@ -336,7 +335,7 @@ class Ledger(AppendLog):
     def history(self, dataset: str, account: str | None) -> tuple[HistoryEntry, ...]:
         """Return recent charges that an account may see: all, or those of its groups under separate budgets."""
         with self._latest_state() as state:
-            description, population, _ = state.question(dataset, "")
+            description, population, _ = state.resolve_query(dataset, "")
             groups = set(population.groups_of(description, account)) if account and population.separate else None
             rows = self._store.rows(max(0, self.head.sequence - HISTORY_ROWS))
             charges = ((row, json.loads(row.body)) for row in rows if row.kind == "charge")

@@ -1,4 +1,4 @@
-"""The append-only log: concurrent writes are decided on the current state and committed in batches."""
+"""The append-only log: checks concurrent writes against the current state and commits them in batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_sto
 from dither.privacy.pacing import Clock, SystemClock
 from dither.privacy.protocol import LedgerHead
 
-BATCH = 128
+BATCH = 128  # the most writes of one commit
 GATHER_SECONDS = 0.001
-SNAPSHOT_ROWS = 1024
+SNAPSHOT_ROWS = 1024  # rows between two snapshots of the state
 T = TypeVar("T")
 # Prefixes of the state keys whose values stay in memory.
 _HOT_PREFIXES = ('["spent",', '["charges",', '["population",', '["dataset",', '["account",', '["closed"]')

@@ -356,7 +356,7 @@ class LedgerState:
 
     def _charge(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         """Check a charge row: version, payers, losses and windows are right, and every budget allows it."""
-        dataset, population, question = self.question(body["dataset"], body["digest"])
+        dataset, population, question = self.resolve_query(body["dataset"], body["digest"])
         if body["version"] != question[1]:
             raise LedgerError("the charge is for a different version of the dataset than the registered one")
         if self.get(key("closed")):
@@ -390,7 +390,7 @@ class LedgerState:
             raise LedgerError("the request id was already used by this account")
         return {name: f"{root} {digest}"}
 
-    def question(self, name: str, digest: str) -> tuple[Dataset, Population, tuple[str, str, str]]:
+    def resolve_query(self, name: str, digest: str) -> tuple[Dataset, Population, tuple[str, str, str]]:
         """Return a dataset, its population, and the (dataset, version, digest) that identifies a query."""
         description = self.description(name)
         population = self.population(description.dataset.population)
@@ -401,7 +401,10 @@ class LedgerState:
     def unpaid_groups(
         self, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str]
     ) -> tuple[int | None, list[str]]:
-        """Return the first charge for a query, if any, and the groups that have not paid for it."""
+        """Return the first charge for a query, if any, and the account's groups that have not paid for it.
+
+        Under a shared policy, the first charge pays for everyone.
+        """
         root, groups = self.get(key("question", *question)), list(population.groups_of(dataset, account))
         first = None if root is None else int(root)
         if not population.separate:
@@ -409,7 +412,7 @@ class LedgerState:
         return first, [group for group in groups if self.get(key("paid", group, *question)) is None]
 
     def _check_losses(self, body: Mapping[str, Any], root: int | None) -> None:
-        """Check that a later group pays the same losses for a recorded answer as the first."""
+        """Check that a later group pays the same losses for a query as its first charge `root`."""
         if root is not None and any(body[name] != self.body(root)[name] for name in ("losses", "windows")):
             raise LedgerError("the charge for a recorded answer must state the losses and windows of the first charge")
 
@@ -468,17 +471,15 @@ class LedgerState:
         """Count the loss of a lost ledger segment against every total that is capped now or will be later."""
         updates = {key("closed"): "", key("gap", body["head"]["sequence"], body["head"]["hash"]): str(sequence)}
         gaps = [*self.stored_list("gaps"), body["spent"]]
-        for name in body.get("populations", self.stored_list("populations")):
+        for name in self.stored_list("populations"):
             population = self.population(name)
             if population is None:
                 raise LedgerError(f"the ledger has no population {name!r}")
             updates |= self._totals_with_gaps(population, gaps)
-        if "populations" in body:  # a row of an older version: it counts for the populations that it names
-            return {name: value for name, value in updates.items() if not name.startswith('["gaps"')}
         return updates | {key("gaps"): json.dumps(gaps, sort_keys=True)}
 
     def _totals_with_gaps(self, population: Population, gaps: list[Any]) -> dict[str, str]:
-        """Return the totals that miss some gaps, with these gaps added, and the number of gaps each then includes."""
+        """Return the totals to which some gaps must still be added, with them added, and each one's number of gaps."""
         updates: dict[str, str] = {}
         for balance in self._gap_balances(population) if gaps else ():
             total, gap_count_key = self._total(balance.key, balance), key("gaps", balance.key)

@@ -91,7 +91,11 @@ def open_store(place: str | Path, *, create: bool = True) -> Store:
     text = str(place)
     postgres = text.startswith(("postgresql://", "postgres://"))
     store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
-    check_format(store.format())
+    try:
+        check_format(store.format())
+    except LedgerError:
+        store.close()
+        raise
     return store
 
 

@@ -12,7 +12,7 @@ from dither.loss import ZCDP, Pure, Sensitivity, round_up
 from dither.privacy.accounting.conversion import pure_as_rho
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import (
-    HALF,
+    HALF_INT64,
     Mechanism,
     Vector,
     changed_cells,
@@ -103,13 +103,13 @@ class Geometric(Mechanism):
     name = "geometric"
     proof = "geometric.md"
     scale: Fraction
-    lower: int = -HALF
-    upper: int = HALF
+    lower: int = -HALF_INT64
+    upper: int = HALF_INT64
 
     def __post_init__(self) -> None:
         check_scale(self)
-        check_integer(self, "lower", -HALF, HALF)
-        check_integer(self, "upper", self.lower, HALF)
+        check_integer(self, "lower", -HALF_INT64, HALF_INT64)
+        check_integer(self, "upper", self.lower, HALF_INT64)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(round_up(sensitivity.l1 / self.scale))
@@ -169,7 +169,7 @@ class Snapping(Mechanism):
 
     def __post_init__(self) -> None:
         check_scale(self)
-        check_integer(self, "bound", 1, HALF // 2)
+        check_integer(self, "bound", 1, HALF_INT64 // 2)
 
     @property
     def grid(self) -> int:
@@ -187,6 +187,6 @@ class Snapping(Mechanism):
         integer_noise = geometric(self.scale, len(exact), bits)
         integer_noise = np.where(bits.words(len(exact), 1) == 1, ~integer_noise, integer_noise)
         clipped = np.clip(exact, -self.bound, self.bound)
-        noisy = np.clip(saturating_add(clipped, integer_noise), -HALF, HALF)
+        noisy = np.clip(saturating_add(clipped, integer_noise), -HALF_INT64, HALF_INT64)
         snapped = (noisy + self.grid // 2) // self.grid * self.grid
         return np.clip(snapped, -self.bound, self.bound)

@@ -21,8 +21,7 @@ Vector = NDArray[np.int64]
 
 # No mechanism adds noise of a larger scale, so none costs less than FLOOR for each lattice step of sensitivity.
 FLOOR = 1 / LARGEST_SCALE
-MOST_CELLS = 1 << 32
-HALF = (1 << 62) - 1
+HALF_INT64 = (1 << 62) - 1  # two integers up to this size add up within 64 bits
 
 
 class Mechanism(ABC):

@@ -1,4 +1,4 @@
-"""Calibration: the mechanism of a given kind whose loss is at most the given one, and as near as possible."""
+"""Calibration: find the mechanism of a given kind with the least noise whose loss is at most a given one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fractions import Fraction
 from math import exp
 from typing import Any, assert_never
 
-from dither.errors import InvalidParameter, Unsupported
+from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import LARGEST_TERM, ZCDP, Approximate, Loss, Pure, Renyi, Sensitivity
 from dither.privacy.accounting.conversion import largest_rho
 from dither.privacy.accounting.rounding import digits_down, digits_up, exp_down, exp_up, log_up
 from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Geometric, Snapping, Staircase
-from dither.privacy.mechanisms.base import HALF, Mechanism, changed_cells
+from dither.privacy.mechanisms.base import HALF_INT64, Mechanism, changed_cells
 from dither.privacy.mechanisms.partitions import (
     GaussianThreshold,
     LaplaceThreshold,
@@ -32,7 +32,7 @@ Calibrator = Callable[..., Mechanism]  # (loss, sensitivity, **options)
 
 
 def calibrate(kind: str, loss: Loss, sensitivity: Sensitivity, **options: Any) -> Mechanism:
-    """Return the mechanism of that kind that costs at most `loss` at this sensitivity.
+    """Return the mechanism of this kind, with as little noise as possible, that costs at most `loss`.
 
     >>> calibrate("discrete_laplace", Pure("1/10"), Sensitivity.of(l0=1, linf=3))
     DiscreteLaplace(scale=Fraction(30, 1))
@@ -41,14 +41,16 @@ def calibrate(kind: str, loss: Loss, sensitivity: Sensitivity, **options: Any) -
         raise InvalidParameter(f"no mechanism is called {kind[:40]!r}; the kinds are: {', '.join(KINDS)}")
     try:
         return KINDS[kind][1](loss, sensitivity, **options)
-    except (TypeError, ArithmeticError) as error:
+    except DitherError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise InvalidParameter(f"{kind} does not take these options: {error}") from None
 
 
 def calibrate_scale(make: Callable[..., Mechanism]) -> Calibrator:
-    """Return a calibrator that takes the smallest scale, for a kind whose pure loss is proportional to 1 / scale."""
+    """Return a calibrator that finds the smallest scale, for a kind whose pure loss is proportional to 1 / scale."""
 
-    def maker(loss: Loss, sensitivity: Sensitivity, **options: Any) -> Mechanism:
+    def calibrator(loss: Loss, sensitivity: Sensitivity, **options: Any) -> Mechanism:
         def mechanism_at(scale: Fraction) -> Mechanism:
             return make(scale=scale, **options)
 
@@ -63,7 +65,7 @@ def calibrate_scale(make: Callable[..., Mechanism]) -> Calibrator:
             case _:
                 assert_never(loss)
 
-    return maker
+    return calibrator
 
 
 def _pure_epsilon(mechanism: Mechanism, sensitivity: Sensitivity) -> Fraction:
@@ -83,7 +85,7 @@ def _scale_for(cost: Fraction, wanted: Fraction, least: Fraction = SMALLEST_SCAL
 
 
 def _smallest_scale(fits: Callable[[Fraction], bool]) -> Fraction:
-    """Search for the smallest scale that fits. The result was tried, so its validity does not rest on the search."""
+    """Search for the smallest scale that fits; the result was tested, so it is valid even if not the smallest."""
     high = SMALLEST_SCALE
     while not fits(high):
         high = 2 * high
@@ -169,7 +171,7 @@ def _partition_selection(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
 
 def _laplace_threshold(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
     """Return the Laplace threshold of the smallest scale, then of the lowest threshold."""
-    mechanism = calibrate_scale(lambda scale: LaplaceThreshold(scale, HALF))(loss, sensitivity)
+    mechanism = calibrate_scale(lambda scale: LaplaceThreshold(scale, HALF_INT64))(loss, sensitivity)
     return _lowest_threshold(mechanism, _delta_of(loss), sensitivity)
 
 
@@ -179,7 +181,7 @@ def _gaussian_threshold(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
     if isinstance(loss, Approximate):  # half of delta for the threshold, half for the conversion to rho
         delta, loss = delta / 2, replace(loss, delta=delta / 2)
     variance = _scale_for(sensitivity.l2_squared / 2, _rho_of(loss), SMALLEST_SCALE**2)
-    return _lowest_threshold(GaussianThreshold(variance, HALF), delta, sensitivity)
+    return _lowest_threshold(GaussianThreshold(variance, HALF_INT64), delta, sensitivity)
 
 
 def _lowest_threshold(mechanism: Mechanism, delta: Fraction, sensitivity: Sensitivity) -> Mechanism:
@@ -188,7 +190,7 @@ def _lowest_threshold(mechanism: Mechanism, delta: Fraction, sensitivity: Sensit
     def mechanism_at(threshold: int) -> Mechanism:
         return replace(mechanism, threshold=threshold)  # type: ignore[type-var]
 
-    low, high = 0, HALF
+    low, high = 0, HALF_INT64
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if mechanism_at(middle).zcdp_loss(sensitivity).delta <= delta else (middle, high)

@@ -18,7 +18,7 @@ from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.additive import laplace_rho
 from dither.privacy.mechanisms.base import (
-    HALF,
+    HALF_INT64,
     Mechanism,
     Vector,
     changed_cells,
@@ -32,8 +32,8 @@ from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE, discrete_gaussia
 SMALLEST_EPSILON = Fraction(1, 10_000)  # per group: keeps the table below under a million rows
 LARGEST_EPSILON = Fraction(1_000)
 SMALLEST_DELTA = Fraction(1, 1 << 60)
-ONE = 1 << 128
-FINE = 1 << 192
+ONE = 1 << 128  # probability 1 in the units of the table
+FINE = 1 << 192  # the number 1 in the units of its growth factors
 
 
 def any_probability(delta: Fraction, groups: int) -> Fraction:
@@ -48,8 +48,8 @@ def any_probability(delta: Fraction, groups: int) -> Fraction:
 def keep_probabilities(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]:
     """Return the probability of keeping a group of n = 1, 2, ... units, up to the first n that is always kept.
 
-    Probabilities are in units of 2^-128, minus one such unit. Row 0 has the upper 64 bits, row 1 the lower; all are
-    rounded down.
+    Each is rounded down to a multiple of 2^-128 and stored as that multiple minus 1: row 0 holds its upper 64 bits,
+    row 1 its lower 64.
     """
     grow, shrink = int(exp_down(epsilon) * FINE), -int(-exp_up(-epsilon) * FINE // 1)
     start = int(delta * ONE)
@@ -66,7 +66,7 @@ def keep_probabilities(epsilon: Fraction, delta: Fraction) -> NDArray[np.uint64]
 @final
 @dataclass(frozen=True)
 class PartitionSelection(Mechanism):
-    """Keeps a group of n units with the largest probability that (epsilon, delta) per group allows; no empty ones."""
+    """Keeps a nonempty group of n units with the largest probability that (epsilon, delta) per group allows."""
 
     name = "partition_selection"
     proof = "partition_selection.md"
@@ -133,7 +133,7 @@ class LaplaceThreshold(Mechanism):
 
     def __post_init__(self) -> None:
         check_scale(self)
-        check_integer(self, "threshold", 1, HALF)
+        check_integer(self, "threshold", 1, HALF_INT64)
 
     def loss(self, sensitivity: Sensitivity) -> Approximate:
         return Approximate(round_up(sensitivity.l1 / self.scale), self._delta(sensitivity))
@@ -142,7 +142,7 @@ class LaplaceThreshold(Mechanism):
         return ZCDP(laplace_rho(self.scale, sensitivity).rho, self._delta(sensitivity))
 
     def _delta(self, sensitivity: Sensitivity) -> Fraction:
-        """Return the probability that a group with only one unit is released, over all groups of that unit."""
+        """Return the probability that some group that only this unit is in is released."""
         alone = laplace_tail(self.scale, self.threshold - int(sensitivity.linf))
         return any_probability(alone, changed_cells(sensitivity))
 
@@ -163,7 +163,7 @@ class GaussianThreshold(Mechanism):
 
     def __post_init__(self) -> None:
         check_parameter(self, "variance", SMALLEST_SCALE**2, LARGEST_SCALE**2)
-        check_integer(self, "threshold", 1, HALF)
+        check_integer(self, "threshold", 1, HALF_INT64)
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
         alone = gaussian_tail(self.variance, self.threshold - int(sensitivity.linf))
@@ -187,7 +187,7 @@ class PublicThreshold(Mechanism):
 
     def __post_init__(self) -> None:
         check_scale(self)
-        check_integer(self, "threshold", -HALF, HALF)
+        check_integer(self, "threshold", -HALF_INT64, HALF_INT64)
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(round_up(sensitivity.l1 / self.scale))

@@ -12,17 +12,17 @@ import numpy as np
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Pure, Sensitivity, rational, round_up
 from dither.privacy.bits import Bits
-from dither.privacy.mechanisms.base import HALF, Mechanism, Vector, check_scale
+from dither.privacy.mechanisms.base import HALF_INT64, Mechanism, Vector, check_scale
 from dither.privacy.mechanisms.selection import check_candidates, draw_index, gaps_below_best
 
-MOST_QUANTILES = 1 << 10
+MAX_QUANTILES = 1 << 10
 LARGEST_DENOMINATOR = 10_000
 
 
 @final
 @dataclass(frozen=True)
 class Quantiles(Mechanism):
-    """Chooses a grid point for each quantile by exponential mechanisms: the middle one, then each half on its side."""
+    """Chooses a grid point for each quantile by exponential mechanisms: the middle quantile first, then each side."""
 
     name = "quantiles"
     proof = "quantiles.md"
@@ -32,8 +32,8 @@ class Quantiles(Mechanism):
     def __post_init__(self) -> None:
         check_scale(self)
         wanted = tuple(rational(quantile, "quantile") for quantile in self.quantiles)
-        if not 1 <= len(wanted) <= MOST_QUANTILES or sorted(set(wanted)) != list(wanted):
-            raise InvalidParameter(f"quantiles must be 1 to {MOST_QUANTILES} increasing numbers")
+        if not 1 <= len(wanted) <= MAX_QUANTILES or sorted(set(wanted)) != list(wanted):
+            raise InvalidParameter(f"quantiles must be 1 to {MAX_QUANTILES} increasing numbers")
         if not 0 < wanted[0] <= wanted[-1] < 1 or lcm(*(q.denominator for q in wanted)) > LARGEST_DENOMINATOR:
             raise InvalidParameter(
                 f"quantiles must be above 0 and below 1, with a common denominator up to {LARGEST_DENOMINATOR}"
@@ -63,7 +63,7 @@ class Quantiles(Mechanism):
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         self.check_length(len(exact))
-        most = HALF // (len(exact) * self.common_denominator)  # no rank times `common_denominator` can overflow
+        most = HALF_INT64 // (len(exact) * self.common_denominator)  # no rank times `common_denominator` can overflow
         clipped = np.clip(exact, -most, most)
         return np.array(choose_points(clipped, self.ranks, 0, self.common_denominator, 1 / self.scale, bits), np.int64)
 
@@ -90,7 +90,7 @@ def rank_errors(counts: Vector, below: int, above: int) -> Vector:
 
 
 def choose_points(counts: Vector, ranks: list[int], low: int, high: int, rate: Fraction, bits: Bits) -> list[int]:
-    """Return the points for `ranks`; `counts` has the rows between the points for ranks `low` and `high`."""
+    """Return the index of the point chosen for each rank; `counts` are the rows at the points from `low` to `high`."""
     if not ranks:
         return []
     middle = len(ranks) // 2
@@ -98,9 +98,8 @@ def choose_points(counts: Vector, ranks: list[int], low: int, high: int, rate: F
     errors = rank_errors(counts, rank - low, high - rank)
     point = draw_index(gaps_below_best(-errors), rate / (high - low), bits)
     left, right = counts[: point + 1].copy(), counts[point:].copy()
-    left[-1] = (
-        counts[point] * (rank - low) // (high - low)
-    )  # divides the rows at the chosen point between the two sides
+    # Divide the rows at the chosen point between the two sides.
+    left[-1] = counts[point] * (rank - low) // (high - low)
     right[0] -= left[-1]
     below = choose_points(left, ranks[:middle], low, rank, rate, bits)
     above = choose_points(right, ranks[middle + 1 :], rank, high, rate, bits)

@@ -14,7 +14,7 @@ from dither.loss import ZCDP, Pure, Sensitivity, round_up
 from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.bits import Bits
 from dither.privacy.mechanisms.base import (
-    HALF,
+    HALF_INT64,
     Mechanism,
     Vector,
     check_integer,
@@ -25,8 +25,8 @@ from dither.privacy.mechanisms.base import (
 from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max, uniform_below
 
 PROPOSALS = 16  # per candidate: all proposals of a round are rejected with probability below e^-16
-MOST_CHOICES = 1 << 16
-MOST_CANDIDATES = 1 << 18
+MAX_CHOICES = 1 << 16
+MAX_CANDIDATES = 1 << 18
 
 
 def gap_sensitivity(sensitivity: Sensitivity) -> Fraction:
@@ -36,13 +36,13 @@ def gap_sensitivity(sensitivity: Sensitivity) -> Fraction:
 
 def check_candidates(size: int, least: int = 1) -> None:
     """Check that there are enough candidates, and not too many for the memory that the proposals need."""
-    if not least <= size <= MOST_CANDIDATES:
-        raise InvalidParameter(f"the mechanism needs {least} to {MOST_CANDIDATES} candidates, got {size}")
+    if not least <= size <= MAX_CANDIDATES:
+        raise InvalidParameter(f"the mechanism needs {least} to {MAX_CANDIDATES} candidates, got {size}")
 
 
 def gaps_below_best(scores: Vector) -> Vector:
     """Return how far each score, clipped to 63 bits, is below the best."""
-    clipped = np.clip(scores, -HALF, HALF)
+    clipped = np.clip(scores, -HALF_INT64, HALF_INT64)
     return np.asarray(clipped.max() - clipped)
 
 
@@ -116,7 +116,7 @@ class TopK(Mechanism):
     scale: Fraction
 
     def __post_init__(self) -> None:
-        check_integer(self, "count", 1, MOST_CHOICES)
+        check_integer(self, "count", 1, MAX_CHOICES)
         check_scale(self)
 
     def check_length(self, size: int) -> None:
@@ -140,7 +140,7 @@ class TopK(Mechanism):
 
 
 def reaches(scores: Vector, noise: Vector, threshold: int, threshold_noise: int) -> NDArray[np.bool_]:
-    """Return where scores + noise >= threshold + threshold_noise, without overflow: by half-sums, then last bits."""
+    """Return where scores + noise >= threshold + threshold_noise, comparing half-sums so that nothing overflows."""
     target = threshold + threshold_noise
     half = (scores >> 1) + (noise >> 1) + (scores & noise & 1)
     return np.asarray((half > target >> 1) | ((half == target >> 1) & ((scores ^ noise) & 1 >= target & 1)))
@@ -155,10 +155,10 @@ def first_places(above: NDArray[np.bool_], count: int) -> Vector:
 
 
 def crossing_loss(mechanism: AboveThreshold | SparseVector, sensitivity: Sensitivity) -> Pure:
-    """Return the cost of the comparisons: the smaller of the sparse vector bound and noise on every score."""
+    """Return the loss of the comparisons: the smaller of the sparse vector bound and that of noise on every score."""
     most = max_change(sensitivity)
-    few = most / mechanism.threshold_scale + 2 * mechanism.count * most / mechanism.score_scale
-    return Pure(round_up(min(few, sensitivity.l1 / mechanism.score_scale)))
+    sparse_vector_bound = most / mechanism.threshold_scale + 2 * mechanism.count * most / mechanism.score_scale
+    return Pure(round_up(min(sparse_vector_bound, sensitivity.l1 / mechanism.score_scale)))
 
 
 def crossings(mechanism: AboveThreshold | SparseVector, exact: Vector, bits: Bits) -> Vector:
@@ -181,8 +181,8 @@ class AboveThreshold(Mechanism):
     score_scale: Fraction
 
     def __post_init__(self) -> None:
-        check_integer(self, "threshold", -HALF, HALF)
-        check_integer(self, "count", 1, MOST_CHOICES)
+        check_integer(self, "threshold", -HALF_INT64, HALF_INT64)
+        check_integer(self, "count", 1, MAX_CHOICES)
         check_scale(self, "threshold_scale")
         check_scale(self, "score_scale")
 
@@ -207,8 +207,8 @@ class SparseVector(Mechanism):
     answer_scale: Fraction
 
     def __post_init__(self) -> None:
-        check_integer(self, "threshold", -HALF, HALF)
-        check_integer(self, "count", 1, MOST_CHOICES)
+        check_integer(self, "threshold", -HALF_INT64, HALF_INT64)
+        check_integer(self, "count", 1, MAX_CHOICES)
         check_scale(self, "threshold_scale")
         check_scale(self, "score_scale")
         check_scale(self, "answer_scale")

@@ -29,9 +29,9 @@ from dither.privacy.noise.exact import (
     exp_enclosure,
 )
 
-GUARD = 48
-SLOW = -(1 << 15)
-LARGEST_DROP = 0.5
+GUARD_BITS = 48  # extra bits of the weights, so that rounding errors stay below one unit of a threshold
+UNDECIDED = -(1 << 15)  # a guide entry whose bits do not decide the value
+LARGEST_DROP = 0.5  # `exp_polynomial` is accurate up to here
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def thresholds(distribution: LatticeWeights, k: int, precision: int) -> tuple[li
 
     Weights follow w' = w r, r' = r q, each rounded down; `error` bounds what their sums lose. Proof: exact_noise.md.
     """
-    unit = precision + GUARD
+    unit = precision + GUARD_BITS
     (weight, ratio, other, other_ratio, second), gap = _first_weights(distribution, 1 << k, unit)
     weights: list[int] = []
-    while weight >> (GUARD - 8):
+    while weight >> (GUARD_BITS - 8):
         weights += (weight, other)
         weight, other = weight * ratio >> unit, other * other_ratio >> unit
         ratio, other_ratio = ratio * second >> unit, other_ratio * second >> unit
@@ -72,7 +72,7 @@ def thresholds(distribution: LatticeWeights, k: int, precision: int) -> tuple[li
     tail = (2 * (weight + error) << unit) // ((1 << unit) - ratio - error) + 1
     sums = list(accumulate(weights))
     total = sums[-1] + error + tail
-    return [(part << precision) // total for part in sums], 2 + ((2 * error + tail) >> GUARD)
+    return [(part << precision) // total for part in sums], 2 + ((2 * error + tail) >> GUARD_BITS)
 
 
 def _first_weights(distribution: LatticeWeights, step: int, precision: int) -> tuple[list[int], int]:
@@ -107,43 +107,43 @@ class Sampler:
         return values
 
     def attempt(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
-        """Write one candidate into each place; return the rejected places."""
-        return self._attempt_cells(values, bits) if self.k == 0 else self._attempt_places(values, bits)
+        """Fill `values` with one candidate each; return the positions that are rejected."""
+        return self._attempt_single_cells(values, bits) if self.k == 0 else self._attempt_wide_cells(values, bits)
 
-    def _attempt_cells(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
-        """Write one draw into each place where a cell is one integer (k = 0); nothing is rejected."""
+    def _attempt_single_cells(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
+        """Fill `values` where each cell is one integer (k = 0); nothing is rejected."""
         prefixes = bits.words(len(values), self.widths.guide)
         entries = np.take(self._guide, prefixes, mode="clip")
         values[:] = entries
-        slow = np.flatnonzero(entries == SLOW)
+        slow = np.flatnonzero(entries == UNDECIDED)
         cells = self._find_cells(prefixes[self._pad(slow, len(values))], bits)[: len(slow)]
         values[slow] = (cells >> 1) ^ -(cells & 1)
         return slow[:0]
 
-    def _attempt_places(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
-        """Write one candidate into each place where a cell has 2^k integers; return the rejected places."""
+    def _attempt_wide_cells(self, values: Vector, bits: Bits) -> NDArray[np.intp]:
+        """Fill `values` with candidates where each cell has 2^k integers; return the positions that are rejected."""
         size, k = len(values), self.k
         prefixes = bits.words(size, self.widths.guide)
-        looks = bits.words(size, self.widths.accept)
-        places = bits.words(size, k)
+        accept_bits = bits.words(size, self.widths.accept)
+        offsets = bits.words(size, k)
         entries = np.take(self._guide, prefixes, mode="clip")
-        slow = np.flatnonzero(looks >= (entries & 0xFFFF))
+        slow = np.flatnonzero(accept_bits >= (entries & 0xFFFF))
         entries >>= 16
         np.left_shift(entries, k, out=values, dtype=np.int64)
-        values |= places.view(np.int64) if k > 32 else places
+        values |= offsets.view(np.int64) if k > 32 else offsets
         padded = self._pad(slow, size)
-        candidates, accepted = self._judge_candidates(prefixes[padded], looks[padded], places[padded], bits)
+        candidates, accepted = self._judge_candidates(prefixes[padded], accept_bits[padded], offsets[padded], bits)
         values[slow] = candidates[: len(slow)]
         return slow[~accepted[: len(slow)]]
 
     def _judge_candidates(
-        self, prefixes: Words, looks: Words, places: Words, bits: Bits
+        self, prefixes: Words, accept_bits: Words, offsets: Words, bits: Bits
     ) -> tuple[Vector, NDArray[np.bool_]]:
-        """Return the candidates that begin with these bits, and whether each is accepted."""
+        """Return the candidates that these bits of cell, acceptance and offset determine, and whether each passes."""
         cells = self._find_cells(prefixes, bits)
         sign, head = cells & 1, cells >> 1 << self.k
-        low = places.astype(np.int64) ^ (-sign & ((1 << self.k) - 1))
-        return (head + low) ^ -sign, self._accept(head + sign, low, looks, bits)
+        low = offsets.astype(np.int64) ^ (-sign & ((1 << self.k) - 1))
+        return (head + low) ^ -sign, self._accept(head + sign, low, accept_bits, bits)
 
     def _find_cells(self, prefixes: Words, bits: Bits) -> Vector:
         """Return the cells of the uniform numbers that begin with `prefixes`."""
@@ -165,10 +165,10 @@ class Sampler:
             if cell < len(lows) and (cell == 0 or word >= lows[cell - 1] + slack):
                 return min(cell, (1 << (62 - self.k)) - 1)
 
-    def _accept(self, first: Vector, low: Vector, looks: Words, bits: Bits) -> NDArray[np.bool_]:
+    def _accept(self, first: Vector, low: Vector, accept_bits: Words, bits: Bits) -> NDArray[np.bool_]:
         """Draw Bernoulli(exp(g(first) - g(first + low))), given the first bits of the uniform numbers."""
         fine, extra = self.widths.fine, self.widths.fine - self.widths.accept
-        prefixes = looks.astype(np.int64) << extra | bits.words(len(looks), extra).astype(np.int64)
+        prefixes = accept_bits.astype(np.int64) << extra | bits.words(len(accept_bits), extra).astype(np.int64)
         drop = self._drop(first, low)
         excess = prefixes * 2.0**-fine - exp_polynomial(drop)
         accepted: NDArray[np.bool_] = excess < 0
@@ -183,7 +183,7 @@ class Sampler:
         return reach * self._step if self.distribution.power == 1 else reach * (2 * first + low) * self._step
 
     def _pad(self, slow: NDArray[np.intp], size: int) -> NDArray[np.intp]:
-        """Return the places `slow`, padded with others so that nearly all draws take the same work."""
+        """Return the positions `slow`, padded with zeros so that nearly all batches take the same work."""
         if not self.widths.padded:
             return slow
         expected = int(size * self._slow_share)
@@ -202,7 +202,7 @@ class Sampler:
         cells[mixed] = 0
         values = (cells >> 1) ^ -(cells & 1)
         if self.k == 0:
-            return np.where(mixed, SLOW, values).astype(np.int16), float(mixed.mean())
+            return np.where(mixed, UNDECIDED, values).astype(np.int16), float(mixed.mean())
         sure = np.where(mixed, 0, self._sure_acceptance()[cells])
         return (values << 16 | sure).astype(np.int32), 1 - float(sure.mean()) / (1 << self.widths.accept)
 

@@ -8,13 +8,13 @@ from threading import Lock
 
 import numpy as np
 
-from dither.privacy.bits import Bits, SystemBits, in_forked_child
+from dither.privacy.bits import Bits, SystemBits, call_in_forked_child
 from dither.privacy.noise.exact import FULL, Vector, Widths, check_exact, check_size
 from dither.privacy.noise.lattice import sampler
 
 BUFFER_SIZE = 1 << 16
 LARGEST_REQUEST = 1 << 12
-MOST_BUFFERS = 64
+MAX_BUFFERS = 64
 
 
 class SampleBuffer:
@@ -55,7 +55,7 @@ class SampleBuffers:
 
     def __init__(self) -> None:
         self._forget()
-        in_forked_child(self._forget)
+        call_in_forked_child(self._forget)
 
     def _forget(self) -> None:
         """Wipe and drop all buffers."""
@@ -73,7 +73,7 @@ class SampleBuffers:
         """Add the buffer of a distribution; drop the oldest while there are too many."""
         with self._lock:
             key = (power, parameter.numerator, parameter.denominator)
-            while len(self._pools) >= MOST_BUFFERS:
+            while len(self._pools) >= MAX_BUFFERS:
                 self._pools.pop(next(iter(self._pools))).retire()
             return self._pools.setdefault(key, SampleBuffer(sampler(power, parameter).draw))
 

@@ -1,4 +1,4 @@
-"""Exponential variables to any number of binary digits, and selections that compare them.
+"""Exponential variables to any number of binary digits, and mechanisms that select by comparing them.
 
 The integer part of 2^p E, E ~ Exp(1), is geometric with scale 2^p; given the first p digits, the next ones are again
 a truncated geometric variable.

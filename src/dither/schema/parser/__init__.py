@@ -57,7 +57,7 @@ def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
         tables=tables,
         units=units,
         budgets=budgets,
-        policy=cast(Literal["shared", "separate"], entries.pick("policy", "shared")),
+        policy=cast(Literal["shared", "separate"], entries.read_choice("policy", "shared")),
         groups=entries.read("groups", lambda node, subject: _groups(node, subject, units), ()),
         timezone=zone,
         size_epsilon=entries.read("size_epsilon", scalars.positive, Fraction(1, 100)),
@@ -103,7 +103,7 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
     times = _columns_by_table(entries, "times", tables, Moment)
     if set(times) != set(keys):
         entries.need("times").place.refuse(f"{entries.label('times')} must name the tables of keys: {join_names(keys)}")
-    return Unit(name, "window", keys, times, cast(Any, entries.pick("every", "month")))
+    return Unit(name, "window", keys, times, cast(Any, entries.read_choice("every", "month")))
 
 
 def _private_table(node: Node, place: Node, tables: dict[str, Table], subject: str) -> str:

@@ -67,7 +67,7 @@ class CheckedFields:
         node = self.get(key)
         return default if node is None else reader(node, self.label(key))
 
-    def pick(self, key: str, default: str) -> str:
+    def read_choice(self, key: str, default: str) -> str:
         """Return the value of an optional entry that must be one of its choices, or `default` if it is missing."""
         return self.read(key, lambda node, subject: scalars.choice(node, self.fields[key], subject), default)
 

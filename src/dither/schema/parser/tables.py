@@ -47,7 +47,7 @@ def read_tables(node: Node, directory: Path, zone: str) -> dict[str, Table]:
 
 @dataclass(frozen=True)
 class TableNames:
-    """The names and settings of the file that a column's declaration may refer to."""
+    """The parts of the file that a column's declaration may refer to: all tables, the public ones, and column kinds."""
 
     directory: Path
     zone: str
@@ -74,12 +74,12 @@ class TableNames:
 
 
 def _key_kinds(entries: CheckedFields) -> Iterator[tuple[str, str]]:
-    """Yield each column of a table with the kind of a reference to it, or '' if its type does not determine one."""
+    """Yield each column with the kind that a reference to it would have, or '' if its type does not determine one."""
     for name, _, body in named_items(entries.need("columns"), entries.label("columns"), "column"):
         column = CheckedFields.of(body, "column", f"column {entries.subject.removeprefix('table ')}.{name}")
         match column.variant:
             case "identifier":
-                yield name, column.pick("kind", "text")
+                yield name, column.read_choice("kind", "text")
             case "integer":
                 yield name, "integer"
             case "category" if column.get("values") is None:
@@ -146,10 +146,10 @@ def _domain(entries: CheckedFields, context: TableNames) -> Domain:
         case "date":
             return _moment(entries, "day", UTC, nullable)
         case "timestamp":
-            precision = cast(Precision, entries.pick("precision", "microsecond"))
+            precision = cast(Precision, entries.read_choice("precision", "microsecond"))
             return _moment(entries, precision, ZoneInfo(context.zone), nullable)
         case _:
-            return Identifier(cast(Literal["integer", "text"], entries.pick("kind", "text")), nullable)
+            return Identifier(cast(Literal["integer", "text"], entries.read_choice("kind", "text")), nullable)
 
 
 def _number(entries: CheckedFields, nullable: bool) -> Number:
@@ -196,7 +196,7 @@ def _reference(entries: CheckedFields, nullable: bool, context: TableNames) -> R
     if entries.get("values") is not None:
         node.place.refuse(f"{entries.subject} has both 'values:' and 'values_from:'; remove one")
     table, column = context.resolve_reference(node, entries.label("values_from"))
-    kind = context.kinds[table, column] or entries.pick("kind", "text")
+    kind = context.kinds[table, column] or entries.read_choice("kind", "text")
     return Reference(table, column, cast(Literal["integer", "text"], kind), nullable)
 
 

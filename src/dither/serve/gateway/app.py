@@ -72,7 +72,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class AppSettings:
-    """The gateway's limits: body size, time for a body, threads, requests per account, tick of replies, rates."""
+    """The gateway's limits on bodies, threads, requests and rates, the tick of its replies, and the reports' folder."""
 
     max_body_bytes: int = 1 << 22
     body_seconds: float = 30.0
@@ -104,12 +104,12 @@ def _error(status: int, code: str, message: str, headers: dict[str, str]) -> JSO
     return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
 
 
-def to_next_tick(passed: float, tick: int) -> float:
-    """Return the seconds until a whole number of ticks (milliseconds) has passed since a request arrived.
+def seconds_to_next_tick(passed: float, tick_ms: int) -> float:
+    """Return the seconds to wait so that the time since a request's arrival is a whole number of ticks.
 
-    The duration of a request depends on the load of the machine, and so on data that other users query.
+    Without ticks, the time of a request would show the load of the machine, which depends on the data of other queries.
     """
-    return -passed % (tick / 1000) if tick else 0.0
+    return -passed % (tick_ms / 1000) if tick_ms else 0.0
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -138,11 +138,9 @@ class Gateway:
     def __init__(self, kernel: RemoteKernel, settings: AppSettings | None = None) -> None:
         self.kernel, self.settings = kernel, settings or AppSettings()
         self.metrics, self.jobs = Metrics(), Jobs()
-        self._accounts, self._unknown = (
-            TokenBuckets(self.settings.account_rate),
-            TokenBuckets(self.settings.unknown_token_rate),
-        )
-        self._tokens, self._in_flight = RecentTokens(), InFlight(self.settings.max_in_flight)
+        self._account_buckets = TokenBuckets(self.settings.account_rate)
+        self._unknown_token_buckets = TokenBuckets(self.settings.unknown_token_rate)
+        self._recent_tokens, self._in_flight = RecentTokens(), InFlight(self.settings.max_in_flight)
         self._contexts: dict[str, CachedContext] = {}
         self._lock = threading.Lock()
 
@@ -187,7 +185,7 @@ class Gateway:
             response: Response = error_response(DitherError(INTERNAL_ERROR))
             try:
                 response = await self._handle(request, handler, token)
-                await asyncio.sleep(to_next_tick(time.monotonic() - arrived, self.settings.tick_ms))
+                await asyncio.sleep(seconds_to_next_tick(time.monotonic() - arrived, self.settings.tick_ms))
             finally:
                 refused = response.status_code >= 400 and response.headers.get("x-charged") != "yes"
                 self.metrics.end_request(path, refused)
@@ -211,7 +209,7 @@ class Gateway:
             if isinstance(error, KernelUnreachable):
                 self.metrics.count_unreachable()
             if isinstance(error, NotAllowed) and token:
-                self._tokens.discard(_digest(_token(request)))
+                self._recent_tokens.discard(_digest(_token(request)))
             return error_response(error)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -225,19 +223,19 @@ class Gateway:
         token = _token(request)
         if not token:
             raise InvalidToken("no token came with the request; send the header Authorization: Bearer TOKEN")
-        account = self._tokens.get(_digest(token))
+        account = self._recent_tokens.get(_digest(token))
         host = request.client.host if request.client else "?"
-        wait = self._unknown.take(host) if account is None else self._accounts.take(account)
+        wait = self._unknown_token_buckets.take(host) if account is None else self._account_buckets.take(account)
         if wait:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
         if account is None:
             reply = await run_in_threadpool(self.kernel.exchange, "datasets", token)
-            self._tokens.add(_digest(token), reply.header.get("who") or _digest(token))
+            self._recent_tokens.add(_digest(token), reply.header.get("who") or _digest(token))
         return token
 
     def _account_key(self, token: str) -> str:
         """Return a key for the token's account, the same for all tokens of that account."""
-        return self._tokens.get(_digest(token)) or _digest(token)
+        return self._recent_tokens.get(_digest(token)) or _digest(token)
 
     async def _body(self, request: Request) -> bytes:
         """Read the request body, within the limits of size and time."""
@@ -464,7 +462,7 @@ class SecurityHeaders:
             await self._app(scope, receive, send)
             return
 
-        async def sending(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 names = {name for name, _ in message["headers"]}
                 more = [
@@ -473,18 +471,18 @@ class SecurityHeaders:
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        await self._app(scope, receive, sending)
+        await self._app(scope, receive, send_with_headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Return the JSON response for a request that no route answers."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    words = {
+    known_errors = {
         404: ("not_found", "there is no such page"),
         405: ("not_allowed", "this path does not support that method"),
     }
-    code, message = words.get(status, ("error", "the request cannot be answered"))
+    code, message = known_errors.get(status, ("error", "the request cannot be answered"))
     return _error(status, code, message, headers)
 
 

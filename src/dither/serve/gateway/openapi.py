@@ -7,6 +7,7 @@ from typing import Any
 
 from dither import __version__
 from dither.post.options import Form, Place, options_of
+from dither.serve.transport.rpc import CALLS
 
 TEXT: dict[str, Any] = {"type": "string"}
 AMOUNT = {
@@ -15,7 +16,6 @@ AMOUNT = {
         {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9}|/[1-9][0-9]{0,9})?$"},
     ]
 }
-CALLS = ("datasets", "schema", "facts", "quote", "answer", "budget", "history", "ledger", "statement")
 REQUEST_ID = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}
 WHOLE = {"type": "integer", "minimum": 1, "maximum": 2147483647}
 GROUPS = {
@@ -88,7 +88,11 @@ def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str
 
 @dataclass(frozen=True)
 class Operation:
-    """One HTTP method of one path."""
+    """One HTTP method of one path.
+
+    `dataset` says whether the query parameter of that name is required; None if the operation does not take it. `path`
+    has the schemas of the path's parameters, `more` further media types of the result. A `job` may answer 202.
+    """
 
     name: str
     summary: str
@@ -135,7 +139,9 @@ DOCUMENTS = dict.fromkeys(("text/html", "text/plain", "text/markdown"), BINARY)
 ARROW = {"application/vnd.apache.arrow.stream": BINARY}
 PACKED = {"application/vnd.dither+int64": BINARY}
 OPERATIONS = {
-    "/health": {"get": Operation("health", "Report that the gateway runs, and if it reaches its kernel", token=False)},
+    "/health": {
+        "get": Operation("health", "Report that the gateway runs, and whether it reaches its kernel", token=False)
+    },
     "/metrics": {"get": Operation("metrics", "Return counters for Prometheus", TEXT, "text/plain", token=False)},
     "/openapi.json": {"get": Operation("openapi", "Return this document", token=False)},
     "/v1/datasets": {"get": Operation("datasets", "List the account's datasets")},

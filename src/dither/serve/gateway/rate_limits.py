@@ -69,26 +69,26 @@ class InFlight:
 class RecentTokens:
     """The hashes of recently used tokens, and the account of each."""
 
-    def __init__(self, max_names: int = 10_000) -> None:
-        self._max_names, self._lock = max_names, threading.Lock()
-        self._names: OrderedDict[str, str] = OrderedDict()
+    def __init__(self, max_tokens: int = 10_000) -> None:
+        self._max_tokens, self._lock = max_tokens, threading.Lock()
+        self._accounts: OrderedDict[str, str] = OrderedDict()
 
-    def add(self, name: str, account: str) -> None:
+    def add(self, token_hash: str, account: str) -> None:
         """Store the account of a token."""
         with self._lock:
-            self._names[name] = account
-            self._names.move_to_end(name)
-            if len(self._names) > self._max_names:
-                self._names.popitem(last=False)
+            self._accounts[token_hash] = account
+            self._accounts.move_to_end(token_hash)
+            if len(self._accounts) > self._max_tokens:
+                self._accounts.popitem(last=False)
 
-    def discard(self, name: str) -> None:
+    def discard(self, token_hash: str) -> None:
         """Remove a token."""
         with self._lock:
-            self._names.pop(name, None)
+            self._accounts.pop(token_hash, None)
 
-    def get(self, name: str) -> str | None:
+    def get(self, token_hash: str) -> str | None:
         """Return the account of a token, or None, and mark the token as recently used."""
         with self._lock:
-            if name in self._names:
-                self._names.move_to_end(name)
-            return self._names.get(name)
+            if token_hash in self._accounts:
+                self._accounts.move_to_end(token_hash)
+            return self._accounts.get(token_hash)

@@ -32,7 +32,7 @@ from dither.serve.transport.framing import (
 from dither.views.ledger import budget_data
 
 ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-PEER = struct.Struct("3i")
+PEER_CREDENTIALS = struct.Struct("3i")  # process id, user id and group id of the other end of a Unix socket
 MOST_DAYS = 3650
 
 
@@ -40,7 +40,8 @@ def caller_name(connection: socket.socket) -> str:
     """Return the user id of the connected process, as reported by the operating system."""
     if not hasattr(socket, "SO_PEERCRED"):
         return "uid ?"
-    _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+    _, uid, _ = PEER_CREDENTIALS.unpack(credentials)
     return f"uid {uid}"
 
 
@@ -70,9 +71,9 @@ class AdminService:
 
     def _status(self, arguments: dict[str, str], by: str) -> Any:
         names = self._kernel.registered
-        return {"head": head_text(self._kernel.ledger.head), "datasets": [self._state(name) for name in names]}
+        return {"head": head_text(self._kernel.ledger.head), "datasets": [self._dataset_status(name) for name in names]}
 
-    def _state(self, name: str) -> dict[str, Any]:
+    def _dataset_status(self, name: str) -> dict[str, Any]:
         misses, since = self._kernel.ledger.misses(name)
         return {"name": name, "misses": len(misses), "misses_since_unlock": since, "locked": self._kernel.locked(name)}
 
@@ -80,7 +81,7 @@ class AdminService:
         path = Path(_argument(arguments, "path")).absolute()
         dataset = load(path)
         self._kernel.register(dataset)
-        self._kernel.ledger.act(by, "register", dataset.name)
+        self._kernel.ledger.record_act(by, "register", dataset.name)
         earlier = load_registered_paths(self._paths_file)
         draft = self._paths_file.with_suffix(".new")
         draft.write_text(json.dumps([str(path), *(each for each in earlier if each != str(path))]))
@@ -119,7 +120,7 @@ class AdminService:
         return budget_data(self._kernel.balances(_argument(arguments, "dataset")))
 
     def _log(self, arguments: dict[str, str], by: str) -> Any:
-        self._kernel.ledger.act(by, "read the private log")
+        self._kernel.ledger.record_act(by, "read the private log")
         return {"events": list(self._kernel.log.events), "dropped": self._kernel.log.dropped}
 
     def _misses(self, arguments: dict[str, str], by: str) -> Any:
@@ -130,18 +131,18 @@ class AdminService:
     def _unlock(self, arguments: dict[str, str], by: str) -> Any:
         self._check_dataset(arguments)
         self._kernel.unlock(arguments["dataset"])
-        self._kernel.ledger.act(by, "unlock", arguments["dataset"])
+        self._kernel.ledger.record_act(by, "unlock", arguments["dataset"])
         return {"unlocked": arguments["dataset"]}
 
     def _reset_latency(self, arguments: dict[str, str], by: str) -> Any:
         self._check_dataset(arguments)
         self._kernel.reset_latency(arguments["dataset"])
-        self._kernel.ledger.act(by, "reset latency", arguments["dataset"])
+        self._kernel.ledger.record_act(by, "reset latency", arguments["dataset"])
         return {"reset_latency": arguments["dataset"]}
 
     def _corrections(self, arguments: dict[str, str], by: str) -> Any:
         self._check_dataset(arguments)
-        self._kernel.ledger.act(by, "read corrections", arguments["dataset"])
+        self._kernel.ledger.record_act(by, "read corrections", arguments["dataset"])
         return dict(self._kernel.corrections(arguments["dataset"]))
 
     def _gap(self, arguments: dict[str, str], by: str) -> Any:

@@ -33,15 +33,15 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Page:
-    """The content of the desk for one kernel: `secret` opens the page, and each of its forms contains `form`."""
+class DeskPage:
+    """The HTML of the desk for the kernel behind `socket`; `secret` opens the page."""
 
     socket: Path
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     @property
-    def form(self) -> str:
-        """A value derived from the secret that every form contains, so that no other page can submit one."""
+    def form_token(self) -> str:
+        """A value derived from the secret; every form contains it, so that no other page can submit one."""
         return hashlib.sha256(f"form {self.secret}".encode()).hexdigest()
 
     def render(self) -> str:
@@ -73,7 +73,7 @@ class Page:
         return f"<h1>{escape(name)}</h1>{html_table([data])}<p><a href='/'>back</a></p>"
 
     def _button(self, action: str, **given: str) -> str:
-        hidden = {"form": self.form, **given}
+        hidden = {"form": self.form_token, **given}
         fields = "".join(f'<input type="hidden" name="{key}" value="{escape(value)}">' for key, value in hidden.items())
         label = escape(" ".join([action, *given.values()]))
         return f'<form method="post" action="/{action}">{fields}<button>{label}</button></form>'
@@ -81,18 +81,18 @@ class Page:
 
 def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows of plain data as an HTML table; all values are escaped."""
-    made = list(rows)
-    names = list(dict.fromkeys(name for row in made for name in row))
+    listed = list(rows)
+    names = list(dict.fromkeys(name for row in listed for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    cells = ([f"<td>{escape(str(row.get(name, '')))}</td>" for name in names] for row in made)
+    cells = ([f"<td>{escape(str(row.get(name, '')))}</td>" for name in names] for row in listed)
     body = "".join(f"<tr>{''.join(line)}</tr>" for line in cells)
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-class Handler(BaseHTTPRequestHandler):
+class DeskHandler(BaseHTTPRequestHandler):
     """Serve the page to requests with its secret, and execute the actions of its own forms."""
 
-    server: AdminPageServer
+    server: DeskServer
     timeout = 30
 
     def do_GET(self) -> None:
@@ -112,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(size)).decode("latin-1") if size.isdigit() and int(size) <= MOST_BODY else ""
         given = {name: values[0] for name, values in parse_qs(body).items()}
         action = self.path.removeprefix("/")
-        if not self._has_cookie() or action not in ACTIONS or not _equal(given.get("form", ""), self.server.page.form):
+        own_form = _equal(given.get("form", ""), self.server.page.form_token)
+        if not self._has_cookie() or action not in ACTIONS or not own_form:
             return self._reply(
                 HTTPStatus.FORBIDDEN, "this request did not come from the page's own form; reload the page"
             )
@@ -150,13 +151,13 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing, because addresses contain the secret."""
 
 
-class AdminPageServer(ThreadingHTTPServer):
+class DeskServer(ThreadingHTTPServer):
     """The HTTP server of the page, on a port of this machine."""
 
     daemon_threads = True
 
-    def __init__(self, page: Page, port: int) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, page: DeskPage, port: int) -> None:
+        super().__init__(("127.0.0.1", port), DeskHandler)
         self.page = page
 
     @property

@@ -20,12 +20,12 @@ class QueueLimits:
 
     running: int = 4
     waiting: int = 64
-    account: int = 8
+    per_account: int = 8
 
 
 @dataclass
-class _AccountQueue:
-    """The requests waiting for one dataset: a queue per account, and the accounts in rotation."""
+class _DatasetQueue:
+    """The requests of one dataset: the number running, those waiting by account in rotation, and totals by account."""
 
     running: int = 0
     waiting: OrderedDict[str, deque[threading.Event]] = field(default_factory=OrderedDict)
@@ -52,7 +52,7 @@ class FairQueue:
     def __init__(self, limits: QueueLimits | None = None) -> None:
         self.limits = limits or QueueLimits()
         self._lock = threading.Lock()
-        self._queues: dict[str, _AccountQueue] = {}
+        self._queues: dict[str, _DatasetQueue] = {}
 
     @contextmanager
     def turn(self, dataset: str, account: str) -> Iterator[None]:
@@ -70,11 +70,12 @@ class FairQueue:
             return self._queues[dataset].length() if dataset in self._queues else 0
 
     def _enter(self, dataset: str, account: str) -> threading.Event:
+        """Queue a request, or raise Busy; return the event that is set when its turn comes."""
         with self._lock:
-            queue = self._queues.setdefault(dataset, _AccountQueue())
-            if queue.in_progress.get(account, 0) >= self.limits.account:
+            queue = self._queues.setdefault(dataset, _DatasetQueue())
+            if queue.in_progress.get(account, 0) >= self.limits.per_account:
                 raise Busy(
-                    f"an account may have at most {self.limits.account} queries in progress; nothing was charged"
+                    f"an account may have at most {self.limits.per_account} queries in progress; nothing was charged"
                 )
             if queue.length() >= self.limits.waiting:
                 raise Busy(
@@ -83,19 +84,21 @@ class FairQueue:
             queue.in_progress[account] = queue.in_progress.get(account, 0) + 1
             ready = threading.Event()
             queue.waiting.setdefault(account, deque()).append(ready)
-            self._admit(queue)
+            self._start_waiting(queue)
             return ready
 
     def _leave(self, dataset: str, account: str) -> None:
+        """Remove a request that has run, and start the next."""
         with self._lock:
             queue = self._queues[dataset]
             queue.running -= 1
             queue.in_progress[account] -= 1
             if not queue.in_progress[account]:
                 del queue.in_progress[account]
-            self._admit(queue)
+            self._start_waiting(queue)
 
-    def _admit(self, queue: _AccountQueue) -> None:
+    def _start_waiting(self, queue: _DatasetQueue) -> None:
+        """Start waiting requests while fewer than the limit are running."""
         while queue.running < self.limits.running and (first := queue.pop_next()) is not None:
             queue.running += 1
             first.set()

@@ -46,7 +46,7 @@ class Issuer:
     now: Callable[[], datetime]
 
     def account(self, token: str) -> str | None:
-        """Return the account of an ID token, or None for a token of another kind; raise InvalidToken if it fails."""
+        """Return the account of an ID token, None for another kind of token; raise InvalidToken if it is not valid."""
         if token.count(".") != 2:
             return None
         claims = self._claims(token) if len(token) <= LONGEST_TOKEN else None
@@ -114,10 +114,10 @@ def _object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object without duplicate keys, or return None."""
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        issued = dict(pairs)
-        if len(issued) != len(pairs):
+        parsed = dict(pairs)
+        if len(parsed) != len(pairs):
             raise ValueError
-        return issued
+        return parsed
 
     try:
         value = json.loads(_bytes(text), object_pairs_hook=unique_keys)
@@ -149,18 +149,18 @@ def read_issuer(path: Path, now: Callable[[], datetime]) -> Issuer:
     try:
         entry = {"claim": "sub", **yaml.safe_load(path.read_text())}
         keys = [_key(each) for each in json.loads((path.parent / str(entry.pop("keys"))).read_text())["keys"]]
-        issued = Issuer(**entry, keys=dict(keys), now=now)
+        issuer = Issuer(**entry, keys=dict(keys), now=now)
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
         raise InvalidParameter(
             f"{path} must contain issuer, audience, accounts and keys (the file of a JWK set), and may contain claim"
         ) from None
-    accounts = issued.accounts if isinstance(issued.accounts, dict) else {"": ""}
-    texts = [issued.issuer, issued.audience, issued.claim, *accounts, *accounts.values()]
-    if not all(isinstance(text, str) and text for text in texts) or not issued.issuer.startswith("https://"):
+    accounts = issuer.accounts if isinstance(issuer.accounts, dict) else {"": ""}
+    texts = [issuer.issuer, issuer.audience, issuer.claim, *accounts, *accounts.values()]
+    if not all(isinstance(text, str) and text for text in texts) or not issuer.issuer.startswith("https://"):
         raise InvalidParameter(f"{path}: names must be strings, accounts a mapping, and the issuer an https:// address")
-    if len(issued.keys) != len(keys):
+    if len(issuer.keys) != len(keys):
         raise InvalidParameter(f"{path}: two keys have the same kid; each key needs its own")
-    return issued
+    return issuer
 
 
 def _key(entry: Any) -> tuple[tuple[str, str], PublicKey]:
@@ -176,13 +176,13 @@ def _key(entry: Any) -> tuple[tuple[str, str], PublicKey]:
     ):
         raise InvalidParameter("each key of the JWK set must have a kid, and be for RS256 or ES256 signatures")
     try:
-        key = _rsa(entry) if kind == "RSA" else _curve(entry)
+        key = _rsa_key(entry) if kind == "RSA" else _p256_key(entry)
     except (ValueError, LookupError, TypeError):
         raise InvalidParameter(f"the key {name[:40]!r} must be RSA with 2048 to 8192 bits, or P-256") from None
     return (algorithm, name), key
 
 
-def _rsa(entry: dict[str, str]) -> rsa.RSAPublicKey:
+def _rsa_key(entry: dict[str, str]) -> rsa.RSAPublicKey:
     """Build an RSA key of an accepted size."""
     key = rsa.RSAPublicNumbers(*(int.from_bytes(_bytes(entry[part]), "big") for part in "en")).public_key()
     if key.key_size not in RSA_BITS:
@@ -190,7 +190,7 @@ def _rsa(entry: dict[str, str]) -> rsa.RSAPublicKey:
     return key
 
 
-def _curve(entry: dict[str, str]) -> ec.EllipticCurvePublicKey:
+def _p256_key(entry: dict[str, str]) -> ec.EllipticCurvePublicKey:
     """Build a P-256 key."""
     if entry["crv"] != "P-256":
         raise ValueError

@@ -89,7 +89,7 @@ class KernelProcess:
             [load(Path(path)) for path in paths], settings.ledger_location, trusted=False, schedule=settings.schedule,
             slots=settings.slots, sign_in=_sign_in(settings.oidc),
         )  # fmt: skip
-        limits = QueueLimits(settings.slots, settings.limits.waiting, settings.limits.account)
+        limits = QueueLimits(settings.slots, settings.limits.waiting, settings.limits.per_account)
         queues = CallQueues(FairQueue(limits), FairQueue(READ_LIMITS))
         self._servers: list[FrameServer] = [
             KernelServer(

@@ -25,14 +25,8 @@ from dither.serve.transport.rpc import CALLS, encode_result
 from dither.serve.transport.vectors import FORM
 
 MOST_CONNECTIONS = 256
-QUEUED_CALLS = (
-    "answer",
-    "quote",
-    "history",
-    "ledger",
-    "statement",
-)  # calls that take time and wait in a queue
-READ_LIMITS = QueueLimits(running=2, waiting=64, account=8)  # limits of calls that read no data
+QUEUED_CALLS = ("answer", "quote", "history", "ledger", "statement")  # calls that take time, and wait for a turn
+READ_LIMITS = QueueLimits(running=2, waiting=64, per_account=8)  # limits of calls that read no data
 IDLE_SECONDS = 600.0  # seconds that a connection may stay open without a message
 HANDSHAKE_SECONDS = 5.0
 MESSAGE_SECONDS = 30.0  # seconds for a message to arrive once it has begun, or to be sent

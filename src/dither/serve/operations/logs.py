@@ -21,7 +21,7 @@ LARGEST_FILE = 10_000_000
 BACKUP_FILES = 5
 
 
-class JsonLine(logging.Formatter):
+class JsonLineFormatter(logging.Formatter):
     """Format one event as one line of JSON; private lines may contain the exception."""
 
     def __init__(self, *, exceptions: bool) -> None:
@@ -41,7 +41,7 @@ class JsonLine(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
-class OwnerOnly(RotatingFileHandler):
+class OwnerOnlyFileHandler(RotatingFileHandler):
     """A rotated file that only its owner can read."""
 
     def _open(self) -> Any:
@@ -69,13 +69,15 @@ def open_logs(directory: Path, *, max_bytes: int = LARGEST_FILE, backups: int = 
     """Open public.jsonl and private.jsonl in `directory`; only the owner can read the private one."""
     directory.mkdir(parents=True, exist_ok=True)
     public = RotatingFileHandler(directory / "public.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
-    private = OwnerOnly(directory / "private.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
+    private = OwnerOnlyFileHandler(
+        directory / "private.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8"
+    )
     return Logs(_attach(PUBLIC, public, exceptions=False), _attach(PRIVATE, private, exceptions=True))
 
 
 def _attach(name: str, handler: logging.Handler, *, exceptions: bool) -> logging.Logger:
     """Attach a handler to a logger, in place of earlier ones."""
-    handler.setFormatter(JsonLine(exceptions=exceptions))
+    handler.setFormatter(JsonLineFormatter(exceptions=exceptions))
     logger = logging.getLogger(name)
     for old in list(logger.handlers):
         logger.removeHandler(old)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dither.errors import InvalidParameter
@@ -61,7 +61,7 @@ class ManagedProcess:
     user: str | None = None
     process: subprocess.Popen[bytes] | None = None
     restart_delay: float = 0.1
-    started: float = field(default=0.0)
+    started: float = 0.0
 
     def start(self) -> None:
         """Start the process; it inherits no open files but the standard streams."""

@@ -48,8 +48,8 @@ def receive(
     It must begin within `idle_seconds`, and arrive completely within `message_seconds` of its first byte.
     """
     reader = _Reader(connection, message_seconds, idle_seconds)
-    header = _header(reader.exactly(reader.length(MOST_HEADER)))
-    return Message(header, reader.exactly(reader.length(max_bytes)))
+    header = _parse_header(reader.read_bytes(reader.read_length(MOST_HEADER)))
+    return Message(header, reader.read_bytes(reader.read_length(max_bytes)))
 
 
 class _Reader:
@@ -60,23 +60,23 @@ class _Reader:
         self._deadline: float | None = None
         connection.settimeout(idle_seconds)
 
-    def length(self, max_bytes: int) -> int:
+    def read_length(self, max_bytes: int) -> int:
         """Read a length; raise InvalidPlan if it exceeds `max_bytes`."""
-        (length,) = LENGTH.unpack(self.exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(self.read_bytes(LENGTH.size))
         if length > max_bytes:
             raise InvalidPlan(f"the message must be at most {max_bytes} bytes, got {length}")
         return int(length)
 
-    def exactly(self, length: int) -> bytes:
+    def read_bytes(self, length: int) -> bytes:
         """Read exactly `length` bytes."""
         pieces, remaining = [], length
         while remaining:
-            piece = self._piece(remaining)
+            piece = self._read_piece(remaining)
             pieces.append(piece)
             remaining -= len(piece)
         return b"".join(pieces)
 
-    def _piece(self, remaining: int) -> bytes:
+    def _read_piece(self, remaining: int) -> bytes:
         """Receive up to `remaining` bytes before the deadline."""
         if self._deadline is not None:
             self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
@@ -91,8 +91,8 @@ class _Reader:
         return piece
 
 
-def _header(data: bytes) -> dict[str, str]:
-    """Parse a header."""
+def _parse_header(data: bytes) -> dict[str, str]:
+    """Parse a header; raise InvalidPlan unless it is a JSON object of strings."""
     try:
         header = json.loads(data)
     except (ValueError, RecursionError):

@@ -42,6 +42,7 @@ class HttpKernel(RpcKernel):
         return decode_result(name, data, FORM if media_type == PACKED else "")
 
     def _exchange(self, path: str, token: str, body: bytes) -> tuple[int, bytes, str]:
+        """Send a request, up to TRIES times if the connection fails; return the status, body and media type."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": WIRE, "Accept": f"{PACKED}, {WIRE}"}
         for _ in range(TRIES):
             connection = self._connection()

@@ -21,7 +21,7 @@ from dither.privacy.protocol import (
     Request,
 )
 from dither.schema import Dataset
-from dither.serve.transport.vectors import FORM, large, pack, unpack
+from dither.serve.transport.vectors import FORM, is_large, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ RESULTS: dict[str, type] = {
 
 def encode_result(value: Any, accepts_packed: bool) -> tuple[bytes, str]:
     """Encode a result, and name its form: JSON (""), or FORM for large vectors if the caller accepts it."""
-    if accepts_packed and isinstance(value, Release) and large(value):
+    if accepts_packed and isinstance(value, Release) and is_large(value):
         return pack(value), FORM
     return encode(value), ""
 

@@ -57,7 +57,7 @@ class MutualTls:
 
 @dataclass(frozen=True)
 class Reply:
-    """The body of a response with its headers: the ledger's head and the number of waiting requests among them."""
+    """A response: its body, the ledger's head, the number of waiting requests, and all of its header."""
 
     body: bytes
     head: LedgerHead | None
@@ -120,7 +120,7 @@ class RemoteKernel(RpcKernel):
 
     address: str | MutualTls
     heads: SeenHeads = field(default_factory=SeenHeads, repr=False)
-    # The waiting requests of each dataset, as last reported.
+    # The number of waiting requests of each dataset, as the kernel last reported it.
     queue_lengths: dict[str, int] = field(default_factory=dict, repr=False)
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -207,7 +207,7 @@ class RemoteKernel(RpcKernel):
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Return true if the peer has not closed an idle connection, on which nothing can be received."""
+    """Return true if an idle connection is still usable: the peer has neither closed it nor sent anything."""
     try:
         connection.setblocking(False)
         connection.recv(1)

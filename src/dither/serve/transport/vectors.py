@@ -18,24 +18,24 @@ from dither.privacy.protocol import Release
 from dither.serve.transport.framing import LENGTH
 
 FORM = "int64"
-LARGE = 1_000  # values from which on JSON is the slower way
+LARGE = 1_000  # with at least this many values, JSON is slower
 COUNT = struct.Struct("<Q")
 INTEGER = np.dtype("<i8")
 
 
-def large(release: Release) -> bool:
-    """Return True if an answer is worth packing."""
+def is_large(release: Release) -> bool:
+    """Return true if a release has so many values that packing is faster than JSON."""
     return sum(len(part.values) for part in release.parts) >= LARGE
 
 
 def pack(release: Release) -> bytes:
-    """Encode an answer."""
+    """Encode a release as JSON followed by its values."""
     text = encode(replace(release, parts=tuple(replace(part, values=()) for part in release.parts)))
     return b"".join((LENGTH.pack(len(text)), text, *(_encode_vector(part.values) for part in release.parts)))
 
 
 def unpack(body: bytes) -> Release:
-    """Decode an answer; refuse any other bytes."""
+    """Decode a packed release; raise InvalidPlan if the bytes are not one."""
     start = LENGTH.size
     end = start + LENGTH.unpack(body[:start])[0] if len(body) >= start else len(body) + 1
     if end > len(body):
@@ -53,7 +53,7 @@ def _encode_vector(values: Sequence[int]) -> bytes:
 
 
 def _vectors(data: memoryview, parts: int) -> Iterator[tuple[int, ...]]:
-    """Decode one vector for each part; the bytes must be used up exactly."""
+    """Decode one vector for each part; raise InvalidPlan if bytes are missing or left over."""
     place = 0
     for _ in range(parts):
         if len(data) - place < COUNT.size:
