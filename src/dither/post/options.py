@@ -17,8 +17,8 @@ LOSSES = ("epsilon", "rho", "max_error")
 MAX_CONFIDENCE = 0.9999
 
 # The form of an option's values: an exact amount, a number, a probability, a whole number from 1 ("positive") or from 0
-# ("count"), a text, or a contribution bound.
-Form = Literal["amount", "number", "probability", "positive", "count", "text", "contributions"]
+# ("count"), a text, a contribution bound, or yes or no ("flag").
+Form = Literal["amount", "number", "probability", "positive", "count", "text", "contributions", "flag"]
 # Where an option may be given: for a single query, a batch, a split, an explanation, or in the text of a query.
 Place = Literal["question", "batch", "split", "explain", "text"]
 ASKED: tuple[Place, ...] = ("question", "batch", "split")

@@ -31,6 +31,7 @@ FORMS: dict[Form, dict[str, Any]] = {
     "positive": WHOLE,
     "count": {"type": "integer", "minimum": 0, "maximum": 2147483647},
     "text": {"type": "string", "minLength": 1, "maxLength": 200},
+    "flag": {"type": "boolean"},
     "contributions": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
 }
 DATASET = FORMS["text"]

@@ -152,6 +152,14 @@ def _whole(fields: dict[str, Any], name: str, least: int) -> int | None:
     return value
 
 
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    """Return a field that must be true or false."""
+    value = fields[name]
+    if not isinstance(value, bool):
+        raise InvalidParameter(f"{name} must be true or false")
+    return value
+
+
 def _contributions(fields: dict[str, Any], name: str) -> Any:
     """Return a field that must be a contribution bound."""
     value = fields[name]
@@ -173,4 +181,5 @@ _READERS: dict[Form, Callable[[dict[str, Any], str], Any]] = {
     "count": lambda fields, name: _whole(fields, name, 0),
     "text": lambda fields, name: _text(fields, name, 200),
     "contributions": _contributions,
+    "flag": _flag,
 }
