@@ -37,6 +37,7 @@ class QueryOptions(TypedDict, total=False):
     delta: Rational | None
     assumed_group_size: float | None
     repeat: int
+    nonnegative: bool
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class ResolvedOptions:
     repeat: int = option(
         "a different number asks for a new draw, and is charged again", "count", "question", "batch", default=0
     )
+    nonnegative: bool = option(
+        "raise negative counts, and sums that cannot be negative, to 0; the raw values stay in the measurements",
+        "flag", *ASKED, default=False,
+    )  # fmt: skip
 
     def with_sql_options(self, written: Mapping[str, str], *refused: str) -> ResolvedOptions:
         """Add the options in a query's text: confidence replaces the argument, and others only fill in what is missing.

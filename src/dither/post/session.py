@@ -15,7 +15,7 @@ from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
+from dither.post.estimate.answer import Answer, build_answer, other_budget_notes, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.explain import Expected, Explanation, expected_errors, explain_plan
 from dither.post.estimate.measured import estimated_bounds, measured_columns
@@ -135,9 +135,10 @@ class Session:
         """
         resolved = options_for([query], options)
         if resolved.delta is not None:
-            return self._answer_selected_keys(query, resolved, request_id)
-        (answer,) = self._answer(self._plan([query], resolved), request_id)
-        return answer
+            answers = [self._answer_selected_keys(query, resolved, request_id)]
+        else:
+            answers = self._answer(self._plan([query], resolved), request_id)
+        return as_shown(answers, resolved)[0]
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
@@ -153,7 +154,8 @@ class Session:
 
     def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
-        return self._answer(self._plan(queries, options_for(queries, options, "batch")), request_id)
+        resolved = options_for(queries, options, "batch")
+        return as_shown(self._answer(self._plan(queries, resolved), request_id), resolved)
 
     def quote_batch(self, queries: Sequence[str], **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost of a batch and the expected error of each of its columns; free."""
@@ -171,7 +173,7 @@ class Session:
             heavy.plan(units_with_more_than(question, threshold)),
         )
         planned = _PlannedQueries(plans, spend, confidence_level(resolved.confidence), resolved.assumed_group_size)
-        one, two = self._answer(planned, "")
+        one, two = as_shown(self._answer(planned, ""), resolved)
         return one, two
 
     def refine(
@@ -453,6 +455,11 @@ def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "q
         )
     refused = [name for name in OPTIONS if name not in options_of(place)]
     return resolve_options(options, place).with_sql_options(written[0], *refused)
+
+
+def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answer]:
+    """Change what answers show as the options ask for; what was measured stays."""
+    return [without_negatives(answer) if resolved.nonnegative else answer for answer in answers]
 
 
 def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:

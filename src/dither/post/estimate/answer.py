@@ -24,8 +24,8 @@ from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
-from dither.post.formulas import KeyValue, Values, evaluate, is_missing
-from dither.post.query.planner import QueryPlan, answer_axes
+from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, evaluate, is_missing
+from dither.post.query.planner import CellRef, QueryPlan, answer_axes
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar
@@ -287,6 +287,24 @@ def build_answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
         _answer_notes(plan, bounds),
     )  # fmt: skip
+
+
+def without_negatives(answer: Answer) -> Answer:
+    """Raise what is below 0 to 0, ends of intervals too, in the columns that are a count or a sum without a sign."""
+    if answer.draws is None:
+        return answer
+    plan = answer.draws.plan
+
+    def clip(column: AnswerColumn, node: Formula) -> AnswerColumn:
+        source = plan.sources[node.index] if isinstance(node, NoisyCell) else None
+        if not isinstance(source, CellRef) or source.signed:
+            return column
+        found = column.estimate
+        value, low, high = (np.maximum(part, 0.0) for part in (found.value, found.low, found.high))
+        return replace(column, estimate=replace(found, value=value, low=low, high=high))
+
+    pairs = zip(answer.columns, plan.outputs, strict=True)
+    return replace(answer, columns=tuple(clip(column, output.node) for column, output in pairs))
 
 
 def _restore_booleans(result: Estimate, wanted: ValueType) -> Estimate:
