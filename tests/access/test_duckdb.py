@@ -283,6 +283,7 @@ def growth(world: DuckDBEngine, rounds: int) -> int:
     return kilobytes_in_use() - before
 
 
+@pytest.mark.tier("test")
 def test_statements_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require(hasattr(ctypes.CDLL(None), "mallinfo2"), "this C library does not say how much memory is in use")
     world = heavy_world(tmp_path, 200, threads=1)

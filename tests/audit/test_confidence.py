@@ -47,6 +47,7 @@ def test_p_values_are_valid_at_every_boundary_point(claim: Loss) -> None:
             assert rejection(claim, q, alpha, lambda counts: table[counts.hits_a, counts.hits_b]) <= alpha
 
 
+@pytest.mark.tier("test")
 def test_levels_are_kept_and_nearly_reached_on_larger_samples() -> None:
     runs, alpha, epsilon = 80, 0.05, 0.4
     limit = ceiling(Pure(epsilon), epsilon)

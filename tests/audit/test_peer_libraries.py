@@ -547,6 +547,7 @@ def test_a_run_without_a_result_is_no_finding_and_no_regression(tmp_path: Path) 
     assert schedules.verdict(wrong, [slip]) == "FOUND"
 
 
+@pytest.mark.tier("test")
 def test_a_history_outlives_an_interruption(tmp_path: Path) -> None:
     history = tmp_path / "kept" / "history.jsonl"
     history.parent.mkdir()
@@ -583,6 +584,7 @@ def test_attacks_that_learn_something_end_with_one(monkeypatch: pytest.MonkeyPat
         assert done == status and "1 attacks" in said and ("LEARNED" in said) is learned
 
 
+@pytest.mark.tier("test")
 def test_undecided_mass_is_not_certified() -> None:
     """Regression: undecided mass was ignored, however much it was."""
 

@@ -24,6 +24,7 @@ def run(where: Path, text: str, *options: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.tier("test")
 def test_the_file_in_the_docs_finds_its_bug(tmp_path: Path) -> None:
     text = re.search(r"```python\n(# test_mine.py.*?)```", (ROOT / "docs" / "auditing.md").read_text(), re.S)
     assert text is not None and len([line for line in text[1].splitlines() if line]) <= 5

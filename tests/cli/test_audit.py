@@ -68,6 +68,7 @@ def test_mechanism(mine: str, tmp_path: Path) -> None:
     assert status == 0 and not found["refuted"]
 
 
+@pytest.mark.tier("test")
 def test_neighbours_keep_their_steps(mine: str) -> None:
     common = ["--claim", "epsilon=1", "--samples", "4000", "--alpha", "1e-9"]  # the false-alarm rate of each
     stated = '[{"a": 0, "b": 4, "steps": 4}]'

@@ -120,6 +120,7 @@ def test_help_and_check_import_no_engine() -> None:
     assert result.stderr == "[]\n"
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [("dither che", "check"), ("dither curator acc", "account accounts"), ("dither ask --eps", "--epsilon"),

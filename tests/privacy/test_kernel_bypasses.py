@@ -118,7 +118,7 @@ def test_new_data_of_the_same_description_need_no_new_session(kernel: LocalKerne
 def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: LocalKernel) -> None:
     """Keys listed in a public table once cost as if all of a person's keys were one, and no key was named."""
     session = Session.from_kernel(kernel, "ann")
-    question = session._read(
+    question = session._parse(
         f"SELECT {key}, COUNT(*) AS n FROM acts GROUP BY {key}", ResolvedOptions(max_contributions=30)
     )
     found = (

@@ -67,7 +67,6 @@ COMMANDS = {
         "dither.cli.statement", "Print the privacy guarantee, its meaning, its assumptions and its limits."
     ),
     "ledger": CommandEntry("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
-    "release": CommandEntry("dither.release.cli", "Release a protected table."),
     "audit": CommandEntry("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),
     "serve": CommandEntry("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),
     "kernel": CommandEntry("dither.cli.serve", "Run the kernel, which holds the data and the budgets.", "server"),
@@ -102,7 +101,9 @@ class RootGroup(TyperGroup):
         try:
             return super().main(arguments, *rest, **extra)
         except DitherError as error:
-            exit_with_error(str(error), error.code, exit_code(error), as_json="--json" in arguments)
+            from dither.cli.options import with_flags
+
+            exit_with_error(with_flags(str(error)), error.code, exit_code(error), as_json="--json" in arguments)
         except KeyboardInterrupt:
             exit_with_error("interrupted", "interrupted", INTERRUPTED, as_json="--json" in arguments)
         except BrokenPipeError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
+from dither.cli.options import CONSOLE, AsJson, compose_command, print_json, with_flags
 from dither.cli.sessions import OpenKernel, open_any_kernel, open_session
 from dither.errors import InvalidParameter
 from dither.loss import rational
@@ -24,8 +24,8 @@ from dither.views.text import (
     cost_text,
     dataset_text,
     history_grid,
-    loss_text,
     quote_grid,
+    quoted_cost_text,
 )
 
 app = typer.Typer(add_completion=False)
@@ -120,7 +120,7 @@ def ask(
     CONSOLE.print(f"{cost_text(answers[0])}{together} ({answers[0].confidence:.0%} intervals)")
     for number, answer in enumerate(answers, 1):
         for note in answer.notes:
-            CONSOLE.print(f"note: {note}" if len(answers) == 1 else f"note on answer {number}: {note}")
+            CONSOLE.print(f"note{'' if len(answers) == 1 else f' on answer {number}'}: {with_flags(note)}")
 
 
 def _answer_queries(
@@ -161,10 +161,9 @@ def quote(session: Session, queries: Queries, options: QueryOptions, as_json: As
         print_json(quote_data(quoted))
         return
     CONSOLE.print(quote_grid(quoted))
-    state = "free: answered before" if quoted.free else "affordable" if quoted.affordable else "exceeds the budget"
-    CONSOLE.print(f"cost: {loss_text([quoted.loss])}; {state}; answer after {quoted.milliseconds} ms")
+    CONSOLE.print(quoted_cost_text(quoted))
     for note in quoted.notes:
-        CONSOLE.print(f"note: {note}")
+        CONSOLE.print(f"note: {with_flags(note)}")
 
 
 def explain(session: Session, query: Query, options: QueryOptions, as_json: AsJson = False) -> None:

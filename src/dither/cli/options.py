@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
@@ -51,6 +52,18 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
         part.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
         for name, part in signature(function).parameters.items()
     ]
+
+
+def with_flags(message: str) -> str:
+    """Write the options that a message names in Python's form, such as max_error=, as those of the command line.
+
+    >>> with_flags("max_error= does not go with delta=: give epsilon= or rho=")
+    '--max-error does not go with --delta: give --epsilon or --rho'
+    """
+    from dither.post.options import OPTIONS
+
+    named = rf"(?<![\w-])({'|'.join(OPTIONS)})=(?![\w'\"{{.-])"
+    return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), message)
 
 
 def print_json(data: Any) -> None:

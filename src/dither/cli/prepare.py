@@ -45,6 +45,10 @@ def command(
     if as_json:
         typer.echo(json.dumps({"snapshot": str(path), "rows": rows, "corrected_or_dropped": corrected}))
         return
-    typer.echo(f"wrote {path}: " + ", ".join(f"{count:,} rows of {name}" for name, count in rows.items()))
+    typer.echo(
+        f"wrote {path}: "
+        + ", ".join(f"{count:,} row{'' if count == 1 else 's'} of {name}" for name, count in rows.items())
+    )
     for name, count in corrected.items():
-        typer.echo(f"{count:,} {'values of ' + name + ' corrected' if '.' in name else 'rows of ' + name + ' dropped'}")
+        what, done = ("value", "corrected") if "." in name else ("row", "dropped")
+        typer.echo(f"{count:,} {what}{'' if count == 1 else 's'} of {name} {done}")

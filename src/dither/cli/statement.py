@@ -92,7 +92,7 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
         for row in guarantee["tests"]:
             tests.add_row(row["false_alarms"], row["power_at_most"])
         yield tests
-        groups = Grid("units (or rows of one person) that change together", "loss")
+        groups = Grid("units that change together", "loss")
         for row in guarantee["groups"]:
             groups.add_row(str(row["units"]), row["loss"])
         yield groups

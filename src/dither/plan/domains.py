@@ -100,7 +100,7 @@ def as_boolean(domain: Domain, operation: str) -> Boolean:
 def as_category(domain: Domain, operation: str) -> Category:
     """Return the domain, or refuse it if its texts are not declared."""
     if not isinstance(domain, Category):
-        raise InvalidPlan(f"{operation} takes declared categories, got {describe(domain)}")
+        raise InvalidPlan(f"{operation} needs values: in the schema instead of a public table; got {describe(domain)}")
     return domain
 
 

@@ -31,9 +31,9 @@ from dither.post.options import (
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query, sql_options
-from dither.post.query.planner import Planner, QueryPlan, sample_value, with_bounds
+from dither.post.query.planner import Planner, QueryPlan, bound_name, rows_text, sample_value, with_bounds
 from dither.post.query.question import Question
-from dither.post.query.request import TYPICAL_ROWS, selection_measurement, with_known_bounds
+from dither.post.query.request import TYPICAL_ROWS, default_bound, selection_measurement, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
 from dither.post.query.split import units_with_at_most, units_with_more_than
 from dither.privacy.codec import digest, schema_hash
@@ -181,7 +181,7 @@ class Session:
     ) -> Answer:
         """Run an answer's query again at the same contribution bounds, and combine all its draws.
 
-        Each draw is weighted by the inverse of its noise's variance; `answer.loss` then holds the cost of every draw.
+        Each draw is weighted by the inverse of its noise variance; `answer.loss` then holds the cost of every draw.
         """
         if answer.draws is None or {release.dataset for release in answer.releases} != {self.name}:
             raise InvalidParameter("refine takes an answer that came from a session on this dataset")
@@ -197,7 +197,7 @@ class Session:
             plan, self.context, columns, answer.confidence, [*answer.releases, release], answer.bounds
         )
         notes = other_budget_notes(release.losses, plan.unit, spend.loss)
-        combined = f"{len(draws.draws)} draws are combined, each by the inverse of its noise's variance"
+        combined = f"{len(draws.draws)} draws are combined, each weighted by the inverse of its noise variance"
         kept = [note for note in answer.notes if "draws are combined" not in note]
         return replace(refined, draws=draws, notes=tuple(dict.fromkeys([*kept, *notes, combined])))
 
@@ -465,11 +465,14 @@ def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answe
 def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+    searches = [(group.plan, search) for group in batch.groups for search in group.plan.searches]
+    bounds = (
+        f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
+        f"{rows_text(default_bound(search), search.row_size, plan.question.aggregates)}"
+        for plan, search in searches
+    )
     return (
-        *(
-            f"the contribution bound {tag} is chosen privately when asked; this quote assumes {bound}"
-            for tag, bound in batch.default_bounds().items()
-        ),
+        *dict.fromkeys(bounds),
         *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
     )
 

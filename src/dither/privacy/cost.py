@@ -440,7 +440,7 @@ def describe_processing(ctx: Context, measure: Measure) -> tuple[str, ...]:
     """Describe the clamping, bounding, sampling and correcting in a plan, one note each."""
     notes = [_describe_node(node) for node in walk(measure)]
     tables = sorted({node.table for node in walk(measure) if isinstance(node, Scan) and ctx.table(node.table).private})
-    correction = f"values of {', '.join(tables)} outside their declared domains corrected into them" if tables else ""
+    correction = f"values of {', '.join(tables)} outside their declared domains are moved into them" if tables else ""
     return tuple(dict.fromkeys(text for text in (*notes, correction) if text))
 
 

@@ -542,9 +542,9 @@ def _describe_unit(unit: Unit) -> str:
         case "row":
             return f"{unit.name}: one row of {tables}"
         case "window":
-            return f"{unit.name}: one person's rows of one {unit.every} in {tables}"
+            return f"{unit.name}: the rows of one key and one {unit.every} in {tables}"
         case "user":
-            return f"{unit.name}: all rows of one person in {tables}"
+            return f"{unit.name}: all rows of one {unit.name} in {tables}"
         case _:
             assert_never(unit.kind)
 

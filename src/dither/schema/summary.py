@@ -125,4 +125,7 @@ def warnings(dataset: Dataset) -> Iterator[str]:
                 yield f"under unit {unit.name}, table {table.name} is not covered: its records are not protected"
     for cap in dataset.budgets:
         if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
-            yield f"epsilon {cap.epsilon} lets odds change by a factor above 22,000; usual budgets are 1 to 10"
+            yield (
+                f"epsilon {cap.epsilon} lets odds change by a factor of e^epsilon, which is above "
+                f"10^{cap.epsilon * 1000 // 2303}; usual budgets are 1 to 10"
+            )

@@ -89,7 +89,7 @@ def read_text(path: Path, place: SourceLine) -> str:
     except UnicodeDecodeError:
         place.refuse("the file is not UTF-8 text; save it as UTF-8")
     except (OSError, RuntimeError, ValueError) as error:
-        place.refuse(f"the file cannot be read: {getattr(error, 'strerror', None) or 'not a valid path'}")
+        raise InvalidSchema(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'invalid path'}") from None
 
 
 def parse(text: str, file: str) -> Node:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any, assert_never
 
 from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference
+from dither.schema.summary import moment_text
 
 
 def dataset_data(dataset: Dataset) -> dict[str, Any]:
@@ -29,6 +30,11 @@ def dataset_data(dataset: Dataset) -> dict[str, Any]:
 
 def domain_text(domain: Domain) -> str:
     """Describe a domain in a few words."""
+    return _values_text(domain) + (", or NULL" if domain.nullable else "")
+
+
+def _values_text(domain: Domain) -> str:
+    """Describe the values of a domain other than NULL."""
     match domain:
         case Number():
             return f"{_number(domain.lo)} to {_number(domain.hi)} in steps of {_number(domain.step)}"
@@ -40,7 +46,8 @@ def domain_text(domain: Domain) -> str:
         case Boolean():
             return "true or false"
         case Moment():
-            return f"a {domain.precision}"
+            kind = "date" if domain.precision == "day" else "time"
+            return f"{kind} to the {domain.precision}, from {moment_text(domain.lo)} to {moment_text(domain.hi)}"
         case Identifier():
             return "an identifier"
         case _:

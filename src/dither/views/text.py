@@ -8,6 +8,7 @@ from fractions import Fraction
 from math import floor, inf, log10
 from typing import Any, assert_never
 
+import numpy as np
 from rich.table import Table as Grid
 
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
@@ -35,7 +36,8 @@ def answer_grid(answer: Answer) -> Grid:
         cells = []
         for position, column in enumerate(answer.columns):
             if column.key:
-                cells.append(str(answer.keys.column(position)[row].as_py()))
+                key = answer.keys.column(position)[row].as_py()
+                cells.append("NULL" if key is None else str(key))
             else:
                 cells.append(estimate_text(column.estimate, row))
         grid.add_row(*cells)
@@ -48,15 +50,30 @@ def estimate_text(estimate: Any, row: int) -> str:
     if isinstance(value, str):
         return f"{value} ({low} to {high})"
     half = (float(high) - float(low)) / 2
-    digits = min(6, max(0, 1 - floor(log10(half)))) if 0 < half < inf else 0
+    digits = min(6, max(0, 1 - floor(log10(half)))) if 0 < half < inf and not _is_whole(estimate) else 0
     return f"{float(value):,.{digits}f} ± {half:,.{digits}f}"
+
+
+def _is_whole(estimate: Any) -> bool:
+    """Return True if a column has whole numbers only, as plain counts have."""
+    parts = (np.asarray(part) for part in (estimate.value, estimate.low, estimate.high))
+    return all(part.dtype.kind in "fiu" and bool(np.all(part == np.floor(part))) for part in parts)
 
 
 def cost_text(answer: Answer) -> str:
     """Return the cost of an answer; a repeated query costs nothing."""
     if all(release.cached for release in answer.releases):
-        return f"cost: nothing, because this query was answered before (for {loss_text(answer.loss)})"
+        return f"cost: nothing, because this query was answered before for {loss_text(answer.loss)}"
     return f"cost: {loss_text(answer.loss)}"
+
+
+def quoted_cost_text(quote: Quote) -> str:
+    """Return the cost of a query that is quoted, whether the budget allows it, and when the answer comes."""
+    if quote.free:
+        return f"cost: nothing more, because this was answered before for {loss_text([quote.loss])}"
+    state = "affordable" if quote.affordable else "exceeds the budget"
+    when = f"; answer after {quote.milliseconds} ms" if quote.milliseconds else ""
+    return f"cost: {loss_text([quote.loss])}; {state}{when}"
 
 
 def loss_text(losses: Iterable[Loss]) -> str:
@@ -107,7 +124,7 @@ def quote_grid(quote: Quote) -> Grid:
 
 def budget_grid(balances: Iterable[Balance]) -> Grid:
     """Return a table of budgets with a bar for the spent part."""
-    grid = Grid("budget", "unit", "of", "spent", "limit", "")
+    grid = Grid("budget", "unit", "in", "spent", "limit", "")
     for balance in balances:
         for component, limit, spent in zip(balance.components, balance.limit, balance.spent, strict=True):
             if limit:

@@ -60,9 +60,10 @@ def test_a_right_scale_is_not_refuted_and_power_is_stated() -> None:
     assert result.counterexample is None
     assert 0.5 < result.epsilon_lower <= 1.0
     assert 1.0 < result.detectable < 2.0
-    assert "would refute a true strength" in str(result)
+    assert "would refute a true epsilon" in str(result)
 
 
+@pytest.mark.tier("test")
 def test_judging_the_searched_sample_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: without fresh runs for the test, a true claim is refuted."""
     # Pure noise in 40 columns: the best of many learned events looks far from fair on the sample that taught it.
@@ -301,6 +302,7 @@ def test_samples_are_divided_as_stated(narrow: bool) -> None:
         assert rounds[-1][0] == 1
 
 
+@pytest.mark.tier("test")
 def test_outputs_that_are_one_number_leave_more_for_the_judgement() -> None:
     for shape, narrow in (((), True), ((3,), False)):
         rng, asked = np.random.default_rng(26), list[int]()
@@ -348,6 +350,7 @@ def sides_and_candidates(rng: np.random.Generator) -> tuple[list[Any], list[sear
     )
 
 
+@pytest.mark.tier("test")
 def test_one_event_alone_is_judged() -> None:
     """The named bug: the better of two events decides without a correction, or the event shown decides."""
     rng = np.random.default_rng(21)
@@ -371,6 +374,7 @@ def test_one_event_alone_is_judged() -> None:
     assert other.evidence.p_value == p_value(weaker, ceiling(plan.claim, 0.1)) > other.p_value
 
 
+@pytest.mark.tier("test")
 def test_the_best_learners_on_a_part_learn_from_everything() -> None:
     rng = np.random.default_rng(27)
     sides = [rng.laplace(shift, 1, (3000, 4)) for shift in (0.0, 0.5)]
@@ -516,6 +520,7 @@ def test_outputs_whose_length_differs_are_told_apart(mode: str) -> None:
     assert result.refuted
 
 
+@pytest.mark.tier("test")
 def test_a_weak_difference_is_judged_by_what_differs_most() -> None:
     """If the runs are too few for any bound, the certain event must not be chosen although it is worth as much."""
     for seed in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from dither.audit.blackbox import learners
 from dither.audit.blackbox.events import OutcomeSpace, SampleTable
@@ -69,6 +70,7 @@ def test_a_feature_of_few_values_may_have_a_polynomial_for_each() -> None:
     assert np.ptp(told[3]) > 3 * max(np.ptp(told[at]) for at in (0, 1, 2, 4))
 
 
+@pytest.mark.tier("test")
 def test_the_last_round_learns_from_more_outputs_than_the_first() -> None:
     """With twenty columns the first rounds read 150,000 outputs, however many were drawn; the last reads 500,000."""
     rng, width, runs = np.random.default_rng(31), 20, 300_000

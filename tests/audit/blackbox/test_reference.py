@@ -47,6 +47,7 @@ LEARNERS: dict[str, Learner] = {
 }
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_standard_errors_are_right(kind: str) -> None:
     """On equal inputs the estimates are wrong by about their standard errors, for rare and for common events."""
@@ -79,6 +80,7 @@ def test_the_half_that_selected_an_event_does_not_estimate_it() -> None:
     assert abs(np.mean(crossed)) < 0.06
 
 
+@pytest.mark.tier("test")
 def test_models_know_rare_events_better_than_counts_do() -> None:
     """If a model is right, its estimates of rare events are nearer to the truth than counts; both are unbiased."""
     told, counted = [], []

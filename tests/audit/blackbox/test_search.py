@@ -221,6 +221,7 @@ def test_scores_of_much_smaller_gain_are_left_out() -> None:
     )
 
 
+@pytest.mark.tier("test")
 def test_a_leak_of_one_output_is_found_beside_what_all_columns_tell() -> None:
     """One of 4,096 outputs leaks once in 250 runs; each column is a little informative too, all together much more."""
     # The named bug: scores of whole outputs were left out, as they follow noise in the other 4,095.

@@ -176,6 +176,7 @@ def test_an_engine_that_finds_other_public_tables_is_not_used(world: Any, opened
     assert room.kernel.answer(counting(), "ann").parts
 
 
+@pytest.mark.tier("test")
 def test_answers_and_quotes_leave_no_objects_behind(world: Any, tmp_path: Path) -> None:
     kernel = LocalKernel(world(), tmp_path / "flat.sqlite")
 

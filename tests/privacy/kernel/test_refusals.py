@@ -156,6 +156,7 @@ def vector_of(size: int, norm: Any = "l1") -> Request:
     return Request("shop", (Measurement(measure, DiscreteLaplace(Fraction(50))),))
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_a_wide_vector_is_answered(world: Any, opened: Any, norm: str) -> None:
     """Its norm is a sum of 400 terms: nested into each other they would be too deep to be written as SQL."""
@@ -200,6 +201,7 @@ def test_what_is_too_wide_inside_is_refused_before_the_charge(world: Any, opened
     assert room.kernel.ledger.head == before
 
 
+@pytest.mark.tier("test")
 def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
     world: Any, opened: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

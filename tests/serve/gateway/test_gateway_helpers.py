@@ -243,6 +243,11 @@ def test_malformed_requests_are_refused(body: bytes) -> None:
         read_query(body)
 
 
+def test_a_request_without_a_dataset_says_so() -> None:
+    with pytest.raises(InvalidParameter, match=r"^dataset is missing; name the dataset$"):
+        read_query(b'{"query": "q", "epsilon": 1}')
+
+
 def test_a_decimal_is_exact() -> None:
     asked = read_query(b'{"dataset": "d", "query": "q", "epsilon": 0.1, "confidence": 0.9}')
     assert str(asked.options["epsilon"]) == "1/10" and asked.options["confidence"] == 0.9

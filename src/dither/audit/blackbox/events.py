@@ -39,12 +39,14 @@ class Encoded:
 class OutcomeSpace:
     """The features of a mechanism's outputs and the edges of the bins of each.
 
-    `discrete` means that outputs repeat often enough to be scored one by one.
+    `discrete` means that outputs repeat often enough to be scored one by one, and `undefined` tells for each feature
+    whether some output lacks it.
     """
 
     encoder: features.Encoder
     edges: tuple[Floats, ...]
     discrete: bool
+    undefined: tuple[bool, ...]
 
     @classmethod
     def learn(cls, first: Any, second: Any, timed: bool = False, bits: bool = True) -> OutcomeSpace:
@@ -59,7 +61,8 @@ class OutcomeSpace:
         matrix = np.concatenate([first[:max_rows], second[:max_rows]])
         edges = tuple(_edges(feature.column(matrix)) for feature in encoder.features)
         distinct = len(np.unique(features.row_keys(matrix)))
-        return cls(encoder, edges, distinct < max(64, len(matrix) // 4))
+        undefined = tuple(bool(np.isnan(feature.column(matrix)).any()) for feature in encoder.features)
+        return cls(encoder, edges, distinct < max(64, len(matrix) // 4), undefined)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,7 +179,7 @@ class ColumnScore(Score):
                 lambda code: bool(chosen[_bin_codes(np.array([code]), edges)[0]])
             )
             return f"output {categories}"
-        return f"{space.names[self.column]} in {_interval_text(chosen, edges)}"
+        return f"{space.names[self.column]} in {_interval_text(chosen, edges, space.undefined[self.column])}"
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ class CornerScore(Score):
             (codes >= threshold) if above else (codes > 0) & (codes <= threshold),
         )
         return " and ".join(
-            f"{space.names[column]} in {_interval_text(bins, space.edges[column])}"
+            f"{space.names[column]} in {_interval_text(bins, space.edges[column], space.undefined[column])}"
             for column, bins in zip(self.columns, chosen, strict=True)
         )
 
@@ -420,8 +423,8 @@ def leaf_index(codes: BinCodes, tree: tuple[tuple[int, int], ...]) -> NDArray[np
     return index
 
 
-def _interval_text(chosen: NDArray[np.bool_], edges: Floats) -> str:
-    """Describe bins as a union of intervals, of which at most six are written out."""
+def _interval_text(chosen: NDArray[np.bool_], edges: Floats, undefined: bool) -> str:
+    """Describe bins as a union of intervals, of which at most six are written out, and the bin of undefined outputs."""
     limits = np.concatenate([[-np.inf], edges, [np.inf]])
     runs: list[tuple[int, int]] = []
     for code in range(1, len(limits)):
@@ -430,6 +433,6 @@ def _interval_text(chosen: NDArray[np.bool_], edges: Floats) -> str:
         elif chosen[code]:
             runs.append((code, code))
     texts = [f"[{float(limits[first - 1])!r}, {float(limits[last])!r})" for first, last in runs]
-    shown = ["undefined"] if chosen[0] else []
+    shown = ["undefined"] if chosen[0] and undefined else []
     shown += texts[:6] + ([f"{len(texts) - 6} more"] if len(texts) > 6 else [])
     return " or ".join(shown) or "no output"

@@ -17,7 +17,7 @@ from dither.audit.claims import MAX_STRENGTH, ceiling, delta, strength
 from dither.audit.confidence import Level
 from dither.audit.neighbours import fingerprint
 from dither.errors import InvalidParameter
-from dither.loss import Loss, to_json
+from dither.loss import ZCDP, Loss, to_json
 
 Points = tuple[tuple[float, float], ...]
 
@@ -102,7 +102,8 @@ class PrivacyResult:
         if self.refuted:
             support = f"p = {self.p_value:.3g}"
         elif self.detectable < MAX_STRENGTH:
-            support = f"a similar event would refute a true strength of {self.detectable:.4g} with probability 0.9"
+            name = "rho" if isinstance(self.claim, ZCDP) else "epsilon"
+            support = f"a similar event would refute a true {name} of {self.detectable:.4g} with probability 0.9"
         else:
             support = "a similar event would refute no strength with probability 0.9"
         return f"{verdict}: {claim_text(self.claim)}; {bound} ({confidence}); {support}; {self.samples} samples"

@@ -25,7 +25,7 @@ from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, evaluate, is_missing
-from dither.post.query.planner import CellRef, QueryPlan, answer_axes
+from dither.post.query.planner import CellRef, QueryPlan, answer_axes, rows_text
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar
@@ -155,7 +155,7 @@ class Answer:
         noisy = [c for c in self.columns if not c.key]
         chosen = self[column] if column is not None else noisy[0]
         labels = [", ".join(map(str, row.values())) or chosen.name for row in self.keys.to_pylist()] or [chosen.name]
-        _, axis = import_module("matplotlib.pyplot").subplots()
+        _, axis = import_optional("matplotlib.pyplot").subplots()
         values = np.asarray(chosen.estimate.value, float)
         errors = np.maximum([values - chosen.estimate.low, chosen.estimate.high - values], 0.0)
         axis.errorbar(values, range(len(values)), xerr=errors, fmt="o", capsize=3)
@@ -321,8 +321,7 @@ def _answer_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[s
 
 def _bound_note(plan: QueryPlan, bound: EstimatedBound) -> str:
     """Describe a contribution bound that was chosen privately, and what it may have removed."""
-    counts_rows = bound.row_size == 1 or all(aggregate.kind == "count" for aggregate in plan.question.aggregates)
-    rows = f"{bound.bound / bound.row_size:,.4g} rows{'' if counts_rows else ' of the largest possible values'}"
+    rows = rows_text(bound.bound, bound.row_size, plan.question.aggregates)
     share = f"about {bound.removed_share:.1%}" if bound.kept else "an unknown share"
     return (
         f"contribution bound chosen privately: each {plan.unit} adds at most {rows}; "
@@ -390,6 +389,7 @@ def import_optional(package: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError:
+        package = package.partition(".")[0]
         raise Unsupported(
             f"this needs {package}: pip install {package}, or use table or to_dicts(), which do not need it"
         ) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -27,7 +28,7 @@ from dither.post.formulas import (
     strip_increasing,
 )
 from dither.post.noise import noise_of
-from dither.post.query.planner import LARGEST_BOUNDS, CellRef, QuantileRef, QueryPlan
+from dither.post.query.planner import LARGEST_BOUNDS, CellRef, QuantileRef, QueryPlan, bound_name
 from dither.post.query.request import mechanism_of, search_share
 from dither.privacy.protocol import Measurement
 
@@ -117,20 +118,42 @@ def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
     when = " (at the largest bound)" if plan.searches else ""
     for search in plan.searches:
         lines.append(
-            f"first, in the same charge, a noisy histogram of contributions chooses the bound {search.tag!r} among "
-            f"{len(search.candidates)} candidates from {search.candidates[0]} to {search.candidates[-1]} "
-            f"({SEARCH_SHARE / len(plan.searches)} of the loss)"
+            f"first, in the same charge, a noisy histogram of contributions chooses {bound_name(search.tag)} among "
+            f"{len(search.candidates)} candidates from {search.candidates[0]:,} to {search.candidates[-1]:,} "
+            f"{'rows' if search.row_size == 1 else 'steps'} ({share_text(SEARCH_SHARE / len(plan.searches))})"
         )
     for position, planned in enumerate(plan.measures):
         measure, share = fill_limits(planned.measure, LARGEST_BOUNDS), planned.share * (1 - search_share(plan))
-        lines.append(
-            f"measure {position}: {type(measure).__name__}, {measure.size(context)} cells, {share} of the loss"
-        )
+        size = measure.size(context)
+        cells = f"{size:,} cell{'' if size == 1 else 's'}"
+        lines.append(f"measure {position}: {type(measure).__name__}, {cells}, {share_text(share)}")
         lines.append(f"  sensitivity in steps{when}: {_sensitivity_text(context, plan, measure)}")
     lines += [f"column {output.name} = {formula_text(output.node)}" for output in plan.outputs]
     if plan.having is not None:
         lines.append(f"HAVING, applied to noisy values: {formula_text(plan.having)}")
+    lines.append(f"where {'; '.join(_symbol_meanings(plan))}")
     return Explanation(tuple(lines))
+
+
+def share_text(share: Fraction) -> str:
+    """Write a share of the loss in words.
+
+    >>> share_text(Fraction(1)), share_text(Fraction(4, 5))
+    ('the whole loss', '4/5 of the loss')
+    """
+    named = {Fraction(1): "the whole loss", Fraction(1, 2): "half of the loss"}
+    return named.get(share, f"{share} of the loss")
+
+
+def _symbol_meanings(plan: QueryPlan) -> Iterator[str]:
+    """Say what the symbols of `formula_text` stand for."""
+    for measure in range(len(plan.measures)):
+        cells = [f"c{index}" for index, source in enumerate(plan.sources) if source.measure_index == measure]
+        if len(cells) == 1:
+            yield f"{cells[0]} is the noisy value of measure {measure}"
+        elif cells:
+            yield f"{', '.join(cells)} are the noisy values of measure {measure}"
+    yield from (f"k{index} is the key {key.name}" for index, key in enumerate(plan.keys))
 
 
 def _sensitivity_text(context: Context, plan: QueryPlan, measure: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
 from dither.post.query.literals import parse_instant
 from dither.post.query.question import Question
-from dither.schema import Moment
+from dither.schema import Moment, Number
 
 LazyScope = Callable[[], Scope]
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def resolve_date_literals(question: Question, context: Context) -> Question:
@@ -55,23 +57,37 @@ def _resolve_node(node: Any, scope: LazyScope) -> Any:
 
 def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:
     match node:
-        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _is_moment(left, scope):
+        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _is_of_kind(left, scope, Moment):
             return replace(node, right=parse_instant(text))
-        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _is_moment(right, scope):
+        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _is_of_kind(right, scope, Moment):
             return replace(node, left=parse_instant(text))
-        case expr.In(child=child, values=values) if _all_texts(values) and _is_moment(child, scope):
+        case expr.In(child=child, values=values) if _all_texts(values) and _is_of_kind(child, scope, Moment):
             return expr.In(child, tuple(parse_instant(str(value)).microseconds for value in values))
+        case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if NUMBER.fullmatch(text):
+            return _require_unquoted(node, left, scope)
+        case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if NUMBER.fullmatch(text):
+            return _require_unquoted(node, right, scope)
         case _:
             return node
+
+
+def _require_unquoted(node: Expr, other: Expr, scope: LazyScope) -> Expr:
+    """Return a comparison with a text of digits; refuse it, with advice, if the other side is a number."""
+    if _is_of_kind(other, scope, Number):
+        try:
+            node.domain(scope())
+        except DitherError as refusal:
+            raise type(refusal)(f"{refusal}; write the number without quotes") from None
+    return node
 
 
 def _all_texts(values: tuple[object, ...]) -> bool:
     return bool(values) and all(isinstance(value, str) for value in values)
 
 
-def _is_moment(node: Expr, scope: LazyScope) -> bool:
-    """Return True if a value is a date or timestamp; an expression without a domain is refused later."""
+def _is_of_kind(node: Expr, scope: LazyScope, kind: type[Moment | Number]) -> bool:
+    """Return True if a value has this kind of domain; an expression without a domain is refused later."""
     try:
-        return isinstance(node.domain(scope()), Moment)
+        return isinstance(node.domain(scope()), kind)
     except DitherError:
         return False

@@ -93,7 +93,7 @@ ANSWER_FUNCTIONS: dict[type[exp.Expr], str] = {
     **{node: function.formula for node, function in BY_NODE.items() if function.formula},
 }  # fmt: skip
 REFUSED_CLAUSES = {
-    "windows": "window functions read other people's rows; aggregate per user in a subquery instead",
+    "windows": "window functions read other units' rows; aggregate per unit in a subquery instead",
     "qualify": "QUALIFY filters by window functions; use HAVING on the answer instead",
     "laterals": "LATERAL is not supported; write the subquery as a join",
     "sample": "TABLESAMPLE is not supported; query the whole table, which costs no more",
@@ -101,7 +101,7 @@ REFUSED_CLAUSES = {
     "locks": "FOR UPDATE is not supported, since queries only read; leave it out",
     "into": "SELECT INTO is not supported, since queries only read; leave INTO out",
     "connect": "CONNECT BY is not supported; recursive queries are refused",
-    "match": "MATCH_RECOGNIZE is not supported; aggregate per user in a subquery instead",
+    "match": "MATCH_RECOGNIZE is not supported; aggregate per unit in a subquery instead",
 }
 
 
@@ -278,7 +278,7 @@ class QueryReader:
             raise Unsupported(
                 f"the unit {self.unit.name!r} covers no table of this query; read one that it covers"
                 if source.held_fixed
-                else "this query reads only public tables; read a private one"
+                else "this query reads only public tables, which need no privacy; read them directly"
             )
         if not _has_aggregates(query):
             for node in query.find_all(exp.Anonymous):
@@ -434,7 +434,7 @@ class _OuterSelect:
         """Translate the argument of an aggregate."""
         if any(_is_aggregate(part) for part in node.walk()):
             raise Unsupported(
-                f"{sql_excerpt(node)}: aggregates cannot be nested; aggregate per user in a subquery, and then over it"
+                f"{sql_excerpt(node)}: aggregates cannot be nested; aggregate per unit in a subquery, and then over it"
             )
         return self.source.translator()(node)
 
@@ -731,7 +731,7 @@ def refuse_clauses(query: exp.Select) -> None:
             raise Unsupported(reason)
     distinct = query.args.get("distinct")
     if distinct is not None and distinct.args.get("on") is not None:
-        raise Unsupported("DISTINCT ON is not supported; aggregate per user with MIN or MAX instead")
+        raise Unsupported("DISTINCT ON is not supported; aggregate per unit with MIN or MAX instead")
     for node in query.find_all(exp.Window):
         raise Unsupported(f"{sql_excerpt(node)}: {REFUSED_CLAUSES['windows']}")
 
@@ -773,6 +773,8 @@ def parse_statement(text: str) -> exp.Expr:
         statements = [part for part in sqlglot.parse(text, dialect="duckdb") if part is not None]
     except (SqlglotError, RecursionError) as problem:
         raise InvalidQuery(f"the query cannot be parsed: {_parse_error_text(problem)}") from None
+    if not statements:
+        raise InvalidQuery("the query is empty; write one such as SELECT COUNT(*) FROM table")
     if len(statements) != 1:
         raise InvalidQuery(f"a query is one statement, got {len(statements)}; run several as a batch")
     _check_depth(statements[0])

@@ -198,7 +198,8 @@ class Planner:
         if self.bound.auto or stability.max_rows is not None:
             return (unit,)
         where = "" if self.bound.max_groups is None else f" in each of at most {self.bound.max_groups} groups"
-        limit = f"max_contributions: each {question.unit} adds at most {self.bound.max_rows} rows' worth{where}"
+        rows = f"{self.bound.max_rows:,} row{'' if self.bound.max_rows == 1 else 's'}"
+        limit = f"max_contributions: each {question.unit} adds at most as much as {rows} can{where}"
         return (unit, f"{limit}; estimates lack what is beyond, and the intervals do not cover that")
 
     def check_keys_and_values(self, question: Question, scope: Scope, listed: bool) -> None:
@@ -687,6 +688,23 @@ def _restrict_bins(source: CellRef | QuantileRef, plan: QueryPlan, context: Cont
         return source
     reachable = plan.measures[source.measure_index].measure.axes(context)[-1].values
     return replace(source, bins=source.bins.between(int(reachable[0]), int(reachable[-1])))  # type: ignore[arg-type]
+
+
+def bound_name(tag: str) -> str:
+    """Name a bound for people; the tags of a batch end in the position of their query."""
+    return f"the contribution bound of {'sums' if tag.partition(' ')[0] == MASS else 'rows'}"
+
+
+def rows_text(bound: int, row_size: int, aggregates: Sequence[AggregateCall]) -> str:
+    """Write a bound in rows, rounded up; a bound on sums as the rows with the largest values that add as much."""
+    if bound < row_size:
+        rows = f"{bound / row_size:.1%} of a row"
+    else:
+        whole = -(-bound // row_size)
+        rows = f"{whole:,} row{'' if whole == 1 else 's'}"
+    if row_size == 1 or all(aggregate.kind == "count" for aggregate in aggregates):
+        return rows
+    return f"as much as {rows} with the largest possible values"
 
 
 def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:

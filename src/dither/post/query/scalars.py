@@ -20,7 +20,7 @@ Resolve = Callable[[exp.Column], expr.Expr]
 
 NO_PATTERNS = "regular expressions are not supported: their running time depends on data; use =, IN or LIKE 'prefix%'"
 ADVICE: dict[type[exp.Expr], str] = {
-    exp.Window: "window functions read other people's rows; aggregate per user in a subquery instead",
+    exp.Window: "window functions read other units' rows; aggregate per unit in a subquery instead",
     exp.RegexpLike: NO_PATTERNS,
     exp.RegexpILike: NO_PATTERNS,
     exp.SimilarTo: NO_PATTERNS,
@@ -58,8 +58,8 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.RegexpExtract: NO_PATTERNS,
     exp.Length: "LENGTH is not supported; use a CASE over the declared values",
     exp.Trim: "TRIM is not supported; compare with the declared values, exactly as they are declared",
-    exp.AggFunc: "this aggregate is not supported here; COUNT, SUM, AVG, MIN, MAX, MEDIAN, QUANTILE_CONT, STDDEV, "
-    "VARIANCE, COVAR_SAMP, COVAR_POP and CORR are, in SELECT, HAVING and ORDER BY",
+    exp.AggFunc: "this aggregate is not supported here; COUNT, SUM, AVG, MIN, MAX, MEDIAN, QUANTILE, STDDEV, "
+    "VARIANCE, COVAR_SAMP, COVAR_POP and CORR are, in SELECT, HAVING and ORDER BY (see docs/sql.md)",
 }
 
 
@@ -81,7 +81,10 @@ class ExpressionTranslator:
                 raise Unsupported(f"{sql_excerpt(node)}: {advice}")
         if isinstance(node, exp.Func):
             name = _function_name(node)
-            raise Unsupported(f"{name} is not supported{_suggest(name)}; docs/functions.md lists the functions")
+            raise Unsupported(
+                f"{name} is not supported{_suggest(name)}; docs/sql.md lists the aggregates, "
+                "docs/functions.md the functions"
+            )
         raise Unsupported(f"{sql_excerpt(node)} is not supported here; see docs/sql.md for what a query may contain")
 
     def column(self, node: exp.Column) -> expr.Expr:
@@ -194,7 +197,7 @@ class ExpressionTranslator:
 
 def _suggest(name: str) -> str:
     """Suggest a function with a similar name."""
-    close = get_close_matches(name, FUNCTION_NAMES, 1)
+    close = ["QUANTILE(x, q)"] if name.startswith("PERCENTILE") else get_close_matches(name, FUNCTION_NAMES, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -159,4 +159,5 @@ def _incompatible_loss(loss: Loss, kind: str, suitable_kind: str) -> InvalidPara
     """Return the error for a loss that this kind of budget cannot count; it names a kind that can."""
     return InvalidParameter(
         f"a budget of kind {kind} cannot take this {loss.kind} loss; one of kind {suitable_kind} can"
+        " (delta= needs a budget with a delta)"
     )

@@ -30,7 +30,7 @@ _MAX_TEXT_LENGTH = 10_000
 def text(node: Node, subject: str) -> str:
     """Read a printable text of bounded length."""
     if not isinstance(node, YamlText) or is_null(node):
-        node.place.refuse(f"{subject} must be a text")
+        node.place.refuse(f"{subject} is empty or not a text; write one (docs/datasets.md lists what it may be)")
     if len(node.value) > _MAX_TEXT_LENGTH or not node.value.isprintable():
         node.place.refuse(f"{subject} must be at most {_MAX_TEXT_LENGTH:,} printable characters")
     return node.value

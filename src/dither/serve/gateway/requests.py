@@ -79,6 +79,8 @@ def _read(fields: dict[str, Any], queries: tuple[str, ...], place: Place) -> Que
     request_id = "" if fields.get("request_id") is None else _text(fields, "request_id", 48)
     if request_id and not REQUEST_ID.fullmatch(request_id):
         raise InvalidParameter("request_id must have 1 to 48 characters out of A-Z a-z 0-9 _ . -")
+    if fields.get("dataset") is None:
+        raise InvalidParameter("dataset is missing; name the dataset")
     return QueryRequest(_text(fields, "dataset", 200), queries, options, request_id)
 
 

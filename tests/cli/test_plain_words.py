@@ -1,0 +1,108 @@
+"""Test the words of the command line: costs, options, whole counts, NULL, bounds and explanations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dither.cli import app
+from dither.cli.options import with_flags
+from dither.errors import Unsupported
+from dither.post.estimate.answer import import_optional
+
+DATASET = """\
+version: 1
+name: flights
+tables:
+  flights:
+    private: true
+    source: {kind: parquet, path: flights.parquet}
+    columns:
+      plane: {type: identifier, kind: integer}
+      carrier: {type: category, values: [AA, UA], nullable: true}
+      miles: {type: integer, min: 0, max: 5000}
+      hour: {type: timestamp, min: 2013-01-01, max: 2013-12-31, precision: hour, nullable: true}
+units:
+  plane: {kind: user, keys: {flights: plane}}
+budgets:
+  - {unit: plane, kind: pure, epsilon: 100}
+"""
+COUNTS = "SELECT carrier, COUNT(DISTINCT plane) AS n FROM flights GROUP BY carrier"
+
+
+@pytest.fixture
+def description(tmp_path: Path) -> str:
+    size = 600
+    columns = {
+        "plane": [row // 2 for row in range(size)],
+        "carrier": ["AA", "UA", None] * (size // 3),
+        "miles": [row % 5000 for row in range(size)],
+        "hour": pa.nulls(size, pa.timestamp("us")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "flights.parquet")
+    (tmp_path / "dataset.yml").write_text(DATASET)
+    return str(tmp_path / "dataset.yml")
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return " ".join((result.stderr if code else result.stdout).split())
+
+
+def test_costs_counts_and_keys(description: str) -> None:
+    assert "cost: epsilon 20; affordable note" in run("quote", description, COUNTS, "--epsilon", "20")
+    shown = run("ask", description, COUNTS, "--epsilon", "20")
+    assert "NULL" in shown and "None" not in shown and "±" in shown and "." not in shown
+    assert "answered before for epsilon 20 (95% intervals)" in run("ask", description, COUNTS, "--epsilon", "20")
+    free = run("quote", description, COUNTS, "--epsilon", "20")
+    assert "cost: nothing more, because this was answered before for epsilon 20 note" in free
+
+
+def test_bounds_are_named_in_words(description: str) -> None:
+    total = "SELECT SUM(miles) AS s FROM flights"
+    quoted = run("quote", description, total, "--epsilon", "5")
+    assert (
+        "the contribution bound of sums is chosen privately when asked; this quote assumes as much as 16 rows" in quoted
+    )
+    assert "each plane adds at most as much as 1 row can;" in run(
+        "ask", description, total, "--epsilon", "5", "--max-contributions", "1"
+    )
+    told = run("explain", description, "SELECT carrier, AVG(miles) AS a FROM flights GROUP BY carrier")
+    assert "chooses the contribution bound of sums among" in told and "mass" not in quoted + told
+    assert "c0, c1 are the noisy values of measure 0; k0 is the key carrier" in told
+    assert "1 cell, the whole loss" in run("explain", description, "SELECT COUNT(DISTINCT plane) FROM flights")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("", "the query is empty"),
+        ("SELECT COUNT(*) FROM flights WHERE miles > '3000'", "; write the number without quotes"),
+        ("SELECT COUNT(*) FROM flights WHERE carrier > 3000", "not a category and a number\n"),
+        ("SELECT PERCENTILE(miles, 0.5) FROM flights", "did you mean QUANTILE(x, q)?; docs/sql.md"),
+    ],
+)
+def test_refusals(description: str, query: str, words: str) -> None:
+    assert words.strip() in run("quote", description, query, "--epsilon", "1", code=2)
+
+
+def test_options_have_the_names_of_the_command_line(description: str) -> None:
+    assert "give --epsilon or --rho, and only one of them" in run("ask", description, COUNTS, code=2)
+    assert with_flags("max_error= with delta=: epsilon=1, unit='a'") == "--max-error with --delta: epsilon=1, unit='a'"
+
+
+def test_domains_have_their_precision_and_null(description: str) -> None:
+    shown = run("datasets", description)
+    assert "hour: time to the hour, from 2013-01-01 to 2013-12-31T23:00:00, or NULL" in shown
+    assert "carrier: one of AA, UA, or NULL" in shown
+    assert "all rows of one plane in flights" in run("statement", description)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(Unsupported, match="this needs nowhere_at_all: pip install nowhere_at_all,"):
+        import_optional("nowhere_at_all.pyplot")
