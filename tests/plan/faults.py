@@ -91,7 +91,9 @@ def saturation_missing(patch: pytest.MonkeyPatch) -> None:
 
 def keys_from_data(patch: pytest.MonkeyPatch) -> None:
     whole = trials.to_vector
-    patch.setattr(trials, "to_vector", lambda m, plan, table: whole(m, plan, table)[: table.num_rows * plan.values])
+    patch.setattr(
+        trials, "to_vector", lambda m, plan, table: whole(m, plan, table)[: table.num_rows * plan.value_count]
+    )
 
 
 def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_41_a_top_coded_age_keeps_its_bound_though_nobody_is_that_old(tmp_path: 
     assert young.vector(Sum(Scan("t"), ColumnRef("age"))).tolist() == [30]
 
 
-def test_42_tables_grouped_tables_and_vectors_each_state_their_influence() -> None:
+def test_42_tables_grouped_tables_and_vectors_each_state_their_stability() -> None:
     ctx = employees()
     table = Filter(Scan("employees"), Compare(">", ColumnRef("salary"), LiteralValue(30_000)))
     grouped = GroupBy(Scan("employees"), (("title", ColumnRef("title")),))
@@ -150,7 +150,7 @@ def test_45_select_where_and_distinct_have_stability_one() -> None:
     assert Distinct(select).stability(ctx, "employee").max_rows == 1
 
 
-def test_45_distinct_after_five_self_unions_brings_the_influence_back_to_one() -> None:
+def test_45_distinct_after_five_self_unions_brings_the_stability_back_to_one() -> None:
     columns = (("salary", ColumnRef("salary")), ("employee_id", ColumnRef("employee_id")))
     node: Relation = Select(Scan("employees"), columns)
     for _ in range(5):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from sqlglot import exp
 
 from dither.plan import expressions as x
 from dither.plan import measures as m
@@ -70,14 +71,14 @@ def moved(node: r.Relation, path: Path, base: dict[str, list[Any]], more: dict[s
         statement = SqlStatement(world.ctx, world._sources, world.dialect)
         table = statement.table(node)
         columns = [column_ref(f"c{index}") for index in range(len(node.domain(world.ctx)))]
-        found = world._run(statement.finish(x.exp.select(*columns).from_(table)))
+        found = world._run(statement.finish(exp.select(*columns).from_(table)))
         bags.append(Counter(zip(*(column.to_pylist() for column in found.columns), strict=True)))
     return sum(((bags[0] - bags[1]) + (bags[1] - bags[0])).values())
 
 
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("name", CASES)
-def test_the_stated_influence_is_reached(name: str, tmp_path: Path) -> None:
+def test_the_stated_stability_is_reached(name: str, tmp_path: Path) -> None:
     node, unit, extra = CASES[name]
     actions = THEIRS if name != "group by" else acts(2, ("a", "view", 1))
     actions = [row for row in actions if row[1] == "a"] if "public side kept" in name else actions
@@ -108,7 +109,7 @@ def pairs(path: Path, node: r.Relation, rows: list[tuple[int, int, str, str]]) -
     world = one_table(path, columns, data, Unit("user", "user", {"t": "id"}), "id")
     statement = SqlStatement(world.ctx, world._sources, world.dialect)
     table = statement.table(node)
-    found = world._run(statement.finish(x.exp.select("c1", "c4").from_(table)))
+    found = world._run(statement.finish(exp.select("c1", "c4").from_(table)))
     bag = Counter(zip(*(column.to_pylist() for column in found.columns), strict=True))
     return bag, node.stability(world.ctx, "user").max_rows
 

@@ -84,7 +84,7 @@ def test_the_size_is_the_first_charge_and_costs_its_epsilon(world: Any, opened: 
 def test_a_kernel_whose_description_was_replaced_stops(world: Any, opened: Any) -> None:
     old = opened(world())
     opened(world(data_version="2"))
-    with pytest.raises(LedgerError, match="restarted"):
+    with pytest.raises(LedgerError, match="restart this kernel"):
         old.kernel.answer(counting(), "ann")
     assert not old.spy.reads
 
