@@ -131,3 +131,13 @@ def test_no_table_of_keys_is_kept_for_every_bound() -> None:
         value for _, value in ctx.memo.values() if isinstance(value, tuple) and value and isinstance(value[0], Axis)
     ]
     assert kept == []
+
+
+def test_another_unit_that_pays_the_wanted_loss_at_the_largest_bound_may_pay_more_at_smaller_ones() -> None:
+    """Noise for two rows of a user costs one action just the wanted loss, noise for one row twice that."""
+    budget = pure(10, unit="action")
+    ctx = Context(dataset(10, units={**dataset().units, "action": ACTION}, budgets=(budget,)))
+    wanted = MECHANISMS["laplace for a pure loss"]
+    part = cost._bounded_part((replace(SEARCH, grid=(1, 2)),), Measurement(MEASURES["rows kept"], wanted))
+    assert cost._step_loss(ctx, budget, part.calibrated_at(ctx, "user", {"rows": 2})) == wanted.loss
+    assert cost._largest_loss(ctx, budget, "user", part) == Pure(2 * wanted.loss.epsilon)
