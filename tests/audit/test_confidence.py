@@ -86,6 +86,7 @@ def fewest_that_refute(runs: tuple[int, int], hits_b: int, epsilon: float, alpha
     return low
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("runs", "chances"), [((2000, 2000), (5e-4, 4e-3)), ((500, 3000), (5e-4, 4e-3)),
                                                ((300, 300), (0.1, 0.3))], ids=str)  # fmt: skip
 @pytest.mark.parametrize("epsilon", [0.0, 0.7])

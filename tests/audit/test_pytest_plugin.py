@@ -27,9 +27,9 @@ def run(where: Path, text: str, *options: str) -> subprocess.CompletedProcess[st
 @pytest.mark.tier("test")
 def test_the_file_in_the_docs_finds_its_bug(tmp_path: Path) -> None:
     text = re.search(r"```python\n(# test_mine.py.*?)```", (ROOT / "docs" / "auditing.md").read_text(), re.S)
-    assert text is not None and len([line for line in text[1].splitlines() if line]) <= 5
+    assert text is not None and len([line for line in text[1].splitlines() if line]) <= 7
     done = run(tmp_path, text[1])
-    assert done.returncode == 1 and "REFUTED" in done.stdout and "the event" in done.stdout
+    assert done.returncode == 1 and "REFUTED" in done.stdout and "event: output" in done.stdout
 
 
 SEEDED = """
@@ -64,6 +64,38 @@ def test_markers_options_and_the_same_verdict_twice(tmp_path: Path) -> None:
     assert "test_wrong" in first.stdout and "needs a claim" in first.stdout
     counts = [re.findall(r"REFUTED.*", each.stdout) for each in (first, second)]
     assert counts[0] and counts[0] == counts[1]
+
+
+WEAK = """
+import numpy, pytest
+
+rng = numpy.random.default_rng(5)
+
+def wrong_delta(value, size):
+    return value + 3.1 * rng.standard_normal(size)
+
+OPTIONS = {"neighbours": [(0.0, 1.0)], "samples": 4000, "bits": False}
+
+@pytest.mark.private("epsilon=1, delta=1e-6", **OPTIONS)
+def test_that_warns():
+    return wrong_delta
+
+@pytest.mark.private("epsilon=1, delta=1e-6", detect="epsilon=3, delta=1e-6", **OPTIONS)
+def test_that_fails():
+    return wrong_delta
+
+@pytest.mark.private("epsilon=1, delta=1e-6", detect="epsilon=40, delta=1e-6", **OPTIONS)
+def test_that_is_strong_enough():
+    return wrong_delta
+"""
+
+
+@pytest.mark.tier("test")
+def test_a_test_without_power_does_not_pass_silently(tmp_path: Path) -> None:
+    done = run(tmp_path, WEAK)
+    assert "1 failed, 2 passed, 1 warning" in done.stdout, done.stdout
+    assert "AuditPowerWarning: this test passed, but it is weak: a true loss of epsilon=2, delta=1e-06" in done.stdout
+    assert re.search(r"this test is too weak: a true loss of epsilon=3.*it needs about [\d,]+ samples", done.stdout)
 
 
 def test_loading_is_light() -> None:

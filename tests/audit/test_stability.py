@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import duckdb
+import pandas
 import pytest
 
 from dither.audit.stability import ValueDomain, Vectors, frame, result_distance, sql, summarize_data, transformation
@@ -54,6 +55,27 @@ def test_sql_and_data_frames() -> None:
         assert transformation(limited, ROWS, 1, pairs=100).refuted
     assert not transformation(frame(lambda data: data[data.salary > 5], ROWS), ROWS, 1, pairs=50).refuted
     assert transformation(frame(lambda data: data.groupby("city").size(), ROWS), ROWS, 0.5, pairs=50).refuted
+
+
+def test_a_plain_pandas_function_is_given_data_frames() -> None:
+    """The named bug: it had to be wrapped, and was otherwise refuted or refused for failing on a list."""
+    domain = {"salary": [0, 300_000], "city": ["x", "y"]}
+
+    def clipped_total(data: Any) -> Any:
+        return data["salary"].clip(0, 100_000).sum()
+
+    assert not transformation(clipped_total, domain, 100_000, pairs=50).refuted
+    found = transformation(clipped_total, domain, 50_000, pairs=50)
+    assert found.refuted and found.counterexample is not None and found.counterexample[0] == []
+
+    def counts(data: pandas.DataFrame) -> Any:
+        return len(data)
+
+    assert not transformation(counts, domain, 1, pairs=20).refuted
+    assert not transformation(len, domain, 1, pairs=20, data_frames=True).refuted
+    assert not transformation(total, ROWS, 300_000, pairs=20).refuted  # a function of rows still gets rows
+    with pytest.raises(InvalidParameter, match="failed on every pair"):
+        transformation(lambda data: data["salary"].sum(), domain, 1, pairs=20, data_frames=False)
 
 
 def test_distances_and_domains() -> None:

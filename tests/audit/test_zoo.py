@@ -85,6 +85,7 @@ def cells(outputs: Any, size: int) -> Any:
     return np.bincount(outputs + shift, minlength=size) / len(outputs)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("name", ["noisy_hist2", "svt5", "float_laplace", "float_gaussian_fine_lattice", "precision",
                                   "private_mean", "sum_of_squared_deviations", "negative_zero",
                                   "one_time_rappor"])  # fmt: skip

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from dither.audit.enumeration.api import exact as exact
     from dither.audit.goodness_of_fit import FitResult as FitResult
     from dither.audit.goodness_of_fit import fit as fit
+    from dither.audit.input_domains import Choices as Choices
+    from dither.audit.input_domains import Examples as Examples
+    from dither.audit.input_domains import Numbers as Numbers
+    from dither.audit.input_domains import Records as Records
     from dither.audit.random_inputs import RandomResult as RandomResult
     from dither.audit.random_inputs import random_dp as random_dp
     from dither.audit.stability import TransformationResult as TransformationResult
@@ -33,6 +37,10 @@ HOMES = {
     "Evidence": "dither.audit.blackbox.report",
     "exact": "dither.audit.enumeration.api",
     "ExactResult": "dither.audit.enumeration.api",
+    "Choices": "dither.audit.input_domains",
+    "Examples": "dither.audit.input_domains",
+    "Numbers": "dither.audit.input_domains",
+    "Records": "dither.audit.input_domains",
     "fit": "dither.audit.goodness_of_fit",
     "FitResult": "dither.audit.goodness_of_fit",
     "accounting": "dither.audit.accountants",

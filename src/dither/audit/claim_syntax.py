@@ -51,6 +51,19 @@ def parse_claim(text: str) -> Loss:
     return kind(**{name: rational(value, name) for name, value in parameters.items()})
 
 
+def as_claim(claim: Loss | str) -> Loss:
+    """Return a claim that may be written as text.
+
+    >>> as_claim("rho=1/2") == as_claim(ZCDP("1/2"))
+    True
+    """
+    if isinstance(claim, str):
+        return parse_claim(claim)
+    if not isinstance(claim, Pure | Approximate | ZCDP | Renyi):
+        raise InvalidParameter(f"a claim must be text such as 'epsilon=1' or a loss such as Pure(1), got {claim!r}")
+    return claim
+
+
 def claim_text(claim: Loss) -> str:
     """Write a claim as text.
 

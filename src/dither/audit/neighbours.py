@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from hashlib import sha256
 from itertools import pairwise
@@ -98,11 +98,6 @@ def _dtype_range(dtype: np.dtype[Any]) -> tuple[Fraction, Fraction]:
     """Return the least and the largest finite number of a type."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     return Fraction(int(limits.min)), Fraction(int(limits.max))
-
-
-def counts(sensitivity: float = 1.0) -> list[Pair]:
-    """Return pairs of numbers that differ by `sensitivity`."""
-    return [(0.0, float(sensitivity)), (10.0, 10.0 + sensitivity)]
 
 
 def tiny() -> list[Pair]:
@@ -203,28 +198,6 @@ def fingerprint(value: Any) -> str:
         content = fingerprint(value.tolist()) if value.dtype.hasobject else sha256(value.tobytes()).hexdigest()
         return f"{value.dtype}{value.shape}{content}"
     return repr(value)
-
-
-def find_accepted_pairs(draw: Callable[[Any], Any]) -> list[Pair]:
-    """Return the first standard family of pairs whose inputs the mechanism all accepts."""
-    errors: list[str] = []
-    for family in (counts(), records(), tiny()):
-        error = next(filter(None, (_error_message(draw, value) for pair in family for value in pair)), None)
-        if error is None:
-            return family
-        errors.append(error)
-    raise InvalidParameter(
-        f"the mechanism accepts no standard input; pass neighbours=[(a, b), ...]. The first error: {errors[0]}"
-    )
-
-
-def _error_message(draw: Callable[[Any], Any], value: Any) -> str | None:
-    """Return the message of the error that the mechanism raises on an input, or None if it raises none."""
-    try:
-        draw(value)
-    except Exception as error:
-        return str(error)
-    return None
 
 
 def _replace_first(first: Vector, rest: Vector) -> Vector:

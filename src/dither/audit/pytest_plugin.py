@@ -1,15 +1,18 @@
 """A pytest plug-in: the fixture `assert_private(mechanism, claim)`, and a marker `private` for audited functions.
 
     def test_mine(assert_private):
-        assert_private(my_mechanism, "epsilon=1")
+        assert_private(my_mechanism, "epsilon=1", domain=Numbers(0, 100))
 
 The auditor draws its own random choices from a seed (`--audit-seed`, 0 by default), so that only the mechanism's
 randomness differs from run to run; a mechanism that is seeded itself gives the same result in every run. Each assertion
-falsely rejects a true claim with probability at most alpha, 1e-6 by default. Heavy modules are imported on first use.
+falsely rejects a true claim with probability at most alpha, 1e-6 by default. A test that could not have refuted a large
+violation warns; with `detect="epsilon=1.5"` it fails unless it could have refuted that. Heavy modules are imported on
+first use.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,14 @@ if TYPE_CHECKING:
 
 ALPHA = 1e-6
 SAMPLES = 200_000
-MARKER = "private(claim, neighbours=None, samples=200000, alpha=1e-6): audit the mechanism that this function returns"
+MARKER = (
+    "private(claim, neighbours=None, domain=None, samples=200000, alpha=1e-6, detect=None): "
+    "audit the mechanism that this function returns"
+)
+
+
+class AuditPowerWarning(UserWarning):
+    """A test passed that could not have refuted a large violation."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,18 +77,37 @@ def audit_mechanism(
     samples: int = SAMPLES,
     alpha: float = ALPHA,
     seed: int | None = 0,
+    detect: Loss | str | None = None,
     **options: Any,
 ) -> PrivacyResult:
-    """Audit a mechanism; fail the test with the counterexample if the claim is refuted."""
+    """Audit a mechanism; fail the test with the counterexample if the claim is refuted.
+
+    `detect` is a loss that the test must be able to refute, else it fails; by default, a weak test only warns.
+    """
     __tracebackhide__ = True
     from dither.audit import privacy
-    from dither.audit.claim_syntax import parse_claim
+    from dither.audit.claim_syntax import as_claim
 
-    loss = parse_claim(claim) if isinstance(claim, str) else claim
-    result = privacy(mechanism, loss, neighbours, samples=samples, alpha=alpha, seed=seed, **options)
+    wanted = None if detect is None else as_claim(detect)
+    result = privacy(mechanism, claim, neighbours, samples=samples, alpha=alpha, seed=seed, **options)
     if result.refuted:
-        pytest.fail(f"{result}\n{result.counterexample}", pytrace=False)
+        pytest.fail(str(result), pytrace=False)
+    if reason := result.power.shortfall(wanted):
+        _report_weak_test(reason, must_detect=wanted is not None)
     return result
+
+
+def _report_weak_test(reason: str, must_detect: bool) -> None:
+    """Fail the test if it stated what it must detect, else warn."""
+    __tracebackhide__ = True
+    if must_detect:
+        pytest.fail(f"the claim was not refuted, but this test is too weak: {reason}", pytrace=False)
+    warnings.warn(
+        f"this test passed, but it is weak: {reason}. Raise samples=, or state a loss that it must be able to refute, "
+        "such as detect='epsilon=3'",
+        AuditPowerWarning,
+        stacklevel=4,
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

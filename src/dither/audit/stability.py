@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import groupby
 from math import inf, isnan, nextafter
 from numbers import Real
@@ -25,6 +26,8 @@ Data = list[Any]
 Distance = Callable[[Any, Any], float]
 MOST_ROWS = 6
 MOST_SHOWN = 12
+# A function is tried on this many tables to find out if it takes rows or data frames.
+PROBES = 5
 
 
 class InputSpace(Protocol):
@@ -231,9 +234,12 @@ def transformation(
     *,
     pairs: int = 500,
     seed: int = 0,
+    data_frames: bool | None = None,
 ) -> TransformationResult:
     """Search for neighbours between which the result of `function` changes by more than `claimed`.
 
+    A table is given to the function as a list of rows, each a dictionary, or as a pandas data frame if `data_frames`;
+    by default as a data frame if the function's annotation says so, or if it fails on rows and not on data frames.
     A counterexample is reduced before it is returned. Without `distance`, tables (rows, lists of rows, data frames) are
     compared as multisets, and numbers, vectors and dictionaries of numbers by the L1 distance. An error or NaN on one
     side only is an infinite change.
@@ -243,6 +249,8 @@ def transformation(
             "claimed must be a finite number of at least 0 (distance is the next argument), and pairs at least 1"
         )
     space = ValueDomain(domain) if isinstance(domain, Mapping) else domain
+    if isinstance(space, ValueDomain) and _wants_frames(function, space, data_frames):
+        function = frame(function, space)
     measure = _change_measure(function, space, distance or result_distance)
     rng, largest, limit = random.Random(seed), -inf, float(claimed)
     for tried in range(1, pairs + 1):
@@ -283,6 +291,24 @@ def frame(function: Callable[[Any], Any], domain: ValueDomain) -> Callable[[Rows
     """Turn a function on pandas data frames into one on lists of rows."""
     pandas = import_module("pandas")
     return lambda rows: function(pandas.DataFrame(rows, columns=list(domain.columns)))
+
+
+def _wants_frames(function: Callable[[Data], Any], domain: ValueDomain, stated: bool | None) -> bool:
+    """Return True if the function takes data frames, as stated, annotated, or found by trying both on a few tables."""
+    if stated is not None:
+        return stated
+    annotations = {name: str(kind) for name, kind in getattr(function, "__annotations__", {}).items()}
+    if any("DataFrame" in kind for name, kind in annotations.items() if name != "return"):
+        return True
+    rng = random.Random(0)
+    tables = [domain.pair(rng)[1] for _ in range(PROBES)]
+    if find_spec("pandas") is None or not all(_fails(function, domain.copy(rows)) for rows in tables):
+        return False
+    return not all(_fails(frame(function, domain), domain.copy(rows)) for rows in tables)
+
+
+def _fails(function: Callable[[Data], Any], data: Data) -> bool:
+    return isinstance(_call_or_error(function, data), Exception)
 
 
 def result_distance(a: Any, b: Any) -> float:

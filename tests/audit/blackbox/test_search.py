@@ -134,8 +134,8 @@ def test_corners_are_found_and_read_by_hand() -> None:
     assert found[0].checkable_by_hand and isinstance(found[0].event.score, CornerScore)
     best = next(lead for lead in found if lead.event.score.columns == (0, 1))
     assert best.worth > 0.8 * found[0].worth and not best.swapped
-    assert str(best.event).startswith("output[0] in [-inf, 3.0) and output[1] in [")
-    low = float(str(best.event).split("output[1] in [")[1].split(",")[0])
+    assert str(best.event).startswith("output[0] < 3.0 and output[1] >= ")
+    low = float(str(best.event).split("output[1] >= ")[1])
     for side in sides:
         assert np.array_equal(best.event.contains(side), (side[:, 0] <= 2) & (side[:, 1] >= low))
 
@@ -188,6 +188,7 @@ def test_a_rare_event_of_many_scores_is_doubted_more_than_one_of_a_column() -> N
     assert worths[30_000, SumScore] == pytest.approx(worths[30_000, ColumnScore], rel=0.01)
 
 
+@pytest.mark.tier("test")
 def test_scores_of_much_smaller_gain_are_left_out() -> None:
     """Twenty Laplace columns: their sum has half the gain of the best score, and rare events that look good."""
     # The named bug: with ten million samples a surface over sum and smallest was judged, at a ninth of the optimum.
@@ -195,7 +196,7 @@ def test_scores_of_much_smaller_gain_are_left_out() -> None:
     a, b = (np.rint(64 * rng.laplace(shift, 1, (60_000, 20))) / 64 for shift in (0.05, 0.0))
     space = OutcomeSpace.learn(a, b)
     sample = SampleTable(space, space.encode(a), space.encode(b))
-    pair = tuple(space.names.index(name) for name in ("sum", "smallest"))
+    pair = tuple(space.names.index(name) for name in ("the sum of the numbers", "the smallest number"))
     chosen = [
         partial(learners.shared_table, columns=space.columns_in("base"), bins=2),
         partial(learners.polynomial_surface, pair=pair, degree=3),

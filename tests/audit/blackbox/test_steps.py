@@ -345,7 +345,7 @@ def refuted() -> PrivacyResult:
 
 def test_evidence_says_how_many_steps_away_the_other_input_is(refuted: PrivacyResult) -> None:
     assert refuted.refuted and refuted.evidence.steps == 8
-    assert "8 steps away" in str(refuted.evidence)
+    assert "steps between them: 8" in str(refuted.evidence)
     assert "steps" not in str(replace(refuted.evidence, steps=1))
 
 

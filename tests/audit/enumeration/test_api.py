@@ -21,7 +21,7 @@ from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.paths import UNIT, ExactDistribution, Tape
 from dither.audit.enumeration.sampler_models import exact_distribution, install_sampler_models, sampler_distribution
 from dither.errors import Unsupported
-from dither.loss import ZCDP, Pure, Renyi
+from dither.loss import ZCDP, Approximate, Pure, Renyi
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Geometric, NoisyMax, TopK
 from dither.privacy.noise import FULL, bernoulli_exp, discrete_laplace, lattice, uniform_below
@@ -333,6 +333,7 @@ def signed_geometric(bits: Any, reject_negative_zero: bool) -> int:
         return -magnitude if negative else magnitude
 
 
+@pytest.mark.tier("test")
 def test_negative_zero_costs_exactly_log_two_more(tier: Any) -> None:
     left = tier.pick(quick=1e-7, test=1e-15, deep=1e-15)
     right = exact(lambda value, bits: value + signed_geometric(bits, True), (0, 1), residual=left)
@@ -458,3 +459,63 @@ def test_a_float_geometric_through_its_random_hook() -> None:
     assert found.refutes(Pure(1)) and not found.certifies(Pure(1), tolerance=0)
     assert 0 < found.delta_lower(1) < F(1, 10**13)
     assert set(found.distribution_a.masses) - set(found.distribution_b.masses)  # outputs on one side only
+
+
+# ---- one verdict ---------------------------------------------------------------------------------------------------
+
+
+def response(value: int, bits: Any, choices: int = 4, epsilon: float = 1.0) -> int:
+    """Return the input with odds e^epsilon against each other choice; the threshold is rounded to a float."""
+    if bits.random() < math.exp(epsilon) / (math.exp(epsilon) + choices - 1):
+        return value
+    other = int(bits.below(choices - 1))
+    return other + (other >= value)
+
+
+@pytest.mark.parametrize("choices", [2, 3, 4, 10])
+def test_a_correct_randomised_response_is_certified_and_not_refuted(choices: int) -> None:
+    """Regression: its float threshold is off by a delta of 2e-18, and it was certified and refuted at once."""
+    found = exact(lambda value, bits: response(value, bits, choices), (0, 1))
+    assert found.delta_lower(1) < F(1, 10**15)
+    assert found.verdict(Pure(1)) == "certified" and found.certifies(Pure(1)) and not found.refutes(Pure(1))
+    assert found.verdict(Pure(F(99, 100))) == "refuted" and not found.certifies(Pure(F(99, 100)))
+
+
+def test_a_delta_is_compared_with_a_tolerance_too() -> None:
+    """A float threshold that tells the input with probability 0.1: 2e-17 away from what is claimed."""
+    found = exact(lambda value, bits: value if bits.random() < 0.1 else -1, (0, 1))
+    assert found.delta_lower(0) != F(1, 10)
+    assert found.verdict(Approximate(0, F(1, 10))) == "certified"
+    assert found.verdict(Approximate(0, F(1, 10) - F(1, 10**18))) == "certified"
+    assert found.verdict(Approximate(0, F(1, 10) - F(1, 10**5))) == "refuted"
+
+
+def test_a_verdict_that_is_neither() -> None:
+    half = ExactDistribution({0: UNIT // 2}, 1)
+    assert ExactResult(0, 1, half, half, "made up").verdict(Pure(5)) == "undecided"
+    assert ExactResult(0, 1, half, half, "made up").verdict(ZCDP(5)) == "undecided"
+
+
+def test_claims_of_every_kind_can_be_refuted() -> None:
+    found = exact(DiscreteGaussian(F(4)), ([0], [1]))
+    assert found.verdict(ZCDP(F(1, 8))) == "certified" and found.verdict(ZCDP(F(124, 1000))) == "refuted"
+    assert (
+        found.verdict(Renyi(((2, F(1, 4)),))) == "certified" and found.verdict(Renyi(((2, F(249, 1000)),))) == "refuted"
+    )
+    one_sided = exact(lambda value, bits: bits.below(4) + value, (0, 1), residual=0)
+    assert one_sided.verdict(ZCDP(100)) == "refuted" and one_sided.verdict(ZCDP(100, F(1, 8))) == "undecided"
+
+
+def test_a_decided_distribution_is_never_undecided() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        sides = []
+        for _ in range(2):
+            first, second = sorted(rng.randrange(UNIT) for _ in range(2))
+            sides.append(ExactDistribution({0: first, 1: second - first, 2: UNIT - second}, 1))
+        found = ExactResult(0, 1, *sides, "made up")
+        least = found.epsilon_upper()
+        for epsilon in (1.0, least, least * 0.999):
+            expected = "certified" if least <= epsilon + 1e-6 else "refuted"
+            assert found.verdict(Pure(F(epsilon))) == expected
+            assert found.certifies(Pure(F(epsilon))) is not found.refutes(Pure(F(epsilon)))

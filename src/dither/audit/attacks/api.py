@@ -1,14 +1,10 @@
-"""The list of all attacks, and `dither audit service URL`, which runs them."""
+"""The list of all attacks, and `audit.service(url)`, which runs them."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Annotated
-
-import typer
+from collections.abc import Iterable, Mapping, Sequence
 
 from dither.audit.attacks import oracles, requests, spending
 from dither.audit.attacks.counting import audit_noisy_counts
@@ -25,38 +21,33 @@ def run(targets: Sequence[ServiceTarget], attacks: Iterable[Attack] = ATTACKS) -
 
 
 def service(
-    url: Annotated[str, typer.Argument(help="URL of the gateway")],
-    neighbour: Annotated[
-        str | None, typer.Option(help="URL of a second instance whose data lack one person; its replies must be equal")
-    ] = None,
-    samples: Annotated[
-        int, typer.Option(help="number of noisy counts to compare with the neighbour's, at least 1000")
-    ] = 0,
-    dataset: Annotated[str | None, typer.Option(help="name of the dataset to attack, if there are several")] = None,
-    family: Annotated[list[str] | None, typer.Option(help="run only attacks of this family; may be repeated")] = None,
-    epsilon: Annotated[str, typer.Option(help="privacy loss of each query of an attack")] = "1/1000",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+    url: str,
+    neighbour: str | None = None,
+    *,
+    samples: int = 0,
+    dataset: str | None = None,
+    families: Sequence[str] = (),
+    epsilon: str = "1/1000",
+    tokens: Mapping[str, str] | None = None,
+    neighbour_tokens: Mapping[str, str] | None = None,
 ) -> list[Finding]:
-    """Attack a running service with the analyst's token from the environment variable DITHER_TOKEN.
+    """Attack the service at `url`; with `neighbour`, an instance whose data lack one person, compare their replies.
 
-    DITHER_OTHER_TOKEN and DITHER_AUDITOR_TOKEN add attacks that need these accounts. The neighbour's tokens are in
-    DITHER_NEIGHBOUR_TOKEN, DITHER_NEIGHBOUR_OTHER_TOKEN and DITHER_NEIGHBOUR_AUDITOR_TOKEN.
+    `samples` noisy counts are compared as well. `families` restricts the attacks, and `epsilon` is the loss of each
+    query. `tokens` are by account: analyst, and other and auditor for attacks that need them; without it they come from
+    DITHER_TOKEN, DITHER_OTHER_TOKEN and DITHER_AUDITOR_TOKEN, the neighbour's from DITHER_NEIGHBOUR_TOKEN and so on.
     """
     if samples and neighbour is None:
-        raise InvalidParameter("--samples compares two instances: give --neighbour URL as well")
-    families = {attack.family for attack in ATTACKS}
-    if unknown := set(family or ()) - families:
-        raise InvalidParameter(f"no family {', '.join(sorted(unknown))}; there are: {', '.join(sorted(families))}")
-    chosen = [attack for attack in ATTACKS if not family or attack.family in family]
-    targets = [ServiceTarget.of(url, _tokens_from_environment("DITHER_"), dataset, epsilon)]
+        raise InvalidParameter("samples are compared between two instances: name a neighbour (--neighbour URL)")
+    known = {attack.family for attack in ATTACKS}
+    if unknown := set(families) - known:
+        raise InvalidParameter(f"no family {', '.join(sorted(unknown))}; there are: {', '.join(sorted(known))}")
+    chosen = [attack for attack in ATTACKS if not families or attack.family in families]
+    targets = [ServiceTarget.of(url, tokens or _tokens_from_environment("DITHER_"), dataset, epsilon)]
     if neighbour is not None:
-        targets.append(ServiceTarget.of(neighbour, _tokens_from_environment("DITHER_NEIGHBOUR_"), dataset, epsilon))
-    findings = run(targets, chosen) + ([audit_noisy_counts(targets, samples)] if samples else [])
-    if as_json:
-        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
-    else:
-        typer.echo(format_findings(findings))
-    return findings
+        others = neighbour_tokens or _tokens_from_environment("DITHER_NEIGHBOUR_")
+        targets.append(ServiceTarget.of(neighbour, others, dataset, epsilon))
+    return run(targets, chosen) + ([audit_noisy_counts(targets, samples)] if samples else [])
 
 
 def _tokens_from_environment(prefix: str) -> dict[str, str]:

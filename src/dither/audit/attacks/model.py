@@ -20,6 +20,7 @@ INTERNAL_DETAIL = re.compile(
 )
 # Fields that may differ between neighbours: noise, positions in the ledger, and the time class and duration of a query,
 # which depend on the noisy table size.
+WIDE_NOTE = ": the interval is wider than half the value"
 NOISY_FIELDS = {
     "values", "rows", "digest", "sequence", "time", "head", "hash", "spent", "balances", "free", "time_class",
     "milliseconds",
@@ -65,7 +66,12 @@ def _without_noise(data: Any) -> Any:
         if isinstance(data.get("values"), list):
             public["values"] = len(data["values"])
         return public
-    return [_without_noise(item) for item in data] if isinstance(data, list) else data
+    return [_without_noise(item) for item in data if not _is_about_noise(item)] if isinstance(data, list) else data
+
+
+def _is_about_noise(item: Any) -> bool:
+    """Tell whether an item is a note that follows from noisy values alone: in an answer with wide intervals."""
+    return isinstance(item, str) and WIDE_NOTE in item
 
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], ServiceReply]

@@ -21,25 +21,25 @@ from dither.audit.blackbox import events, features, learners, search
 from dither.audit.blackbox.events import Levels, OutcomeSpace, SampleTable
 from dither.audit.blackbox.features import Encoder
 from dither.audit.blackbox.levels import choose_levels
-from dither.audit.blackbox.plan import MIN_RUNS, AuditPlan, Progress, make_evidence
+from dither.audit.blackbox.plan import MIN_RUNS, AuditPlan, Progress, make_evidence, make_power
 from dither.audit.blackbox.plots import PlotRecorder
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.blackbox.sequential import audit_sequential
-from dither.audit.claim_syntax import claim_text
+from dither.audit.claim_syntax import as_claim, claim_text
 from dither.audit.claims import ceiling, delta, extends_to_steps, strength
 from dither.audit.confidence import (
     RARE,
     Counts,
     Level,
-    detectable_strength,
     drop_weights_if_many_hits,
     epsilon_lower,
     p_value,
     strength_lower,
 )
+from dither.audit.input_domains import ASK_FOR_DOMAIN, neighbours_in
 from dither.audit.neighbours import Pair, step_count
-from dither.audit.sampling import OutputSampler
+from dither.audit.sampling import OutputSampler, callable_name
 from dither.errors import InvalidParameter
 from dither.loss import Approximate, Loss, Pure
 
@@ -52,9 +52,10 @@ MAX_ROWS = 1_600_000
 
 def privacy(
     mechanism: Callable[..., Any],
-    claim: Loss,
+    claim: Loss | str,
     neighbours: Sequence[Pair] | None = None,
     *,
+    domain: Any = None,
     samples: int = 1_000_000,
     alpha: float = 0.01,
     mode: str = "fixed",
@@ -66,14 +67,16 @@ def privacy(
 ) -> PrivacyResult:
     """Search for neighbours and an event that break `claim`; reject a true claim with probability at most `alpha`.
 
-    `timed=True` includes the time of each call in its output. `bits=False` audits the algorithm on real numbers: it
-    ignores what the low-order bits of floats reveal.
+    A claim is text such as "epsilon=1" or "epsilon=1, delta=1e-6", or a loss of `dither.loss`. Pass `neighbours`, pairs
+    of inputs, or the `domain` of the inputs, from which pairs are taken (`Numbers`, `Choices`, `Records`, `Examples` of
+    `dither.audit`, or columns). `timed=True` includes the time of each call in its output. `bits=False` audits the
+    algorithm on real numbers: it ignores what the low-order bits of floats reveal.
     """
-    strength(claim)  # raises if `claim` is not a loss
+    claim = as_claim(claim)
     _check_options(samples, alpha, mode)
     sampler = OutputSampler.from_callable(mechanism, vectorised, timed)
     rng = np.random.default_rng(seed)
-    pairs = tuple(_choose_pairs(sampler, neighbours, rng))
+    pairs = tuple(_choose_pairs(neighbours, domain))
     if not extends_to_steps(claim) and any(step_count(pair) > 1 for pair in pairs):
         raise InvalidParameter(
             f"the claim {claim_text(claim)} has no known bound for inputs more than one step apart; "
@@ -81,7 +84,8 @@ def privacy(
         )
     plan = AuditPlan(sampler, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
-    return audit_fixed(plan, started) if mode == "fixed" else audit_sequential(plan, started)
+    result = audit_fixed(plan, started) if mode == "fixed" else audit_sequential(plan, started)
+    return replace(result, mechanism=callable_name(mechanism), vectorised=sampler.vectorised, seed=seed)
 
 
 def audit_fixed(plan: AuditPlan, started: float) -> PrivacyResult:
@@ -130,11 +134,12 @@ class PairSearch:
         return self.candidates[0].worth if self.candidates else 0.0
 
 
-def _choose_pairs(sampler: OutputSampler, pairs: Sequence[Pair] | None, rng: np.random.Generator) -> list[Pair]:
-    """Return the distinct pairs of the caller, or standard pairs that the mechanism accepts."""
-    if pairs is None:
-        return neighbours.find_accepted_pairs(lambda value: sampler.draw_pair(value, value, (1, 1), rng))
-    distinct = neighbours.distinct_pairs(pairs)
+def _choose_pairs(pairs: Sequence[Pair] | None, domain: Any) -> list[Pair]:
+    """Return the distinct pairs of the caller and of the domain."""
+    if pairs is None and domain is None:
+        raise InvalidParameter(ASK_FOR_DOMAIN)
+    given = [] if pairs is None else neighbours.distinct_pairs(pairs)
+    distinct = neighbours.distinct_pairs([*given, *([] if domain is None else neighbours_in(domain))])
     if not distinct:
         raise InvalidParameter("neighbours must contain at least one pair of different inputs")
     return distinct
@@ -199,9 +204,8 @@ def _search_pair(
 
 def _judge(plan: AuditPlan, pair: Pair, candidates: list[CandidateEvent], left: int, started: float) -> PrivacyResult:
     """Test the best event on fresh runs of its pair; count an event that a person can check by hand too."""
-    best, pure = candidates[0], isinstance(plan.claim, Pure)
-    checkable = [] if best.checkable_by_hand else [each for each in candidates if each.checkable_by_hand][:1]
-    judged = [best, *checkable]
+    best, pure, plain = candidates[0], isinstance(plan.claim, Pure), search.plain_event(candidates)
+    judged = [best] if plain is None or plain is best else [best, plain]
     share = search.first_share(plan.claim, np.array([best.p]), np.array([best.q]), left, step_count(pair))
     likelier = int(share[0] * left)
     runs = (left - likelier, likelier) if best.swapped else (likelier, left - likelier)
@@ -223,7 +227,8 @@ def _count_hits(
     hits, space = np.zeros((len(judged), 2), dtype=np.int64), judged[0].event.space
     level_hits = np.zeros((len(levels.weights) if levels else 0, 2), dtype=np.int64)
     columns = tuple(sorted({column for candidate in judged for column in candidate.event.score.columns}))
-    recorder, done = PlotRecorder(judged[0]), 0
+    bits_event = next((each.event for each in judged if each.event.reads_bits), None)
+    recorder, done = PlotRecorder(judged[0], bits_event), 0
     for sizes in _chunks(runs, space):
         plan.progress("judge", done, sum(runs))
         outputs = plan.sampler.draw_pair(*pair, sizes, plan.rng)
@@ -245,7 +250,7 @@ def _verdict(
     started: float,
 ) -> PrivacyResult:
     """Decide by the first event; show the other as evidence if it refutes the claim nearly as strongly by itself."""
-    first, runs, steps = counted[0], counted[0].runs_b, step_count(pair)
+    first, steps = counted[0], step_count(pair)
     limit = ceiling(plan.claim, strength(plan.claim), steps)
     p = p_value(first, limit)
     lower = strength_lower(first, plan.claim, plan.alpha, steps)
@@ -256,11 +261,10 @@ def _verdict(
         plan.claim, "fixed", plan.alpha, p <= plan.alpha, p, epsilon, lower,
         make_evidence(
             pair, judged[shown], counted[shown], p_value(counted[shown], limit), plan.alpha,
-            () if shown else recorder.examples,
+            () if shown else recorder.examples, recorder.leak,
         ),
         plan.samples, len(plan.pairs),
-        detectable_strength(max(first.hits_b, 0.5) / runs, runs, plan.claim, plan.alpha, steps),
-        time.process_time() - started, recorder.plots(),
+        make_power(plan, pair, first, plan.samples), time.process_time() - started, recorder.plots(),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dither.audit.blackbox import features
+from dither.audit.blackbox import features, wording
 from dither.audit.claims import Floats
 
 BinCodes = NDArray[np.uint8]
@@ -69,6 +69,16 @@ class OutcomeSpace:
         """The names of the features."""
         return tuple(feature.name for feature in self.encoder.features)
 
+    def describe(self, column: int, chosen: NDArray[np.bool_]) -> str:
+        """Describe the chosen bins of a column."""
+        label = self.encoder.features[column].label
+        return wording.describe_bins(label, chosen, self.edges[column], self.undefined[column])
+
+    def code(self, column: int, chosen: NDArray[np.bool_]) -> str:
+        """Write the condition of the chosen bins of a column as a Python expression, or return ""."""
+        label = self.encoder.features[column].label
+        return wording.bins_as_code(label, chosen, self.edges[column], self.undefined[column])
+
     def columns_in(self, *groups: str) -> list[int]:
         """Return the columns of the features in these groups."""
         return [index for index, feature in enumerate(self.encoder.features) if feature.group in groups]
@@ -111,6 +121,10 @@ class Score(ABC):
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """Describe the set of outputs whose score is at or beyond the threshold."""
 
+    def code(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
+        """Write the condition of that set as a Python expression of `output`, or "" if it is too long for that."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -132,6 +146,17 @@ class Event:
 
     def __str__(self) -> str:
         return self.score.describe(self.space, self.above, self.threshold)
+
+    @property
+    def code(self) -> str:
+        """The event's condition as a Python expression of `output`, or "" if there is none."""
+        return self.score.code(self.space, self.above, self.threshold)
+
+    @property
+    def reads_bits(self) -> bool:
+        """True if the event depends on nothing but the low-order bits of floats."""
+        groups = {self.space.encoder.features[column].group for column in self.score.columns}
+        return groups == {"bits"}
 
 
 @dataclass(frozen=True)
@@ -172,14 +197,15 @@ class ColumnScore(Score):
         return self.table, np.bincount(data.codes[:, self.column], minlength=len(self.table)).astype(np.float64)
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
-        """Describe the bins as intervals, or list the categories."""
-        chosen, edges = self.table >= threshold if above else self.table <= threshold, space.edges[self.column]
-        if space.encoder.categorical:
-            categories = space.encoder.describe_categories(
-                lambda code: bool(chosen[_bin_codes(np.array([code]), edges)[0]])
-            )
-            return f"output {categories}"
-        return f"{space.names[self.column]} in {_interval_text(chosen, edges, space.undefined[self.column])}"
+        """Describe the bins as ranges, or name the categories."""
+        return space.describe(self.column, self._chosen_bins(above, threshold))
+
+    def code(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
+        """Write the ranges as a Python expression."""
+        return space.code(self.column, self._chosen_bins(above, threshold))
+
+    def _chosen_bins(self, above: bool, threshold: float) -> NDArray[np.bool_]:
+        return self.table >= threshold if above else self.table <= threshold
 
 
 @dataclass(frozen=True)
@@ -254,15 +280,20 @@ class CornerScore(Score):
 
     def describe(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
         """Describe the ranges of both features."""
+        ranges = zip(self.columns, self._chosen_bins(above, threshold), strict=True)
+        texts = [space.describe(column, bins) for column, bins in ranges]
+        return " and ".join(_in_brackets(text) for text in texts if text != "any output") or "any output"
+
+    def code(self, space: OutcomeSpace, above: bool, threshold: float) -> str:
+        """Write the ranges of both features as a Python expression."""
+        ranges = zip(self.columns, self._chosen_bins(above, threshold), strict=True)
+        conditions = [space.code(column, bins) for column, bins in ranges]
+        return " and ".join(_in_brackets(condition) for condition in conditions) if all(conditions) else ""
+
+    def _chosen_bins(self, above: bool, threshold: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         codes = np.arange(256)
-        chosen = (
-            (codes >= self.first) & (codes <= self.last),
-            (codes >= threshold) if above else (codes > 0) & (codes <= threshold),
-        )
-        return " and ".join(
-            f"{space.names[column]} in {_interval_text(bins, space.edges[column], space.undefined[column])}"
-            for column, bins in zip(self.columns, chosen, strict=True)
-        )
+        second = (codes >= threshold) if above else (codes > 0) & (codes <= threshold)
+        return (codes >= self.first) & (codes <= self.last), second
 
 
 @dataclass(frozen=True)
@@ -410,9 +441,7 @@ def _edges(column: Floats) -> Floats:
 
 
 def _bin_codes(column: Floats, edges: Floats) -> BinCodes:
-    """Return 0 for NaN, else 1 + the number of edges at or below the value."""
-    codes = 1 + np.searchsorted(edges, column, side="right")
-    return np.where(np.isnan(column), 0, codes).astype(np.uint8)
+    return wording.bin_numbers(column, edges).astype(np.uint8)
 
 
 def leaf_index(codes: BinCodes, tree: tuple[tuple[int, int], ...]) -> NDArray[np.intp]:
@@ -423,16 +452,5 @@ def leaf_index(codes: BinCodes, tree: tuple[tuple[int, int], ...]) -> NDArray[np
     return index
 
 
-def _interval_text(chosen: NDArray[np.bool_], edges: Floats, undefined: bool) -> str:
-    """Describe bins as a union of intervals, of which at most six are written out, and the bin of undefined outputs."""
-    limits = np.concatenate([[-np.inf], edges, [np.inf]])
-    runs: list[tuple[int, int]] = []
-    for code in range(1, len(limits)):
-        if chosen[code] and runs and runs[-1][1] == code - 1:
-            runs[-1] = (runs[-1][0], code)
-        elif chosen[code]:
-            runs.append((code, code))
-    texts = [f"[{float(limits[first - 1])!r}, {float(limits[last])!r})" for first, last in runs]
-    shown = ["undefined"] if chosen[0] and undefined else []
-    shown += texts[:6] + ([f"{len(texts) - 6} more"] if len(texts) > 6 else [])
-    return " or ".join(shown) or "no output"
+def _in_brackets(text: str) -> str:
+    return f"({text})" if " or " in text else text

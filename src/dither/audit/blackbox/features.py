@@ -7,7 +7,7 @@ encoder is learned before the outputs of the test are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -29,6 +29,8 @@ UNSEEN = -1
 NUMBER_CODE = -2
 MAX_DIFFERENCES = 64
 MAX_NAMED_CATEGORIES = 12
+# The words for a key are chosen from the values of at most this many outputs.
+MAX_LABELLED = 200
 LARGEST_EXACT_INTEGER = 2**53  # larger integers are not all floats
 NUMBER_TYPES = (int, float, np.integer, np.floating, np.bool_, Fraction, Decimal)
 KEYED_TYPES = (dict, set, frozenset)
@@ -41,12 +43,33 @@ Column = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True)
-class Feature:
-    """A named column computed from the matrix of outputs."""
+class Label:
+    """The words for one column of the matrix of outputs.
+
+    `name` is the value, as Python writes it wherever possible; `missing` is said of it where the column is NaN. If the
+    values are codes, `codes` has their names. `code` is a Python expression of the value, if there is one.
+    """
 
     name: str
+    missing: str = "is not a number"
+    codes: Mapping[int, str] = field(default_factory=dict)
+    present: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A named column computed from the matrix of outputs; `value`, for bits, is the column of numbers they are of."""
+
+    label: Label
     group: str
     column: Column = field(repr=False, compare=False)
+    value: Column | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the value."""
+        return self.label.name
 
 
 class CategoryCodes(dict[Hashable, int]):
@@ -68,23 +91,12 @@ class CategoryCodes(dict[Hashable, int]):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Reads outputs into a matrix and derives features from it; learned from a sample of outputs.
-
-    If `categorical`, the matrix has one column, of category codes.
-    """
+    """Reads outputs into a matrix and derives features from it; learned from a sample of outputs."""
 
     read: Callable[[Any], Floats] = field(repr=False)
-    labels: tuple[str, ...]
+    labels: tuple[Label, ...]
     codes: CategoryCodes
     features: tuple[Feature, ...]
-    categorical: bool = False
-
-    def describe_categories(self, chosen: Callable[[float], bool]) -> str:
-        """Describe the set of categories whose codes are chosen; if unseen ones are, by the categories outside it."""
-        unseen_chosen = chosen(UNSEEN)
-        listed = [repr(value) for value, code in self.codes.items() if chosen(code) != unseen_chosen]
-        more = [f"{len(listed) - MAX_NAMED_CATEGORIES} more"] if len(listed) > MAX_NAMED_CATEGORIES else []
-        return f"{'not ' if unseen_chosen else ''}in ({', '.join(listed[:MAX_NAMED_CATEGORIES] + more)})"
 
 
 def learn_encoder(outputs: Any, timed: bool = False, bits: bool = True) -> Encoder:
@@ -100,7 +112,7 @@ def _learn_all_features(outputs: Any, timed: bool) -> Encoder:
     codes = CategoryCodes()
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "biuf" and not _exceeds_float_precision(outputs):
         labels = _numeric_labels(outputs)
-        labels = ("time", *labels[1:]) if timed else labels
+        labels = (Label("time"), *labels[1:]) if timed else labels
         read = _matrix_reader(len(labels))
         return Encoder(read, labels, codes, _features(read(outputs), labels))
     items = _as_builtins(outputs)
@@ -125,7 +137,8 @@ def _learn_numbers(items: list[Any], codes: CategoryCodes) -> Encoder:
     def read(outputs: Any) -> Floats:
         return np.array([_as_float(item, start) for item in _as_builtins(outputs)], dtype=np.float64)[:, None]
 
-    labels = (f"output - {start}" if start else "output",)
+    name = f"output - {start}" if start else "output"
+    labels = (Label(name, "is NaN", code=name),)
     return Encoder(read, labels, codes, _features(read(items), labels))
 
 
@@ -167,10 +180,11 @@ def lowest_bit(values: Floats) -> Floats:
     return result
 
 
-def _numeric_labels(outputs: NDArray[Any]) -> tuple[str, ...]:
+def _numeric_labels(outputs: NDArray[Any]) -> tuple[Label, ...]:
     if outputs.ndim == 1:
-        return ("output",)
-    return tuple(f"output[{index}]" for index in range(int(np.prod(outputs.shape[1:]))))
+        return (Label("output", "is NaN", code="output"),)
+    names = (f"output[{', '.join(map(str, place))}]" for place in np.ndindex(outputs.shape[1:]))
+    return tuple(Label(name, "is NaN", code=name) for name in names)
 
 
 def _matrix_reader(width: int) -> Callable[[Any], Floats]:
@@ -265,7 +279,11 @@ def _learn_structured(items: list[Any], codes: CategoryCodes) -> Encoder:
     if nestings is not None:
         nestings.freeze()
     matrix = read(items)
-    labels = ("length", *_sequence_labels(longest, _kind_legend(codes)), *(("nesting",) if nested else ()))
+    labels = (
+        Label("len(output)"),
+        *_sequence_labels(longest, codes),
+        *((Label("nesting of the output"),) if nested else ()),
+    )
     return Encoder(read, labels, codes, _features(matrix, labels, "sequence"))
 
 
@@ -285,8 +303,8 @@ def _learn_categories(items: list[Any], codes: CategoryCodes) -> Encoder:
     def read(outputs: Any) -> Floats:
         return np.array([float(_code(item, codes)) for item in _as_builtins(outputs)])[:, None]
 
-    labels = (f"index of the output in {_category_list(codes)}",)
-    return Encoder(read, labels, codes, _features(read(items), labels, "category"), categorical=True)
+    labels = (Label("output", codes=_code_names(codes)),)
+    return Encoder(read, labels, codes, _features(read(items), labels, "category"))
 
 
 def _check_comparable(items: list[Any]) -> None:
@@ -300,21 +318,17 @@ def _check_comparable(items: list[Any]) -> None:
         )
 
 
-def _category_list(codes: CategoryCodes) -> str:
-    """List the first categories in the order of their codes."""
-    shown = [repr(category) for category in codes][:MAX_NAMED_CATEGORIES]
-    return f"({', '.join(shown)}{', ...' if len(codes) > MAX_NAMED_CATEGORIES else ''})"
+def _code_names(codes: CategoryCodes) -> dict[int, str]:
+    """Return the name of each code; those of numbers and of categories that were not seen come first."""
+    names = {code: repr(category) for category, code in codes.items()}
+    return {NUMBER_CODE: "a number", UNSEEN: "anything else", **names}
 
 
-def _kind_legend(codes: CategoryCodes) -> str:
-    """Explain the numbers in the columns of kinds."""
-    return f" ({NUMBER_CODE} for a number, else the index in {_category_list(codes)})" if codes else ""
-
-
-def _sequence_labels(longest: int, legend: str) -> list[str]:
-    if longest == 0:
-        return [f"kind{legend}", "value"]
-    return [name for index in range(longest) for name in (f"kind[{index}]{legend}", f"value[{index}]")]
+def _sequence_labels(longest: int, codes: CategoryCodes) -> list[Label]:
+    """Return the labels of the kind and value of each entry; of the output itself if no output is a sequence."""
+    names = [f"output[{index}]" for index in range(longest)] or ["output"]
+    missing, not_number = ("is absent", "is absent or not a number") if longest else ("is nothing", "is not a number")
+    return [label for name in names for label in (Label(name, missing, _code_names(codes)), Label(name, not_number))]
 
 
 def _read_sequences(items: Sequence[Any], longest: int, codes: CategoryCodes, nestings: CategoryCodes | None) -> Floats:
@@ -357,8 +371,21 @@ def _learn_keyed(items: list[Any], codes: CategoryCodes) -> Encoder:
 
     read(items)
     codes.freeze()
-    labels = (*(f"output[{key!r}]" for key in keys), "size")
+    labels = (*(_keyed_label(items, key, codes) for key in keys), Label("len(output)", code="len(output)"))
     return Encoder(read, labels, codes, _features(read(items), labels))
+
+
+def _keyed_label(items: list[Any], key: Hashable, codes: CategoryCodes) -> Label:
+    """Return the label of a key: of a member if all outputs are sets, of names if all its values are categories."""
+    if all(isinstance(item, set | frozenset) for item in items):
+        return Label("output", f"does not contain {key!r}", present=f"contains {key!r}", code=f"{key!r} in output")
+    is_key = any(isinstance(item, dict) and key in item for item in items)
+    path = key if isinstance(key, tuple) and not is_key else (key,)
+    name = f"output{''.join(f'[{part!r}]' for part in path)}"
+    values = [values[key] for item in items[:MAX_LABELLED] if key in (values := _flatten_keys(item))]
+    if values and not any(isinstance(_as_builtin(value), NUMBER_TYPES) for value in values):
+        return Label(name, "is absent", _code_names(codes))
+    return Label(name, "is absent", code=f"output.get({key!r}, nan)" if is_key else "")
 
 
 def _keyed_row(item: Any, keys: list[Hashable], codes: CategoryCodes) -> list[float]:
@@ -391,7 +418,7 @@ def _keyed_value(values: dict[Hashable, Any], key: Hashable, codes: CategoryCode
     return _as_float(value) if isinstance(value, NUMBER_TYPES) else float(_code(value, codes))
 
 
-def _features(matrix: Floats, labels: tuple[str, ...], kind: str = "number") -> tuple[Feature, ...]:
+def _features(matrix: Floats, labels: tuple[Label, ...], kind: str = "number") -> tuple[Feature, ...]:
     """Return the features: the columns themselves, features derived from them, and their bits.
 
     Features that are constant, or equal to an earlier one, are dropped.
@@ -416,23 +443,36 @@ def _nth_column(index: int) -> Column:
     return lambda matrix: matrix[:, index]
 
 
-def _derived_features(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
+def _derived_features(matrix: Floats, labels: tuple[Label, ...]) -> list[Feature]:
     """Return features of a row: differences of neighbouring entries, and summaries."""
     width = matrix.shape[1]
     differences = [
-        Feature(f"{labels[index + 1]} - {labels[index]}", "difference", _difference_column(index))
+        Feature(_difference_label(labels[index + 1], labels[index]), "difference", _difference_column(index))
         for index in range(min(width - 1, MAX_DIFFERENCES))
     ]
     summaries: list[tuple[str, Column]] = [
-        ("largest", _largest),
-        ("index of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
-        ("sum", lambda m: np.where(np.isfinite(m), m, 0.0).sum(axis=1)),
-        ("entries that are numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
-        ("smallest", _smallest),
-        ("index from the end of the last number", lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64)),
-        ("index of the largest", lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64)),
+        ("the largest number", _largest),
+        ("the index of the first number", lambda m: np.isfinite(m).argmax(axis=1).astype(np.float64)),
+        ("the sum of the numbers", lambda m: np.where(np.isfinite(m), m, 0.0).sum(axis=1)),
+        ("the count of numbers", lambda m: np.isfinite(m).sum(axis=1).astype(np.float64)),
+        ("the smallest number", _smallest),
+        (
+            "the index from the end of the last number",
+            lambda m: np.isfinite(m)[:, ::-1].argmax(axis=1).astype(np.float64),
+        ),
+        (
+            "the index of the largest number",
+            lambda m: np.where(np.isfinite(m), m, -np.inf).argmax(axis=1).astype(np.float64),
+        ),
     ]
-    return differences + [Feature(name, "summary", column) for name, column in summaries]
+    return differences + [Feature(Label(name), "summary", column) for name, column in summaries]
+
+
+def _difference_label(one: Label, other: Label) -> Label:
+    """Return the label of a difference; the numbers that stand for names or members are named as such."""
+    names = [f"code({label.name})" if label.codes or label.present else label.name for label in (one, other)]
+    code = f"{one.code} - {other.code}" if one.code and other.code and not one.present else ""
+    return Label(f"({names[0]} - {names[1]})", code=code)
 
 
 def _difference_column(index: int) -> Column:
@@ -453,15 +493,19 @@ def _smallest(matrix: Floats) -> Floats:
     return -_largest(-matrix)
 
 
-def _bit_features(matrix: Floats, labels: tuple[str, ...]) -> list[Feature]:
+def _bit_features(matrix: Floats, labels: tuple[Label, ...]) -> list[Feature]:
     """Return features of the bits of columns with fractions: the lowest set bit and the number of significant bits."""
     fractional = [index for index in range(matrix.shape[1]) if _has_fractions(matrix[:, index])]
     features: list[Feature] = []
     for index in fractional[:2]:
-        features.append(Feature(f"lowest bit of {labels[index]}", "bits", _lowest_bit_column(index)))
-        features.append(Feature(f"significant bits of {labels[index]}", "bits", _significant_bits_column(index)))
+        name, code, value = labels[index].name, labels[index].code, _nth_column(index)
+        lowest = Label(f"lowest bit of {name}", "is undefined", code=f"lowest_bit({code})" if code else "")
+        significant = Label(f"significant bits of {name}", "is undefined")
+        features.append(Feature(lowest, "bits", _lowest_bit_column(index), value))
+        features.append(Feature(significant, "bits", _significant_bits_column(index), value))
     if len(fractional) > 1:
-        features.append(Feature("lowest bit of any", "bits", lambda m: _smallest(_lowest_bits(m, fractional))))
+        label, value = Label("lowest bit of any number", "is undefined"), _nth_column(fractional[0])
+        features.append(Feature(label, "bits", lambda m: _smallest(_lowest_bits(m, fractional)), value))
     return features
 
 

@@ -8,6 +8,8 @@ from math import ceil, log10
 
 import numpy as np
 
+from dither.audit.blackbox.explain import FloatLeak
+from dither.audit.blackbox.power import AuditPower
 from dither.audit.blackbox.report import Evidence
 from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.confidence import Counts, clopper_pearson
@@ -59,7 +61,13 @@ class AuditPlan:
 
 
 def make_evidence(
-    pair: Pair, candidate: CandidateEvent, counts: Counts, p: float, alpha: float, examples: tuple[str, ...] = ()
+    pair: Pair,
+    candidate: CandidateEvent,
+    counts: Counts,
+    p: float,
+    alpha: float,
+    examples: tuple[str, ...] = (),
+    leak: FloatLeak | None = None,
 ) -> Evidence:
     """Build the evidence to show from the counts; omit the examples if a person can check the event by hand."""
     a, b = (pair[1], pair[0]) if candidate.swapped else pair
@@ -70,5 +78,17 @@ def make_evidence(
     shown = () if candidate.checkable_by_hand else examples
     return Evidence(
         a, b, candidate.event, shares[0], bounds_a, shares[1], bounds_b, p, hits, runs, shown, step_count(pair),
-        counts.levels,
+        counts.levels, leak if candidate.event.reads_bits else None,
     )  # fmt: skip
+
+
+def make_power(plan: AuditPlan, pair: Pair, counts: Counts, samples: int) -> AuditPower:
+    """Build the power of an audit from the counts of the event that it judged, or of one of probability a half.
+
+    Commoner events seldom have the largest ratio: most of their outputs are about as likely on the other input.
+    """
+    certain = counts.hits_a == counts.runs_a and counts.hits_b == counts.runs_b
+    share = min(max(counts.hits_a, 0.5) / counts.runs_a, 0.5)
+    return AuditPower(
+        plan.claim, plan.alpha, 1.0 if certain else share, (counts.runs_a, counts.runs_b), samples, step_count(pair)
+    )

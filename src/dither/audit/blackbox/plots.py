@@ -7,20 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from dither.audit.blackbox.report import Plots, shorten
+from dither.audit.blackbox.events import Event
+from dither.audit.blackbox.explain import FloatLeak
+from dither.audit.blackbox.inputs import shorten
+from dither.audit.blackbox.report import Plots
 from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.claims import Floats
 
 BINS = 80
 MAX_OUTPUTS = 200_000
 MAX_EXAMPLES = 8
+MAX_LEAKS = 500
 
 
 class PlotRecorder:
-    """Records one feature and the score of the first outputs of a test, and examples of outputs inside the event."""
+    """Records one feature and the score of the first outputs of a test, and examples of outputs inside the event.
 
-    def __init__(self, candidate: CandidateEvent) -> None:
+    In the result, the first input is the one on which the event is likelier. If there is an event of bits, numbers
+    inside it on that input, and outside it on the other, are recorded too.
+    """
+
+    def __init__(self, candidate: CandidateEvent, bits_event: Event | None = None) -> None:
         self._swapped = candidate.swapped
+        self._bits_event = bits_event
+        self._leaks: tuple[list[float], list[float]] = ([], [])
         self._event = candidate.event
         self._column = min(candidate.event.score.columns, default=0)
         self._values: tuple[list[Floats], list[Floats]] = ([], [])
@@ -33,6 +43,7 @@ class PlotRecorder:
         if self._recorded >= MAX_OUTPUTS:
             return
         space, score = self._event.space, self._event.score
+        self._record_leaks(*((b, a) if self._swapped else (a, b)))
         for side, outputs in enumerate((a, b)):
             part = outputs[: MAX_OUTPUTS - self._recorded]
             self._values[side].append(space.encoder.features[self._column].column(space.encoder.read(part)))
@@ -47,14 +58,39 @@ class PlotRecorder:
         """Some distinct outputs inside the event, of the input on which it is likelier."""
         return tuple(self._examples)[:MAX_EXAMPLES]
 
+    @property
+    def leak(self) -> FloatLeak | None:
+        """An output inside the event of bits and the nearest one of the other input outside it, if there is any."""
+        first, second = (np.array(side) for side in self._leaks)
+        if not len(first):
+            return None
+        gaps = np.abs(first[:, None] - second)
+        if not gaps.size:
+            return FloatLeak(float(first[0]), None)
+        places = np.unravel_index(int(np.argmin(gaps)), gaps.shape)
+        return FloatLeak(float(first[places[0]]), float(second[places[1]]))
+
+    def _record_leaks(self, first: Any, second: Any) -> None:
+        """Record the numbers of some outputs: those of the first input in the event of bits, of the second outside."""
+        if self._bits_event is None:
+            return
+        space, column = self._bits_event.space, min(self._bits_event.score.columns)
+        value = space.encoder.features[column].value
+        for kept, outputs, inside in zip(self._leaks, (first, second), (True, False), strict=True):
+            part = outputs[: MAX_LEAKS * 10]
+            if value is not None and len(kept) < MAX_LEAKS and len(part):
+                numbers = value(space.encoder.read(part))[self._bits_event.contains(part) == inside]
+                kept.extend(numbers[np.isfinite(numbers)][:MAX_LEAKS].tolist())
+
     def empty_plots(self) -> Plots:
         """Return plots without data, for an audit that tested nothing."""
         return Plots(name=self._event.space.names[self._column])
 
     def plots(self) -> Plots:
         """Return the data of the plots."""
-        values = [np.concatenate(side) for side in self._values]
-        scores = [np.concatenate(side) for side in self._scores]
+        order = (1, 0) if self._swapped else (0, 1)
+        values = [np.concatenate(self._values[side]) for side in order]
+        scores = [np.concatenate(self._scores[side]) for side in order]
         name = self._event.space.names[self._column]
         pooled = np.concatenate(values)
         finite = pooled[np.isfinite(pooled)]
@@ -76,8 +112,6 @@ class PlotRecorder:
     def _curve(self, scores: list[Floats]) -> tuple[tuple[float, float], ...]:
         """Return, for each epsilon, the largest P_a - e^epsilon P_b over all thresholds of the score."""
         first, second = (np.sort(side if self._event.above else -side) for side in scores)
-        if self._swapped:
-            first, second = second, first
         cuts = np.unique(np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 400), method="lower"))
         p = 1 - np.searchsorted(first, cuts) / len(first)
         q = 1 - np.searchsorted(second, cuts) / len(second)

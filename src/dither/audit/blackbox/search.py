@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from dither.audit.blackbox.learners import Learner
 from dither.audit.blackbox.reference import ReferenceModel
 from dither.audit.claims import Floats, ceiling, strength
 from dither.audit.confidence import neyman_share, predicted_epsilon, predicted_score, slope_at
-from dither.loss import Loss, Pure
+from dither.loss import Loss, Pure, rational
 
 WorthFunction = Callable[[Any, Any], Any]
 
@@ -35,6 +36,8 @@ FEW_HITS = 100.0
 # SHORTLIST best by their events and the MAX_BY_GAIN best by their gain learn from all outputs; others are too slow.
 SHORT_ROWS, SHORT_VALUES, SHORTLIST, MAX_BY_GAIN = 400_000, 12_000_000, 12, 3
 SMALL_WORTH = 1e-3
+# Claims other than pure ones are compared by the part of the claim that an event refutes: none of it, half, or all.
+PARTS_OF_CLAIM = (0.0, 0.5, 1.0)
 # Corners are many; only those with an event off by this many standard errors are tried.
 PROMISING_ERRORS = 2.5
 # Learned scores whose gain is below this share of the best gain are dropped.
@@ -46,6 +49,9 @@ REFERENCE_GAIN_SHARE, MAX_REFERENCE_MEMBERS, MAX_CONSULTED = 0.97, 8, 25
 AVERAGE_SIZES = (3, 6)
 # A threshold is dropped if no value of the final score cuts off as many outputs, up to the factor e^MAX_LOG_SIZE_ERROR.
 MAX_LOG_SIZE_ERROR = 0.2
+# An event is shown instead of the best if it is simpler and its probability and log-ratio are at least this share of
+# the best one's; the effort of reading a feature.
+NEARLY_AS_GOOD, FEATURE_EFFORT = 0.7, {"base": 0, "difference": 1, "summary": 2, "bits": 1}
 EMPTY: Floats = np.zeros(0)
 
 
@@ -69,24 +75,65 @@ class CandidateEvent:
         """True if a person can check the event by hand: it is a range of one or two features."""
         return isinstance(self.event.score, ColumnScore | CornerScore)
 
+    @property
+    def complexity(self) -> int:
+        """The effort of checking the event by hand: less for one feature, for a half-line, and for a simple feature."""
+        score, features = self.event.score, self.event.space.encoder.features
+        half_line = not isinstance(score, ColumnScore) or bool(np.all(np.diff(score.table) > 0))
+        effort = sum(FEATURE_EFFORT[features[column].group] for column in score.columns)
+        return effort + 3 * len(score.columns) + (not half_line)
+
+
+def plain_event(candidates: list[CandidateEvent]) -> CandidateEvent | None:
+    """Return the simplest event to check by hand, of those nearly as common and as telling as the best one, if any."""
+    checkable = [each for each in candidates if each.checkable_by_hand]
+    if not checkable:
+        return None
+    best = max(checkable, key=lambda each: each.worth)
+    least_p, least_ratio = NEARLY_AS_GOOD * best.p, (best.p / best.q) ** NEARLY_AS_GOOD
+    near = [
+        each
+        for each in checkable
+        if each.swapped == best.swapped and each.p >= least_p and each.p >= least_ratio * each.q
+    ]
+    return min(near, key=lambda each: (each.complexity, -each.worth), default=best)
+
 
 def worth_function(claim: Loss, runs: int, alpha: float, steps: int = 1) -> WorthFunction:
     """Return a function of (p, q): the predicted worth of such an event after `runs` fresh runs on each input.
 
-    The worth is the lower bound on epsilon for a pure claim, else the number of standard errors above the ceiling.
+    For a pure claim, the worth is the lower bound on epsilon. For other claims it is the number of standard errors
+    above the ceiling; events below it are compared by the part of the claim that they refute, and have negative worth.
+    If an event refutes nothing, its worth is larger the more standard errors its probabilities differ by.
     """
-    limit = ceiling(claim, strength(claim), steps)
+    limits = [ceiling(claim, share * strength(claim), steps) for share in PARTS_OF_CLAIM]
+    no_loss = ceiling(Pure(rational(0)), 0.0)
 
     def worth(p: Any, q: Any) -> Any:
         first = first_share(claim, p, q, runs, steps) * 2 * runs
-        if not isinstance(claim, Pure):
-            return predicted_score(p, q, first, 2 * runs - first, limit)
-        epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha) / steps
-        # If no event promises an epsilon, the best differs by most standard errors; it is not the certain event.
-        difference = predicted_score(p, q, first, 2 * runs - first, ceiling(claim, 0.0))
-        return np.where(epsilon > 0, epsilon, -SMALL_WORTH / (1 + np.maximum(difference, 0.0)))
+        difference = predicted_score(p, q, first, 2 * runs - first, no_loss)
+        nothing = -SMALL_WORTH / (1 + np.maximum(difference, 0.0))
+        if isinstance(claim, Pure):
+            epsilon = predicted_epsilon(p, q, first, 2 * runs - first, alpha) / steps
+            return np.where(epsilon > 0, epsilon, nothing)
+        scores = [predicted_score(p, q, first, 2 * runs - first, limit) for limit in limits]
+        return _worth_of_scores(scores, -float(special.ndtri(alpha)), nothing)
 
     return worth
+
+
+def _worth_of_scores(scores: list[Any], needed: float, nothing: Any) -> Any:
+    """Return the worth of events from their scores against growing parts of a claim: the score against all of it.
+
+    If that is not positive, the worth is negative, and larger the larger the part that is refuted; between two parts,
+    the score that refutes is interpolated.
+    """
+    refuted = np.zeros_like(scores[0])
+    for (part, larger_part), (score, larger_score) in zip(pairwise(PARTS_OF_CLAIM), pairwise(scores), strict=True):
+        between = np.clip((score - needed) / np.maximum(score - larger_score, 1e-300), 0.0, 1.0)
+        refuted = np.where(score > needed, part + (larger_part - part) * between, refuted)
+    below = np.where(refuted > 0, -SMALL_WORTH * (1 - refuted), nothing - SMALL_WORTH)
+    return np.where(scores[-1] > 0, scores[-1], below)
 
 
 def first_share(claim: Loss, p: Any, q: Any, runs: int, steps: int = 1) -> Any:

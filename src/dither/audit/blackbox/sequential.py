@@ -10,7 +10,7 @@ earlier runs only.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, inf, log
 from typing import Any
@@ -21,12 +21,12 @@ from scipy import special
 from dither.audit.blackbox import learners, search
 from dither.audit.blackbox.events import Encoded, OutcomeSpace, SampleTable, Score
 from dither.audit.blackbox.learners import Learner
-from dither.audit.blackbox.plan import AuditPlan, make_evidence
+from dither.audit.blackbox.plan import AuditPlan, make_evidence, make_power
 from dither.audit.blackbox.plots import PlotRecorder
 from dither.audit.blackbox.report import Plots, PrivacyResult
 from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.claims import MAX_STRENGTH, Floats, compose_steps, strength, tangent
-from dither.audit.confidence import Counts, detectable_strength
+from dither.audit.confidence import Counts
 from dither.audit.neighbours import Pair, step_count
 from dither.loss import Approximate, Pure
 
@@ -140,7 +140,8 @@ class FreshCounts:
     def show(self, candidate: CandidateEvent) -> None:
         """Switch to a new event and count from zero, unless the current counts cover two thirds of the runs."""
         if self.candidate is None or self.runs.sum() < 2 * self.history.runs / 3:
-            self.candidate, self.recorder = candidate, PlotRecorder(candidate)
+            bits_event = candidate.event if candidate.event.reads_bits else None
+            self.candidate, self.recorder = candidate, PlotRecorder(candidate, bits_event)
             self.hits, self.runs = np.zeros(2), np.zeros(2)
 
     def add(self, a: Any, b: Any) -> None:
@@ -350,14 +351,14 @@ def _result(
     p = float(min(1.0, np.exp(-account.peak[claimed])))
     lower, refuted = account.strength_lower, bool(account.refuted[claimed])
     epsilon = lower if isinstance(plan.claim, Pure | Approximate) else account.implied_epsilon if refuted else 0.0
-    detectable = detectable_strength(
-        max(counts.hits_b, 0.5) / counts.runs_b, max(used // 2, 1), plan.claim, plan.alpha, history.steps
-    )
+    halves = max(used // 2, 1), max(used // 2, 1)
+    power = replace(make_power(plan, pair, counts, used), runs=halves, sequential=True)
     examples = fresh.recorder.examples if fresh.recorder else ()
-    evidence = make_evidence(pair, candidate, counts, p, plan.alpha, examples)
+    leak = fresh.recorder.leak if fresh.recorder else None
+    evidence = make_evidence(pair, candidate, counts, p, plan.alpha, examples, leak)
     return PrivacyResult(
         plan.claim, "sequential", plan.alpha, refuted, p, epsilon, lower, evidence, used, len(plan.pairs),
-        detectable, time.process_time() - started, _plots(fresh, candidate),
+        power, time.process_time() - started, _plots(fresh, candidate),
     )  # fmt: skip
 
 

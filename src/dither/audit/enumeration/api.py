@@ -14,9 +14,10 @@ from fractions import Fraction
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from scipy import special
 
 from dither.audit.claim_syntax import json_number
 from dither.audit.claims import ORDERS, Floats
@@ -25,13 +26,14 @@ from dither.audit.enumeration.sampler_models import check_reproducible_code, exa
 from dither.audit.neighbours import Pair, step_count
 from dither.audit.sampling import mechanism_failure
 from dither.errors import InvalidParameter, Unsupported
-from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational, to_json
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational, to_json
 from dither.privacy.accounting.rounding import exp_down, exp_up, log_down
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Mechanism, Staircase
 
 # The proofs of these mechanisms show that the noise does not depend on the input and is added to it; results saturate
 # only near 2^62. One enumeration therefore serves both inputs of a pair.
 TRANSLATION_INVARIANT = (DiscreteLaplace, DiscreteGaussian, Staircase)
+Verdict = Literal["certified", "refuted", "undecided"]
 EPSILON_PRECISION = Fraction(1, 1 << 40)
 LARGEST_EPSILON = Fraction(512)
 TOLERANCE = 1e-6
@@ -125,16 +127,31 @@ class ExactResult:
         shared_mass = min(sum(distribution.masses[each] for each in shared) for distribution in distributions)
         return Fraction(UNIT - shared_mass, UNIT)
 
-    def certifies(self, claim: Loss, tolerance: float = TOLERANCE, max_excluded: float = MAX_EXCLUDED) -> bool:
-        """Return True if the enumeration proves the claim for these two inputs.
+    def verdict(self, claim: Loss, tolerance: float = TOLERANCE, max_excluded: float = MAX_EXCLUDED) -> Verdict:
+        """Return "certified" if the enumeration proves the claim for these two inputs, "refuted" if it disproves it.
 
-        `tolerance` is added to the claim's epsilon, rho or Renyi curve. For pure and approximate claims the slack is
-        added to delta. Claims of zCDP and Renyi kind hold for the executions whose outputs occur on both inputs; the
-        mass of all others, `excluded`, must be at most the claim's delta plus `max_excluded`.
+        Code in floats rounds its probabilities, so a claim is met if it is met within the tolerance, which is added to
+        epsilon, rho or the Renyi curve, and multiplies delta by 1 + tolerance. For pure and approximate claims the
+        slack counts as delta. Claims of zCDP and Renyi kind hold for the executions whose outputs occur on both inputs;
+        the mass of all others, `excluded`, must be at most the claim's delta plus `max_excluded`.
         """
+        if self._breaks(claim, tolerance, max_excluded):
+            return "refuted"
+        return "certified" if self._meets(claim, tolerance, max_excluded) else "undecided"
+
+    def certifies(self, claim: Loss, tolerance: float = TOLERANCE, max_excluded: float = MAX_EXCLUDED) -> bool:
+        """Return True if the verdict is "certified"."""
+        return self.verdict(claim, tolerance, max_excluded) == "certified"
+
+    def refutes(self, claim: Loss, tolerance: float = TOLERANCE) -> bool:
+        """Return True if the verdict is "refuted"."""
+        return self.verdict(claim, tolerance) == "refuted"
+
+    def _meets(self, claim: Loss, tolerance: float, max_excluded: float) -> bool:
+        """Return True if the upper bounds of the loss are within the claim."""
         if isinstance(claim, Pure | Approximate):
             decided = self.slack(claim.epsilon) <= Fraction(MAX_UNDECIDED)
-            return decided and self._fits(claim.epsilon + Fraction(tolerance), delta_of(claim))
+            return decided and self._fits(*_add_tolerance(claim, tolerance))
         if self.excluded > claim.delta + Fraction(max_excluded):
             return False
         if isinstance(claim, ZCDP):
@@ -142,13 +159,23 @@ class ExactResult:
         limits = {float(order): float(value) + tolerance for order, value in claim.curve}
         return all(value <= limits[order] for order, value in self.renyi_upper(tuple(limits)))
 
-    def refutes(self, claim: Loss) -> bool:
-        """Return True if the enumeration proves that a pure or approximate claim is false for these two inputs."""
-        if not isinstance(claim, Pure | Approximate):
-            raise InvalidParameter(
-                "refutes() takes a pure or approximate claim; certify zCDP and Renyi claims by certifies()"
+    def _breaks(self, claim: Loss, tolerance: float, max_excluded: float) -> bool:
+        """Return True if a lower bound of the loss is above the claim; zCDP and Renyi claims with a delta never are."""
+        if isinstance(claim, Pure | Approximate):
+            epsilon, delta = _add_tolerance(claim, tolerance)
+            return self.delta_lower(epsilon) > delta
+        if claim.delta:
+            return False
+        orders, limits = _renyi_limits(claim)
+        return any(
+            bool(
+                (
+                    _renyi_lower_bounds(first, second, orders, max_excluded)
+                    > limits + tolerance * _scale(claim, orders)
+                ).any()
             )
-        return self.delta_lower(claim.epsilon) > rational(delta_of(claim))
+            for first, second in self._directions()
+        )
 
     def __str__(self) -> str:
         outcome, on_a, on_b = self.worst()
@@ -162,9 +189,11 @@ class ExactResult:
         )
 
     def as_dict(self, claim: Loss | None = None) -> dict[str, Any]:
-        """Return the result as plain JSON values; with a claim, also whether it is certified."""
+        """Return the result as plain JSON values; with a claim, also the verdict on it."""
         outcome, on_a, on_b = self.worst()
-        verdict = {} if claim is None else {"claim": to_json(claim), "certified": self.certifies(claim)}
+        verdict = (
+            {} if claim is None else {"claim": to_json(claim), "verdict": self.verdict(claim), "tolerance": TOLERANCE}
+        )
         return {
             **verdict, "a": repr(self.a), "b": repr(self.b), "epsilon_lower": json_number(self.epsilon_lower()),
             "epsilon_upper": json_number(self.epsilon_upper()), "residual": self.residual, "runs": self.runs,
@@ -235,6 +264,45 @@ def _require_outputs(distribution: ExactDistribution) -> ExactDistribution:
 def delta_of(claim: Loss) -> Fraction:
     """Return the delta that a claim states; 0 for a pure claim."""
     return Fraction(0) if isinstance(claim, Pure) else claim.delta
+
+
+def _add_tolerance(claim: Pure | Approximate, tolerance: float) -> tuple[Fraction, Fraction]:
+    """Return the epsilon and delta up to which a claim counts as met."""
+    return claim.epsilon + Fraction(tolerance), delta_of(claim) * (1 + Fraction(tolerance))
+
+
+def _renyi_limits(claim: ZCDP | Renyi) -> tuple[Floats, Floats]:
+    """Return orders, and the largest divergence that the claim allows at each."""
+    if isinstance(claim, ZCDP):
+        return ORDERS, float(claim.rho) * ORDERS
+    curve = np.array([(float(order), float(value)) for order, value in claim.curve])
+    return curve[:, 0], curve[:, 1]
+
+
+def _scale(claim: ZCDP | Renyi, orders: Floats) -> Floats:
+    """Return what multiplies the tolerance at each order: a tolerance of rho is multiplied by the order."""
+    return orders if isinstance(claim, ZCDP) else np.ones_like(orders)
+
+
+def _renyi_lower_bounds(
+    first: ExactDistribution, second: ExactDistribution, orders: Floats, max_excluded: float
+) -> Floats:
+    """Return at most the Renyi divergence at each order.
+
+    Every output contributes p^order q^(1 - order), which grows with p and falls with q, so decided mass stands for p,
+    and decided plus undecided mass for q. Outputs that the second input has not are merged into one, unless their mass
+    is at most `max_excluded`.
+    """
+    shared = [each for each in first.masses if first.masses[each] and second.masses.get(each, 0)]
+    alone = sum(mass for each, mass in first.masses.items() if not second.masses.get(each, 0))
+    masses = [(first.masses[each], second.masses[each] + second.undecided) for each in shared]
+    masses += [(alone, second.undecided)] if alone > UNIT * Fraction(max_excluded) else []
+    if any(not largest for _, largest in masses):
+        return np.full(len(orders), inf)
+    if not masses:
+        return np.zeros(len(orders))
+    p, q = (np.array([float(Fraction(mass, UNIT)) for mass in side]) for side in zip(*masses, strict=True))
+    return np.array([special.logsumexp(x * np.log(p) - (x - 1) * np.log(q)) / (x - 1) for x in orders])
 
 
 def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:

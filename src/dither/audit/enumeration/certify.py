@@ -1,21 +1,15 @@
-"""`dither audit certify`: the exact audit of every mechanism of Dither, on inputs whose loss is close to the claim."""
+"""The exact audit of every mechanism of Dither, on inputs whose loss is close to the claim."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Annotated
-
-import typer
-from rich.console import Console
-from rich.table import Table
 
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.sampler_models import sampler_runs
-from dither.errors import DitherError, NotFound
+from dither.errors import NotFound
 from dither.loss import Approximate, Loss, Pure, Sensitivity
 from dither.privacy.mechanisms import (
     AboveThreshold,
@@ -183,30 +177,12 @@ def certificates(cases: Sequence[CertifiedCase] = CASES) -> Iterator[Certificate
     return (certificate(case)[0] for case in cases)
 
 
-def certify(
-    name: Annotated[
-        str | None, typer.Argument(help="name of one mechanism, such as noisy_max; all if not given")
-    ] = None,
-    large: Annotated[bool, typer.Option("--large", help="also certify scales from 64 on, which takes minutes")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
-) -> None:
-    """Certify Dither's own mechanisms by enumerating every execution of their code on canonical pairs."""
+def certify(name: str | None = None, *, large: bool = False) -> list[Certificate]:
+    """Certify Dither's own mechanisms, or one of them, by enumerating every execution of their code on canonical pairs.
+
+    With `large`, scales from 64 on are certified too, which takes minutes.
+    """
     cases = [case for case in CASES if name in (None, case.mechanism.name) and (large or not case.large)]
     if not cases:
         raise NotFound(f"no mechanism {name!r}; there are: {', '.join(sorted({c.mechanism.name for c in CASES}))}")
-    rows = list(certificates(cases))
-    if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        _print_table(rows)
-    if failed := [row.mechanism for row in rows if not row.certified]:
-        raise DitherError(f"not certified: {', '.join(failed)}")
-
-
-def _print_table(rows: Sequence[Certificate]) -> None:
-    grid = Table("mechanism", "inputs", "claim", "at least", "at most", "undecided", "executions", "CPU s", "certified")
-    for row in rows:
-        least = "" if row.at_least is None else f"{row.at_least:.9f}"
-        numbers = (f"{row.at_most:.9f}", f"{row.residual:.1e}", str(row.executions), f"{row.seconds:.2f}")
-        grid.add_row(row.mechanism, row.pair, row.claim, least, *numbers, "yes" if row.certified else "NO")
-    Console(highlight=False, width=200).print(grid)
+    return list(certificates(cases))
