@@ -151,6 +151,7 @@ def place(
         ledger=kernel.ledger,
         limits=lines,
         account_of=kernel.account_name,
+        role_of=kernel.account_role,
         descriptions_hash=partial(descriptions_hash, kernel),
     )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -236,12 +237,13 @@ def serving(
     """Run `dither serve` on a free port."""
     command = [python, "-m", "dither", "serve", str(description), "--state", str(state), "--port", "0", "--tick", "10",
                *words]  # fmt: skip
+    (state / "gateway" / "address").unlink(missing_ok=True)  # of an earlier server
     process = subprocess.Popen(command, env={**os.environ, **environment}, extra_groups=groups)
     try:
         town_there = Town(state, process, "")
         until(lambda: town_there.desk("status")["datasets"])
         town_there.url = until(lambda: (state / "gateway" / "address").read_text())
-        until(lambda: httpx.get(f"{town_there.url}/health").json()["kernel"])
+        until(lambda: httpx.get(f"{town_there.url}/health/ready").status_code == 200)
         yield town_there
     finally:
         process.terminate()

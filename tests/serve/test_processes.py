@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,8 @@ from conftest import require
 from dither.audit.attacks import ATTACKS
 from dither.connection import connect
 from dither.privacy.ledger.maintenance import verify
+from dither.serve.kernel.process import KernelSettings
+from dither.serve.transport.socket_client import SeenHeads
 from serve.servers import SEPARATE, Careless, Town, serving, town, until
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.xdist_group("servers")]
@@ -40,8 +43,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 def sockets_of(process: int) -> list[str]:
     """Return the open files of a process."""
-    place = Path(f"/proc/{process}/fd")
-    return [os.readlink(place / name) for name in os.listdir(place)]
+    opened = []
+    for place in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            opened.append(os.readlink(place))
+    return opened
 
 
 def test_the_gateway_has_no_access_to_the_data(there: Town) -> None:
@@ -98,7 +104,7 @@ finally:
     child.terminate(); child.wait(20)
 """
     command = ["unshare", "-n", sys.executable, "-c", script, str(there.state / "kernel.sock"), str(tmp_path / "g")]
-    environment = {**os.environ, "T": there.tokens["ann"], "OUTSIDE": f"{there.url}/health"}
+    environment = {**os.environ, "T": there.tokens["ann"], "OUTSIDE": f"{there.url}/health/live"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     require("Errno 99" not in result.stderr, "the namespace has no loopback")
     assert '"name":"town"' in result.stdout and "sealed" in result.stdout, result.stdout + result.stderr
@@ -110,7 +116,7 @@ def test_a_slow_client_is_disconnected(there: Town) -> None:
     slow = [socket.create_connection((host, int(port))) for _ in range(20)]
     for each in slow:
         each.sendall(b"POST /v1/answer HTTP/1.1\r\nHost: x\r\nX-A: ")
-    assert httpx.get(f"{there.url}/health").status_code == 200
+    assert httpx.get(f"{there.url}/health/live").status_code == 200
     slow[0].settimeout(30)
     assert slow[0].recv(1000) == b""
     for each in slow:
@@ -179,7 +185,7 @@ def test_the_gateway_is_restarted_and_remembers_the_head(there: Town) -> None:
 
 def _fresh(there: Town) -> str | None:
     url = (there.state / "gateway" / "address").read_text()
-    return url if httpx.get(f"{url}/health").json()["kernel"] else None
+    return url if httpx.get(f"{url}/health/ready").status_code == 200 else None
 
 
 def test_the_attack_list_on_the_running_service(there: Town) -> None:
@@ -236,3 +242,27 @@ def _alive(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
+
+
+def test_sessions_and_servers_spend_from_one_ledger(tmp_path: Path) -> None:
+    """Regression: a server started at 0.01 what a session in another process had spent 0.51 of."""
+    path, anchor = town(tmp_path / "data", 100), tmp_path / "anchor"
+    connect(path, account="ann").sql(COUNT, epsilon="1/2")
+    with serving(path, tmp_path / "s", "--anchor", str(anchor)) as made:
+        session = connect(made.url, token=made.account("ann"))
+        assert session.budget[0].spent[0] == 51 * 10**13
+        assert session.sql(COUNT, epsilon="1/2").releases[0].cached
+        session.sql(COUNT, epsilon="1/4")
+    assert connect(path, account="ann").budget[0].spent[0] == 76 * 10**13
+    assert not (tmp_path / "s" / "private" / "ledger.sqlite").exists()
+    ledger = path.with_suffix(".ledger")
+    assert verify(ledger, seen_head=SeenHeads(anchor).last).sound
+
+
+def test_a_new_server_notes_its_ledger_beside_the_description(tmp_path: Path) -> None:
+    path = town(tmp_path / "data", 100)
+    with serving(path, tmp_path / "s") as made:
+        connect(made.url, token=made.account("ann")).sql(COUNT, epsilon="1/2")
+        assert connect(path, account="ann").budget[0].spent[0] == 51 * 10**13
+    kernel = KernelSettings((path,), tmp_path / "other")
+    assert kernel.ledger_location([path]) == str(tmp_path / "s" / "private" / "ledger.sqlite")

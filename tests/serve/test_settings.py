@@ -28,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return the settings that a command would start with, without starting it."""
     made: list[Any] = []
     monkeypatch.setattr(kernel_process, "run_kernel", made.append)
-    monkeypatch.setattr(gateway_process, "run_gateway", made.append)
+    monkeypatch.setattr(gateway_process, "run_gateway", lambda settings, announce: made.append(settings))
     monkeypatch.setattr(Supervisor, "run", lambda self: made.append(list(self._children)))
 
     def run(*words: str, **environment: str) -> Any:

@@ -60,6 +60,13 @@ def test_an_account_is_made_shown_once_and_revoked(desk: tuple[LocalKernel, Path
     assert [row["token"] is None for row in rows(kernel, "account")] == [False, True]
 
 
+def test_an_account_for_single_sign_on_gets_no_token(desk: tuple[LocalKernel, Path]) -> None:
+    kernel, path = desk
+    done = CliRunner().invoke(cli.app, ["curator", "account", "ann", "--sso", "--socket", str(path), "--json"])
+    assert json.loads(done.stdout) == {"name": "ann", "token": None}
+    assert kernel.ledger.account("ann").role == "analyst" and call_admin(path, "accounts")[0]["expires"] is None
+
+
 @pytest.mark.parametrize("given", [
     {"name": "kernel", "role": "analyst"}, {"name": "a b", "role": "analyst"}, {"name": "x", "role": "king"},
     {"name": "x", "role": "analyst", "days": "0"}, {"name": "x", "role": "analyst", "days": "-3"}, {"role": "analyst"},

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from dither.errors import InvalidParameter, NotAllowed
 from dither.serve.gateway.app import AppSettings
 from dither.serve.gateway.rate_limits import Rate
-from dither.serve.kernel.oidc import LONGEST_TOKEN, Issuer, read_issuer
+from dither.serve.kernel.oidc import LONGEST_TOKEN, Issuer, IssuerFile, read_issuer
 from serve.servers import place, until
 
 NOW = 1_800_000_000
@@ -230,6 +230,53 @@ def test_an_invalid_issuer_file_is_refused(tmp_path: Path, more: dict[str, Any])
 def test_two_keys_with_the_same_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="the same kid"):
         read_issuer(described(tmp_path, [rsa_jwk(RSA_KEY), rsa_jwk(THIEF)]), lambda: datetime.now(UTC))
+
+
+def test_changed_files_count_at_once(tmp_path: Path) -> None:
+    """The issuer replaces its keys, and the curator the accounts, while the kernel runs."""
+    path = described(tmp_path)
+    issuer = IssuerFile(path, lambda: datetime.fromtimestamp(NOW, UTC))
+    new_key = token(header={"alg": "RS256", "kid": "new"}, sign=lambda data: signed_rsa(data, THIEF))
+    assert issuer.account(token()) == "ann"
+    with pytest.raises(NotAllowed):
+        issuer.account(new_key)
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [rsa_jwk(THIEF, "new")]}))
+    assert issuer.account(new_key) == "ann"
+    with pytest.raises(NotAllowed):
+        issuer.account(token())  # the key that was taken away signs nobody in
+    described(tmp_path, [rsa_jwk(RSA_KEY)], accounts={"u-17": "bob"})
+    assert issuer.account(token()) == "bob"
+
+
+@pytest.mark.parametrize("how", ["half a file", "a missing file", "a weak key"])
+def test_invalid_files_leave_the_earlier_in_use(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    issuer = IssuerFile(described(tmp_path), lambda: datetime.fromtimestamp(NOW, UTC))
+    keys = tmp_path / "jwks.json"
+    good = keys.read_text()
+    match how:
+        case "half a file":
+            keys.write_text(good[:100])
+        case "a missing file":
+            keys.unlink()
+        case _:
+            keys.write_text(json.dumps({"keys": [rsa_jwk(rsa.generate_private_key(65537, 1024))]}))
+    with caplog.at_level("ERROR", logger="dither.public"):
+        assert issuer.account(token()) == "ann" == issuer.account(token())
+    assert len(caplog.records) == 1, "each state of the files is reported once"
+    keys.write_text(json.dumps({"keys": []}))
+    with pytest.raises(NotAllowed):
+        issuer.account(token())
+
+
+def test_an_account_for_single_sign_on_outlives_its_token(tmp_path: Path) -> None:
+    """The issuer's tokens have an end of their own; revoking the account ends them too."""
+    made = read_issuer(described(tmp_path / "o"), lambda: datetime.fromtimestamp(NOW, UTC))
+    with place(tmp_path, sign_in=made.account) as there:
+        expired = there.kernel.ledger.add_account("ann", "analyst", days=-1)
+        assert there.get("/v1/datasets", expired).status_code == 401
+        assert there.get("/v1/datasets", bent()).status_code == 200
+        there.kernel.ledger.revoke_account("ann")
+        assert there.get("/v1/datasets", bent()).status_code == 401
 
 
 def test_an_analyst_asks_with_an_id_token(tmp_path: Path) -> None:

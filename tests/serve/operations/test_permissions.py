@@ -38,9 +38,12 @@ def test_an_open_folder_is_closed_and_reported(tmp_path: Path, capsys: pytest.Ca
     process.stop()
     process.kernel.close()
     said = capsys.readouterr().err
-    assert "removed the access of other users" in said and "old.sqlite" in said and "public.jsonl" in said
+    assert said == f"dither: other users could open {private}; from now on only this user can\n"
     assert mode(private) == 0o700 and mode(private / "old.sqlite") == 0o600
-    assert secure_private_folder(private) == ""
+    assert mode(private / "logs" / "private.jsonl") == 0o600 == mode(private / "logs" / "public.jsonl")
+    (private / "old.sqlite").chmod(0o644)
+    assert secure_private_folder(private) == "", "nobody else could open the folder, so there is nothing to say"
+    assert mode(private / "old.sqlite") == 0o600
 
 
 @pytest.mark.parametrize("how", ["a link", "a file"])

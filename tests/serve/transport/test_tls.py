@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import ssl
 import subprocess
@@ -11,15 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from starlette.testclient import TestClient
 
 from dither.connection import connect
@@ -31,63 +25,10 @@ from dither.serve.kernel.admin import call_admin
 from dither.serve.kernel.server import KernelServer, tls_listener
 from dither.serve.transport.framing import Message, receive, send
 from dither.serve.transport.socket_client import MutualTls, RemoteKernel
+from serve.certificates import Authority
 from serve.servers import free_port, town, until
 
 COUNT = "SELECT city, COUNT(*) AS n FROM people GROUP BY city"
-
-
-@dataclass(frozen=True)
-class Authority:
-    """An authority that signs certificates, and the folder of its files."""
-
-    folder: Path
-    name: str
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-
-    @classmethod
-    def made(cls, folder: Path, name: str) -> Authority:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = _named(name)
-        made = _dated(x509.CertificateBuilder().subject_name(subject).issuer_name(subject), 0, 30)
-        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        signed = made.sign(key, hashes.SHA256())
-        (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        return cls(folder, name, key, signed)
-
-    @property
-    def path(self) -> Path:
-        return self.folder / f"{self.name}.pem"
-
-    def sign(self, name: str, *, client: bool, days: tuple[int, int] = (-1, 30)) -> tuple[Path, Path]:
-        """Return the files of a new certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        use = ExtendedKeyUsageOID.CLIENT_AUTH if client else ExtendedKeyUsageOID.SERVER_AUTH
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        made = _dated(x509.CertificateBuilder().subject_name(_named(name)).issuer_name(_named(self.name)), *days)
-        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        signed = made.add_extension(known, critical=False).sign(self.key, hashes.SHA256())
-        certificate, secret = self.folder / f"{self.name}-{name}.pem", self.folder / f"{self.name}-{name}.key"
-        certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        plain = serialization.NoEncryption()
-        form = serialization.PrivateFormat.PKCS8
-        secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-        secret.chmod(0o600)
-        return certificate, secret
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _dated(builder: x509.CertificateBuilder, first: int, last: int) -> x509.CertificateBuilder:
-    now = datetime.now(UTC) - timedelta(minutes=5)
-    return builder.not_valid_before(now + timedelta(days=first)).not_valid_after(now + timedelta(days=last))
 
 
 @dataclass(frozen=True)
@@ -141,7 +82,7 @@ def test_a_gateway_queries_over_mutual_tls(there: Far) -> None:
             reply = http.post("/v1/answer", json={"dataset": "town", "query": COUNT, "epsilon": epsilon},
                               headers=headers)  # fmt: skip
             assert reply.status_code == 200 and len(reply.json()["rows"]) == 3
-        assert http.get("/health").json()["kernel"]
+        assert http.get("/health/ready").json() == {"status": "ready"}
 
 
 @pytest.mark.parametrize("who", ["of another authority", "expired", "not yet valid", "a server's"])
@@ -223,16 +164,20 @@ def test_a_kernel_of_another_name_is_refused(there: Far) -> None:
 
 
 def test_connections_without_a_handshake_are_limited(tmp_path: Path) -> None:
-    """Connections without a finished handshake are counted, and closed beyond twice the maximum."""
+    """Beyond twice the maximum, the oldest connection without a finished handshake is closed, and a gateway gets in."""
     authority = Authority.made(tmp_path, "ours")
     kernel = LocalKernel(load(town(tmp_path / "data")), tmp_path / "l.sqlite", trusted=False)
     listener = tls_listener("127.0.0.1", 0, *authority.sign("kernel", client=False), authority.path)
     server = KernelServer(kernel, listener, max_connections=2, message_seconds=30)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     silent = [socket.create_connection(listener.getsockname(), 10) for _ in range(8)]
-    for each in silent[4:]:
+    for each in silent[:4]:
         each.settimeout(10)
         assert each.recv(1) == b""
+    gateway = MutualTls("127.0.0.1", listener.getsockname()[1], *authority.sign("g", client=True), authority.path)
+    remote = RemoteKernel(gateway)
+    assert remote.datasets(kernel.ledger.add_account("ann", "analyst")) == ("town",)
+    remote.close()
     for each in silent:
         each.close()
     until(lambda: not server._open)
@@ -272,10 +217,15 @@ def test_two_processes_communicate_over_mutual_tls(tmp_path: Path) -> None:
         ]
         url = until(lambda: (tmp_path / "g" / "address").read_text())
         assert url.startswith("https://")
-        until(lambda: httpx.get(f"{url}/health", verify=trusting).json()["kernel"])
+        until(lambda: httpx.get(f"{url}/health/ready", verify=trusting).status_code == 200)
+        silent = [socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) for _ in range(600)]
+        assert silent[0].recv(1) == b"", "before its handshake, too, a connection counts"
         reply = httpx.post(f"{url}/v1/answer", json={"dataset": "town", "query": COUNT, "epsilon": 1},
                            headers={"authorization": f"Bearer {token}"}, verify=trusting, timeout=60)  # fmt: skip
         assert reply.status_code == 200 and len(reply.json()["rows"]) == 3
+        assert "max-age" in reply.headers["strict-transport-security"]
+        for each in silent:
+            each.close()
         with pytest.raises(Exception, match="this machine does not trust"):
             connect(url, token=token)
     finally:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,15 @@ from dither.errors import DitherError, EngineFailure, InvalidParameter, InvalidT
 from dither.plan.context import Context
 from dither.post.options import LOSSES
 from dither.post.session import Session
+from dither.privacy.protocol import MAX_PAGE, Page
 from dither.serve.gateway.files import PROOFS, DocumentFolder, read_document
 from dither.serve.gateway.jobs import Jobs
 from dither.serve.gateway.metrics import Metrics
 from dither.serve.gateway.openapi import openapi_document
 from dither.serve.gateway.rate_limits import InFlight, Rate, RecentTokens, TokenBuckets
+from dither.serve.gateway.readiness import Readiness
 from dither.serve.gateway.requests import QueryRequest, read_any, read_batch, read_query, read_split
+from dither.serve.operations.logs import ACCESS
 from dither.serve.transport.errors import KernelUnreachable
 from dither.serve.transport.http_client import PACKED, WIRE
 from dither.serve.transport.rpc import CALLS, decode_result
@@ -48,6 +51,7 @@ WEB = Path(__file__).parent / "web"
 PAGES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
          "/page.css": ("page.css", "text/css")}  # fmt: skip
 ARROW = "application/vnd.apache.arrow.stream"
+OPERATORS = ("auditor", "curator")
 LONGEST_TOKEN = 8192
 LONGEST_NAME = 200
 CONTEXT_SECONDS = 5.0
@@ -68,6 +72,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+HTTPS_HEADERS = {"strict-transport-security": "max-age=31536000"}
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,12 @@ def seconds_to_next_tick(passed: float, tick_ms: int) -> float:
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, str], Awaitable[Response]]
-Read = Callable[[RemoteKernel, str, str], Any]
+Read = Callable[[RemoteKernel, str, str, Page], Any]
 READS: dict[str, Read] = {
-    "budget": lambda kernel, name, token: budget_data(kernel.budget(name, token)),
-    "history": lambda kernel, name, token: history_data(kernel.history(name, token)),
-    "ledger": lambda kernel, name, token: ledger_data(kernel.ledger_rows(name, token)),
-    "statement": lambda kernel, name, token: statement_data(kernel.statement(name, token)),
+    "budget": lambda kernel, name, token, page: budget_data(kernel.budget(name, token)),
+    "history": lambda kernel, name, token, page: history_data(kernel.history(name, token, page)),
+    "ledger": lambda kernel, name, token, page: ledger_data(kernel.ledger_rows(name, token, page)),
+    "statement": lambda kernel, name, token, page: statement_data(kernel.statement(name, token)),
 }
 
 
@@ -142,16 +148,18 @@ class Gateway:
         self._unknown_token_buckets = TokenBuckets(self.settings.unknown_token_rate)
         self._recent_tokens, self._in_flight = RecentTokens(), InFlight(self.settings.max_in_flight)
         self._contexts: dict[str, CachedContext] = {}
+        self._readiness = Readiness(kernel.check_ready)
         self._lock = threading.Lock()
 
     def routes(self) -> list[Route]:
         """Return every route."""
-        public_routes = [("/health", self._health), ("/metrics", self._metrics), ("/openapi.json", self._openapi)]
+        public_routes = [("/health/live", self._live), ("/health/ready", self._ready), ("/openapi.json", self._openapi)]
         routes = [Route(path, self._public_endpoint(path, handler), methods=["GET"]) for path, handler in public_routes]
         routes += [
             Route(path, self._public_endpoint(path, _page(*page)), methods=["GET"]) for path, page in PAGES.items()
         ]
         for method, path, handler in (
+            ("GET", "/metrics", self._metrics),
             ("GET", "/v1/datasets", self._datasets),
             *(("GET", f"/v1/{name}", self._read_handler(read)) for name, read in READS.items()),
             ("POST", "/v1/quote", self._quote),
@@ -189,6 +197,7 @@ class Gateway:
             finally:
                 refused = response.status_code >= 400 and response.headers.get("x-charged") != "yes"
                 self.metrics.end_request(path, refused)
+                _log_access(request, path, response.status_code if refused else 200, time.monotonic() - arrived)
             return response
 
         return endpoint
@@ -230,7 +239,8 @@ class Gateway:
             raise Refusal(429, "busy", "too many requests; nothing was charged", {"retry-after": str(int(wait) + 1)})
         if account is None:
             reply = await run_in_threadpool(self.kernel.exchange, "datasets", token)
-            self._recent_tokens.add(_digest(token), reply.header.get("who") or _digest(token))
+            who, role = reply.header.get("who") or _digest(token), reply.header.get("role", "")
+            self._recent_tokens.add(_digest(token), who, role)
         return token
 
     def _account_key(self, token: str) -> str:
@@ -258,8 +268,7 @@ class Gateway:
     def _session(self, dataset: str, token: str) -> Session:
         """Open a session; refresh the dataset's public facts after CONTEXT_SECONDS and when a description changed."""
         reply = self.kernel.exchange("datasets", token)
-        if dataset not in decode_result("datasets", reply.body).items:
-            raise NotFound("this account has no dataset of that name; GET /v1/datasets lists those that it has")
+        dataset = _choose_dataset(dataset, decode_result("datasets", reply.body).items)
         descriptions_hash = reply.header.get("described", "")
         cached = self._contexts.get(dataset)
         if (
@@ -275,10 +284,19 @@ class Gateway:
 
     # --- Routes ---
 
-    async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "kernel": await run_in_threadpool(self.kernel.reachable)})
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"status": "live"})
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
+        problem = await self._readiness.problem()
+        if problem is not None:
+            raise Refusal(503, problem.code, str(problem), STATUS_HEADERS[503])
+        return JSONResponse({"status": "ready"})
+
+    async def _metrics(self, request: Request, token: str) -> Response:
+        """Return the counters to auditors and curators: they show how much other accounts ask."""
+        if self._recent_tokens.role(_digest(token)) not in OPERATORS:
+            raise NotAllowed("metrics are for auditors and curators; ask the curator for an auditor's token")
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
@@ -287,15 +305,19 @@ class Gateway:
     async def _datasets(self, request: Request, token: str) -> Response:
         def describe_all() -> list[dict[str, Any]]:
             names = self.kernel.datasets(token)
-            return [dataset_data(self._session(name, token).dataset) for name in names]
+            contexts = [self._session(name, token).context for name in names]
+            return [dataset_data(context.dataset, context.facts) for context in contexts]
 
         return JSONResponse({"datasets": await run_in_threadpool(describe_all)})
 
     def _read_handler(self, read: Read) -> Handler:
         """Build the handler of a route that reads one thing about a dataset."""
 
+        def read_dataset(name: str, token: str, page: Page) -> Any:
+            return read(self.kernel, name or _choose_dataset("", self.kernel.datasets(token)), token, page)
+
         async def handler(request: Request, token: str) -> Response:
-            data = await run_in_threadpool(read, self.kernel, _dataset(request), token)
+            data = await run_in_threadpool(read_dataset, _dataset(request), token, _page_wanted(request))
             return JSONResponse(data if isinstance(data, dict) else {"items": data})
 
         return handler
@@ -305,7 +327,7 @@ class Gateway:
         return JSONResponse(await run_in_threadpool(self._quote_data, parsed, token))
 
     def _quote_data(self, parsed: QueryRequest, token: str) -> dict[str, Any]:
-        """Quote a query or a batch, and add how many requests wait for its dataset."""
+        """Quote a query or a batch, and add how many of the account's own requests wait for its dataset."""
         session = self._session(parsed.dataset, token)
         if parsed.is_batch:
             quote = session.quote_batch(parsed.queries, **parsed.options)
@@ -314,7 +336,7 @@ class Gateway:
         if parsed.refine is not None:
             kind = "epsilon" if parsed.options.get("rho") is None else "rho"
             quote = replace(quote, notes=(*quote.notes, f"refining costs {kind} {parsed.refine} on top of this"))
-        return {**quote_data(quote), "waiting": self.kernel.queue_lengths.get(parsed.dataset, 0)}
+        return {**quote_data(quote), "waiting": self.kernel.waiting()}
 
     async def _explain(self, request: Request, token: str) -> Response:
         parsed = read_query(await self._body(request))
@@ -420,6 +442,19 @@ class Gateway:
         return Response(reply.body, media_type=kind, headers={"x-dither-waiting": str(reply.waiting)})
 
 
+def _log_access(request: Request, route: str, status: int, seconds: float) -> None:
+    """Log a request by its route; like a counter, a failure after the charge counts as done."""
+    client = request.client.host if request.client else ""
+    event = {
+        "client": client,
+        "method": request.method[:10],
+        "route": route,
+        "status": status,
+        "ms": round(1000 * seconds),
+    }
+    logging.getLogger(ACCESS).info("request", extra={"event": event})
+
+
 def _token(request: Request) -> str:
     """Return the bearer token of a request, or an empty string if there is none or it is malformed."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -433,11 +468,28 @@ def _digest(text: str) -> str:
 
 
 def _dataset(request: Request) -> str:
-    """Return the dataset that a request names."""
+    """Return the dataset that a request names, or "" if it names none."""
     name = request.query_params.get("dataset", "")
-    if not 1 <= len(name) <= LONGEST_NAME:
-        raise InvalidParameter(f"name the dataset with ?dataset=..., in 1 to {LONGEST_NAME} characters")
+    if len(name) > LONGEST_NAME:
+        raise InvalidParameter(f"name the dataset with ?dataset=..., in at most {LONGEST_NAME} characters")
     return name
+
+
+def _choose_dataset(name: str, known: Sequence[str]) -> str:
+    """Return the dataset of that name or, without a name, the only one that the account has."""
+    if not name and len(known) != 1:
+        raise InvalidParameter(f"name the dataset; this account has: {', '.join(known) or 'none'}")
+    if name and name not in known:
+        raise NotFound("this account has no dataset of that name; GET /v1/datasets lists those that it has")
+    return name or known[0]
+
+
+def _page_wanted(request: Request) -> Page:
+    """Return the page of a list that a request asks for."""
+    given = [request.query_params.get(name, default) for name, default in (("before", "0"), ("limit", str(MAX_PAGE)))]
+    if not all(text.isascii() and text.isdigit() and len(text) < 16 for text in given):
+        raise InvalidParameter(f"before must be a whole number, and limit one from 1 to {MAX_PAGE}")
+    return Page(*map(int, given))
 
 
 def _page(file: str, kind: str) -> Endpoint:
@@ -465,9 +517,8 @@ class SecurityHeaders:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 names = {name for name, _ in message["headers"]}
-                more = [
-                    (name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in names
-                ]
+                wanted = HEADERS | (HTTPS_HEADERS if scope["scheme"] == "https" else {})
+                more = [(name.encode(), value.encode()) for name, value in wanted.items() if name.encode() not in names]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
@@ -477,6 +528,7 @@ class SecurityHeaders:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Return the JSON response for a request that no route answers."""
     status = error.status_code if isinstance(error, HTTPException) else 500
+    _log_access(request, "none", status, 0.0)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     known_errors = {
         404: ("not_found", "there is no such page"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from dither import __version__
 from dither.post.options import Form, Place, options_of
+from dither.privacy.protocol import MAX_PAGE
 from dither.serve.transport.rpc import CALLS
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -14,6 +15,12 @@ AMOUNT = {
     "oneOf": [
         {"type": "number", "exclusiveMinimum": 0},
         {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9}|/[1-9][0-9]{0,9})?$"},
+    ]
+}
+PROBABILITY = {
+    "oneOf": [
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"type": "string", "pattern": r"^(0?\.[0-9]{1,9}|1/[1-9][0-9]{0,9})$"},
     ]
 }
 REQUEST_ID = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}
@@ -26,8 +33,7 @@ GROUPS = {
 }
 FORMS: dict[Form, dict[str, Any]] = {
     "amount": AMOUNT,
-    "number": AMOUNT,
-    "probability": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "probability": PROBABILITY,
     "positive": WHOLE,
     "count": {"type": "integer", "minimum": 0, "maximum": 2147483647},
     "text": {"type": "string", "minLength": 1, "maxLength": 200},
@@ -41,7 +47,7 @@ QUERY = {"type": "string", "minLength": 1, "maxLength": 50000}
 def _body(place: Place, **more: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a request body: its dataset, the options of its kind of query, and further fields."""
     options = {name: {**FORMS[each.form], "description": each.help} for name, each in options_of(place).items()}
-    required = [name for name in ("dataset", "query", "queries", "threshold") if name in {"dataset", *more}]
+    required = [name for name in ("query", "queries", "threshold") if name in more]
     return {
         "type": "object",
         "required": required,
@@ -91,8 +97,9 @@ def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str
 class Operation:
     """One HTTP method of one path.
 
-    `dataset` says whether the query parameter of that name is required; None if the operation does not take it. `path`
-    has the schemas of the path's parameters, `more` further media types of the result. A `job` may answer 202.
+    `dataset` says whether it takes the query parameter of that name, which an account with one dataset may leave out.
+    `path` and `query` have the schemas of its parameters, `more` further media types of the result. A `job` may answer
+    202, and an operation about being `ready` 503.
     """
 
     name: str
@@ -100,11 +107,13 @@ class Operation:
     result: dict[str, Any] = field(default_factory=lambda: OBJECT)
     kind: str = "application/json"
     body: dict[str, Any] | None = None
-    dataset: bool | None = None
+    dataset: bool = False
     path: dict[str, Any] = field(default_factory=dict)
+    query: dict[str, Any] = field(default_factory=dict)
     token: bool = True
     more: dict[str, Any] = field(default_factory=dict)
     job: bool = False
+    ready: bool = False
 
     def data(self) -> dict[str, Any]:
         """Return the operation in OpenAPI's form."""
@@ -115,6 +124,8 @@ class Operation:
         document["responses"] = {"200": done}
         if self.job:
             document["responses"]["202"] = {"description": "started as a job", "content": _content(OBJECT)}
+        if self.ready:
+            document["responses"]["503"] = {"description": ERROR_STATUSES["503"], "content": _content(ERROR)}
         if self.token:
             document["security"] = [{"token": []}]
             errors = {
@@ -127,11 +138,17 @@ class Operation:
         parameters = [
             {"name": key, "in": "path", "required": True, "schema": value} for key, value in self.path.items()
         ]
-        if self.dataset is not None:
-            parameters.append({"name": "dataset", "in": "query", "required": self.dataset, "schema": DATASET})
-        return parameters
+        if self.dataset:
+            parameters.append({"name": "dataset", "in": "query", "required": False, "schema": DATASET})
+        return parameters + [
+            {"name": key, "in": "query", "required": False, "schema": value} for key, value in self.query.items()
+        ]
 
 
+PAGE = {
+    "before": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1, "description": "only entries before this one"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "description": "the most entries, the last ones"},
+}
 JOB = {"job": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,48}$"}}
 DOCUMENT = {"name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"}}
 CALL = {"call": {"type": "string", "enum": list(CALLS)}}
@@ -140,15 +157,20 @@ DOCUMENTS = dict.fromkeys(("text/html", "text/plain", "text/markdown"), BINARY)
 ARROW = {"application/vnd.apache.arrow.stream": BINARY}
 PACKED = {"application/vnd.dither+int64": BINARY}
 OPERATIONS = {
-    "/health": {
-        "get": Operation("health", "Report that the gateway runs, and whether it reaches its kernel", token=False)
+    "/health/live": {"get": Operation("live", "Report that the gateway runs", token=False)},
+    "/health/ready": {
+        "get": Operation("ready", "Report whether the kernel can charge and answer queries", token=False, ready=True)
     },
-    "/metrics": {"get": Operation("metrics", "Return counters for Prometheus", TEXT, "text/plain", token=False)},
+    "/metrics": {"get": Operation("metrics", "Return counters for Prometheus; for auditors", TEXT, "text/plain")},
     "/openapi.json": {"get": Operation("openapi", "Return this document", token=False)},
     "/v1/datasets": {"get": Operation("datasets", "List the account's datasets")},
     "/v1/budget": {"get": Operation("budget", "Return the spent and the remaining budget", ITEMS, dataset=True)},
-    "/v1/history": {"get": Operation("history", "List the charges that the account may see", ITEMS, dataset=True)},
-    "/v1/ledger": {"get": Operation("ledger", "Return every row of the ledger; for auditors", ITEMS, dataset=True)},
+    "/v1/history": {
+        "get": Operation("history", "List the charges that the account may see", ITEMS, dataset=True, query=PAGE)
+    },
+    "/v1/ledger": {
+        "get": Operation("ledger", "Return rows of the ledger; for auditors", ITEMS, dataset=True, query=PAGE)
+    },
     "/v1/statement": {"get": Operation("statement", "Return the facts of the privacy statement", dataset=True)},
     "/v1/quote": {
         "post": Operation("quote", "Return the cost and expected error of a query; free",
@@ -174,7 +196,7 @@ OPERATIONS = {
     "/v1/kernel/{call}": {
         "post": Operation(
             "call", "Call the kernel in its own JSON format", kind="application/vnd.dither+json", body=OBJECT,
-            dataset=False, path=CALL, more=PACKED,
+            dataset=True, path=CALL, more=PACKED,
         )
     },
 }  # fmt: skip

@@ -67,16 +67,16 @@ class InFlight:
 
 
 class RecentTokens:
-    """The hashes of recently used tokens, and the account of each."""
+    """The hashes of recently used tokens, and the account and role of each."""
 
     def __init__(self, max_tokens: int = 10_000) -> None:
         self._max_tokens, self._lock = max_tokens, threading.Lock()
-        self._accounts: OrderedDict[str, str] = OrderedDict()
+        self._accounts: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
-    def add(self, token_hash: str, account: str) -> None:
-        """Store the account of a token."""
+    def add(self, token_hash: str, account: str, role: str = "") -> None:
+        """Store the account and role of a token."""
         with self._lock:
-            self._accounts[token_hash] = account
+            self._accounts[token_hash] = account, role
             self._accounts.move_to_end(token_hash)
             if len(self._accounts) > self._max_tokens:
                 self._accounts.popitem(last=False)
@@ -91,4 +91,9 @@ class RecentTokens:
         with self._lock:
             if token_hash in self._accounts:
                 self._accounts.move_to_end(token_hash)
-            return self._accounts.get(token_hash)
+            return self._accounts.get(token_hash, (None, ""))[0]
+
+    def role(self, token_hash: str) -> str:
+        """Return the role of a token, or "" if it was not used recently."""
+        with self._lock:
+            return self._accounts.get(token_hash, ("", ""))[1]

@@ -17,6 +17,7 @@ from typing import Any
 from dither.errors import DitherError, InvalidParameter, InvalidPlan, NotFound
 from dither.loss import ZCDP, Loss, Pure
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger.location import find_ledger, note_ledger
 from dither.schema import load
 from dither.serve.kernel.server import FrameServer, failure_message
 from dither.serve.transport.errors import remote_error
@@ -79,8 +80,10 @@ class AdminService:
 
     def _register(self, arguments: dict[str, str], by: str) -> Any:
         path = Path(_argument(arguments, "path")).absolute()
-        dataset = load(path)
+        dataset, ledger = load(path), self._kernel.ledger
+        find_ledger([path], path, ledger.place)
         self._kernel.register(dataset)
+        note_ledger([path], ledger.place, ledger.identity)
         self._kernel.ledger.record_act(by, "register", dataset.name)
         earlier = load_registered_paths(self._paths_file)
         draft = self._paths_file.with_suffix(".new")
@@ -110,7 +113,7 @@ class AdminService:
         if days and not (days.isascii() and days.isdigit() and 1 <= int(days[:6]) <= MOST_DAYS):
             raise InvalidParameter(f"days must be a whole number from 1 to {MOST_DAYS}")
         token = self._kernel.ledger.add_account(name, _argument(arguments, "role"), by, int(days) if days else None)
-        return {"name": name, "token": token}
+        return {"name": name, "token": token if arguments.get("sso") != "yes" else None}  # nobody learns it
 
     def _revoke(self, arguments: dict[str, str], by: str) -> Any:
         self._kernel.ledger.revoke_account(_argument(arguments, "name"), by)

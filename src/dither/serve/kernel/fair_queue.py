@@ -64,10 +64,10 @@ class FairQueue:
         finally:
             self._leave(dataset, account)
 
-    def waiting(self, dataset: str) -> int:
-        """Return the number of requests that wait for a dataset."""
+    def waiting(self, dataset: str, account: str) -> int:
+        """Return the number of an account's own requests that wait for a dataset; others' would show who asks."""
         with self._lock:
-            return self._queues[dataset].length() if dataset in self._queues else 0
+            return len(self._queues[dataset].waiting.get(account, ())) if dataset in self._queues else 0
 
     def _enter(self, dataset: str, account: str) -> threading.Event:
         """Queue a request, or raise Busy; return the event that is set when its turn comes."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from dither.errors import InvalidParameter, InvalidToken
+from dither.serve.operations.logs import PUBLIC
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 KEY_TYPES = {"RS256": "RSA", "ES256": "EC"}
@@ -44,6 +47,7 @@ class Issuer:
     accounts: Mapping[str, str]
     keys: Mapping[tuple[str, str], PublicKey]
     now: Callable[[], datetime]
+    files: tuple[Path, ...] = ()
 
     def account(self, token: str) -> str | None:
         """Return the account of an ID token, None for another kind of token; raise InvalidToken if it is not valid."""
@@ -148,8 +152,9 @@ def read_issuer(path: Path, now: Callable[[], datetime]) -> Issuer:
     """Read an issuer from a YAML file: issuer, audience, accounts, keys (a file beside it), and optionally claim."""
     try:
         entry = {"claim": "sub", **yaml.safe_load(path.read_text())}
-        keys = [_key(each) for each in json.loads((path.parent / str(entry.pop("keys"))).read_text())["keys"]]
-        issuer = Issuer(**entry, keys=dict(keys), now=now)
+        key_file = path.parent / str(entry.pop("keys"))
+        keys = [_key(each) for each in json.loads(key_file.read_text())["keys"]]
+        issuer = Issuer(**entry, keys=dict(keys), now=now, files=(path, key_file))
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError):
         raise InvalidParameter(
             f"{path} must contain issuer, audience, accounts and keys (the file of a JWK set), and may contain claim"
@@ -161,6 +166,40 @@ def read_issuer(path: Path, now: Callable[[], datetime]) -> Issuer:
     if len(issuer.keys) != len(keys):
         raise InvalidParameter(f"{path}: two keys have the same kid; each key needs its own")
     return issuer
+
+
+class IssuerFile:
+    """An issuer whose files are read again when they change; if they are invalid then, the earlier ones stay in use."""
+
+    def __init__(self, path: Path, now: Callable[[], datetime]) -> None:
+        self._path, self._now, self._lock = path, now, threading.Lock()
+        self._issuer = read_issuer(path, now)
+        self._stamps: list[tuple[int, ...]] = []
+
+    def account(self, token: str) -> str | None:
+        """Return the account of an ID token, by the files as they are now."""
+        with self._lock:
+            stamps = [_stamp(file) for file in self._issuer.files]
+            if stamps != self._stamps:
+                self._stamps = stamps
+                self._read_again()
+        return self._issuer.account(token)
+
+    def _read_again(self) -> None:
+        try:
+            self._issuer = read_issuer(self._path, self._now)
+        except InvalidParameter as problem:
+            event = {"problem": str(problem)}
+            logging.getLogger(PUBLIC).error("issuer files invalid; the earlier ones count", extra={"event": event})
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Return numbers that change with a file."""
+    try:
+        state = file.stat()
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _key(entry: Any) -> tuple[tuple[str, str], PublicKey]:

@@ -9,22 +9,25 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger.location import file_beside, find_ledger, note_ledger
 from dither.privacy.pacing import Schedule
 from dither.schema import load
 from dither.serve.kernel.admin import AdminService, admin_server, load_registered_paths
+from dither.serve.kernel.anchor import HeadAnchor
 from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
-from dither.serve.kernel.oidc import read_issuer
+from dither.serve.kernel.oidc import IssuerFile
 from dither.serve.kernel.server import READ_LIMITS, CallQueues, FrameServer, KernelServer, tls_listener, unix_listener
 from dither.serve.operations.logs import PUBLIC, open_logs
 from dither.serve.operations.permissions import secure_private_folder
+from dither.serve.operations.state_lock import lock_folder
 from dither.serve.operations.supervisor import exit_with_parent, tune_interpreter
 
 CLOSE_SECONDS = 5.0
@@ -56,6 +59,8 @@ class KernelSettings:
     limits: QueueLimits = field(default_factory=QueueLimits)
     slots: int = 2
     oidc: Path | None = None
+    another_ledger: bool = False
+    anchor: Path | None = None
 
     @property
     def socket_path(self) -> Path:
@@ -67,10 +72,10 @@ class KernelSettings:
         """The socket for the curator."""
         return self.admin or self.state / "private" / "admin.sock"
 
-    @property
-    def ledger_location(self) -> str:
-        """The ledger's path or database address."""
-        return self.ledger or str(self.state / "private" / "ledger.sqlite")
+    def ledger_location(self, descriptions: Sequence[Path]) -> str:
+        """Return the place of the ledger: as given, as the descriptions have it, or for a new one the state folder."""
+        new = self.state.absolute() / "private" / "ledger.sqlite"
+        return find_ledger(descriptions, new, self.ledger or None, another=self.another_ledger)
 
 
 class KernelProcess:
@@ -80,15 +85,22 @@ class KernelProcess:
         settings.state.mkdir(parents=True, exist_ok=True)
         private = settings.state / "private"
         notice = secure_private_folder(private)
+        self._lock = lock_folder(private, "kernel")
         self._logs = open_logs(private / "logs")
         if notice:
             print(f"dither: {notice}", file=sys.stderr, flush=True)
         paths_file = private / "datasets.json"
-        paths = dict.fromkeys([*map(str, settings.descriptions), *load_registered_paths(paths_file)])
+        registered = map(Path, load_registered_paths(paths_file))
+        paths = list(dict.fromkeys([*settings.descriptions, *registered]))
+        place = settings.ledger_location(paths)
+        self._anchor = HeadAnchor(place, settings.anchor)
         self.kernel = LocalKernel(
-            [load(Path(path)) for path in paths], settings.ledger_location, trusted=False, schedule=settings.schedule,
-            slots=settings.slots, sign_in=_sign_in(settings.oidc),
+            list(map(load, paths)), place, trusted=False, schedule=settings.schedule, slots=settings.slots,
+            sign_in=_sign_in(settings.oidc, lambda: self.kernel.ledger.now()),
         )  # fmt: skip
+        for path in note_ledger(paths, place, self.kernel.ledger.identity):
+            print(f"dither: cannot write {file_beside(path)}; sessions in other processes would start a ledger of "
+                  "their own: give them --ledger", file=sys.stderr, flush=True)  # fmt: skip
         limits = QueueLimits(settings.slots, settings.limits.waiting, settings.limits.per_account)
         queues = CallQueues(FairQueue(limits), FairQueue(READ_LIMITS))
         self._servers: list[FrameServer] = [
@@ -98,6 +110,7 @@ class KernelProcess:
                 ledger=self.kernel.ledger,
                 queues=queues,
                 account_of=self.kernel.account_name,
+                role_of=self.kernel.account_role,
                 descriptions_hash=partial(descriptions_hash, self.kernel),
             )
             for listener in _listeners(settings)
@@ -110,13 +123,16 @@ class KernelProcess:
         threads = [threading.Thread(target=server.serve_forever, daemon=True) for server in self._servers]
         for thread in threads:
             thread.start()
+        self._anchor.follow(self.kernel.ledger)
         logging.getLogger(PUBLIC).info("kernel ready", extra={"event": {"pid": os.getpid()}})
         for thread in threads:
             thread.join()
+        self._anchor.stop()
         closing = threading.Thread(target=self.kernel.close, daemon=True)  # waits for running engines
         closing.start()
         closing.join(CLOSE_SECONDS)
         self._logs.close()
+        self._lock.close()
 
     def stop(self, *_: Any) -> None:
         """Close all connections."""
@@ -131,9 +147,9 @@ def descriptions_hash(kernel: LocalKernel) -> str:
     ).hexdigest()
 
 
-def _sign_in(path: Path | None) -> Callable[[str], str | None]:
+def _sign_in(path: Path | None, now: Callable[[], datetime]) -> Callable[[str], str | None]:
     """Return the function that maps an ID token to an account; without OpenID Connect it returns None."""
-    return (lambda token: None) if path is None else read_issuer(path, lambda: datetime.now(UTC)).account
+    return (lambda token: None) if path is None else IssuerFile(path, now).account
 
 
 def _listeners(settings: KernelSettings) -> list[socket.socket]:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, NotAllowed
+from dither.errors import Busy, DitherError, InvalidParameter, InvalidPlan, InvalidToken, NotAllowed
 from dither.privacy.protocol import Kernel, LedgerHead
 from dither.serve.kernel.fair_queue import FairQueue, QueueLimits
 from dither.serve.operations.logs import PRIVATE
 from dither.serve.transport.framing import MOST_REQUEST, ConnectionClosed, Message, head_text, parse_head, receive, send
-from dither.serve.transport.rpc import CALLS, encode_result
+from dither.serve.transport.rpc import CALLS, Names, encode_result
 from dither.serve.transport.vectors import FORM
 
 MOST_CONNECTIONS = 256
@@ -40,6 +40,9 @@ class HeadSource(Protocol):
     def check_head(self, head: LedgerHead) -> bool:
         """Raise LedgerError if the ledger does not continue `head`; return false if a gap replaced that head."""
 
+    def check_writable(self) -> None:
+        """Raise LedgerError unless a charge could be recorded now."""
+
 
 class FrameServer:
     """Serve each connection in its own thread, up to a fixed number; refuse more connections as busy."""
@@ -54,6 +57,7 @@ class FrameServer:
         self._listener, self._respond, self._message_seconds = listener, respond, message_seconds
         self._slots, self._max_open = threading.BoundedSemaphore(max_connections), 2 * max_connections
         self._open: set[socket.socket] = set()
+        self._unproven: dict[socket.socket, None] = {}  # connections before the end of their handshake, oldest first
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -71,12 +75,23 @@ class FrameServer:
             threading.Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> bool:
-        """Return true if another connection may be open; connections before their TLS handshake count too."""
+        """Return true if another connection may be open; it takes the place of one that delays its TLS handshake."""
         with self._lock:
             if len(self._open) >= self._max_open:
-                return False
+                oldest = next(iter(self._unproven), None)
+                if oldest is None:
+                    return False
+                self._forget(oldest)
+                with suppress(OSError):
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # its own thread sees the end, and closes it
             self._open.add(connection)
+            self._unproven[connection] = None
             return True
+
+    def _forget(self, connection: socket.socket) -> None:
+        """Stop counting a connection."""
+        self._open.discard(connection)
+        self._unproven.pop(connection, None)
 
     def close(self) -> None:
         """Stop accepting, and close all connections; charges made by then stand."""
@@ -95,12 +110,14 @@ class FrameServer:
                 connection.settimeout(min(HANDSHAKE_SECONDS, self._message_seconds))
                 if isinstance(connection, ssl.SSLSocket):
                     connection.do_handshake()
+                with self._lock:
+                    self._unproven.pop(connection, None)
                 self._serve_messages(connection)
         except (ConnectionClosed, OSError):
             return
         finally:
             with self._lock:
-                self._open.discard(connection)
+                self._forget(connection)
 
     def _serve_messages(self, connection: socket.socket) -> None:
         """Receive and answer messages until the connection or the server closes."""
@@ -143,24 +160,30 @@ class KernelServer(FrameServer):
         max_connections: int = MOST_CONNECTIONS,
         message_seconds: float = MESSAGE_SECONDS,
         account_of: Callable[[str], str] = str,
+        role_of: Callable[[str], str] = lambda token: "",
         queues: CallQueues | None = None,
         descriptions_hash: Callable[[], str] = str,
     ) -> None:
         super().__init__(listener, lambda message, _: self.respond(message), max_connections, message_seconds)
         self._kernel, self._ledger = kernel, ledger
-        self._account_of, self._descriptions_hash = account_of, descriptions_hash
+        self._account_of, self._role_of, self._descriptions_hash = account_of, role_of, descriptions_hash
         shared = queues or CallQueues(FairQueue(limits), FairQueue(READ_LIMITS))
         self.answer_queue, self.read_queue = shared.answers, shared.reads
 
     def respond(self, message: Message) -> Message:
         """Answer one message with a result, or with an error that is safe to show."""
         name = message.header.get("call", "")
-        if name not in CALLS:
+        if name not in (*CALLS, "ready"):
             return failure_message(InvalidPlan(f"unknown call; the calls are: {', '.join(CALLS)}"))
         gap: dict[str, str] = {}
         try:
             gap = self._check_head(message)
             body, form = encode_result(self._run(name, message), message.header.get("accept") == FORM)
+            public = self._public_headers(message)
+            if name == "datasets":
+                token = message.header.get("token", "")
+                public = {"who": self._account_hash(token), "role": self._role_of(token), **self._head_header()}
+                public["described"] = self._descriptions_hash()
         except Busy as error:
             return failure_message(error, {**self._public_headers(message), **gap})
         except DitherError as error:
@@ -168,10 +191,7 @@ class KernelServer(FrameServer):
         except Exception:
             logging.getLogger(PRIVATE).exception("call failed", extra={"event": {"call": name}})
             return failure_message(DitherError("the kernel failed to process this call; its private log has the cause"))
-        if name == "datasets":
-            extra = {"who": self._account_hash(message.header.get("token", "")), "described": self._descriptions_hash()}
-            return Message({"ok": "yes", **extra, **self._head_header(), **gap}, body)
-        return Message({"ok": "yes", **({"form": form} if form else {}), **self._public_headers(message), **gap}, body)
+        return Message({"ok": "yes", **({"form": form} if form else {}), **public, **gap}, body)
 
     def _check_head(self, message: Message) -> dict[str, str]:
         """Check the head that the request expects; return the header `gap` if a gap replaced that head."""
@@ -181,6 +201,10 @@ class KernelServer(FrameServer):
 
     def _run(self, name: str, message: Message) -> Any:
         """Run a call, in its queue if it takes time."""
+        if name == "ready":  # the only call without a token
+            if self._ledger is not None:
+                self._ledger.check_writable()
+            return Names(())
         token, dataset = message.header.get("token", ""), message.header.get("dataset", "")
         if name not in QUEUED_CALLS:
             return CALLS[name](self._kernel, token, dataset, message.body)
@@ -196,8 +220,16 @@ class KernelServer(FrameServer):
         return hashlib.sha256(self._account_of(token).encode()).hexdigest()
 
     def _public_headers(self, message: Message) -> dict[str, str]:
-        """Return the headers of a response about a dataset: the ledger's head and the number of waiting requests."""
-        return {"waiting": str(self.answer_queue.waiting(message.header.get("dataset", ""))), **self._head_header()}
+        """Return the headers of a response about a dataset: the ledger's head, and how many of its requests wait.
+
+        The gateway keeps the head to itself, to notice a ledger that was rolled back.
+        """
+        try:
+            account = self._account_hash(message.header.get("token", ""))
+        except InvalidToken:  # no token, or one that was revoked during the call
+            return self._head_header()
+        waiting = self.answer_queue.waiting(message.header.get("dataset", ""), account)
+        return {"waiting": str(waiting), **self._head_header()}
 
     def _head_header(self) -> dict[str, str]:
         """Return the header with the ledger's head."""

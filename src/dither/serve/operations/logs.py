@@ -16,7 +16,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-PUBLIC, PRIVATE = "dither.public", "dither.private"
+PUBLIC, PRIVATE, ACCESS = "dither.public", "dither.private", "dither-access"
 LARGEST_FILE = 10_000_000
 BACKUP_FILES = 5
 
@@ -66,13 +66,19 @@ class Logs:
 
 
 def open_logs(directory: Path, *, max_bytes: int = LARGEST_FILE, backups: int = BACKUP_FILES) -> Logs:
-    """Open public.jsonl and private.jsonl in `directory`; only the owner can read the private one."""
+    """Open public.jsonl and private.jsonl in `directory`; only their owner can read them there."""
     directory.mkdir(parents=True, exist_ok=True)
-    public = RotatingFileHandler(directory / "public.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
-    private = OwnerOnlyFileHandler(
-        directory / "private.jsonl", maxBytes=max_bytes, backupCount=backups, encoding="utf-8"
+    public, private = (
+        OwnerOnlyFileHandler(directory / name, maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
+        for name in ("public.jsonl", "private.jsonl")
     )
     return Logs(_attach(PUBLIC, public, exceptions=False), _attach(PRIVATE, private, exceptions=True))
+
+
+def open_access_log(path: Path) -> logging.Logger:
+    """Open the gateway's log of requests, one line each, without queries, tokens or names that a client chose."""
+    file = OwnerOnlyFileHandler(path, maxBytes=LARGEST_FILE, backupCount=BACKUP_FILES, encoding="utf-8")
+    return _attach(ACCESS, file, exceptions=False)
 
 
 def _attach(name: str, handler: logging.Handler, *, exceptions: bool) -> logging.Logger:
@@ -88,6 +94,7 @@ def _attach(name: str, handler: logging.Handler, *, exceptions: bool) -> logging
     return logger
 
 
-# Without `open_logs`, a private event must not reach the process's error stream.
-logging.getLogger(PRIVATE).addHandler(logging.NullHandler())
-logging.getLogger(PRIVATE).propagate = False
+# Before its file is open, an event of these logs must not reach the process's error stream.
+for _name in (PRIVATE, ACCESS):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+    logging.getLogger(_name).propagate = False

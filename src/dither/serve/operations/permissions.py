@@ -19,12 +19,16 @@ def secure_private_folder(folder: Path) -> str:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         raise InvalidParameter(f"{folder} holds the ledger, and must belong to the user that runs the kernel")
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
-    open_paths = [path for path in (folder, *files) if _mode(path) & OTHERS_BITS]
-    for path in open_paths:
+    was_open = bool(_mode(folder) & OTHERS_BITS)
+    for path in (folder, *sorted(folder.rglob("*"))):
+        if path.is_file() or path == folder:
+            _close_to_others(path)
+    return f"other users could open {folder}; from now on only this user can" if was_open else ""
+
+
+def _close_to_others(path: Path) -> None:
+    if not path.is_symlink() and _mode(path) & OTHERS_BITS:
         path.chmod(_mode(path) & ~OTHERS_BITS)
-    names = ", ".join(str(path) for path in open_paths)
-    return f"removed the access of other users to: {names}" if open_paths else ""
 
 
 def check_secret_file(path: Path) -> Path:

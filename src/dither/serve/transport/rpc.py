@@ -11,11 +11,13 @@ from dither.errors import InvalidPlan
 from dither.plan.context import PublicTableFacts
 from dither.privacy.codec import RESPONSE, decode, encode
 from dither.privacy.protocol import (
+    LAST_PAGE,
     Balance,
     CostQuote,
     HistoryEntry,
     Kernel,
     LedgerRow,
+    Page,
     PrivacyStatement,
     Release,
     Request,
@@ -60,6 +62,11 @@ def decode_request(body: bytes, dataset: str) -> Request:
     return request
 
 
+def decode_page(body: bytes) -> Page:
+    """Decode the page that a call asks for; without a body, the last one."""
+    return decode(body, Page) if body else LAST_PAGE
+
+
 Call = Callable[[Kernel, str, str, bytes], Any]
 
 CALLS: dict[str, Call] = {
@@ -69,8 +76,8 @@ CALLS: dict[str, Call] = {
     "quote": lambda kernel, token, dataset, body: kernel.quote(decode_request(body, dataset), token),
     "answer": lambda kernel, token, dataset, body: kernel.answer(decode_request(body, dataset), token),
     "budget": lambda kernel, token, dataset, body: Balances(kernel.budget(dataset, token)),
-    "history": lambda kernel, token, dataset, body: Entries(kernel.history(dataset, token)),
-    "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger_rows(dataset, token)),
+    "history": lambda kernel, token, dataset, body: Entries(kernel.history(dataset, token, decode_page(body))),
+    "ledger": lambda kernel, token, dataset, body: Rows(kernel.ledger_rows(dataset, token, decode_page(body))),
     "statement": lambda kernel, token, dataset, body: kernel.statement(dataset, token),
 }
 
@@ -129,14 +136,14 @@ class RpcKernel(ABC):
         result: tuple[Balance, ...] = self.call("budget", token, dataset).items
         return result
 
-    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """Return the charges that the account may see."""
-        result: tuple[HistoryEntry, ...] = self.call("history", token, dataset).items
+    def history(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[HistoryEntry, ...]:
+        """Return a page of the charges that the account may see."""
+        result: tuple[HistoryEntry, ...] = self.call("history", token, dataset, encode(page)).items
         return result
 
-    def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Return every ledger row of the dataset."""
-        result: tuple[LedgerRow, ...] = self.call("ledger", token, dataset).items
+    def ledger_rows(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[LedgerRow, ...]:
+        """Return a page of the ledger's rows."""
+        result: tuple[LedgerRow, ...] = self.call("ledger", token, dataset, encode(page)).items
         return result
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:

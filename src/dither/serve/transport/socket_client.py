@@ -120,8 +120,7 @@ class RemoteKernel(RpcKernel):
 
     address: str | MutualTls
     heads: SeenHeads = field(default_factory=SeenHeads, repr=False)
-    # The number of waiting requests of each dataset, as the kernel last reported it.
-    queue_lengths: dict[str, int] = field(default_factory=dict, repr=False)
+    _last_reply: threading.local = field(default_factory=threading.local, repr=False)
     _idle: list[socket.socket] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -143,9 +142,12 @@ class RemoteKernel(RpcKernel):
         if error is not None:
             raise remote_error(error, answer.header.get("message", ""))
         waiting = answer.header.get("waiting")
-        if waiting is not None:
-            self.queue_lengths[dataset] = int(waiting)
+        self._last_reply.waiting = int(waiting or "0")
         return Reply(answer.body, head, int(waiting or "0"), answer.header)
+
+    def waiting(self) -> int:
+        """Return how many of the account's own requests wait, as this thread's last reply said."""
+        return int(getattr(self._last_reply, "waiting", 0))
 
     def _send_and_receive(self, message: Message) -> Message:
         """Send a message and receive its response."""
@@ -186,13 +188,9 @@ class RemoteKernel(RpcKernel):
         connection.settimeout(None)
         return connection
 
-    def reachable(self) -> bool:
-        """Return true if the kernel accepts connections."""
-        try:
-            self._check_in(self._checkout())
-        except KernelUnreachable:
-            return False
-        return True
+    def check_ready(self) -> None:
+        """Raise if the kernel cannot be reached, cannot write its ledger, or has one behind the latest head."""
+        self.exchange("ready", "")
 
     def _check_in(self, connection: socket.socket) -> None:
         """Keep an idle connection for the next call."""

@@ -3,6 +3,8 @@
 const at = (id) => document.getElementById(id);
 const say = (text) => { at("message").textContent = text; };
 
+const clear = (...ids) => ids.forEach((id) => at(id).replaceChildren());
+
 function make(tag, text, attributes = {}) {
   const element = document.createElement(tag);
   if (text !== undefined) element.textContent = text;
@@ -25,6 +27,7 @@ function attempt(work) {
   return async (event) => {
     event.preventDefault();
     say("…");
+    clear("result", "cost", "notes");
     try { await work(); } catch (problem) { say(problem.message); }
   };
 }
@@ -33,6 +36,7 @@ const readQuery = () => ({ dataset: at("dataset").value, query: at("query").valu
 let datasets = [];
 
 async function connect() {
+  clear("dataset", "tables", "budget");
   datasets = (await call("GET", "v1/datasets")).datasets;
   at("dataset").replaceChildren(...datasets.map((each) => make("option", each.name)));
   at("dataset").disabled = datasets.length === 0;
@@ -66,7 +70,7 @@ async function quote() {
   const rows = quoted.expected.map((each) => [each.column, each.needs_rows ? "depends on the size of the group" : "± " + format(each.half_width)]);
   table(["column", "expected error"], rows.map((row) => row.map((cell) => make("td", cell))));
   const state = quoted.free ? "free: answered before" : quoted.affordable ? "affordable" : "exceeds the budget";
-  at("cost").textContent = JSON.stringify(quoted.losses) + "; " + state + "; answer after " + quoted.milliseconds + " ms";
+  at("cost").textContent = cost([quoted.losses]) + "; " + state + "; answer after " + quoted.milliseconds + " ms";
   notes(quoted.notes);
   say("Nothing was charged.");
 }
@@ -78,12 +82,16 @@ async function answer() {
     let place = 0;
     return result.columns.map((column) => column.key ? make("td", String(row[column.name])) : cell(row, column.name, spread[place++]));
   }));
-  at("cost").textContent = (result.free ? "free: answered before" : "cost " + JSON.stringify(result.losses)) + "; " + result.confidence * 100 + "% intervals";
+  at("cost").textContent = (result.free ? "free: answered before" : cost(result.losses)) + "; " + result.confidence * 100 + "% intervals";
   notes(result.notes);
   say("");
   await budget();
 }
 
+// A cost is a rational such as "1/2", shown as a decimal.
+const decimal = (text) => { const [over, under = 1] = text.split("/"); return format(over / under); };
+const cost = (losses) => "cost " + losses.flatMap(Object.entries).map(([unit, loss]) => unit.replace(/ \(\w+\)$/, "") + ": " +
+  Object.entries(loss).filter(([name]) => name !== "kind").map(([name, value]) => name + " " + (Array.isArray(value) ? "of " + value.length + " orders" : decimal(value))).join(", ")).join("; ");
 const format = (value) => typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
 const notes = (lines) => at("notes").replaceChildren(...lines.map((line) => make("li", line)));
 
@@ -104,7 +112,7 @@ function cell(row, name, [first, last]) {
     const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
     for (const [key, value] of [["cx", place(row[name])], ["cy", 5], ["r", 3], ["fill", "currentColor"]]) dot.setAttribute(key, value);
     picture.append(line, dot);
-    data.append(picture, make("br"), make("small", format(low) + " to " + format(high)));
+    data.append(picture, make("br"), make("small", "[" + format(low) + ", " + format(high) + "]"));
   }
   return data;
 }
