@@ -9,6 +9,7 @@
     python benchmarks/audit.py sequential [--repeats 51]                          pairs until refuted
     python benchmarks/audit.py wolf [fixed] [sequential] [--repeats 1000] [--steps 8]
                                                                                   refutations of true claims
+    python benchmarks/audit.py timing [--repeats 200]                             identical inputs, and planted leaks
 
 The first two write a line to FILE (JSON) as soon as a row is measured, and leave out rows that are there already, so
 that they may be stopped and started again. The table shows medians over the seeds; "luck" is the standard deviation,
@@ -29,7 +30,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,51 @@ def wolf(repeats: int, modes: Sequence[str], times: int, samples: int = 4000) ->
     return lines
 
 
+def timing(repeats: int) -> list[str]:
+    """Return how often the timing test tells identical inputs apart at alpha 0.01, and how often it finds a leak.
+
+    Inputs are the same number, or equal tables that share no memory; the leak leaves out one addition in ten.
+    """
+    lines = ["| inputs | median, microseconds | refuted | CPU s |", "|---|---|---|---|"]
+    for size in (0, 20, 100, 400, 3000):
+        lines.append(_timed_row(f"the same number, {size} additions", _additions(size), lambda: (7, 7), repeats))
+    for size in (1, 5, 30, 150, 700):
+        tables = partial(_equal_tables, size)
+        lines.append(_timed_row(f"equal tables of {size}", lambda rows: sum(sorted(rows.values())), tables, repeats))
+    for size in (20, 100, 400, 3000):
+        fewer, all_of_them = _additions(size * 9 // 10), _additions(size)
+        leak = partial(_leaky, fewer, all_of_them)
+        lines.append(_timed_row(f"a leak: {size * 9 // 10} or {size} additions", leak, lambda: (0, 1), repeats // 10))
+    return lines
+
+
+def _timed_row(name: str, function: Callable[[Any], Any], inputs: Callable[[], tuple[Any, Any]], repeats: int) -> str:
+    started, found = time.process_time(), [audit.timing(function, *inputs(), seed=seed) for seed in range(repeats)]
+    median = 1e6 * np.median([result.median_a for result in found])
+    refuted = f"{sum(result.refuted for result in found)} of {repeats}"
+    print(row := f"| {name} | {median:.3g} | {refuted} | {time.process_time() - started:.0f} |", flush=True)
+    return row
+
+
+def _additions(count: int) -> Callable[[int], int]:
+    def function(value: int) -> int:
+        total = 0
+        for _ in range(count):
+            total += value
+        return total
+
+    return function
+
+
+def _equal_tables(size: int) -> tuple[dict[str, float], dict[str, float]]:
+    first, second = ({f"person {number}": float(number) for number in range(size)} for _ in range(2))
+    return first, second
+
+
+def _leaky(fewer: Callable[[int], int], all_of_them: Callable[[int], int], value: int) -> int:
+    return all_of_them(7) if value else fewer(7)
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
@@ -279,7 +325,7 @@ def _number(value: float | None) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["catalogue", "peers", "table", "told", "zoo", "sequential", "wolf"])
+    parser.add_argument("part", choices=["catalogue", "peers", "table", "told", "zoo", "sequential", "wolf", "timing"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--repeats", type=int)
@@ -305,6 +351,8 @@ def main() -> None:
         lines = whole_zoo(chosen.samples or 2_000_000, chosen.names)
     elif chosen.part == "sequential":
         lines = sequential(chosen.repeats or 51)
+    elif chosen.part == "timing":
+        lines = timing(chosen.repeats or 200)
     else:
         lines = wolf(chosen.repeats or 1000, chosen.names, chosen.steps)
     if chosen.markdown:

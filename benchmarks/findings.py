@@ -40,7 +40,8 @@ class Finding:
 FINDINGS = (
     Finding(
         "diffprivlib-laplace", "diffprivlib 0.6.6: Laplace (epsilon 1) is not private in floating point",
-        "mechanism 'dither.audit.adapters:diffprivlib_laplace()' --claim epsilon=1 --samples 200000",
+        "mechanism 'dither.audit.adapters:diffprivlib_laplace()' --claim epsilon=1 --domain 'Numbers(0, 100)' "
+        "--samples 200000",
         "On input 1 every output is a multiple of 2^-53: either the output is at least 1/2 in size, or the noise was "
         "between -2 and -1/2, and floats of that size are multiples of 2^-53, and so is their sum with 1. On input 0 "
         "the output is the noise itself, and a small one has digits further down. An output with such a digit shows "
@@ -48,7 +49,8 @@ FINDINGS = (
     ),
     Finding(
         "python-dp-gaussian", "python-dp 1.1.5: Gaussian at (1, 1e-5) is not private in floating point",
-        "mechanism 'dither.audit.adapters:python_dp_gaussian()' --claim 'epsilon=1, delta=1e-5' --samples 400000",
+        "mechanism 'dither.audit.adapters:python_dp_gaussian()' --claim 'epsilon=1, delta=1e-5' "
+        "--domain 'Numbers(0, 100)' --samples 400000",
         "As above: on input 1 every output is a multiple of 2^-53, on input 0 some are not, and their probability is "
         "thousands of times the delta that was promised.", "python-dp", "pydp",
     ),
@@ -73,7 +75,7 @@ FINDINGS = (
         "diffprivlib-geometric", "diffprivlib 0.6.6: Geometric (epsilon 1) has outputs that only one input can give",
         "exact 'dither.audit.adapters:diffprivlib_geometric()' --pair '[0, 1]' --residual 0 --claim epsilon=1",
         "Its noise is a function of one float of 53 bits. The extreme output on one side is made by one float, and "
-        "on the neighbour nothing leads to it: pure epsilon is false for every epsilon, by a delta of about 3e-15. No "
+        "on the neighbour nothing leads to it: pure epsilon is false for every epsilon, by a delta of about 1e-15. No "
         "sample would show it; the enumeration takes 150 runs.", "diffprivlib", "diffprivlib",
     ),
 )  # fmt: skip

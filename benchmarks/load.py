@@ -229,7 +229,7 @@ def kill(there: Town, name: str) -> bool:
         return False
     os.kill(number, signal.SIGKILL)
     until(lambda: there.children().get(name) not in (None, number), 120)
-    until(lambda: there.desk("status")["datasets"] and httpx.get(f"{there.url}/health").json()["kernel"], 120)
+    until(lambda: there.desk("status")["datasets"] and httpx.get(f"{there.url}/health/ready").status_code == 200, 120)
     return True
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from dither.errors import InvalidParameter
+from dither.post.options import read_text
 from dither.post.session import Session
 from dither.privacy.protocol import Kernel
+
+LONGEST_TOKEN = 8192
 
 
 def connect(
@@ -30,6 +34,11 @@ def open_kernel(
         raise InvalidParameter(
             f"target must be a description's path or a gateway's address, got {type(target).__name__}"
         )
+    for name, value in {"account": account, "token": token}.items():
+        if value is not None:
+            read_text(name, value, LONGEST_TOKEN)
+    if not isinstance(options.get("ledger"), str | Path | None):
+        raise InvalidParameter(f"ledger must be a path, got {type(options['ledger']).__name__}")
     if str(target).startswith(("http://", "https://")):
         if token is None:
             raise InvalidParameter("a gateway needs token=...; the curator issues tokens")
@@ -38,4 +47,8 @@ def open_kernel(
         return http_client.connect(str(target), token, **options), token
     from dither.privacy import kernel
 
-    return kernel.open_kernel(target, **options), account if account is not None else "analyst"
+    opened = kernel.open_kernel(target, **options)
+    for event in opened.log.events:
+        if event["event"] == "finding":  # for whoever opens the data in this process: its curator
+            print(f"WARNING: {event['finding']}", file=sys.stderr)
+    return opened, account if account is not None else "analyst"

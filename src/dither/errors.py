@@ -1,5 +1,8 @@
 """All errors that Dither raises. Every message is safe to show to anyone: none depends on a record.
 
+One exception: an InvalidSchema that is raised while a source is opened names its path and the reason. Only the curator
+opens sources; a kernel that must open one again for a query hides the message behind an EngineFailure.
+
 DitherError
 ├── InvalidParameter     a number, name or option is not allowed
 ├── InvalidSchema        a dataset's schema is invalid; the message names the field

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -69,6 +70,47 @@ def test_parquet_csv_and_duckdb_files_give_the_same_integers(tmp_path: Path) -> 
         for measure in measures:
             assert other.vector(measure).tolist() == first.vector(measure).tolist()
         other.close()
+
+
+NUMBERS = {
+    ".7378508": 7, "-.5": -5, "+.5": 5, "5.": 50, "0.5": 5, "007.5": 75, "1e1": 100, ".12e1": 12, "-7": -70,
+    "0.4000000000000000222044604925": 4, "1.0e-01": 1, "nan": -100, "": -100, ".": -100, "e5": -100, "1,5": -100,
+    "0x10": -100, "1e400": -100, "1.2.3": -100, "-": -100, " 2.5": 25, "2.5  ": 25, "  -3 ": -30, " ": -100,
+    "1 2": -100,
+}  # fmt: skip
+
+
+def test_numbers_of_a_csv_file_may_be_written_as_other_programs_do(tmp_path: Path) -> None:
+    """Numbers without a zero before the point, as Stata writes them, or after ", " once became the least value."""
+    lines = [f'{row},"{text}"' for row, text in enumerate(NUMBERS)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,x", *lines]) + "\n")
+    columns = {
+        "id": Column("id", Identifier("integer")),
+        "x": Column("x", Number(Fraction(-10), Fraction(10), Fraction(1, 10))),
+    }
+    table = Table("t", True, columns, Source("csv", {"path": str(tmp_path / "t.csv")}))
+    ds = Dataset("d", "p", "1", {"t": table}, {"user": Unit("user", "user", {"t": "id"})}, ())
+    engine = open_engine(ds)
+    counts = engine.vector(m.Count(r.Scan("t"), (m.GroupKey("x", x.ColumnRef("x")),)))
+    engine.close()
+    assert {place - 100: int(count) for place, count in enumerate(counts) if count} == Counter(NUMBERS.values())
+
+
+def test_a_csv_file_may_have_columns_without_a_name_or_with_the_same(tmp_path: Path) -> None:
+    """A first column without a name is the row number that many programs write; it is not declared and not read."""
+    (tmp_path / "t.csv").write_text(",a,b,B\n0,1,2,3\n1,5,6,7\n")
+    unit = Unit("u", "row", {"t": None})
+
+    def opened(column: str) -> DuckDBEngine:
+        columns = {column: Column(column, Number(Fraction(0), Fraction(9)))}
+        table = Table("t", True, columns, Source("csv", {"path": str(tmp_path / "t.csv")}))
+        return DuckDBEngine(Dataset("d", "d", "1", {"t": table}, {"u": unit}, ()), threads=1)
+
+    reader = opened("a")
+    assert reader.vector(m.Count(r.Scan("t"), (m.GroupKey("a", x.ColumnRef("a")),))).tolist()[1:6] == [1, 0, 0, 0, 1]
+    reader.close()
+    with pytest.raises(InvalidSchema, match="has no column b"):
+        opened("b")
 
 
 def test_nan_in_parquet_is_seen_though_its_statistics_leave_it_out(tmp_path: Path) -> None:

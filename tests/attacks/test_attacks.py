@@ -367,6 +367,7 @@ def seeds(there: Place, asked: Sequence[tuple[str, dict[str, Any]]] = ()) -> lis
     return heard
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("number", [20261115, 20261116])
 def test_fuzzed_plans_are_answered_or_refused(pair: tuple[Place, Place], rich: Place, tier: Tier, number: int) -> None:
     """Never another error, never an engine failure, and nothing is charged without an answer."""

@@ -100,7 +100,7 @@ def test_failures_are_counted_as_done_in_public_metrics(tmp_path: Path) -> None:
     """No account can see in /metrics that another account's query failed."""
     with failing(tmp_path) as there:
         there.ask(QUERY)
-        assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in there.get("/metrics").text
+        assert 'dither_requests_total{route="/v1/answer",outcome="done"} 1' in there.get("/metrics", "aud").text
 
 
 def test_hanging_up_in_the_middle_keeps_the_charge_and_the_answer(tmp_path: Path) -> None:

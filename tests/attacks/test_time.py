@@ -286,7 +286,7 @@ def wall(folder: Path, schedule: Schedule | None) -> Iterator[tuple[Place, Place
 
 
 def compare_times(folder: Path, schedule: Schedule | None, runs: int) -> tuple[TimingResult, int]:
-    """Return the response times on both sides, in blocks of two in random order, and the number of late answers."""
+    """Return the response times on both sides, chosen by a coin each time, and the number of late answers."""
     count = iter(range(10**6))
 
     def ask(there: Place) -> None:
@@ -310,8 +310,9 @@ def on_time(folder: Path, runs: int) -> TimingResult:
 
 @pytest.mark.tier("deep")
 def test_response_times_of_neighbours_are_alike(tmp_path: Path) -> None:
-    """100 blocks of two, sign tests at alpha 1e-9 (the false alarm). The power is printed and checked: a shift of
-    half of what the record costs the engine is detected with probability 90%; on a quiet machine, of a few ms."""
+    """200 requests, each to a side that a coin chooses, at alpha 1e-9 (the false alarm). The power is printed and
+    checked: a shift of half of what the record costs the engine is detected with probability 90%; on a quiet machine,
+    of a few ms."""
     result = on_time(tmp_path, 100)
     assert not result.refuted, result
     assert result.detectable_shift < SLOWER / 2, result

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from dither import audit
 from dither.audit.attacks import schedules
+from dither.audit.enumeration import certify as certify_module
+from dither.audit.enumeration.certify import certify
 from dither.cli.audit import app
 from dither.errors import InvalidParameter, NotFound
 
 MINE = """
 import numpy
 from fractions import Fraction
+from dither.audit import Numbers
 from dither.audit.neighbours import farther_pairs
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import DiscreteLaplace
@@ -23,6 +28,7 @@ laplace = DiscreteLaplace(Fraction(1))
 pairs = [(0, 1)]
 far = farther_pairs(pairs, 4)
 one_of_them = far[0]
+inputs = Numbers(0, 9, change=2)
 
 def made():
     return farther_pairs(pairs, 4)
@@ -80,7 +86,7 @@ def test_neighbours_keep_their_steps(mine: str) -> None:
     status, found = run("mechanism", f"{mine}:right", *common, "--neighbours", "[[0, 4]]")
     assert status == 1 and found["refuted"] and found["evidence"]["steps"] == 1
     told = CliRunner().invoke(app, ["mechanism", f"{mine}:right", *common, "--neighbours", stated])
-    assert "4 steps away" in told.stdout
+    assert "steps between them: 4" in told.stdout
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_a_single_pair_is_not_a_list_of_pairs(mine: str) -> None:
 
 def test_exact(mine: str) -> None:
     status, found = run("exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=1")
-    assert status == 0 and found["certified"] and abs(found["epsilon_lower"] - 1) < 1e-6
+    assert status == 0 and found["verdict"] == "certified" and abs(found["epsilon_lower"] - 1) < 1e-6
     assert run("exact", f"{mine}:laplace", "--pair", "[[0], [1]]", "--claim", "epsilon=0.99")[0] == 1
 
 
@@ -188,3 +194,55 @@ def test_the_schedule_waits_between_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     waited: list[float] = []
     runs = list(schedules.repeat_audit(["zoo"], tmp_path / "h", schedules.parse_interval("30m"), 3, waited.append))
     assert len(runs) == 3 and waited == [1800.0, 1800.0]
+
+
+def test_an_exact_audit_has_one_verdict_and_an_exit_code_for_it(tmp_path: Path) -> None:
+    """Regression: a correct randomised response was certified, called refuted, and the command exited with 1."""
+    path = tmp_path / "response.py"
+    path.write_text(
+        "from math import e\n"
+        "def response(value, bits):\n"
+        "    if bits.random() < e / (e + 3):\n"
+        "        return value\n"
+        "    other = int(bits.below(3))\n"
+        "    return other + (other >= value)\n"
+    )
+    words = ["exact", f"{path}:response", "--pair", "[0, 1]", "--claim"]
+    for claim, verdict, status, more in (
+        ("epsilon=1", "CERTIFIED", 0, []),
+        ("epsilon=0.9", "REFUTED", 1, []),
+        ("epsilon=1", "UNDECIDED", 2, ["--most-runs", "2"]),
+        ("rho=0.5", "CERTIFIED", 0, []),
+        ("rho=0.01", "REFUTED", 1, []),
+    ):
+        done = CliRunner().invoke(app, [*words, claim, *more])
+        last = done.stdout.splitlines()[-1]
+        assert (done.exit_code, last.split(":")[0]) == (status, verdict), done.stdout
+        assert "1e-06" in last or verdict == "UNDECIDED"
+        found = json.loads(CliRunner().invoke(app, [*words, claim, *more, "--json"]).stdout)
+        assert found["verdict"] == verdict.lower() and found["tolerance"] == 1e-6
+
+
+def test_functions_of_python_are_not_shaped_for_the_command_line() -> None:
+    """Regression: `audit.service` printed its findings, and its parameters were options of typer."""
+    for function in (audit.service, certify):
+        parameters = signature(function, eval_str=True).parameters.values()
+        assert not any(hasattr(each.annotation, "__metadata__") for each in parameters)
+    with pytest.raises(InvalidParameter, match="name a neighbour"):
+        audit.service("http://127.0.0.1:1", samples=1000, tokens={"analyst": "x"})
+    with pytest.raises(InvalidParameter, match="no family nothing"):
+        audit.service("http://127.0.0.1:1", families=["nothing"], tokens={"analyst": "x"})
+
+
+def test_a_mechanism_that_is_not_certified_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the command ended with an error, as if there were no result."""
+    monkeypatch.setattr(certify_module, "TOLERANCE", -0.01)
+    done = CliRunner().invoke(app, ["certify", "exponential"])
+    assert done.exit_code == 1 and "NO" in done.stdout and isinstance(done.exception, SystemExit)
+
+
+def test_the_domain_of_a_mechanism(mine: str) -> None:
+    common = ["mechanism", f"{mine}:wrong", "--claim", "epsilon=1", "--samples", "4000", "--no-bits"]
+    for domain in ("Numbers(0, 100)", "Choices([0, 3])", f"{mine}:inputs"):
+        status, found = run(*common, "--domain", domain)
+        assert status == 1 and found["refuted"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,9 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import dither
 from dither.cli import app
 from dither.cli.options import with_flags
 from dither.errors import Unsupported
+from dither.loss import ZCDP, Pure
+from dither.post.display import loss_text
 from dither.post.estimate.answer import import_optional
 
 DATASET = """\
@@ -57,7 +61,7 @@ def run(*words: str, code: int = 0) -> str:
 def test_costs_counts_and_keys(description: str) -> None:
     assert "cost: epsilon 20; affordable note" in run("quote", description, COUNTS, "--epsilon", "20")
     shown = run("ask", description, COUNTS, "--epsilon", "20")
-    assert "NULL" in shown and "None" not in shown and "±" in shown and "." not in shown
+    assert "NULL" in shown and "None" not in shown and "." not in shown
     assert "answered before for epsilon 20 (95% intervals)" in run("ask", description, COUNTS, "--epsilon", "20")
     free = run("quote", description, COUNTS, "--epsilon", "20")
     assert "cost: nothing more, because this was answered before for epsilon 20 note" in free
@@ -67,14 +71,15 @@ def test_bounds_are_named_in_words(description: str) -> None:
     total = "SELECT SUM(miles) AS s FROM flights"
     quoted = run("quote", description, total, "--epsilon", "5")
     assert (
-        "the contribution bound of sums is chosen privately when asked; this quote assumes as much as 16 rows" in quoted
+        "the contribution bound of sums is chosen privately when asked; this quote assumes" in quoted
+        and "to the sum of values" in quoted
     )
     assert "each plane adds at most as much as 1 row can;" in run(
         "ask", description, total, "--epsilon", "5", "--max-contributions", "1"
     )
     told = run("explain", description, "SELECT carrier, AVG(miles) AS a FROM flights GROUP BY carrier")
     assert "chooses the contribution bound of sums among" in told and "mass" not in quoted + told
-    assert "c0, c1 are the noisy values of measure 0; k0 is the key carrier" in told
+    assert "c0 is the noisy value of measure 0; c1 is the noisy value of measure 1; k0 is the key carrier" in told
     assert "1 cell, the whole loss" in run("explain", description, "SELECT COUNT(DISTINCT plane) FROM flights")
 
 
@@ -84,7 +89,7 @@ def test_bounds_are_named_in_words(description: str) -> None:
         ("", "the query is empty"),
         ("SELECT COUNT(*) FROM flights WHERE miles > '3000'", "; write the number without quotes"),
         ("SELECT COUNT(*) FROM flights WHERE carrier > 3000", "not a category and a number\n"),
-        ("SELECT PERCENTILE(miles, 0.5) FROM flights", "did you mean QUANTILE(x, q)?; docs/sql.md"),
+        ("SELECT PERCENTILE(miles, 0.5) FROM flights", "(did you mean QUANTILE(x, q)?); docs/sql.md"),
     ],
 )
 def test_refusals(description: str, query: str, words: str) -> None:
@@ -106,3 +111,35 @@ def test_domains_have_their_precision_and_null(description: str) -> None:
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(Unsupported, match="this needs nowhere_at_all: pip install nowhere_at_all,"):
         import_optional("nowhere_at_all.pyplot")
+
+
+def test_the_interval_is_shown_as_it_is_in_every_place(description: str) -> None:
+    """An interval need not have the estimate in its middle, so that no half width may stand for it."""
+    total = "SELECT SUM(miles) AS s FROM flights"
+    session = dither.connect(description)
+    answer = session.sql(total, epsilon=7)
+    session.kernel.close()  # type: ignore[attr-defined]
+    (row,), column = answer.to_dicts(), answer["s"]
+    assert row["s"] - row["s_low"] < row["s_high"] - row["s"], "the bound may have removed something"
+    value, low, high = column.texts(0)
+    assert [float(text.replace(",", "")) for text in (value, low, high)] == pytest.approx(
+        [row["s"], row["s_low"], row["s_high"]], abs=(row["s_high"] - row["s_low"]) / 10
+    )
+    cell = f"{value} [{low}, {high}]"
+    assert cell == column.cell(0) and cell in str(answer) and f"[{low}, {high}]" in answer._repr_html_()
+    shown = run("ask", description, total, "--epsilon", "7")
+    assert cell in shown and "±" not in shown
+
+
+def test_a_terminal_shows_a_part_of_a_large_answer_and_says_so(description: str) -> None:
+    shown = run("ask", description, "SELECT miles, COUNT(*) AS n FROM flights GROUP BY miles", "--epsilon", "1")
+    assert "... and 4,001 more rows; --json prints all of them" in shown and shown.count("]") == 1000
+
+
+def test_losses_have_few_digits() -> None:
+    losses = [Pure(Fraction(10**9 + 7, 3 * 10**9))]
+    assert loss_text(losses) == "epsilon about 0.333334", "never less than it is"
+    assert loss_text([Pure("1/3")]) == "epsilon 1/3" and loss_text([ZCDP("0.05", "1/1000000")]) == (
+        "rho 0.05, delta 0.000001"
+    )
+    assert loss_text([Pure(Fraction(1, 10**9 + 7))]) == "epsilon about 0.00000000100000"

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "dither"
 # Rooms of extras: they are imported when asked for, with their own dependencies.
-EXTRA = ("audit", "serve", "access/engines/")
+EXTRA = ("audit", "serve", "access/engines/", "access/catalogue.py")
 NAMES = {"pyyaml": "yaml"}
 
 

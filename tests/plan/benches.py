@@ -19,6 +19,7 @@ POSTGRES_TYPES = {
     pa.string(): "text",
     pa.bool_(): "boolean",
     pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", "UTC"): "timestamptz",
     pa.date32(): "date",
 }
 KINDS = {kind: name for name, kind in ARROW.items()}

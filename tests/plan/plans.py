@@ -36,6 +36,8 @@ from dither.schema import (
 from plan.reference import Raw, period, read
 
 DAY = 86_400_000_000
+CENTRE = x.EstimatedValue("centre", -4, 9, Fraction(1, 2), 3)  # a value that a search has chosen
+SMALL_NUMBERS = [0, 1, -3, 7, Fraction(1, 2), Fraction(-5, 3)]
 NOWHERE = Source("parquet", {"path": "nowhere"})
 ARROW = {
     "integer": pa.int64(),
@@ -44,6 +46,7 @@ ARROW = {
     "text": pa.string(),
     "boolean": pa.bool_(),
     "timestamp": pa.timestamp("us"),
+    "instant": pa.timestamp("us", "UTC"),
     "date": pa.date32(),
 }
 STRINGS = [
@@ -66,6 +69,8 @@ STEPS: tuple[str, ...] = (
     "where", "where", "project", "union", "distinct", "public", "public", "unit", "key", "group", "group", "sample",
     "rows", "rows", "groups",
 )  # fmt: skip
+# One name in several spellings, and names that only look alike.
+SPELLINGS = ["é", "e\u0301", "\u1e69", "s\u0323\u0307", "s\u0307\u0323", "K", "\u212a", "e", "é "]
 WORDS = ["FR", "DE", "fr", "É", "é", "Straße", "x'y", "日本", "", "_%", "I"]
 
 
@@ -107,7 +112,7 @@ def category_domain(rng: Random) -> Category:
 
 KINDS: dict[str, list[str]] = {
     "number": ["integer", "float", "float", "text", "decimal", "boolean", "date"],
-    "moment": ["timestamp", "timestamp", "date", "text", "float"],
+    "moment": ["timestamp", "instant", "date", "text", "float"],
     "category": ["text", "text", "text", "integer", "boolean"],
     "boolean": ["boolean", "boolean", "integer", "text", "float"],
     "integer": ["integer", "integer", "text", "float"],
@@ -149,7 +154,7 @@ def record(rng: Random, domain: Domain, kind: str, names: list[int]) -> Any:
             return _word(rng, domain, names)
         case "boolean":
             return rng.random() < 0.5
-        case "timestamp":
+        case "timestamp" | "instant":
             return rng.choice([0, -(10**17), 10**18, 253_402_300_799_999_999]) if hostile else _near(rng, domain)
         case "date":
             return (
@@ -177,10 +182,19 @@ def _word(rng: Random, domain: Domain, names: list[int]) -> str:
     if isinstance(domain, Category):
         return rng.choice([*domain.values, "E\u0301"])
     if isinstance(domain, Reference | Identifier):
-        return str(rng.choice(names))
+        return rng.choice([str(rng.choice(names)), rng.choice(SPELLINGS)])
     if isinstance(domain, Moment):
         return rng.choice(
-            ["2020-01-05", "2020-02-29 12:34:56", "1999-12-31T23:59:59.999999", "0001-01-01", "2021-02-29"]
+            [
+                "2020-01-05",
+                "2020-02-29 12:34:56",
+                "1999-12-31T23:59:59.999999",
+                "0001-01-01",
+                "2021-02-29",
+                "2020-03-29T01:30:00Z",
+                "2020-01-01 00:30:00.123456789+05:30",
+                "2020-10-25 00:59-01",
+            ]
         )
     return str(_near(rng, domain))
 
@@ -280,9 +294,7 @@ class Writer:
     def number(self, depth: int) -> x.Expr:
         leaves = self.of(Number) or [x.LiteralValue(2)]
         if depth <= 0 or self.rng.random() < 0.25:
-            return self.rng.choice(
-                [*leaves, *leaves, x.LiteralValue(self.rng.choice([0, 1, -3, 7, Fraction(1, 2), Fraction(-5, 3)]))]
-            )
+            return self.rng.choice([*leaves, *leaves, CENTRE, x.LiteralValue(self.rng.choice(SMALL_NUMBERS))])
         return self.safe(lambda: self._number(depth - 1), lambda: self.rng.choice(leaves))
 
     def _number(self, depth: int) -> x.Expr:
@@ -494,7 +506,7 @@ class Planner:
                 return r.LimitGroupsPerUnit(node, unit, keys, rng.choice([1, 2]), limit)
 
     def _aggregate(self, w: Writer) -> r.GroupAggregate:
-        kind = self.rng.choice(["count", "count", "distinct", "sum", "min", "max"])
+        kind = self.rng.choice(["count", "count", "distinct", "sum", "avg", "min", "max"])
         value = w.any(1) if kind == "distinct" else w.number(1)
         return r.GroupAggregate(self.name(), kind, None if kind == "count" and self.rng.random() < 0.5 else value)
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import cache
 from hashlib import md5, sha256
-from math import floor, isqrt
+from math import floor, isqrt, trunc
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,6 +21,7 @@ from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
 from dither.plan.domains import bounds_of, domain_values
+from dither.plan.relations.group_by import MAX_SUM
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Column, Identifier, Moment, Number, Reference
 
@@ -73,10 +74,7 @@ def stand_in(column: Column) -> Any:
     if domain.nullable or isinstance(domain, Reference | Identifier):
         return None
     match domain:
-        case Number():
-            lo, hi = bounds_of(domain)
-            return min(max(0, lo), hi) * domain.step
-        case Moment(lo=lo):
+        case Number(lo=lo) | Moment(lo=lo):
             return lo
         case Boolean():
             return False
@@ -86,7 +84,8 @@ def stand_in(column: Column) -> Any:
 
 def as_float(value: Any, kind: str) -> float | None:
     if kind == "text":
-        if not re.fullmatch(r"[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?", value, re.ASCII):
+        digits = r"([0-9]{1,18}([.][0-9]{0,30})?|[.][0-9]{1,30})"
+        if not re.fullmatch(rf" {{0,30}}[-+]?{digits}([eE][-+]?[0-9]{{1,2}})? {{0,30}}", value, re.ASCII):
             return None
         return float(value)
     if kind in ("integer", "float", "decimal", "boolean"):
@@ -124,6 +123,11 @@ def as_text(value: Any, kind: str) -> str | None:
     return None
 
 
+def composed(text: str) -> str:
+    """A name as it is compared: in NFC, with NUL replaced."""
+    return unicodedata.normalize("NFC", text.replace("\0", "\ufffd"))
+
+
 def as_truth(value: Any, kind: str) -> bool | None:
     match kind:
         case "boolean":
@@ -144,22 +148,47 @@ def as_truth(value: Any, kind: str) -> bool | None:
     return None
 
 
-def as_micros(value: Any, kind: str) -> int | None:
+MOMENT = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[ T]([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.][0-9]{1,9})?)?)"
+    r"(?: ?(Z|UTC|[-+](?:0[0-9]|1[0-5])(?::?[0-5][0-9](?::?[0-5][0-9])?)?))?)?",
+    re.ASCII,
+)
+
+
+def as_micros(value: Any, kind: str, zone: str) -> int | None:
+    """Microseconds on the wall clock of the zone."""
     match kind:
-        case "timestamp" | "integer":
+        case "timestamp":
             return int(value)
+        case "instant" | "integer":
+            return on_wall_clock(int(value), zone)
         case "date":
             return int(value) * DAY
         case "text":
-            if not re.fullmatch(
-                r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?)?", value, re.ASCII
-            ):
-                return None
+            found = MOMENT.fullmatch(value)
             try:
-                return (datetime.fromisoformat(value.ljust(0)) - EPOCH) // timedelta(microseconds=1)
+                moment = found and datetime.fromisoformat(f"{found[1]}T{found[2] or '00:00'}"[:26])
             except ValueError:
                 return None
+            if not found or not moment:
+                return None
+            micros = (moment - EPOCH) // timedelta(microseconds=1)
+            return micros if found[3] is None else on_wall_clock(micros - offset(found[3]), zone)
     return None
+
+
+def offset(text: str) -> int:
+    """The microseconds of an offset from UTC."""
+    digits = "" if text in ("Z", "UTC") else text.replace(":", "")
+    hours, minutes, seconds = (int(digits.ljust(7, "0")[start : start + 2]) for start in (1, 3, 5))
+    return (-1 if digits.startswith("-") else 1) * (hours * 3600 + minutes * 60 + seconds) * 10**6
+
+
+def on_wall_clock(micros: int, zone: str) -> int:
+    if zone == "UTC" or not -(5 * 10**16) < micros < 25 * 10**16:  # beyond these, the bounds hold it anyway
+        return micros
+    utc = EPOCH + timedelta(microseconds=micros)
+    return micros + ZoneInfo(zone).fromutc(utc.replace(tzinfo=ZoneInfo(zone))).utcoffset() // timedelta(microseconds=1)
 
 
 def read(column: Column, value: Any, kind: str, zone: str) -> Any:
@@ -167,7 +196,7 @@ def read(column: Column, value: Any, kind: str, zone: str) -> Any:
     domain = column.domain
     if value is None:
         spare = None if domain.nullable else stand_in(column)
-        return spare if spare is None or not isinstance(domain, Moment) else read_moment(domain, spare, zone)
+        return spare if spare is None or not isinstance(domain, Moment) else read_moment(domain, spare)
     match domain:
         case Number():
             number = as_float(value, kind) if kind != "integer" else value
@@ -185,39 +214,25 @@ def read(column: Column, value: Any, kind: str, zone: str) -> Any:
                 index = size if number >= 0 else -size
             return min(max(index, lo), hi) * domain.step
         case Moment():
-            micros = as_micros(value, kind)
+            micros = as_micros(value, kind, zone)
             if micros is None and (default := stand_in(column)) is None:
                 return None
-            return read_moment(domain, default if micros is None else micros, zone)
+            return read_moment(domain, default if micros is None else micros)
         case Boolean():
             truth = as_truth(value, kind)
             return stand_in(column) if truth is None else truth
         case Category(values=values):
             text = as_text(value, kind)
-            normal = None if text is None else unicodedata.normalize("NFC", text)
-            return (
-                normal
-                if normal in values and text in (normal, unicodedata.normalize("NFD", normal))
-                else stand_in(column)
-            )
+            name = text if text is None or all(map(str.isascii, values)) else composed(text)
+            return name if name in values else stand_in(column)
         case Reference(kind=wanted) | Identifier(kind=wanted):
             found = as_integer(value, kind) if wanted == "integer" else as_text(value, kind)
-            return stand_in(column) if found is None else found
+            return stand_in(column) if found is None else composed(found) if kind == wanted == "text" else found
 
 
-def read_moment(domain: Moment, micros: int, zone: str) -> int:
+def read_moment(domain: Moment, micros: int) -> int:
     held = min(max(micros, domain.lo), domain.hi)
-    if zone != "UTC" and domain.precision != "day":
-        utc = EPOCH + timedelta(microseconds=held)
-        shift = ZoneInfo(zone).fromutc(utc.replace(tzinfo=ZoneInfo(zone))).utcoffset() // timedelta(microseconds=1)
-        return (
-            held + shift
-            if held in (domain.lo, domain.hi)
-            else (held + shift) // LENGTH[domain.precision] * LENGTH[domain.precision]
-        )
-    if held in (domain.lo, domain.hi):
-        return held
-    return max(held // LENGTH[domain.precision] * LENGTH[domain.precision], domain.lo)
+    return held // LENGTH[domain.precision] * LENGTH[domain.precision]
 
 
 # ---------------------------------------------------------------- expressions
@@ -273,6 +288,8 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
             if isinstance(value, str):
                 return unicodedata.normalize("NFC", value)
             return Fraction(value) if isinstance(value, int | Fraction) and not isinstance(value, bool) else value
+        case x.EstimatedValue(step=step, value=int(steps)):
+            return steps * step
         case x.Instant(microseconds=value):
             return value
         case x.Arithmetic(op=op, left=left, right=right):
@@ -589,6 +606,10 @@ class Interpreter:
                 return Fraction(min(len(set(values)), bounds_of(domain)[1]))
             case "sum":
                 return min(max(sum(values, Fraction(0)), domain.lo), domain.hi)
+            case "avg":
+                total = min(max(sum(values, Fraction(0)), -MAX_SUM * domain.step), MAX_SUM * domain.step)
+                mean = domain.step * trunc(total / len(values) / domain.step) if values else None
+                return None if mean is None else min(max(mean, domain.lo), domain.hi)
             case "min":
                 return min(values, default=None)
             case "max":

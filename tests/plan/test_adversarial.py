@@ -267,7 +267,7 @@ def test_context_tables_are_joined_and_never_measured_alone() -> None:
 
 def test_a_table_that_a_unit_covers_is_not_public() -> None:
     people = r.Project(r.Scan("users"), (("id", x.ColumnRef("id")),))
-    with pytest.raises(Unsupported, match="covers both sides"):
+    with pytest.raises(Unsupported, match="covers the side of this join that is held fixed"):
         r.PublicJoin(r.Scan("actions"), people, (("user_id", "id"),)).stability(CTX, "user")
 
 

@@ -10,14 +10,13 @@ import numpy as np
 
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure
-from dither.plan.traversal import fill_limits
+from dither.plan.traversal import fill_limits, fill_values
 from dither.privacy.bits import SystemBits
 from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import (
     Calibrate,
     CostQuote,
-    LedgerHead,
     Measurement,
     QuotedMeasurement,
     Release,
@@ -26,8 +25,6 @@ from dither.privacy.protocol import (
     UnitLoss,
 )
 from dither.schema import Dataset
-
-HEAD = LedgerHead(0, "00")
 
 
 @dataclass
@@ -53,7 +50,7 @@ class BareKernel:
         parts = tuple(self._quoted(fill_limits(part, widest), request.unit) for part in request.parts)
         find = tuple(self._quoted(Measurement(s.histogram, s.mechanism), request.unit) for s in request.searches)
         losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
-        return CostQuote(request.dataset, parts, losses, find or None, False, True, "class", 1, HEAD)
+        return CostQuote(request.dataset, parts, losses, find or None, False, True, "class", 1)
 
     def _quoted(self, part: Any, unit: str | None) -> QuotedMeasurement:
         sensitivity = part.measure.sensitivity(self.context, unit)
@@ -65,17 +62,17 @@ class BareKernel:
 
     def answer(self, request: Request, token: str) -> Release:
         self.requests.append(request)
-        find = tuple(self._released(Measurement(s.histogram, s.mechanism), request.unit) for s in request.searches)
-        bounds = tuple(
-            choose_contribution_bound(s, part.values, part.mechanism)
-            for s, part in zip(request.searches, find, strict=True)
-        )
-        tags = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
-        parts = tuple(self._released(fill_limits(part, tags), request.unit) for part in request.parts)
+        tags: dict[str, int] = {}
+        find: tuple[ReleasedMeasurement, ...] = ()
+        for search in request.searches:
+            step = Measurement(fill_values(search.histogram, tags), search.mechanism)
+            find = (*find, self._released(step, request.unit))
+            tags[search.tag] = choose_contribution_bound(search, find[-1].values, find[-1].mechanism)
+        bounds = tuple(tags.values())
+        filled = [fill_values(fill_limits(part, tags), tags) for part in request.parts]
+        parts = tuple(self._released(part, request.unit) for part in filled)
         losses = tuple(UnitLoss(request.unit or "", "pure", part.loss) for part in (*find, *parts))
-        return Release(
-            request.dataset, "1", "d", parts, losses, bounds or None, find or None, False, 1, HEAD, "now", "test"
-        )
+        return Release(request.dataset, "1", "d", parts, losses, bounds or None, find or None, False, 1, "now", "test")
 
     def _released(self, part: Measurement, unit: str | None) -> ReleasedMeasurement:
         quoted = self._quoted(part, unit)

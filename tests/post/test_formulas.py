@@ -44,7 +44,7 @@ def number(value: float) -> FixedValue:
         (FunctionCall("greatest", (A, B, number(5.0))), [10.0, 5.0]),
         (FunctionCall("sqrt", (A,)), [math.sqrt(10), math.nan]),
         (FunctionCall("ln", (A,)), [math.log(10), math.nan]),
-        (Average(A, B, 5.0, 0.0, 7.0), [7.0, 5.0]),
+        (Average(A, B, number(5.0), 0.0, 7.0), [7.0, 5.0]),
         (ClampedTo(A, 0.0, 8.0), [8.0, 0.0]),
         (FunctionCall("isin", (A, number(10.0), number(11.0))), [True, False]),
     ],
@@ -70,7 +70,7 @@ def test_affine_forms() -> None:
 
 def test_ratios_are_recognized_under_shifts_and_factors() -> None:
     form = as_ratio(
-        FunctionCall("add", (FunctionCall("mul", (number(-2.0), Average(A, B, 40.0, 18.0, 65.0))), number(1.0)))
+        FunctionCall("add", (FunctionCall("mul", (number(-2.0), Average(A, B, number(40.0), 18.0, 65.0))), number(1.0)))
     )
     assert form is not None
     assert (form.offset, form.factor, form.low, form.high) == (-79.0, -2.0, -129.0, -35.0)
@@ -85,5 +85,5 @@ def test_increasing_functions_are_stripped() -> None:
 
 
 def test_the_cells_that_a_formula_reads() -> None:
-    assert cells_of(FunctionCall("add", (A, Average(B, NoisyCell(5), 0.0, 0.0, 1.0)))) == {0, 1, 5}
+    assert cells_of(FunctionCall("add", (A, Average(B, NoisyCell(5), number(0.0), 0.0, 1.0)))) == {0, 1, 5}
     assert cells_of(KeyValue(0)) == frozenset()

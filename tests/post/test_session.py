@@ -162,14 +162,27 @@ MAX_ERRORS = [
 @pytest.mark.parametrize(("query", "max_error"), MAX_ERRORS)
 def test_max_error_solves_for_ratios_too(query: str, max_error: float, blind: Session) -> None:
     """The least epsilon for groups of the size that is assumed, and the quote says which."""
-    price = blind.quote(query, max_error=max_error, assumed_group_size=400)
+    bound = {"max_contributions": 16} if "actions" in query else {}
+    price = blind.quote(query, max_error=max_error, assumed_group_size=400, **bound)
     assert isinstance(price.loss, Pure)
     assert max(column.half_width for column in price.expected) <= max_error * 1.001
-    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), assumed_group_size=400)
+    assert all(column.known for column in price.expected)
+    cheaper = blind.quote(query, epsilon=price.loss.epsilon * Fraction(9, 10), assumed_group_size=400, **bound)
     assert max(column.half_width for column in cheaper.expected) > max_error * 0.99
-    dearer = blind.quote(query, max_error=max_error, assumed_group_size=100)
+    dearer = blind.quote(query, max_error=max_error, assumed_group_size=100, **bound)
     assert dearer.loss.epsilon > price.loss.epsilon  # type: ignore[union-attr]
     assert any("400 rows" in note for note in price.notes)
+
+
+def test_what_depends_on_a_bound_still_to_be_chosen_is_unknown_until_asked(blind: Session) -> None:
+    query = "SELECT COUNT(*) AS n, COUNT(DISTINCT user_id) AS people FROM actions"
+    quote = blind.quote(query, epsilon=1)
+    assert not quote["n"].known and "n: expected ± unknown until asked" in repr(quote)
+    assert quote["people"].known and f"people: expected ± {quote['people'].width}" in repr(quote)
+    assert any("this quote assumes 16 rows" in note for note in quote.notes)
+    assert blind.quote(query, epsilon=1, max_contributions=16)["n"].known
+    with pytest.raises(InvalidParameter, match="chosen only when the query is asked; give max_contributions="):
+        blind.quote(query, max_error=100)
 
 
 def test_max_error_holds_where_the_data_are_as_assumed(session: Session) -> None:
@@ -302,7 +315,7 @@ def test_each_question_of_a_batch_has_a_bound_of_its_own(session: Session, kerne
 
 @pytest.mark.tier("test")
 def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> None:
-    """Each question has a bound of its own; the ladders are thinned so that pricing them all stays cheap."""
+    """Each question has bounds of its own, for rows and values; ladders are thinned so that pricing stays cheap."""
     queries = [
         f"SELECT COUNT(*) AS n, SUM(price) AS s FROM actions WHERE seconds < {most}" for most in range(20, 620, 20)
     ]
@@ -310,9 +323,9 @@ def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> Non
         spent = session.budget[0].spent[0]
         answers = session.batch(queries, epsilon=3)
         assert session.budget[0].spent[0] - spent == 3 * 10**15
-        assert len(answers) == 30 and all(len(answer.bounds) == 1 for answer in answers)
+        assert len(answers) == 30 and all(len(answer.bounds) == 2 for answer in answers)
         assert len({id(answer.releases[0]) for answer in answers}) == 1
-        assert len(answers[0].releases[0].search_results or ()) == 30
+        assert len(answers[0].releases[0].search_results or ()) == 60
 
 
 def test_another_draw_is_another_price(tmp_path: Path) -> None:
@@ -462,9 +475,9 @@ def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None
         spent, charges = session.budget[0].spent[0], len(session.history)
         answer = session.sql(query, epsilon=1, request_id="once")
         assert session.budget[0].spent[0] - spent == 10**15 and len(session.history) == charges + 1
-        assert answer.loss == (Pure(1),) and sorted(answer.bounds) == ["mass", "rows"]
+        assert answer.loss == (Pure(1),) and sorted(answer.bounds) == ["mass", "rows", "values0"]
         assert (
-            len(answer.measurements) == 4
+            len(answer.measurements) == 6
             and sum(Fraction(part["loss"]["epsilon"]) for part in answer.measurements) == 1
         )
         for again in (session.sql(query, epsilon=1, request_id="once"), session.sql(query, epsilon=1)):
@@ -501,3 +514,29 @@ def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
             session.sql(
                 "SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", rho=2, delta="1/10000", max_contributions=1
             )
+
+
+def test_a_batch_says_whose_loss_it_reports_and_quotes_the_notes_of_every_query(session: Session) -> None:
+    rounded = "SELECT SUM(CLAMP(salary / 7, 0, 1000)) AS s FROM users"
+    answers = session.batch(["SELECT COUNT(*) AS n FROM users", rounded], epsilon=1)
+    assert all("the loss is that of all 2 queries of the batch, charged once" in answer.notes for answer in answers)
+    (single,) = session.batch(["SELECT COUNT(*) AS n FROM users"], epsilon=1)
+    assert not any("charged once" in note for note in single.notes)
+    halves = session.split("SELECT COUNT(*) AS n FROM actions", 3, epsilon=1)
+    assert all("the loss is that of both answers of the split, charged once" in answer.notes for answer in halves)
+    own = session.quote(rounded, epsilon=1).notes
+    notes = session.quote_batch(["SELECT COUNT(*) AS n FROM users", rounded], epsilon=1).notes
+    assert notes.count("unit of privacy: user") == 1
+    (note,) = (note for note in own if "are rounded to multiples of" in note)
+    assert f"query 2: {note}" in notes
+
+
+def test_a_quote_warns_that_selecting_keys_may_release_none(session: Session) -> None:
+    quote = session.quote("SELECT salary, COUNT(*) AS n FROM users GROUP BY salary", epsilon=1, delta="1/1000000")
+    assert any("charged even if none is released" in note for note in quote.notes)
+
+
+def test_a_large_answer_is_announced(session: Session) -> None:
+    query = "SELECT salary, COUNT(*) AS n FROM users GROUP BY salary"
+    assert "the answer has 300,001 groups" in " ".join(session.quote(query, epsilon=1).notes)
+    assert "groups" not in " ".join(session.quote("SELECT COUNT(*) AS n FROM users", epsilon=1).notes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.loss import ZCDP, Loss, Pure, Rational, rational
-from dither.privacy.ledger import Charge, Ledger, Receipt
+from dither.privacy.ledger import Charge, Ledger, OwnCharge, Receipt, RecordedAnswer
 from dither.privacy.protocol import UnitLoss
 from dither.schema import BudgetCap, Category, Column, Dataset, Group, Identifier, Moment, Number, Source, Table, Unit
 
@@ -96,6 +96,11 @@ def pay(ledger: Ledger, wanted: Charge) -> Receipt:
     receipt = ledger.charge(wanted)
     assert isinstance(receipt, Receipt)
     return receipt
+
+
+def recorded(sequence: int, release: str, *, paid: bool) -> RecordedAnswer:
+    """Return a recorded answer to compare with; the account's own charge is not compared."""
+    return RecordedAnswer(sequence, release, paid, OwnCharge(0, 0, "", "", ()))
 
 
 def total_spent(ledger: Ledger, account: str = "ann", level: str = "dataset") -> list[tuple[int, ...]]:

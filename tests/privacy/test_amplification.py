@@ -189,3 +189,16 @@ def test_coins_are_fresh_for_a_secret_and_fall_at_the_rate(kept: Callable[..., f
     assert all(150 <= len(sample) <= 350 for sample in samples)
     overlaps = [len(a & b) for at, a in enumerate(samples) for b in samples[:at]]
     assert all(3 <= overlap <= 122 for overlap in overlaps)
+
+
+@pytest.mark.tier("test")
+def test_the_chance_of_a_coin_is_never_above_the_rate(kept: Callable[..., frozenset[int]]) -> None:
+    """A coin has 2^32 sides. A person's side is found by bisection; a rate that ends within that side leaves it out."""
+    person, low, high = 17, 0, 1 << 32  # kept at the rate high / 2^32, not at low / 2^32
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_kept = person in kept("users", 5, rate=f"{middle}/{1 << 32}")
+        low, high = (low, middle) if is_kept else (middle, high)
+    assert person in kept("users", 5, rate=f"{high}/{1 << 32}")
+    for part in ("1/2", "1/1000000", "999999/1000000"):
+        assert person not in kept("users", 5, rate=str((low + Fraction(part)) / (1 << 32)))

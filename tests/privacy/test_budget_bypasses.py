@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dither.errors import InvalidPlan, InvalidSchema, NotAllowed, Unsupported
-from dither.loss import Pure
+from dither.loss import ZCDP, Pure
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Compare
@@ -26,10 +26,11 @@ from dither.plan.relations.scan import Scan
 from dither.plan.stability import EstimatedLimit
 from dither.privacy.cost import privacy_cost
 from dither.privacy.ledger import Ledger
+from dither.privacy.ledger.maintenance import verify
 from dither.privacy.mechanisms import DiscreteLaplace
-from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Request
-from dither.schema import Dataset, Unit
-from privacy.ledger_cases import charge_for, dataset, pure, teams, zcdp
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Request, UnitLoss
+from dither.schema import Column, Dataset, Group, Identifier, Moment, Unit
+from privacy.ledger_cases import DAY, charge_for, dataset, pure, teams, zcdp
 
 # --- Private records that no budget covers ---
 
@@ -84,6 +85,25 @@ MONTH = Unit("user", "window", {"actions": "user_id"}, {"actions": "at"}, "month
 WINDOWED = replace(dataset(), units={"user": MONTH})
 
 
+def keyed(unit: Unit = PERSON, **keys: str) -> Dataset:
+    """Return the dataset, whose tables have households and a second time, with other keys of its unit."""
+    household, seen = Column("household", Identifier("integer")), Column("seen", Moment(0, DAY), 0)
+    tables = {
+        name: replace(table, columns={**table.columns, "household": household, "seen": seen})
+        for name, table in dataset().tables.items()
+    }
+    return replace(dataset(), tables=tables, units={"user": replace(unit, keys=keys)})
+
+
+def costless(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], dict[str, tuple[str, ...]]]:
+    """The cost of the charges of these tests, which have no request: a little for every budget."""
+    losses = tuple(
+        UnitLoss(cap.unit, cap.kind, Pure(Fraction(1, 10)) if cap.kind == "pure" else ZCDP(Fraction(1, 100)))
+        for cap in ctx.dataset.budgets
+    )
+    return losses, {}
+
+
 def registered(place: Path, first: Dataset, *, spent: bool) -> Ledger:
     ledger = Ledger(place)
     ledger.register(first)
@@ -102,18 +122,74 @@ def registered(place: Path, first: Dataset, *, spent: bool) -> Ledger:
         (dataset(), replace(dataset(), units={"person": replace(PERSON, name="person")}, budgets=(pure(1, "person"),))),
         (WINDOWED, replace(WINDOWED, units={"user": replace(MONTH, every="week")})),
         (WINDOWED, replace(WINDOWED, timezone="Asia/Tokyo")),
+        (WINDOWED, keyed(replace(MONTH, times={"actions": "seen"}), actions="user_id")),
+        (dataset(), keyed(users="household", actions="user_id")),
+        (dataset(), keyed(users="user_id")),
+        (keyed(users="user_id"), dataset()),
     ],
-    ids=["kind", "unit", "policy", "renamed", "every", "time zone"],
+    ids=["kind", "unit", "policy", "renamed", "every", "time zone", "times", "keys", "a key less", "a key more"],
 )
 def test_a_budget_that_was_spent_of_stays_as_declared(tmp_path: Path, first: Dataset, then: Dataset) -> None:
     registered(tmp_path / "0", first, spent=False).register(then)
     with pytest.raises(NotAllowed, match="has spent from its budgets"):
-        registered(tmp_path / "1", first, spent=True).register(then)
+        registered(tmp_path / "1", first, spent=True).register(then, privacy_cost=costless)
+
+
+@pytest.mark.parametrize("first", [dataset(), keyed(users="user_id")], ids=["counted", "held fixed"])
+def test_a_table_that_was_removed_comes_back_with_its_key_only(tmp_path: Path, first: Dataset) -> None:
+    """A key could otherwise be changed in two steps. A new table may have any key: no earlier answer has read it."""
+    ledger = registered(tmp_path / "1", first, spent=True)
+    people = {"users": first.tables["users"]}
+    ledger.register(replace(first, tables=people, units={"user": PERSON}))
+    with pytest.raises(NotAllowed, match=r"actions \(key of user\) must stay as declared"):
+        ledger.register(keyed(users="user_id", actions="household"))
+    logins = {**people, "logins": replace(first.tables["actions"], name="logins")}
+    both = replace(PERSON, keys={"users": "user_id", "logins": "user_id"})
+    ledger.register(replace(first, tables=logins, units={"user": both}))
+    ledger.register(first)
+    assert verify(tmp_path / "1").sound
 
 
 def test_caps_may_change_and_budgets_be_added_after_spending(tmp_path: Path) -> None:
     ledger = registered(tmp_path / "1", dataset(), spent=True)
-    ledger.register(dataset(budgets=(pure(5), zcdp("1/2"))))
+    ledger.register(dataset(budgets=(pure(5), zcdp("1/2"))), privacy_cost=costless)
+
+
+def grouped(red: str, blue: str, names: tuple[str, str] = ("red", "blue"), **changes: Any) -> Dataset:
+    """Return the dataset with separate budgets of two groups, whose analysts are given as words."""
+    groups = tuple(Group(name, tuple(each.split())) for name, each in zip(names, (red, blue), strict=True))
+    return dataset(policy="separate", groups=groups, **changes)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        grouped("ann bob", "cyd", ("crimson", "blue")),
+        grouped("bob", "cyd ann"),
+        grouped("bob", "cyd ann", name="view"),
+    ],
+    ids=["renamed", "moved", "moved in another dataset"],
+)
+def test_an_account_that_has_asked_stays_in_its_group(tmp_path: Path, then: Dataset) -> None:
+    """Regression: it got the budget of another group on top of what it had spent of the first one's."""
+    ledger = registered(tmp_path / "0", grouped("ann bob", "cyd"), spent=True)
+    for described in (grouped("ann", "cyd bob"), grouped("bob", "cyd"), grouped("ann bob", "cyd eve")):
+        ledger.register(described)  # who has not asked may move
+    for before in (grouped("ann bob", "cyd"), grouped("bob", "cyd")):
+        ledger.register(before)
+        with pytest.raises((NotAllowed, InvalidSchema), match=r"account 'ann' (has asked as|belongs to another)"):
+            ledger.register(then)
+    assert verify(tmp_path / "0").sound
+    fresh = registered(tmp_path / "1", grouped("ann bob", "cyd"), spent=False)
+    if then.name == "shop":
+        fresh.register(then)
+
+
+def test_an_account_has_one_group_in_all_datasets_of_a_population(tmp_path: Path) -> None:
+    ledger = registered(tmp_path / "0", grouped("ann bob", "cyd"), spent=False)
+    ledger.register(grouped("ann", "cyd dan", name="view"))
+    with pytest.raises(InvalidSchema, match="account 'ann' belongs to another group in dataset"):
+        ledger.register(grouped("bob", "cyd ann", name="third"))
 
 
 def test_datasets_of_one_population_share_the_clock_of_their_windows(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
-from dither.privacy.contribution_bound import choose_contribution_bound, fit_tail
+from dither.privacy.contribution_bound import choose_contribution_bound, fit_contributions
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dither.privacy.protocol import BoundRule, BoundSearch
 
@@ -53,27 +53,40 @@ def test_more_noise_asks_for_a_smaller_bound_and_heavier_units_for_a_larger() ->
 
 
 def test_what_is_removed_is_what_lies_above() -> None:
-    """Ten thousand units of 100 each, without noise: nothing above 128, all of it above 1."""
+    """Ten thousand units of 64 to 127 each, without noise: nothing above 127, all of it but one each above 1."""
     counts = np.zeros(len(POINTS) + 1)
     counts[7] = 10_000
-    shape = fit_tail(POINTS, counts, 0.0)
-    assert shape.clipped_total(128) == shape.clipped_total_high(128) == shape.clipped_squares(128) == 0
-    assert shape.clipped_total(1) + shape.retained_total(1) == pytest.approx(shape.retained_total(1 << 19))
-    assert shape.retained_total(1 << 19) == pytest.approx(960_000)
-    # At most: all of them at the upper end of their bin, 127 above a bound of 1.
-    assert shape.clipped_total_high(1) == 1_270_000
-    assert shape.clipped_total_high(100) == 280_000
+    model = fit_contributions(POINTS, counts, 0.0)
+    assert np.median(model.removed_totals(127)) == model.removed_squares(127) == model.bin_error(127) == 0
+    assert np.median(model.removed_totals(1)) == pytest.approx(model.total() - 10_000)
+    assert 64 * 10_000 <= model.total() <= 127 * 10_000
+    assert model.seen == 127
 
 
 def test_beyond_what_is_seen_counts_fall_and_end() -> None:
-    """Counts that halve are continued; a sudden fall goes on; and without noise nothing is added."""
+    """Counts that halve are continued for a while; a sudden fall is not; and without noise nothing is added."""
     halving = np.array([0.0, *(10_000 >> power for power in range(7)), *[0.0] * (len(POINTS) - 7)])
     fallen = np.where(np.arange(len(POINTS) + 1) < 5, 10_000.0, 0.0)
-    for counts, least, most in ((halving, 20, 200), (fallen, 0, 60)):
-        shape = fit_tail(POINTS, counts, 7.0)
-        beyond = int(np.flatnonzero(counts)[-1])
-        assert least <= shape.above_high[beyond] <= most
-        assert shape.above_high[-1] == 0
-        assert (shape.above_high >= shape.above).all()
-        exact = fit_tail(POINTS, counts, 0.0)
-        assert (exact.above == exact.above_high).all() and exact.above[beyond] == 0
+    for counts, most in ((halving, 300), (fallen, 60)):
+        beyond = int(np.flatnonzero(counts)[-1]) + 1
+        model = fit_contributions(POINTS, counts, 5.0)
+        tail = np.median(model.draws, axis=0)[beyond:]
+        assert 0 <= tail.sum() <= most and tail[-1] == 0
+        exact = fit_contributions(POINTS, counts, 0.0)
+        assert (exact.draws[:, beyond:] == 0).mean() > 0.95
+
+
+def test_a_far_rung_is_believed_only_if_noise_cannot_explain_it() -> None:
+    """The named bug: one far bin that noise had lifted made an interval thousands of times too wide."""
+    counts = np.zeros(len(POINTS) + 1)
+    counts[3] = 10_000
+    for lifted, believed in ((60.0, False), (200.0, True)):
+        counts[15] = lifted
+        model = fit_contributions(POINTS, counts, 5.0)
+        assert (model.seen > 10_000) == believed
+        assert (np.quantile(model.removed_totals(64), 0.975) > 1_000_000) == believed
+
+
+def test_the_same_release_gives_the_same_bound() -> None:
+    counts = [0, *(10**5 >> power for power in range(len(POINTS)))]
+    assert len({choose_contribution_bound(search(), counts, LAPLACE) for _ in range(5)}) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ from dither.plan.expressions import ColumnRef, Compare, LiteralValue
 from dither.plan.measures import ClippedSums, Count, GroupKey, LinearQuery
 from dither.plan.measures.core import Axis
 from dither.plan.measures.statistics import contributions
-from dither.plan.relations import Filter, GroupAggregate, GroupBy, LimitRowsPerUnit, Scan
+from dither.plan.relations import Filter, GroupAggregate, GroupBy, LimitGroupsPerUnit, LimitRowsPerUnit, Scan
 from dither.plan.stability import EstimatedLimit
 from dither.privacy import cost
 from dither.privacy.accounting.composition import compose_parallel
-from dither.privacy.mechanisms import DiscreteLaplace, TopK
+from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, TopK
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Request
 from dither.schema import Unit
 from privacy.ledger_cases import dataset, pure, zcdp
@@ -141,3 +142,29 @@ def test_another_unit_that_pays_the_wanted_loss_at_the_largest_bound_may_pay_mor
     part = cost._bounded_part((replace(SEARCH, grid=(1, 2)),), Measurement(MEASURES["rows kept"], wanted))
     assert cost._step_loss(ctx, budget, part.calibrated_at(ctx, "user", {"rows": 2})) == wanted.loss
     assert cost._largest_loss(ctx, budget, "user", part) == Pure(2 * wanted.loss.epsilon)
+
+
+KINDS = (GroupKey("kind", ColumnRef("kind")),)
+ONE_ROW_OF_EACH_KIND = Count(LimitGroupsPerUnit(Scan("actions"), "user", (ColumnRef("kind"),), 3, 1), KINDS)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "budget"),
+    [(DiscreteLaplace(Fraction(10)), pure(10)), (DiscreteGaussian(Fraction(10)), zcdp(10))],
+    ids=["laplace", "gaussian"],
+)
+@pytest.mark.parametrize("rows", [((1, 1, 1), (1, 1, 0)), ((1, 1, 1), (1, 1, 1)), ((2, 1, 0), (0, 1, 2), (1, 1, 1))])
+def test_linear_queries_cost_all_the_cells_that_a_unit_changes(
+    rows: tuple[tuple[int, ...], ...], mechanism: Any, budget: Any
+) -> None:
+    """One person may have a row of every kind: the noise of all answers must cover the worst such change."""
+    ctx = Context(dataset(10, budgets=(budget,)))
+    parts = tuple(Measurement(LinearQuery(ONE_ROW_OF_EACH_KIND, (row,)), mechanism) for row in rows)
+    (charged,) = cost.privacy_cost(ctx, Request("shop", parts)).losses
+    assert charged.loss == cost.privacy_cost(ctx, Request("shop", parts[::-1])).losses[0].loss
+    for change in product((0, 1), repeat=3):
+        moved = [abs(sum(w * c for w, c in zip(row, change, strict=True))) for row in rows]
+        if isinstance(charged.loss, Pure):
+            assert charged.loss.epsilon >= sum(Fraction(each, 10) for each in moved)
+        else:
+            assert charged.loss.rho >= sum(Fraction(each**2, 20) for each in moved)  # type: ignore[union-attr]

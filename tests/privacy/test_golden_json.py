@@ -28,7 +28,6 @@ from dither.privacy.protocol import (
     BoundRule,
     BoundSearch,
     Calibrate,
-    LedgerHead,
     Measurement,
     Release,
     ReleasedMeasurement,
@@ -63,7 +62,6 @@ REQUEST = Request(
     request_id="r-1",
     unit="user",
     repeat=2,
-    expect_head=LedgerHead(7, "ab" * 32),
     schema_hash="cd" * 32,
 )
 RELEASE = Release(
@@ -87,7 +85,6 @@ RELEASE = Release(
     search_results=None,
     cached=False,
     sequence=9,
-    head=LedgerHead(9, "12" * 32),
     time="2026-01-31T12:00:00Z",
     code="0.1.0",
 )

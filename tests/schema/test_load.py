@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,8 +16,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
+from dither.access.engines import open_engine
 from dither.cli import app
 from dither.errors import InvalidSchema
+from dither.plan.expressions.core import ColumnRef
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.sums import Count
+from dither.plan.relations.scan import Scan
 from dither.schema import Category, Identifier, Moment, Number, Reference, load
 from dither.schema.parser import loads
 from dither.schema.spec import json_schema
@@ -76,10 +82,13 @@ def test_bounds_of_time_include_the_last_day(tmp_path: Path) -> None:
     assert isinstance(at, Moment) and at.hi == 1_735_603_200_000_000 + 23 * 3_600_000_000
 
 
-def test_a_zone_moves_timestamps_and_not_dates(tmp_path: Path) -> None:
-    columns = loads(GOOD + "timezone: Europe/Paris\n", tmp_path).tables["sales"].columns
-    assert columns["day"].domain.lo == 1_704_067_200_000_000  # type: ignore[union-attr]
-    assert columns["at"].domain.lo == 1_704_067_200_000_000 - 3_600_000_000  # type: ignore[union-attr]
+def test_bounds_are_readings_of_the_wall_clock_and_only_those_with_an_offset_are_moved(tmp_path: Path) -> None:
+    start, hour, paris = 1_704_067_200_000_000, 3_600_000_000, GOOD + "timezone: Europe/Paris\n"
+    columns = loads(paris, tmp_path).tables["sales"].columns
+    assert columns["day"].domain.lo == columns["at"].domain.lo == start  # type: ignore[union-attr]
+    moved = loads(paris.replace("min: 2024-01-01", "min: 2024-01-01T00:00Z"), tmp_path).tables["sales"].columns
+    assert moved["at"].domain.lo == start + hour  # type: ignore[union-attr]
+    assert moved["day"].domain.lo == start  # type: ignore[union-attr]
 
 
 def test_text_is_compared_in_nfc(tmp_path: Path) -> None:
@@ -254,3 +263,21 @@ def test_the_examples_of_the_documentation_are_read(tmp_path: Path) -> None:
     whole, groups = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
     dataset = loads(whole + groups, tmp_path)
     assert dataset.policy == "separate" and dataset.groups[0].analyst_caps[0].rho == Fraction(1, 8)
+
+
+def test_a_missing_number_becomes_the_least_value_as_the_documents_say(tmp_path: Path) -> None:
+    """Whether the default comes from the parser or from a column that declares none."""
+    (tmp_path / "t.csv").write_text("x\nabc\n\n")
+    (tmp_path / "d.yml").write_text(
+        "version: 1\nname: d\ntables:\n  t:\n    private: true\n    source: {kind: csv, path: t.csv}\n"
+        "    columns: {x: {type: integer, min: -5, max: 5}}\n"
+        "units: {u: {kind: row, tables: [t]}}\nbudgets: [{unit: u, kind: pure, epsilon: 1}]\n"
+    )
+    described = load(tmp_path / "d.yml")
+    table = described.tables["t"]
+    bare = replace(table, columns={"x": replace(table.columns["x"], default=None)})
+    for dataset in (described, replace(described, tables={"t": bare})):
+        engine = open_engine(dataset)
+        counts = engine.vector(Count(Scan("t"), (GroupKey("x", ColumnRef("x")),)))
+        assert counts[0] == counts.sum() > 0
+        engine.close()

@@ -27,7 +27,9 @@ from uuid import uuid4
 import duckdb
 from sqlglot import exp
 
+from dither.access.engines import open_snapshot_writer
 from dither.access.engines.duckdb import MEMORY, DuckDBEngine
+from dither.access.inspection import TableInspection, findings
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context
 from dither.plan.relations.cleaning import clean_key
@@ -36,7 +38,7 @@ from dither.plan.sql.builders import Sql, binary, literal, select
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.schema import Dataset, Moment, Table
 
-FORMAT = 3
+FORMAT = 4
 ORDER, RANK = "order$", "rank$"  # stored columns; no declared name contains a $
 ROWS_PER_PART = 20_000_000
 ROWS_PER_ROW_GROUP = 122_880
@@ -48,11 +50,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class SnapshotTable:
-    """One table of a snapshot: its directory, its rows, and the corrections and dropped rows when it was written."""
+    """One table of a snapshot: its directory, its rows, and what cleaning corrected when it was written."""
 
     directory: str
     rows: int
-    corrections: Mapping[str, int]
+    inspection: TableInspection
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ class Manifest:
 
 
 def snapshot_path(dataset: Dataset) -> Path:
-    """Return the folder of a dataset's snapshot, beside its first table."""
-    first = next(iter(dataset.tables.values()))
-    return Path(first.source.options["path"]).parent / f"{dataset.name}.snapshot"
+    """Return the folder of a dataset's snapshot: the one that its first source names, or else beside its file."""
+    options = next(iter(dataset.tables.values())).source.options
+    if "snapshot" in options:
+        return Path(options["snapshot"])
+    return Path(options["path"]).parent / f"{dataset.name}.snapshot"
 
 
 # ---------------------------------------------------------------- reading
@@ -88,7 +92,10 @@ def read_manifest(folder: Path) -> Manifest | None:
             f"the snapshot {folder.name} has format {str(fields.get('format'))[:20]}, this Dither reads {FORMAT}:"
             f" upgrade Dither, or {REMEDY}"
         )
-    tables = {name: SnapshotTable(**table) for name, table in fields.pop("tables").items()}
+    tables = {
+        name: SnapshotTable(table["directory"], table["rows"], TableInspection.from_json(table["inspection"]))
+        for name, table in fields.pop("tables").items()
+    }
     return Manifest(**fields, tables=tables)
 
 
@@ -96,7 +103,9 @@ def check_current(manifest: Manifest, dataset: Dataset) -> None:
     """Refuse a snapshot of another schema or of other records."""
     if manifest.description != description_hash(dataset):
         raise InvalidSchema(f"the snapshot of {dataset.name} was made from another schema: {REMEDY}")
-    stale = [name for name, table in dataset.tables.items() if manifest.sources.get(name) != source_stamp(table)]
+    stale = [
+        name for name, table in dataset.tables.items() if manifest.sources.get(name) != source_stamp(table, dataset)
+    ]
     if stale:
         raise InvalidSchema(f"the records of {', '.join(stale)} have changed since the snapshot: {REMEDY}")
 
@@ -119,11 +128,17 @@ def description_hash(dataset: Dataset) -> str:
     return sha256(repr((FORMAT, dataset.timezone, tables, units)).encode()).hexdigest()
 
 
-def source_stamp(table: Table) -> str:
-    """Return a hash of a table's files: names, sizes, modification times, and the bytes at both ends."""
+def source_stamp(table: Table, dataset: Dataset) -> str:
+    """Return a hash of a table's files: names, sizes, modification times, and the bytes at both ends.
+
+    A table of a database has no such mark of a change: the curator's `data_version` stands for it.
+    """
     options = table.source.options
-    digest = sha256(repr((table.source.kind, sorted((k, v) for k, v in options.items() if k != "path"))).encode())
-    for path in sorted(glob(options["path"])):
+    named = sorted((key, value) for key, value in options.items() if key not in ("path", "snapshot"))
+    digest = sha256(repr((table.source.kind, named)).encode())
+    if "path" not in options:
+        digest.update(dataset.data_version.encode())
+    for path in sorted(glob(options.get("path", ""))):
         state = os.stat(path)
         digest.update(repr((os.path.basename(path), state.st_size, state.st_mtime_ns)).encode())
         with open(path, "rb") as file:
@@ -154,9 +169,13 @@ class SnapshotEngine(DuckDBEngine):
     def _readable_directories(self, dataset: Dataset) -> list[str]:
         return [str(self._folder)]
 
-    def inspect(self) -> Mapping[str, int]:
-        """Return, for the curator, the corrected values and dropped rows counted when the snapshot was made."""
-        return {key: count for table in self._manifest.tables.values() for key, count in table.corrections.items()}
+    def inspect_tables(self) -> Mapping[str, TableInspection]:
+        """Return, for the curator, the corrections counted when the snapshot was made."""
+        return {name: table.inspection for name, table in self._manifest.tables.items()}
+
+    def findings(self) -> list[str]:
+        """Return, for the curator, what was found when the snapshot was made."""
+        return list(findings(self.ctx.dataset, self.inspect_tables()))
 
 
 def ranked_units(ctx: Context, table: str) -> list[str]:
@@ -173,7 +192,7 @@ def open_engine(
     manifest = read_manifest(folder)
     if manifest is not None:
         return SnapshotEngine(dataset, folder, manifest, memory, disk)
-    if snapshot is not None:
+    if snapshot is not None or any("snapshot" in table.source.options for table in dataset.tables.values()):
         raise InvalidSchema(f"there is no snapshot in {folder.name}; run `dither prepare` first")
     return DuckDBEngine(dataset, memory, disk)
 
@@ -190,10 +209,10 @@ def prepare(
 ) -> Manifest:
     """Write a snapshot of all tables; an earlier one stays in use until this one is complete."""
     folder = folder or snapshot_path(dataset)
-    sources = {name: source_stamp(table) for name, table in dataset.tables.items()}
+    sources = {name: source_stamp(table, dataset) for name, table in dataset.tables.items()}
     generation = uuid4().hex
     with _new_generation(folder, generation) as directory:
-        writer = SnapshotWriter(dataset, directory, memory, disk)
+        writer = open_snapshot_writer(dataset, directory, memory, disk)
         try:
             tables = {name: writer.table(table, progress) for name, table in dataset.tables.items()}
         finally:
@@ -257,14 +276,14 @@ class SnapshotWriter(DuckDBEngine):
         directory = self._directory / table.name
         directory.mkdir()
         progress(table.name, 0, 1)
-        corrections = self._inspect_table(table.name)
+        inspection = self._inspect_table(table.name)
         parts = self._parts(table)
         written = 0
         for part in range(parts):
             progress(table.name, part, parts)
             written += self._write(table, directory / f"part-{part:04d}.parquet", part, parts)
         progress(table.name, parts, parts)
-        return SnapshotTable(table.name, written, corrections)
+        return SnapshotTable(table.name, written, inspection)
 
     def _parts(self, table: Table) -> int:
         """Return the number of parts, each of whole units; it is 1 unless all units of the table share a key."""
@@ -275,18 +294,8 @@ class SnapshotWriter(DuckDBEngine):
         """Write one part to a file and return its number of rows."""
         origins = self._sources if parts == 1 else {**self._sources, table.name: self._part_source(table, part, parts)}
         statement = SqlStatement(self.ctx, origins, self.dialect, keeps_order=True)
-        rows = statement.finish(self._snapshot_rows(statement, table))
-        options = {
-            "FORMAT": exp.var("parquet"),
-            "COMPRESSION": exp.var("zstd"),
-            "ROW_GROUP_SIZE": literal(ROWS_PER_ROW_GROUP),
-        }
-        copy_statement = exp.Copy(
-            this=exp.Subquery(this=rows),
-            kind=False,
-            files=[exp.Literal.string(str(file))],
-            params=[exp.CopyParameter(this=exp.var(name), expression=value) for name, value in options.items()],
-        )
+        rows = snapshot_rows(statement, table).order_by(*sort_columns(self.ctx, table), copy=False)
+        copy_statement = copy_to_parquet(statement.finish(rows), file)
         try:
             copied_rows = self._connection.execute(self.dialect.render(copy_statement)).fetchone()
         except duckdb.Error as error:
@@ -307,27 +316,45 @@ class SnapshotWriter(DuckDBEngine):
         records = select(exp.Star()).from_(origin.source.copy(), copy=False).where(in_part, copy=False)
         return replace(origin, source=records.subquery("raw", copy=False))
 
-    def _snapshot_rows(self, statement: SqlStatement, table: Table) -> exp.Select:
-        """Select the encoded values under the schema's names, then the order and the ranks."""
-        scan, units = Scan(table.name), ranked_units(self.ctx, table.name)
-        columns = [f"c{index}" for index in range(len(table.columns))]
-        keys = list(dict.fromkeys(column for unit in units for column in statement.unit_columns(unit)))
-        sortable = statement.with_sort_key(statement.table(scan), [*columns, *keys, "o"])
-        values = [exp.alias_(column_ref(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
-        ranks = [exp.alias_(_rank_window(statement, unit), RANK + unit, quoted=True) for unit in units]
-        body = select(*values, exp.alias_(column_ref("o"), ORDER, quoted=True), *ranks)
-        ranked = select(exp.Star()).from_(
-            statement.add_subquery(body.from_(statement.add_subquery(sortable), copy=False)), copy=False
-        )
-        return ranked.order_by(*self._sort_columns(table, units), copy=False)
 
-    def _sort_columns(self, table: Table, units: list[str]) -> list[Sql]:
-        """Return the sort columns of a part: the number of digits of the rank, then the first moment or column."""
-        digits = [
-            _call_function("length", _call_function("bin", exp.column(RANK + unit, quoted=True))) for unit in units[:1]
-        ]
-        moments = [name for name, column in table.columns.items() if isinstance(column.domain, Moment)]
-        return [*digits, exp.column((moments or list(table.columns))[0], quoted=True)]
+def open_writer(dataset: Dataset, directory: Path, memory: str, disk: str) -> SnapshotWriter:
+    """Open the writer of a snapshot of files."""
+    return SnapshotWriter(dataset, directory, memory, disk)
+
+
+def snapshot_rows(statement: SqlStatement, table: Table) -> exp.Select:
+    """Select the encoded values under the schema's names, then the order and the ranks."""
+    scan, units = Scan(table.name), ranked_units(statement.ctx, table.name)
+    columns = [f"c{index}" for index in range(len(table.columns))]
+    keys = list(dict.fromkeys(column for unit in units for column in statement.unit_columns(unit)))
+    sortable = statement.with_sort_key(statement.table(scan), [*columns, *keys, "o"])
+    values = [exp.alias_(column_ref(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
+    ranks = [exp.alias_(_rank_window(statement, unit), RANK + unit, quoted=True) for unit in units]
+    body = select(*values, exp.alias_(column_ref("o"), ORDER, quoted=True), *ranks)
+    body = body.from_(statement.add_subquery(sortable), copy=False)
+    return select(exp.Star()).from_(statement.add_subquery(body), copy=False)
+
+
+def sort_columns(ctx: Context, table: Table) -> list[Sql]:
+    """Return the sort columns of a part: the number of digits of the rank, then the first moment or column."""
+    digits = [
+        _call_function("length", _call_function("bin", exp.column(RANK + unit, quoted=True)))
+        for unit in ranked_units(ctx, table.name)[:1]
+    ]
+    moments = [name for name, column in table.columns.items() if isinstance(column.domain, Moment)]
+    return [*digits, exp.column((moments or list(table.columns))[0], quoted=True)]
+
+
+def copy_to_parquet(rows: exp.Select, file: Path) -> Sql:
+    """Build the DuckDB statement that writes rows to a file, in row groups of a fixed size."""
+    options = {
+        "FORMAT": exp.var("parquet"),
+        "COMPRESSION": exp.var("zstd"),
+        "ROW_GROUP_SIZE": literal(ROWS_PER_ROW_GROUP),
+    }
+    params = [exp.CopyParameter(this=exp.var(name), expression=value) for name, value in options.items()]
+    files = [exp.Literal.string(str(file))]
+    return exp.Copy(this=exp.Subquery(this=rows), kind=False, files=files, params=params)
 
 
 def _rank_window(statement: SqlStatement, unit: str) -> Sql:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import typer
 from typer.core import TyperGroup
 
 from dither import __version__
-from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, LedgerError
+from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, LedgerError
 
 SOURCE = Path(__file__).resolve().parents[2]
+# An address, perhaps after --option=, with a password before its host or among its parameters.
+PASSWORD = re.compile(r"(--[\w-]+=)?[a-z][\w+.-]*://([^/?#@]*:[^/?#@]+@|\S*[?&]\w*password=)", re.IGNORECASE)
 FAILED, BAD_INPUT, BUDGET_REFUSED, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -99,6 +102,7 @@ class RootGroup(TyperGroup):
         """Run a command; show a traceback only if DITHER_DEBUG is set."""
         arguments = list(sys.argv[1:] if args is None else args)
         try:
+            _check_no_password(arguments)
             return super().main(arguments, *rest, **extra)
         except DitherError as error:
             from dither.cli.options import with_flags
@@ -114,6 +118,15 @@ class RootGroup(TyperGroup):
                 raise
             message = f"internal error ({type(error).__name__}); set DITHER_DEBUG=1 for the traceback"
             exit_with_error(message, "internal", FAILED, as_json="--json" in arguments)
+
+
+def _check_no_password(arguments: Sequence[str]) -> None:
+    """Raise InvalidParameter if an argument is an address that contains a password."""
+    if any(PASSWORD.match(word) for word in arguments):
+        raise InvalidParameter(
+            "leave the password out of the address, because other users can read command-line arguments; give it in "
+            "the environment (PGPASSWORD, or the whole address in DITHER_LEDGER or --dsn-env) or in ~/.pgpass"
+        )
 
 
 def _exists(module: str) -> bool:

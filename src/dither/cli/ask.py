@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Annotated, Any, cast
 
 import typer
 
-from dither.cli.options import CONSOLE, AsJson, compose_command, print_json, with_flags
+from dither.cli.options import CONSOLE, PROGRESS, AsJson, compose_command, print_json, with_flags
 from dither.cli.sessions import OpenKernel, open_any_kernel, open_session
 from dither.errors import InvalidParameter
-from dither.loss import rational
 from dither.post.estimate.answer import Answer
-from dither.post.options import DEFAULTS, Form, Option, Place, QueryOptions, options_of
+from dither.post.options import DEFAULTS, Form, Place, QueryOptions, options_of
 from dither.post.session import Session
+from dither.privacy.ledger import KERNEL
 from dither.views.answers import answer_data, quote_data
 from dither.views.dataset import dataset_data
 from dither.views.ledger import budget_data, history_data
@@ -26,6 +26,7 @@ from dither.views.text import (
     history_grid,
     quote_grid,
     quoted_cost_text,
+    rows_not_shown,
 )
 
 app = typer.Typer(add_completion=False)
@@ -45,7 +46,6 @@ Refine = Annotated[
 ]
 OPTION_TYPES: dict[Form, Any] = {
     "amount": str | None,
-    "number": str | None,
     "probability": str | None,
     "positive": int | None,
     "count": int,
@@ -60,8 +60,10 @@ def option_parser(place: Place) -> Callable[..., QueryOptions]:
     """Make a builder for `compose_command` whose parameters are the options of a kind of query."""
 
     def read(**given: Any) -> QueryOptions:
-        """Convert the command line's values to the options of a session."""
-        options = {name: _read_option(name, each, given[name]) for name, each in options_of(place).items()}
+        """Return the options of a session that were given on the command line."""
+        options = {name: given[name] for name in options_of(place) if given[name] != _default(name)}
+        if "max_contributions" in options:
+            options["max_contributions"] = contributions_option(options["max_contributions"])
         return cast(QueryOptions, options)
 
     hints = {
@@ -81,17 +83,6 @@ def _default(name: str) -> Any:
     return str(value) if isinstance(value, float) else value
 
 
-def _read_option(name: str, option: Option, value: Any) -> Any:
-    """Convert an option's value for a session."""
-    match option.form:
-        case "contributions":
-            return contributions_option(value)
-        case "number" | "probability" if value is not None:
-            return float(rational(value, name))
-        case _:
-            return value
-
-
 def contributions_option(text: str | None) -> object:
     """Parse a contribution bound from the command line.
 
@@ -109,13 +100,16 @@ def ask(
     request_id: RequestId = "", as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Run a private SQL query and charge the budget; print estimates with intervals."""
-    answers = _answer_queries(session, queries, options, split, refine, request_id)
+    with PROGRESS.status("running the query"):
+        answers = _answer_queries(session, queries, options, split, refine, request_id)
     if as_json:
         data = [answer_data(answer) for answer in answers]
         print_json(data[0] if len(queries) == 1 and split is None else {"answers": data})
         return
     for answer in answers:
         CONSOLE.print(answer_grid(answer))
+        if more := rows_not_shown(answer):
+            CONSOLE.print(more)
     together = " for all queries together" if len(answers) > 1 else ""
     CONSOLE.print(f"{cost_text(answers[0])}{together} ({answers[0].confidence:.0%} intervals)")
     for number, answer in enumerate(answers, 1):
@@ -144,11 +138,9 @@ def _answer_queries(
 
 def _allowed_options(place: Place, options: QueryOptions, what: str) -> QueryOptions:
     """Return the options that a kind of query takes; raise InvalidParameter for the others."""
-    given: Mapping[str, Any] = dict(options)
-    taken = options_of(place)
-    if unsupported := [name for name, value in given.items() if name not in taken and value != DEFAULTS[name]]:
+    if unsupported := [name for name in options if name not in options_of(place)]:
         raise InvalidParameter(f"{what} cannot be combined with --{unsupported[0].replace('_', '-')}")
-    return cast(QueryOptions, {name: value for name, value in given.items() if name in taken})
+    return options
 
 
 def quote(session: Session, queries: Queries, options: QueryOptions, as_json: AsJson = False) -> None:
@@ -177,7 +169,7 @@ def explain(session: Session, query: Query, options: QueryOptions, as_json: AsJs
 
 def datasets(kernel: OpenKernel, as_json: AsJson = False) -> None:
     """List the datasets that the account may query, their tables and the domains of columns."""
-    described = [dataset_data(dataset) for dataset in kernel.datasets]
+    described = [dataset_data(context.dataset, context.facts) for context in kernel.contexts]
     if as_json:
         print_json({"datasets": described})
         return
@@ -198,7 +190,10 @@ def history(session: Session, as_json: AsJson = False) -> None:
     if as_json:
         print_json(history_data(session.history))
     else:
-        CONSOLE.print(history_grid(session.history))
+        entries = session.history
+        CONSOLE.print(history_grid(entries))
+        if any(entry.account == KERNEL for entry in entries):
+            CONSOLE.print(f"{KERNEL}: noisy sizes of the private tables, charged when the dataset was first opened")
 
 
 for query_command in (ask, quote):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import asdict, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
-from dither.audit.attacks.api import service
+from dither.audit import input_domains
+from dither.audit.attacks.api import format_findings, service
 from dither.audit.attacks.schedules import format_history, parse_interval, read_history, repeat_audit
 from dither.audit.blackbox.api import privacy
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.claim_syntax import claim_text, import_object, parse_claim
-from dither.audit.enumeration.api import ExactResult, exact
-from dither.audit.enumeration.certify import certify
+from dither.audit.enumeration.api import TOLERANCE, ExactResult, exact
+from dither.audit.enumeration.certify import Certificate, certify
 from dither.audit.goodness_of_fit import fit
 from dither.audit.neighbours import DistantPair, Pair, from_strategy
 from dither.audit.stability import ClaimedFunction, InputSpace, ValueDomain, Vectors, transformation
@@ -32,8 +34,10 @@ from dither.loss import Approximate, Loss, Pure, rational
 from dither.privacy.mechanisms.distributions import DiscreteGaussianDistribution, DiscreteLaplaceDistribution
 
 REFUTED = 1
+NO_RESULT = 2
 REPORT_SUFFIXES = (".html", ".htm", ".json")
 DISTRIBUTIONS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
+DOMAINS = ("Numbers", "Choices", "Records", "Examples")
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 Target = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
@@ -46,7 +50,7 @@ ClaimText = Annotated[
 PairText = Annotated[str, typer.Option("--pair", help="two neighbouring inputs as JSON: '[0, 1]'")]
 Alpha = Annotated[float, typer.Option(help="largest probability of rejecting a true claim")]
 Seed = Annotated[int | None, typer.Option(min=0, help="seed of the auditor's random choices")]
-NoBits = Annotated[bool, typer.Option("--no-bits", help="do not search the low-order bits of floats")]
+NoBits = Annotated[bool, typer.Option("--no-bits", help="ignore what the low-order bits of floats reveal")]
 ReportPath = Annotated[Path | None, typer.Option("--report", help="write a report: .html with plots, or .json")]
 
 app = typer.Typer(
@@ -60,9 +64,14 @@ def mechanism(
     claim: ClaimText,
     neighbours: Annotated[
         str | None,
+        typer.Option(help='pairs of inputs as JSON \'[[0, 1], {"a": 0, "b": 8, "steps": 8}]\', or module:list'),
+    ] = None,
+    domain: Annotated[
+        str | None,
         typer.Option(
-            help='pairs of inputs as JSON \'[[0, 1], {"a": 0, "b": 8, "steps": 8}]\', or module:list; '
-            "by default standard pairs"
+            help="the inputs to take pairs from, if none are given: 'Numbers(0, 100)', 'Choices([0, 1])', "
+            "'Records(0, 1)', 'Examples([[1, 2]])', columns as JSON '{\"age\": [0, 120]}', "
+            "'size, low, high' of vectors, or module:domain"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="largest number of runs")] = 1_000_000,
@@ -82,10 +91,10 @@ def mechanism(
     mode = "sequential" if sequential else "fixed"
     with _progress_bar(as_json) as progress:
         result = privacy(
-            import_object(target), stated, pairs, samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed,
-            bits=not no_bits, progress=progress,
+            import_object(target), stated, pairs, domain=None if domain is None else _parse_domain(domain),
+            samples=samples, alpha=alpha, mode=mode, timed=timed, seed=seed, bits=not no_bits, progress=progress,
         )  # fmt: skip
-    _print_result_and_exit(result, report, as_json)
+    _print_result_and_exit(replace(result, mechanism=target), report, as_json)
 
 
 @app.command()
@@ -116,7 +125,8 @@ def exact_command(
     target: Target,
     pair: PairText,
     claim: Annotated[
-        str | None, typer.Option(help="the claimed loss; exit with 1 if the bounds do not certify it")
+        str | None,
+        typer.Option(help="the claimed loss; exit with 1 if it is refuted, with 2 if it is neither that nor certified"),
     ] = None,
     residual: Annotated[float, typer.Option(help="largest probability that may stay undecided")] = 1e-15,
     most_runs: Annotated[int, typer.Option(help="largest number of runs on each input")] = 1_000_000,
@@ -128,10 +138,11 @@ def exact_command(
     typer.echo(json.dumps(result.as_dict(stated), indent=2) if as_json else str(result))
     if stated is None:
         return
-    certified = result.certifies(stated) and not _refuted(result, stated)
+    verdict = result.verdict(stated)
     if not as_json:
-        typer.echo(_verdict(result, stated, certified))
-    _exit_if_refuted(not certified)
+        typer.echo(_describe_verdict(result, stated, verdict))
+    if verdict != "certified":
+        raise typer.Exit(REFUTED if verdict == "refuted" else NO_RESULT)
 
 
 @app.command("transformation")
@@ -193,17 +204,51 @@ def zoo(
             chosen.mechanism(seed), chosen.claim, chosen.neighbours, samples=samples, alpha=alpha, seed=seed,
             timed=chosen.timed, vectorised=not chosen.one_by_one, bits=not no_bits, progress=progress,
         )  # fmt: skip
-    return _print_result_and_exit(result, report, as_json)
+    return _print_result_and_exit(replace(result, mechanism=f"dither.audit.zoo: {name}"), report, as_json)
 
 
-app.command()(certify)
+@app.command("certify")
+def certify_command(
+    name: Annotated[
+        str | None, typer.Argument(help="name of one mechanism, such as noisy_max; all if not given")
+    ] = None,
+    large: Annotated[bool, typer.Option("--large", help="also certify scales from 64 on, which takes minutes")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Certify Dither's own mechanisms by enumerating every execution of their code on canonical pairs.
+
+    The exit code is 1 if one of them is not certified.
+    """
+    rows = certify(name, large=large)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print_certificates(rows)
+    _exit_if_refuted(not all(row.certified for row in rows))
 
 
 @app.command("service")
-@wraps(service)
-def service_command(*given: Any, **options: Any) -> None:
-    """Attack a running service."""
-    _exit_if_refuted(any(finding.learned for finding in service(*given, **options)))
+def service_command(
+    url: Annotated[str, typer.Argument(help="URL of the gateway")],
+    neighbour: Annotated[
+        str | None, typer.Option(help="URL of a second instance whose data lack one person; its replies must be equal")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(help="number of noisy counts to compare with the neighbour's, at least 1000")
+    ] = 0,
+    dataset: Annotated[str | None, typer.Option(help="name of the dataset to attack, if there are several")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="run only attacks of this family; may be repeated")] = None,
+    epsilon: Annotated[str, typer.Option(help="privacy loss of each query of an attack")] = "1/1000",
+    as_json: AsJson = False,
+) -> None:
+    """Attack a running service with the analyst's token from the environment variable DITHER_TOKEN.
+
+    DITHER_OTHER_TOKEN and DITHER_AUDITOR_TOKEN add attacks that need these accounts. The neighbour's tokens are in
+    DITHER_NEIGHBOUR_TOKEN, DITHER_NEIGHBOUR_OTHER_TOKEN and DITHER_NEIGHBOUR_AUDITOR_TOKEN.
+    """
+    findings = service(url, neighbour, samples=samples, dataset=dataset, families=family or (), epsilon=epsilon)
+    typer.echo(json.dumps([vars(each) for each in findings], indent=2) if as_json else format_findings(findings))
+    _exit_if_refuted(any(finding.learned for finding in findings))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -238,7 +283,6 @@ def _print_result_and_exit(result: PrivacyResult, report: Path | None, as_json: 
         typer.echo(result.report(kind="json"))
     else:
         typer.echo(str(result))
-        typer.echo(str(result.evidence))
     if report is not None:
         _write_report(result, report)
     _exit_if_refuted(result.refuted)
@@ -264,17 +308,24 @@ def _write_report(result: PrivacyResult, path: Path) -> None:
         raise InvalidParameter(f"cannot write the report {path}: {error.strerror}") from None
 
 
-def _refuted(result: ExactResult, stated: Loss) -> bool:
-    """Return True if the enumeration refutes the claim."""
-    return isinstance(stated, Pure | Approximate) and result.refutes(stated)
+def _describe_verdict(result: ExactResult, stated: Loss, verdict: str) -> str:
+    """Describe the verdict with its tolerance; for a refuted epsilon, give a lower bound on delta at it."""
+    if verdict == "undecided":
+        return f"UNDECIDED: {claim_text(stated)}; allow more runs (--most-runs) or less undecided mass (--residual)"
+    text = f"{verdict.upper()}: {claim_text(stated)}, with a tolerance of {TOLERANCE:g}"
+    if verdict == "refuted" and isinstance(stated, Pure | Approximate):
+        least = float(result.delta_lower(stated.epsilon + Fraction(TOLERANCE)))
+        return f"{text}; no delta below {least:.4g} is true at this epsilon"
+    return text
 
 
-def _verdict(result: ExactResult, stated: Loss, certified: bool) -> str:
-    """Describe the verdict; for a refuted claim, give a lower bound on delta at its epsilon."""
-    if _refuted(result, stated):
-        least = float(result.delta_lower(rational(getattr(stated, "epsilon", 0))))
-        return f"REFUTED: {claim_text(stated)}; no delta below {least:.4g} is true at this epsilon"
-    return f"{'CERTIFIED' if certified else 'not certified'}: {claim_text(stated)}"
+def _print_certificates(rows: Sequence[Certificate]) -> None:
+    grid = Grid("mechanism", "inputs", "claim", "at least", "at most", "undecided", "executions", "CPU s", "certified")
+    for row in rows:
+        least = "" if row.at_least is None else f"{row.at_least:.9f}"
+        numbers = (f"{row.at_most:.9f}", f"{row.residual:.1e}", str(row.executions), f"{row.seconds:.2f}")
+        grid.add_row(row.mechanism, row.pair, row.claim, least, *numbers, "yes" if row.certified else "NO")
+    Console(highlight=False, width=200).print(grid)
 
 
 def _exit_if_refuted(refuted: bool) -> None:
@@ -330,6 +381,13 @@ def _parse_json(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidParameter(f"expected JSON: {error.msg}") from None
+
+
+def _parse_domain(text: str) -> Any:
+    """Parse the domain of a mechanism: one of `input_domains`, a space of inputs, or an object to import."""
+    if text.partition("(")[0].strip() in DOMAINS:
+        return import_object(f"{input_domains.__name__}:{text.strip()}")
+    return import_object(text) if ":" in text and not text.lstrip().startswith("{") else _parse_input_space(text)
 
 
 def _parse_input_space(text: str) -> InputSpace:

@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table as Grid
 
+from dither.cli.advice import warnings
 from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
-from dither.schema import load
+from dither.schema import Dataset, load
 from dither.schema.spec import json_schema
-from dither.schema.summary import public_facts, warnings
+from dither.schema.summary import public_facts
+
+if TYPE_CHECKING:
+    from dither.cli.draft import DraftTable
 
 app = typer.Typer(add_completion=False)
+
+DSN_ENV = "DITHER_DSN"
 
 Description = Annotated[Path, typer.Argument(help="a dataset description, dataset.yml", show_default=False)]
 
 
 @app.command()
-def check(description: Description, as_json: AsJson = False) -> None:
-    """Check a dataset description and print the facts that it makes public."""
+def check(
+    description: Description,
+    data: Annotated[bool, typer.Option("--data", help="also open the sources and read every record")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a dataset description and print the facts that it makes public; with --data, check the records too."""
     dataset = load(description)
     public = public_facts(dataset) | {"warnings": list(warnings(dataset))}
+    corrected, found = _check_data(dataset) if data else ({}, [])
     if as_json:
-        typer.echo(json.dumps(public, indent=2, ensure_ascii=False))
+        private = {"corrected_or_dropped": corrected, "findings": found} if data else {}
+        typer.echo(json.dumps(public | private, indent=2, ensure_ascii=False))
         return
     _print_facts(public)
+    if data:
+        _print_data(corrected, found)
+    else:
+        typer.echo(f"the records were not looked at; dither check --data {description} opens them")
+
+
+def _check_data(dataset: Dataset) -> tuple[dict[str, int], list[str]]:
+    """Open the sources, and return what cleaning corrects in their records."""
+    from dither.cli.prepare import inspect_sources
+
+    return inspect_sources(dataset)
+
+
+def _print_data(corrected: dict[str, int], found: list[str]) -> None:
+    """Print what was found in the records; it is the curator's alone."""
+    from dither.cli.prepare import print_corrections
+
+    print_corrections(corrected, found)
+    if not corrected and not found:
+        typer.echo("the sources can be read, and every value lies in its declared domain")
 
 
 def _print_facts(public: dict[str, Any]) -> None:
     """Print the public facts of a description as tables."""
     CONSOLE.print(f"{public['name']}: every fact below becomes public")
+    CONSOLE.print(f"dates and times are readings of the wall clock of {public['timezone']}")
     for name, table in public["tables"].items():
         grid = Grid(
             "column", "values", title=f"{name} ({'private' if table['private'] else 'public'}, {table['source']})"
@@ -46,6 +81,11 @@ def _print_facts(public: dict[str, Any]) -> None:
     for budget in public["budgets"]:
         numbers = ", ".join(f"{key} {value}" for key, value in budget.items() if key not in ("unit", "kind"))
         CONSOLE.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}")
+    private = ", ".join(name for name, table in public["tables"].items() if table["private"])
+    CONSOLE.print(
+        f"size_epsilon {public['size_epsilon']}: charged once, when the dataset is first opened, for noisy sizes of its"
+        f" private tables ({private}); quotes and time limits use them"
+    )
     for warning in public["warnings"]:
         CONSOLE.print(f"note: {warning}")
 
@@ -60,18 +100,48 @@ def _unit_text(unit: dict[str, Any]) -> str:
 
 @app.command()
 def init(
-    data: Annotated[list[Path], typer.Argument(help="Parquet or CSV files", show_default=False)],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(help="Parquet or CSV files, or an address postgresql://... and its tables", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="file to write; by default print the draft")] = None,
+    dsn_env: Annotated[
+        str | None, typer.Option(help="environment variable with the address of a PostgreSQL server; DATA names tables")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draft a dataset description from data files, with names and types only; the curator fills in every bound."""
-    from dither.schema.draft import draft
+    """Draft a dataset description from names and types alone; the curator fills in every bound."""
+    from dither.cli.draft import draft
 
-    text = draft(data)
+    text = draft(_draft_tables(data or [], out, dsn_env), out)
     if out is not None:
         _write_new(out, text)
-        text = f"wrote {out}; fill in every empty entry (the file explains each), then run: dither check {out}"
-    typer.echo(json.dumps({"draft": text}) if as_json else text)
+    command = f"dither check {out or 'dataset.yml'}"
+    if as_json:
+        typer.echo(json.dumps({"draft": text, "written": str(out) if out else None, "next": command}))
+    elif out is None:
+        typer.echo(text)
+    else:
+        typer.echo(f"wrote {out}; decide what it marks with DECIDE (the file explains each), then run: {command}")
+
+
+def _draft_tables(data: list[str], out: Path | None, dsn_env: str | None) -> Sequence[DraftTable]:
+    """Read the tables of a draft from files, or from the PostgreSQL server that the arguments name."""
+    from dither.cli.draft import file_tables, postgres_tables
+
+    if data and data[0].startswith(("postgresql://", "postgres://")):
+        typer.echo(
+            f"note: the address is not written to the draft; set the environment variable {dsn_env or DSN_ENV} to it.",
+            err=True,
+        )
+        return postgres_tables(data[0], dsn_env or DSN_ENV, data[1:])
+    if dsn_env is not None:
+        if not os.environ.get(dsn_env):
+            raise InvalidParameter(f"the environment variable {dsn_env} is not set; set it to postgresql://...")
+        return postgres_tables(os.environ[dsn_env], dsn_env, data)
+    if not data:
+        raise InvalidParameter("give Parquet or CSV files, or the address of a PostgreSQL server and its tables")
+    return file_tables(data, out)
 
 
 def _write_new(path: Path, text: str) -> None:

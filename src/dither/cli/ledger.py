@@ -1,8 +1,9 @@
-"""`dither ledger show | verify | backup | restore | gap`: commands for curators and auditors, which read no data."""
+"""`dither ledger show | verify | backup | restore | migrate | clock | anchor | gap`: commands that read no data."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,16 @@ from dither.errors import InvalidParameter, LedgerError
 from dither.loss import ZCDP, Loss, Pure
 from dither.post.session import Session
 from dither.privacy.cost import recompute_losses
-from dither.privacy.ledger import maintenance
+from dither.privacy.ledger import maintenance, migration
 from dither.privacy.ledger.ledger import Ledger
-from dither.privacy.protocol import LedgerHead
+from dither.privacy.ledger.store import is_database
+from dither.privacy.protocol import LedgerHead, Page
+from dither.serve.transport.socket_client import SeenHeads
 from dither.views.ledger import ledger_data
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, verify, back up and restore a ledger.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Show, verify, back up, restore and migrate a ledger."
+)
 
 
 def _check_location(location: str) -> str:
@@ -53,9 +58,15 @@ def _print(text: str, as_json: bool, **facts: object) -> None:
 
 
 @app.command()
-def verify(location: Location, head: SeenHead = None, as_json: AsJson = False) -> None:
+def verify(
+    location: Location,
+    head: SeenHead = None,
+    anchor: Annotated[Path | None, typer.Option(help="a file with the head that a kernel wrote with --anchor")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check the ledger's hashes, rules, sums and losses, from the ledger alone; name the first row that fails."""
-    verdict = maintenance.verify(location, recompute_losses, parse_head(head) if head else None)
+    seen = SeenHeads(anchor).last if anchor is not None else parse_head(head) if head else None
+    verdict = maintenance.verify(location, recompute_losses, seen)
     end = f"{verdict.head.sequence}:{verdict.head.hash}"
     facts = {"sound": verdict.sound, "rows": verdict.rows, "head": end, "first_bad": verdict.first_bad}
     if not verdict.sound:
@@ -69,11 +80,13 @@ def verify(location: Location, head: SeenHead = None, as_json: AsJson = False) -
 def show(session: Session, as_json: AsJson = False) -> None:
     """Print every row of a dataset's ledger with its hashes, as a gateway shows them to auditors."""
     rows = session.kernel.ledger_rows(session.name, session.token)
+    while rows and rows[0].sequence > 1:
+        rows = (*session.kernel.ledger_rows(session.name, session.token, Page(before=rows[0].sequence)), *rows)
     if as_json:
         print_json(ledger_data(rows))
         return
     for row in rows:
-        CONSOLE.print(f"{row.sequence} {row.time} {row.kind} {row.hash} {row.body}", markup=False)
+        CONSOLE.print(f"{row.sequence} {row.time} {row.kind} {row.hash} {row.salt} {row.body}", markup=False)
 
 
 app.command()(compose_command(show, session=open_session))
@@ -104,6 +117,49 @@ def restore(
         f"restored {head.sequence} rows; run `dither ledger gap` to account for charges since the backup, then it opens"
     )
     _print(text, as_json, rows=head.sequence, hash=head.hash)
+
+
+@app.command()
+def migrate(
+    location: Location,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", help="file for a copy of the old ledger; by default beside the ledger")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a ledger of the previous format; stop its kernels first. A copy of the old ledger is kept."""
+    if copy is None and is_database(location):
+        raise InvalidParameter("give --copy FILE, for a copy of the old ledger")
+    kept = copy if copy is not None else Path(f"{location}.old")
+    result = migration.migrate(location, kept, recompute_losses)
+    _print(
+        f"migrated {result.rows} rows; {kept} is a copy of the old ledger", as_json, rows=result.rows, copy=str(kept)
+    )
+
+
+@app.command()
+def clock(location: Location, as_json: AsJson = False) -> None:
+    """Set the ledger's time back to this machine's clock, after the clock was wrong; a row records it."""
+    ledger = Ledger(location, create=False)
+    before = ledger.reset_time(f"uid {os.getuid()}")
+    ledger.close()
+    text = f"the ledger's time was {before} and follows the clock again; tokens that ended in between are valid again"
+    _print(text, as_json, before=before)
+
+
+@app.command(name="anchor")
+def write_anchor(
+    location: Location,
+    to: Annotated[Path, typer.Option(help="the file, best on another disk or machine", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Write the ledger's head to a file; refused if the ledger does not continue the head that is there."""
+    heads, ledger = SeenHeads(to), Ledger(location, create=False)
+    continued = heads.last is None or ledger.check_head(heads.last)
+    heads.record(ledger.head, replaced=None if continued else heads.last)
+    end = f"{ledger.head.sequence}:{ledger.head.hash}"
+    ledger.close()
+    _print(f"wrote {end} to {to}", as_json, head=end, to=str(to))
 
 
 @app.command()

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+# Shows that something runs, on a terminal only.
+PROGRESS = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 

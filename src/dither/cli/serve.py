@@ -17,6 +17,7 @@ import yaml
 from dither.cli.options import AsJson
 from dither.errors import DitherError, InvalidParameter
 from dither.serve.operations.permissions import check_secret_file
+from dither.serve.operations.state_lock import lock_folder
 from dither.serve.operations.supervisor import ManagedProcess, Supervisor, gateway_environment, primary_group
 from dither.serve.transport.socket_client import MutualTls
 
@@ -51,6 +52,21 @@ State = Annotated[Path, typer.Option(envvar="DITHER_STATE", help="folder of the 
 LedgerPlace = Annotated[
     str, typer.Option(envvar="DITHER_LEDGER", help="ledger file or, in the environment only, a database address")
 ]
+AnotherLedger = Annotated[
+    bool,
+    typer.Option(
+        "--another-ledger",
+        envvar="DITHER_ANOTHER_LEDGER",
+        help="allow another ledger than the one that a description has",
+    ),
+]
+Anchor = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DITHER_ANCHOR",
+        help="file outside the state folder that follows the ledger's head; a kernel behind it does not start",
+    ),
+]
 Slots = Annotated[
     int, typer.Option(envvar="DITHER_SLOTS", min=1, max=64, help="answers computed at once for one dataset")
 ]
@@ -84,6 +100,10 @@ ReportsFolder = Annotated[
 Oidc = Annotated[
     Path | None, typer.Option(envvar="DITHER_OIDC", help="YAML file that maps OpenID Connect ID tokens to accounts")
 ]
+Proxy = Annotated[
+    str | None,
+    typer.Option(envvar="DITHER_PROXY", help="address of a reverse proxy, which names the client in X-Forwarded-For"),
+]
 AdminSocket = Annotated[Path, typer.Option("--socket", envvar="DITHER_ADMIN_SOCKET", help="the kernel's admin socket")]
 Name = Annotated[str, typer.Argument(help="name of the account", show_default=False)]
 Dataset = Annotated[str, typer.Argument(help="name of the dataset", show_default=False)]
@@ -94,7 +114,7 @@ ADMIN_SOCKET = STATE / "private" / "admin.sock"
 
 def _print_address(server: str, address: str, as_json: bool) -> None:
     """Print the address of a server that starts."""
-    typer.echo(json.dumps({server: address}) if as_json else f"{server}: {address}")
+    print(json.dumps({server: address}) if as_json else f"{server}: {address}", flush=True)
 
 
 def _check_installed(command: str) -> None:
@@ -117,6 +137,8 @@ def kernel(
     descriptions: Descriptions,
     state: State = STATE,
     ledger: LedgerPlace = "",
+    another_ledger: AnotherLedger = False,
+    anchor: Anchor = None,
     socket: Annotated[
         Path | None,
         typer.Option(envvar="DITHER_SOCKET", help="socket for gateways; by default in the state folder"),
@@ -156,6 +178,7 @@ def kernel(
     settings = KernelSettings(
         tuple(descriptions), state, _check_ledger_argument(ledger), socket, None, tls, group,
         Schedule(floor=floor, max_misses=misses), QueueLimits(slots, waiting, account_questions), slots, oidc,
+        another_ledger, anchor,
     )  # fmt: skip
     _print_address("kernel", str(settings.socket_path), as_json)
     run_kernel(settings)
@@ -185,6 +208,7 @@ def gateway(
     burst: Burst = 60,
     tick: Tick = 100,
     reports: ReportsFolder = None,
+    proxy: Proxy = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -201,8 +225,8 @@ def gateway(
     if https_key is not None:
         check_secret_file(https_key)
     limits = AppSettings(account_rate=Limit(rate, burst), tick_ms=tick, reports=reports)
-    _print_address("gateway", f"{host}:{port}", as_json)
-    run_gateway(GatewaySettings(address, state, host, port, https_certificate, https_key, limits))
+    settings = GatewaySettings(address, state, host, port, https_certificate, https_key, limits, proxy)
+    run_gateway(settings, lambda url: _print_address("gateway", url, as_json))
 
 
 @app.command()
@@ -210,6 +234,8 @@ def serve(
     descriptions: Descriptions,
     state: State = STATE,
     ledger: LedgerPlace = "",
+    another_ledger: AnotherLedger = False,
+    anchor: Anchor = None,
     host: Host = "127.0.0.1",
     port: Port = 8765,
     slots: Slots = 2,
@@ -221,6 +247,7 @@ def serve(
     burst: Burst = 60,
     tick: Tick = 100,
     reports: ReportsFolder = None,
+    proxy: Proxy = None,
     oidc: Oidc = None,
     gateway_user: Annotated[
         str | None, typer.Option(envvar="DITHER_GATEWAY_USER", help="run the gateway as this user; needs root")
@@ -233,6 +260,7 @@ def serve(
     state = state.absolute()
     gateway_state = state / "gateway"
     gateway_state.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(state, "dither serve")
     if gateway_user is not None:
         import shutil
 
@@ -245,18 +273,24 @@ def serve(
     kernel_command = [*_program("kernel"), *(str(path.absolute()) for path in descriptions), "--state", str(state)]
     kernel_command += _flags(numbers)
     kernel_command += ["--oidc", str(oidc.absolute())] if oidc else []
+    kernel_command += ["--another-ledger"] if another_ledger else []
+    kernel_command += ["--anchor", str(anchor.absolute())] if anchor else []
     kernel_command += ["--group", str(primary_group(gateway_user))] if gateway_user else []
     gateway_command = _program("gateway")
     gateway_command += _flags({"kernel": state / "kernel.sock", "state": gateway_state, "host": host, "port": port})
     gateway_command += _flags({"rate": rate, "burst": burst, "tick": tick})
     gateway_command += ["--reports", str(reports.absolute())] if reports else []
+    gateway_command += ["--proxy", proxy] if proxy else []
+    for command in (kernel_command, gateway_command):
+        command += ["--json"] if as_json else []
     children = [
         ManagedProcess("kernel", kernel_command, _kernel_environment(), state),
         ManagedProcess("gateway", gateway_command, gateway_environment(), gateway_state, gateway_user),
     ]
     hint = f"dither curator account NAME --socket {state / 'private' / 'admin.sock'}"
-    typer.echo(json.dumps({"state": str(state)}) if as_json else f"accounts: {hint}")
-    Supervisor(children).run()
+    print(json.dumps({"state": str(state)}) if as_json else f"accounts: {hint}", flush=True)
+    with lock:
+        Supervisor(children).run()
 
 
 def _program(command: str) -> list[str]:
@@ -334,11 +368,13 @@ def account(
     name: Name,
     role: Annotated[str, typer.Option(help="analyst, auditor or curator")] = "analyst",
     days: Annotated[int, typer.Option(min=1, max=3650, help="days until the token expires")] = 90,
+    sso: Annotated[bool, typer.Option("--sso", help="issue no token; the account signs in by ID tokens")] = False,
     socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
     """Create an account, or a new token for one; the token is printed once, and only its hash is stored."""
-    _call_and_print(socket, "account", as_json, name=name, role=role, days=str(days))
+    given = {"sso": "yes"} if sso else {"days": str(days)}
+    _call_and_print(socket, "account", as_json, name=name, role=role, **given)
 
 
 @curator.command()
@@ -395,7 +431,7 @@ def desk(
     socket: AdminSocket = ADMIN_SOCKET,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the curator's desk, a web page on this machine, until interrupted; its address contains its secret."""
+    """Serve the curator's desk, a web page on this machine, until interrupted; the printed address works once."""
     from dither.serve.kernel.desk_page import DeskPage, DeskServer
 
     try:

@@ -12,13 +12,13 @@ from rich.table import Table as Grid
 from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.post.display import loss_text
 from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
 from dither.post.session import Session
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
-from dither.views.text import loss_text
 
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
 GROUP_SIZES = (1, 2, 5, 10, 50)

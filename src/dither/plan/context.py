@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.plan.domains import EPOCH, number_of_periods, truncate, with_null
+from dither.plan.domains import number_of_periods, truncate, with_null
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
 # Keys of a source's options under which a kernel publishes facts to planners: see `with_public_facts`.
@@ -31,6 +28,8 @@ class Context:
 
     dataset: Dataset
     facts: PublicTableFacts = field(default_factory=PublicTableFacts)
+    # The size of the SQL that reads and cleans each table, if a kernel has measured it: see `privacy.cost`.
+    scan_nodes: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     # Cached results of relations in this context; a changed copy starts with an empty cache.
     memo: dict[tuple[object, ...], tuple[object, Any]] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -63,9 +62,9 @@ class Context:
         return unit
 
     def columns(self, name: str) -> dict[str, Domain]:
-        """Return the domains of a table's columns, with moments on the dataset's wall clock."""
-        zone, columns = self.dataset.timezone, self.table(name).columns
-        return {key: with_null(on_wall_clock(c.domain, zone), _may_be_null(c)) for key, c in columns.items()}
+        """Return the domains of a table's columns, with the bounds of moments at their precision."""
+        columns = self.table(name).columns
+        return {key: with_null(at_precision(c.domain), _may_be_null(c)) for key, c in columns.items()}
 
     def public_values(self, table: str, column: str) -> Sequence[Scalar] | None:
         """Return the listed values of a public column, or None if they were not counted."""
@@ -132,51 +131,8 @@ def _may_be_null(column: Column) -> bool:
     return column.domain.nullable or (isinstance(column.domain, Identifier | Reference) and column.default is None)
 
 
-def on_wall_clock(domain: Domain, zone: str) -> Domain:
-    """Convert the bounds of a moment to the wall clock of a time zone, truncated to the moment's precision."""
+def at_precision(domain: Domain) -> Domain:
+    """Truncate the bounds of a moment to its precision, as records are truncated."""
     if not isinstance(domain, Moment):
         return domain
-    shifts = [shift for _, shift in zone_offsets(domain.lo, domain.hi, zone)] if needs_zone_shift(domain, zone) else [0]
-    lo, hi = (truncate(end, domain.precision) for end in (domain.lo + min(shifts), domain.hi + max(shifts)))
-    return replace(domain, lo=lo, hi=hi)
-
-
-def needs_zone_shift(domain: Moment, zone: str) -> bool:
-    """Tell whether a moment must be shifted to the wall clock of a zone; days and UTC need no shift."""
-    return domain.precision != "day" and zone != "UTC"
-
-
-@cache
-def zone_offsets(lo: int, hi: int, zone: str) -> tuple[tuple[int, int], ...]:
-    """List the UTC offsets of a zone between two moments, as (first microsecond, microseconds to add)."""
-    zone_info = ZoneInfo(zone)
-    transitions = [(lo, _offset_at(lo, zone_info))]
-    step = 86_400_000_000
-    for day in range(lo, hi + step, step):
-        end = min(day + step, hi)
-        if _offset_at(end, zone_info) != transitions[-1][1]:
-            transitions.append(
-                (_offset_change(transitions[-1][0] if day == lo else day, end, zone_info), _offset_at(end, zone_info))
-            )
-    return tuple(transitions)
-
-
-def _offset_at(moment: int, zone_info: ZoneInfo) -> int:
-    """Return the zone's UTC offset at a moment, in microseconds."""
-    # ZoneInfo cannot convert the calendar's first day and last year: there, use the offset of a moment nearby.
-    utc = (
-        datetime.min + timedelta(days=1) if moment < -62_135_510_400_000_000 else EPOCH + timedelta(microseconds=moment)
-    )
-    shift = (
-        zone_info.fromutc(utc.replace(tzinfo=zone_info)).utcoffset() if utc.year < 9999 else zone_info.utcoffset(utc)
-    )
-    return (shift or timedelta()) // timedelta(microseconds=1)
-
-
-def _offset_change(before: int, after: int, zone_info: ZoneInfo) -> int:
-    """Find, by bisection, the first microsecond in (before, after] whose offset is that of `after`."""
-    target_offset = _offset_at(after, zone_info)
-    while after - before > 1:
-        middle = (before + after) // 2
-        before, after = (before, middle) if _offset_at(middle, zone_info) == target_offset else (middle, after)
-    return after
+    return replace(domain, lo=truncate(domain.lo, domain.precision), hi=truncate(domain.hi, domain.precision))

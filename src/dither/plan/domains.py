@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -347,10 +348,8 @@ def encode_value(value: Scalar, domain: Domain) -> int | str | bool | None:
             return value
         case Boolean(), bool():
             return value
-        case Category(), str():
-            return value
-        case Reference(kind="text") | Identifier(kind="text"), str():
-            return value
+        case Category() | Reference(kind="text") | Identifier(kind="text"), str():
+            return unicodedata.normalize("NFC", value)
         case Reference(kind="integer") | Identifier(kind="integer"), int() if not isinstance(value, bool):
             return value
     raise InvalidPlan(f"{str(value)[:40]!r} cannot be compared with a {describe(domain)}")

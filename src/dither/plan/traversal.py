@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
+from dither.plan.expressions.core import EstimatedValue
 from dither.plan.stability import EstimatedLimit
 
 Node = TypeVar("Node")
@@ -35,12 +37,28 @@ def unfilled_limits(plan: Any) -> frozenset[EstimatedLimit]:
     return frozenset(node for node in walk(plan) if isinstance(node, EstimatedLimit))
 
 
+def unfilled_values(plan: Any) -> frozenset[EstimatedValue]:
+    """Return the estimated values of a plan that have not been filled in."""
+    return frozenset(node for node in walk(plan) if isinstance(node, EstimatedValue) and node.value is None)
+
+
 def fill_limits(plan: Node, limits: Mapping[str, int]) -> Node:
     """Replace the estimated limits of a plan by values, clamped to [1, most]; keep limits whose tag has no value."""
 
     def fill(node: Any) -> Any:
         if isinstance(node, EstimatedLimit) and node.tag in limits:
             return max(1, min(limits[node.tag], node.most))
+        return node
+
+    return transform(plan, fill)  # type: ignore[no-any-return]
+
+
+def fill_values(plan: Node, chosen: Mapping[str, int]) -> Node:
+    """Fill in the estimated values of a plan, by tag: number n means n - 1 steps above the low end of the range."""
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, EstimatedValue) and node.value is None and node.tag in chosen:
+            return replace(node, value=max(node.lo, min(node.lo + chosen[node.tag] - 1, node.hi)))
         return node
 
     return transform(plan, fill)  # type: ignore[no-any-return]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import index
 from typing import Literal
 
 from dither.errors import InvalidParameter
 
-# The share of a query's loss that choosing its bounds takes.
-SEARCH_SHARE = Fraction(1, 5)
+# Weights by which a query's loss is divided: for counts alone, for counts beside values, for the sum of values, and
+# for values around a private centre.
+COUNT_WEIGHTS = {"search": Fraction(1), "answer": Fraction(4)}
+SIDE_COUNT_WEIGHTS = {"search": Fraction(1), "answer": Fraction(2)}
+SUM_WEIGHTS = {"search": Fraction(3, 2), "answer": Fraction(6)}
+CENTRED_WEIGHTS = {"centre": Fraction(4, 5), "search": Fraction(2), "answer": Fraction(21, 5)}
 BoundMethod = Literal["auto", "clip", "rows"]
 BOUND_METHODS: dict[object, BoundMethod] = {"auto": "auto", "clip": "clip", "rows": "rows"}
-# Histograms of contributions have at most this many edges, each twice the one before.
-OCTAVES = 26
+# Contributions are told apart from this share of the largest row on.
+FINEST_SHARE = 1 << 12
+# Candidates for a centre: points evenly over the range, and points on either side of zero at these many an octave.
+EVEN_CENTRES, CENTRES_PER_OCTAVE = 256, 4
 ACCEPTED_FORMS = (
     "'auto', a number of rows such as 20, {'max_rows': 20} or {'max_groups': 3, 'max_rows_per_group': 5}; "
     "the last two may also have 'how': 'clip', 'rows' or 'auto'"
 )
-LARGEST_EDGE = 1 << 31
+LARGEST_CONTRIBUTION = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -41,42 +49,65 @@ class ContributionBound:
 def parse_contribution_bound(value: object) -> ContributionBound:
     """Read the option max_contributions: None, "auto", 20, or {"max_groups": 3, "max_rows_per_group": 5}."""
     match value:
-        case None | "auto":
+        case None:
+            return ContributionBound(auto=True)
+        case str() if value == "auto":
             return ContributionBound(auto=True)
         case ContributionBound():
             return value
-        case bool():
-            pass
-        case int() if value >= 1:
-            return ContributionBound(max_rows=value)
-        case str() if value.isdigit() and int(value) >= 1:
-            return ContributionBound(max_rows=int(value))
         case Mapping():
             return _parse_mapping(dict(value))
-    raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}; got {value!r}")
+        case str() if value.isascii() and value.isdigit() and len(value) <= 10:
+            value = int(value)
+    if (rows := _row_count(value)) is not None:
+        return ContributionBound(max_rows=rows)
+    raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}; got {repr(value)[:40]}")
 
 
-def _parse_mapping(parts: dict[str, object]) -> ContributionBound:
+def _row_count(value: object) -> int | None:
+    """Return a whole number of rows from 1 to 2^31 - 1, which may be one of numpy's; None for anything else."""
+    try:
+        rows = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return rows if 1 <= rows < LARGEST_CONTRIBUTION and not isinstance(value, bool) else None
+
+
+def _parse_mapping(parts: dict[object, object]) -> ContributionBound:
     groups, method = parts.pop("max_groups", None), parts.pop("how", "auto")
     rows = parts.pop("max_rows" if groups is None else "max_rows_per_group", "auto")
     how = BOUND_METHODS.get(method) if isinstance(method, str) else None
     if rows == "auto" and groups is None and not parts and how is not None:
         return ContributionBound(auto=True, how=how)
-    if parts or how is None or type(rows) is not int or rows < 1:
+    max_rows, max_groups = _row_count(rows), _row_count(groups)
+    if parts or how is None or max_rows is None:
         raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}")
-    if groups is not None and (type(groups) is not int or groups < 1):
+    if groups is not None and max_groups is None:
         raise InvalidParameter("max_groups must be a positive whole number")
-    return ContributionBound(max_rows=rows, max_groups=groups, how=how)
+    return ContributionBound(max_rows=max_rows, max_groups=max_groups, how=how)
 
 
-def histogram_edges(row_size: int) -> tuple[int, ...]:
-    """Return the edges of a histogram of contributions: powers of two times a sixteenth of the largest row."""
-    first = max(1, row_size // 16)
-    return tuple(first << octave for octave in range(OCTAVES) if first << octave <= LARGEST_EDGE)
+def row_bins(unit: int) -> tuple[int, ...]:
+    """Return the bins of contributions: multiples of `unit` that grow by the square root of two.
+
+    >>> row_bins(1)[:9]
+    (1, 2, 3, 4, 6, 8, 11, 16, 23)
+    """
+    bins = {min(round(unit * math.floor(2 ** (half / 2) + 1e-9)), LARGEST_CONTRIBUTION) for half in range(63)}
+    return tuple(sorted(bins))
 
 
-def candidate_bounds(edges: tuple[int, ...], largest: int) -> tuple[int, ...]:
-    """Return the bounds that may be chosen: powers of the square root of two from the first edge, up to `largest`."""
-    last = min(edges[-1], largest)
-    bounds = {min(round(edges[0] * 2 ** (half / 2)), last) for half in range(2 * len(edges))}
-    return tuple(sorted(bounds))
+def value_bins(row_size: int) -> tuple[int, ...]:
+    """Return the bins of contributions that may be any share of a row's largest value."""
+    first = max(1, row_size // FINEST_SHARE)
+    bins = {min(round(first * 2 ** (half / 2)), LARGEST_CONTRIBUTION) for half in range(63)}
+    return tuple(sorted(bins))
+
+
+def centre_candidates(low: int, high: int) -> tuple[int, ...]:
+    """Return the candidates for a centre of values from `low` to `high`: evenly spaced ones, and more near zero."""
+    even = {low + (high - low) * place // EVEN_CENTRES for place in range(EVEN_CENTRES + 1)}
+    octaves = max(abs(low), abs(high), 1).bit_length()
+    sizes = {round(2 ** (place / CENTRES_PER_OCTAVE)) for place in range(CENTRES_PER_OCTAVE * octaves)}
+    near_zero = {sign * size for size in sizes for sign in (-1, 1)} | {0}
+    return tuple(sorted(even | {point for point in near_zero if low <= point <= high}))

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dither.plan.expressions.core import EstimatedValue
+
 Values = NDArray[Any]
 
 
@@ -26,6 +28,13 @@ class FixedValue:
     """A literal; None is NULL."""
 
     value: float | str | bool | None
+
+
+@dataclass(frozen=True)
+class ChosenValue:
+    """A number that the kernel chooses privately; it becomes a `FixedValue` once it is known."""
+
+    value: EstimatedValue
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Average:
 
     total: Formula
     size: Formula
-    centre: float
+    centre: FixedValue | ChosenValue
     low: float
     high: float
 
@@ -63,7 +72,7 @@ class ClampedTo:
     high: float
 
 
-Formula = NoisyCell | FixedValue | KeyValue | FunctionCall | Average | ClampedTo
+Formula = NoisyCell | FixedValue | ChosenValue | KeyValue | FunctionCall | Average | ClampedTo
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> 
             return np.asarray(value, dtype=object)
         case FixedValue(value):
             return np.asarray(math.nan if value is None else float(value))
+        case ChosenValue():
+            raise TypeError("the value is not chosen yet")
         case Average():
             return _evaluate_average(node, cells, keys)
         case ClampedTo(inner, low, high):
@@ -114,7 +125,7 @@ def _evaluate_average(node: Average, cells: Sequence[Values], keys: Sequence[Val
     total, size = evaluate(node.total, cells, keys), evaluate(node.size, cells, keys)
     safe = np.where(size > 0, size, 1.0)
     shift = np.where(size > 0, total / safe, 0.0)
-    return np.asarray(np.clip(node.centre + shift, node.low, node.high))
+    return np.asarray(np.clip(evaluate(node.centre, cells, keys) + shift, node.low, node.high))
 
 
 def _divide(over: Values, under: Values) -> Values:
@@ -350,7 +361,7 @@ def scale_affine(form: Affine, factor: float) -> Affine:
 def as_ratio(node: Formula) -> Ratio | None:
     """Return a formula as offset + factor * affine / affine, or None if it is not such a ratio."""
     match node:
-        case Average(total, size, centre, low, high):
+        case Average(total, size, FixedValue(float() as centre), low, high):
             over, under = as_affine(total), as_affine(size)
             return Ratio(over, under, centre, 1.0, low, high) if over and under else None
         case FunctionCall("div", (first, second)):

@@ -1,24 +1,34 @@
 """The options of a query: one table that Session, the command line, HTTP, OpenAPI and SQL text all read.
 
-To add an option, add a line to `QueryOptions` and a field to `ResolvedOptions`, and use it where it takes effect.
+To add an option, add a line to `QueryOptions` and a field to `ResolvedOptions`, and use it where it takes effect. Every
+value is checked here, by the reader of its form, before anything else sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from operator import index
 from typing import Any, Literal, TypedDict
 
 from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
+from dither.post.contribution_bound import parse_contribution_bound
 
 CONFIDENCE = 0.95
 LOSSES = ("epsilon", "rho", "max_error")
 MAX_CONFIDENCE = 0.9999
+LONGEST_TEXT = 200
+LARGEST_WHOLE = 2**31 - 1
+AMOUNT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?[0-9]+/[0-9]+")
+# A session appends ":keys" or ":refine" to a name; the kernel takes up to 64 characters.
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{0,56}")
 
-# The form of an option's values: an exact amount, a number, a probability, a whole number from 1 ("positive") or from 0
-# ("count"), a text, a contribution bound, or yes or no ("flag").
-Form = Literal["amount", "number", "probability", "positive", "count", "text", "contributions", "flag"]
+# The form of an option's values: an exact number above 0 ("amount") or between 0 and 1 ("probability"), a whole number
+# from 1 ("positive") or from 0 ("count"), a text, a contribution bound, or yes or no ("flag").
+Form = Literal["amount", "probability", "positive", "count", "text", "contributions", "flag"]
 # Where an option may be given: for a single query, a batch, a split, an explanation, or in the text of a query.
 Place = Literal["question", "batch", "split", "explain", "text"]
 ASKED: tuple[Place, ...] = ("question", "batch", "split")
@@ -62,7 +72,7 @@ class ResolvedOptions:
     rho: Rational | None = option("spend this much zCDP", "amount", *ASKED, "text")
     max_error: Rational | None = option(
         "spend the least epsilon that brings every column this close to the truth",
-        "number",
+        "amount",
         "question",
         "batch",
         "text",
@@ -79,10 +89,10 @@ class ResolvedOptions:
         "rows of one key that a join on another key keeps", "positive", *ASKED, "explain", "text"
     )
     delta: Rational | None = option(
-        "select keys that the schema does not list, privately, for half of the loss", "amount", "question", "text"
+        "select keys that the schema does not list, privately, for half of the loss", "probability", "question", "text"
     )
     assumed_group_size: float | None = option(
-        "rows of a group, for expected errors that depend on it", "number", *ASKED
+        "rows of a group, for expected errors that depend on it", "amount", *ASKED
     )
     repeat: int = option(
         "a different number asks for a new draw, and is charged again", "count", "question", "batch", default=0
@@ -91,20 +101,6 @@ class ResolvedOptions:
         "raise negative counts, and sums that cannot be negative, to 0; the raw values stay in the measurements",
         "flag", *ASKED, default=False,
     )  # fmt: skip
-
-    def with_sql_options(self, written: Mapping[str, str], *refused: str) -> ResolvedOptions:
-        """Add the options in a query's text: confidence replaces the argument, and others only fill in what is missing.
-
-        `parse_query` reads the options `unit` and `max_rows_per_key` of the text.
-        """
-        if unwelcome := [name for name in refused if name in written]:
-            raise InvalidParameter(f"OPTIONS({unwelcome[0]} = ...) cannot be written in this query; leave it out")
-        no_loss_given = self.epsilon is None and self.rho is None and self.max_error is None
-        losses: dict[str, Any] = {name: written.get(name) for name in LOSSES} if no_loss_given else {}
-        bound = _bound_in_sql(written) if self.max_contributions is None else self.max_contributions
-        delta = written.get("delta") if self.delta is None else self.delta
-        confidence = written.get("confidence", self.confidence)
-        return replace(self, **losses, max_contributions=bound, delta=delta, confidence=confidence)
 
 
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(ResolvedOptions)}
@@ -116,28 +112,144 @@ def options_of(place: Place) -> dict[str, Option]:
     return {name: each for name, each in OPTIONS.items() if place in each.places}
 
 
-def resolve_options(given: Mapping[str, Any], place: Place = "question") -> ResolvedOptions:
-    """Refuse unknown options, and fill in defaults."""
+def resolve_options(
+    given: Mapping[str, Any], place: Place = "question", written: Mapping[str, str] | None = None
+) -> ResolvedOptions:
+    """Check the options of a query and fill in defaults; `written` are those of OPTIONS(...) in its text.
+
+    An option may be given in both places, with the same value; two different values are refused.
+    """
     known = options_of(place)
     if unknown := [name for name in given if name not in known and given[name] != DEFAULTS.get(name)]:
         raise TypeError(f"no option {', '.join(unknown)} here; there are: {', '.join(known)}")
-    return ResolvedOptions(**{name: value for name, value in given.items() if name in known})
+    arguments = {name: value for name, value in given.items() if name in known and value is not None}
+    texts = _options_in_sql(written or {})
+    if unwelcome := [name for name in texts if name not in known]:
+        raise InvalidParameter(f"OPTIONS({unwelcome[0]} = ...) cannot be written in this query; leave it out")
+    _refuse_two_values(arguments, texts)
+    return ResolvedOptions(**read_options({**arguments, **texts}))
 
 
-def confidence_level(confidence: Rational) -> float:
-    """Return the confidence of intervals as a number; refuse one that is out of range."""
-    level = float(rational(confidence, "confidence"))
-    if not 0 < level <= MAX_CONFIDENCE:
-        raise InvalidParameter(f"confidence must lie between 0 and {MAX_CONFIDENCE}, such as 0.95, got {level}")
-    return level
+def _refuse_two_values(arguments: Mapping[str, Any], texts: Mapping[str, Any]) -> None:
+    """Refuse an option whose value in the text differs from the argument; the three ways to give a loss are one."""
+    names: list[tuple[str, ...]] = [LOSSES, *((name,) for name in OPTIONS if name not in LOSSES)]
+    for together in names:
+        argued, said = ({name: side[name] for name in together if name in side} for side in (arguments, texts))
+        if argued and said and read_options(argued) != read_options(said):
+            one, two = (", ".join(f"{name} = {value}" for name, value in side.items()) for side in (said, argued))
+            raise InvalidParameter(
+                f"OPTIONS(...) in the query has {one}, and the argument is {two}; give one of them, or the same twice"
+            )
 
 
-def _bound_in_sql(written: Mapping[str, str]) -> object:
-    """Return the contribution bound that a query's text gives, or None."""
-    if "max_groups" not in written:
-        return written.get("max_contributions")
-    bound = {"max_groups": written["max_groups"], "max_rows_per_group": written.get("max_rows_per_group", "1")}
-    for name, value in bound.items():
-        if not value.isdigit():
-            raise InvalidParameter(f"OPTIONS({name} = ...) takes a whole number, got {value[:40]!r}")
-    return {name: int(value) for name, value in bound.items()}
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the values of options by their forms."""
+    return {name: read_option(name, value) for name, value in given.items()}
+
+
+def read_option(name: str, value: Any) -> Any:
+    """Check the value of an option by its form, and return it as code uses it."""
+    return READERS[OPTIONS[name].form](name, value)
+
+
+def read_amount(name: str, value: Any) -> Fraction:
+    """Return a number above 0, exactly."""
+    exact = _read_number(name, value)
+    if exact <= 0:
+        raise InvalidParameter(f"{name} must be more than 0, got {_excerpt(value)}")
+    return exact
+
+
+def read_probability(name: str, value: Any) -> Fraction:
+    """Return a number between 0 and 1, exactly."""
+    exact = _read_number(name, value)
+    most = rational(MAX_CONFIDENCE) if name == "confidence" else Fraction(1)
+    if not 0 < exact <= most or exact == 1:
+        raise InvalidParameter(f"{name} must lie between 0 and {float(most):g}, got {_excerpt(value)}")
+    return exact
+
+
+def _read_number(name: str, value: Any) -> Fraction:
+    if isinstance(value, str) and not AMOUNT.fullmatch(value[:LONGEST_TEXT]):
+        raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10', got {_excerpt(value)}")
+    return rational(value, name)
+
+
+def read_whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number from `least` to 2^31 - 1; text with its digits counts as one."""
+    wanted = f"{name} must be a whole number from {least} to {LARGEST_WHOLE}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else index(value)
+    except (TypeError, ValueError):
+        raise InvalidParameter(f"{wanted}, got {_excerpt(value)}") from None
+    if not least <= number <= LARGEST_WHOLE:
+        raise InvalidParameter(f"{wanted}, got {_excerpt(value)}")
+    return number
+
+
+def read_text(name: str, value: Any, longest: int = LONGEST_TEXT) -> str:
+    """Return a text of at least one character that can be stored."""
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or not _is_storable(value):
+        raise InvalidParameter(f"{name} must be a text of 1 to {longest} characters, got {_excerpt(value)}")
+    return value
+
+
+def _is_storable(value: str) -> bool:
+    return "\x00" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise InvalidParameter(f"{name} must be true or false, got {_excerpt(value)}")
+    return value
+
+
+def read_request_id(value: Any) -> str:
+    """Return the name that a caller gives to a request, or "" if it gives none."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not REQUEST_ID.fullmatch(value):
+        raise InvalidParameter(
+            f"request_id must be a text of at most 56 characters from A-Z a-z 0-9 _ . : -, got {_excerpt(value)}"
+        )
+    return value
+
+
+def read_queries(queries: Any) -> Sequence[str]:
+    """Return the queries of a batch."""
+    if not isinstance(queries, list | tuple) or not all(isinstance(query, str) for query in queries):
+        raise InvalidParameter(
+            "a query must be a string, such as 'SELECT COUNT(*) FROM people', and a batch a list of them"
+        )
+    if not queries:
+        raise InvalidParameter("a batch needs at least one query")
+    return queries
+
+
+def _excerpt(value: object) -> str:
+    """Write a value that was refused, short enough for a message."""
+    text = repr(value) if isinstance(value, str | int | float) or value is None else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+READERS: dict[Form, Callable[[str, Any], Any]] = {
+    "amount": read_amount,
+    "probability": read_probability,
+    "positive": lambda name, value: read_whole(name, value, 1),
+    "count": lambda name, value: read_whole(name, value, 0),
+    "text": read_text,
+    "contributions": lambda name, value: parse_contribution_bound(value),
+    "flag": read_flag,
+}
+
+
+def _options_in_sql(written: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a query's text by their names in `OPTIONS`; the parts of a contribution bound are one."""
+    options: dict[str, Any] = {name: value for name, value in written.items() if name in OPTIONS}
+    if "max_groups" in written:
+        parts = {"max_groups": written["max_groups"], "max_rows_per_group": written.get("max_rows_per_group", "1")}
+        options["max_contributions"] = {name: read_whole(name, value, 1) for name, value in parts.items()}
+    return options

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Unpack
+from html import escape
+from typing import Unpack
 
 import numpy as np
 
@@ -13,45 +14,62 @@ from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
+from dither.plan.traversal import unfilled_limits
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
+from dither.post.display import Budgets, History, ReadableStatement, Tables, html_table, loss_text
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import Answer, build_answer, other_budget_notes, without_negatives
+from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.explain import Expected, Explanation, expected_errors, explain_plan
-from dither.post.estimate.measured import estimated_bounds, measured_columns
+from dither.post.estimate.measured import chosen_bounds, measured_columns
+from dither.post.estimate.rehearsal import rehearse
 from dither.post.options import (
-    OPTIONS,
     Place,
     QueryOptions,
     ResolvedOptions,
-    confidence_level,
-    options_of,
+    read_option,
+    read_queries,
+    read_request_id,
+    read_text,
+    read_whole,
     resolve_options,
 )
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query, sql_options
-from dither.post.query.planner import Planner, QueryPlan, bound_name, rows_text, sample_value, with_bounds
+from dither.post.query.planner import (
+    ContributionSearch,
+    Planner,
+    QueryPlan,
+    bound_name,
+    bound_text,
+    sample_value,
+    with_bounds,
+)
 from dither.post.query.question import Question
-from dither.post.query.request import TYPICAL_ROWS, default_bound, selection_measurement, with_known_bounds
+from dither.post.query.request import default_bound, selection_measurement, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
 from dither.post.query.split import units_with_at_most, units_with_more_than
 from dither.privacy.codec import digest, schema_hash
 from dither.privacy.protocol import (
-    Balance,
     BoundSearch,
     CostQuote,
-    HistoryEntry,
     Kernel,
     Measurement,
-    PrivacyStatement,
+    Page,
     Request,
     UnitLoss,
 )
 from dither.schema import Dataset, Scalar
+from dither.schema.model import table_names
+
+SELECTION_NOTE = (
+    "half of the loss selects the keys, and is charged even if none is released: only those that enough share are; "
+    "the expected errors are those of a released key"
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quote:
     """The cost and the expected error of a query, computed without reading or spending anything.
 
@@ -74,15 +92,29 @@ class Quote:
                 return column
         raise KeyError(f"no column {name!r}; there are: {', '.join(column.name for column in self.expected)}")
 
+    @property
+    def cost(self) -> str:
+        """The cost in words, and whether the budget covers it."""
+        if self.free:
+            return f"cost: nothing more, because this was answered before for {loss_text([self.loss])}"
+        return f"cost: {loss_text([self.loss])}; {'affordable' if self.affordable else 'exceeds the budget'}"
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        return "\n".join([*map(repr, self.expected), self.cost, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        rows = [(column.name, column.width) for column in self.expected]
+        return html_table(("column", "expected ±"), rows, below=[self.cost, *self.notes])
+
+
+@dataclass(frozen=True, repr=False)
 class Session:
     """Queries one dataset on behalf of one account; `token` is its token, or its name for a kernel in this process."""
 
     kernel: Kernel
     name: str
     token: str
-    context: Context = field(repr=False)
+    context: Context
 
     @classmethod
     def from_kernel(cls, kernel: Kernel, token: str, dataset: str | None = None) -> Session:
@@ -90,10 +122,17 @@ class Session:
         known = kernel.datasets(token)
         if dataset is None and len(known) != 1:
             raise InvalidParameter(f"name the dataset: {', '.join(known) or 'there is none'}")
-        name = dataset if dataset is not None else known[0]
+        name = read_text("dataset", dataset) if dataset is not None else known[0]
         if name not in known:
             raise NotFound(f"no dataset {name!r}; there are: {', '.join(known)}")
         return cls(kernel, name, token, Context(kernel.schema(name, token), kernel.facts(name, token)))
+
+    def __repr__(self) -> str:
+        return f"session on {self.name}: tables {table_names(self.dataset)}; ask with session.sql(query, epsilon=...)"
+
+    def _repr_html_(self) -> str:
+        title = f"session on {self.name}: ask with session.sql(query, epsilon=...)"
+        return f"<p>{escape(title)}</p>{self.tables._repr_html_()}"
 
     # --- public facts --------------------------------------------------------------------------------------------
 
@@ -103,27 +142,28 @@ class Session:
         return self.context.dataset
 
     @property
-    def tables(self) -> dict[str, dict[str, Any]]:
+    def tables(self) -> Tables:
         """The tables, with the domain of each column."""
-        return {
-            table.name: {name: column.domain for name, column in table.columns.items()}
-            for table in self.dataset.tables.values()
-        }
+        return Tables.of(self.dataset)
 
     @property
-    def budget(self) -> tuple[Balance, ...]:
+    def budget(self) -> Budgets:
         """The budgets that queries are charged to."""
-        return self.kernel.budget(self.name, self.token)
+        return Budgets(self.kernel.budget(self.name, self.token))
 
     @property
-    def history(self) -> tuple[HistoryEntry, ...]:
-        """The earlier charges that this account may see."""
-        return self.kernel.history(self.name, self.token)
+    def history(self) -> History:
+        """The earlier charges that this account may see, oldest first."""
+        entries = self.kernel.history(self.name, self.token)
+        while entries and entries[0].sequence > 1:
+            page = Page(before=entries[0].sequence)
+            entries = (*self.kernel.history(self.name, self.token, page), *entries)
+        return History(entries)
 
     @property
-    def statement(self) -> PrivacyStatement:
+    def statement(self) -> ReadableStatement:
         """The facts of the dataset's privacy statement."""
-        return self.kernel.statement(self.name, self.token)
+        return ReadableStatement.of(self.kernel.statement(self.name, self.token))
 
     # --- queries -------------------------------------------------------------------------------------------------
 
@@ -133,7 +173,7 @@ class Session:
         Give `epsilon=`, `rho=` or `max_error=`; the answer has estimates with intervals. Sending a `request_id` again
         is not charged twice.
         """
-        resolved = options_for([query], options)
+        resolved, request_id = options_for([query], options), read_request_id(request_id)
         if resolved.delta is not None:
             answers = [self._answer_selected_keys(query, resolved, request_id)]
         else:
@@ -154,8 +194,9 @@ class Session:
 
     def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
-        resolved = options_for(queries, options, "batch")
-        return as_shown(self._answer(self._plan(queries, resolved), request_id), resolved)
+        resolved, request_id = options_for(queries, options, "batch"), read_request_id(request_id)
+        answers = as_shown(self._answer(self._plan(queries, resolved), request_id), resolved)
+        return with_shared_loss(answers, f"the loss is that of all {len(answers)} queries of the batch, charged once")
 
     def quote_batch(self, queries: Sequence[str], **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost of a batch and the expected error of each of its columns; free."""
@@ -163,7 +204,7 @@ class Session:
 
     def split(self, query: str, threshold: int, **options: Unpack[QueryOptions]) -> tuple[Answer, Answer]:
         """Run a query twice in one charge: over units with at most `threshold` rows, and over units with more."""
-        resolved = options_for([query], options, "split")
+        resolved, threshold = options_for([query], options, "split"), read_whole("threshold", threshold, 1)
         spend, bound = parse_spend(resolved.epsilon, resolved.rho), parse_contribution_bound(resolved.max_contributions)
         question = self._parse(query, resolved)
         light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
@@ -172,8 +213,9 @@ class Session:
             light.plan(units_with_at_most(question, threshold)),
             heavy.plan(units_with_more_than(question, threshold)),
         )
-        planned = _PlannedQueries(plans, spend, confidence_level(resolved.confidence), resolved.assumed_group_size)
-        one, two = as_shown(self._answer(planned, ""), resolved)
+        planned = _PlannedQueries(plans, spend, float(resolved.confidence), resolved.assumed_group_size)
+        answers = as_shown(self._answer(planned, ""), resolved)
+        one, two = with_shared_loss(answers, "the loss is that of both answers of the split, charged once")
         return one, two
 
     def refine(
@@ -183,23 +225,27 @@ class Session:
 
         Each draw is weighted by the inverse of its noise variance; `answer.loss` then holds the cost of every draw.
         """
-        if answer.draws is None or {release.dataset for release in answer.releases} != {self.name}:
+        draws = getattr(answer, "draws", None)
+        if draws is None or {release.dataset for release in answer.releases} != {self.name}:
             raise InvalidParameter("refine takes an answer that came from a session on this dataset")
         self._check_version(answer, self.kernel.schema(self.name, self.token).data_version)
-        spend = parse_spend(epsilon, rho)
-        batch = plan_batch(self.context, (answer.draws.plan,))
+        given = {"epsilon": epsilon, "rho": rho}
+        spend = parse_spend(*(None if value is None else read_option(name, value) for name, value in given.items()))
+        request_id = read_request_id(request_id)
+        rehearse(self.context, draws.plan, len(draws.draws) + 1)
+        batch = plan_batch(self.context, (draws.plan,))
         measurements = batch.answer_measurements(spend, self.context)
         release = self.kernel.answer(self._fresh_request(answer, measurements, request_id), self.token)
         self._check_version(answer, release.data_version)
-        draws = answer.draws.with_draw(release.parts)
+        draws = draws.with_draw(release.parts)
         plan, columns = combine_measurements(draws, answer.bounds, answer.confidence)
         refined = build_answer(
             plan, self.context, columns, answer.confidence, [*answer.releases, release], answer.bounds
         )
         notes = other_budget_notes(release.losses, plan.unit, spend.loss)
         combined = f"{len(draws.draws)} draws are combined, each weighted by the inverse of its noise variance"
-        kept = [note for note in answer.notes if "draws are combined" not in note]
-        return replace(refined, draws=draws, notes=tuple(dict.fromkeys([*kept, *notes, combined])))
+        kept = [note for note in answer.notes if "draws are combined" not in note and UNDEFINED not in note]
+        return replace(refined, draws=draws, notes=tuple(dict.fromkeys([*kept, *refined.notes, *notes, combined])))
 
     def _check_version(self, answer: Answer, version: str) -> None:
         """Refuse to combine draws of different versions of the data."""
@@ -229,7 +275,7 @@ class Session:
         """Plan queries, and decide what they spend."""
         questions, confidence = (
             [self._parse(query, resolved) for query in queries],
-            confidence_level(resolved.confidence),
+            float(resolved.confidence),
         )
         if resolved.max_error is not None:
             return self._solve_epsilon(questions, resolved, confidence)
@@ -253,6 +299,11 @@ class Session:
             return _PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat)
 
         low, high = Fraction(1, 10**6), Fraction(1000)
+        if assumed := [search for plan in plans for search in assumed_searches(plan)]:
+            raise InvalidParameter(
+                f"max_error= cannot be solved: the error depends on {bound_name(assumed[0].tag)}, which is chosen only "
+                "when the query is asked; give max_contributions= as well, or epsilon= instead"
+            )
         if self._largest_half_width(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
         # Bisect on a logarithmic scale while the range is wide.
@@ -266,10 +317,14 @@ class Session:
         batch = plan_batch(self.context, planned.plans)
         return max((column.half_width for column in self._expected_errors(batch, planned)), default=0.0)
 
-    def _expected_errors(self, batch: BatchPlan, planned: _PlannedQueries) -> tuple[Expected, ...]:
+    def _expected_errors(
+        self, batch: BatchPlan, planned: _PlannedQueries, measurements: Sequence[Measurement] | None = None
+    ) -> tuple[Expected, ...]:
         """Return the expected error of each column, at default values of bounds that are still to be chosen."""
         defaults = batch.default_bounds()
-        measurements = with_known_bounds(batch.answer_measurements(planned.spend, self.context), defaults)
+        assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)}
+        parts = batch.answer_measurements(planned.spend, self.context) if measurements is None else measurements
+        measurements = with_known_bounds(parts, defaults)
         return tuple(
             column
             for position, plan in enumerate(planned.plans)
@@ -279,6 +334,11 @@ class Session:
                 batch.measurements_of(position, measurements),
                 planned.confidence,
                 planned.assumed_group_size,
+                [
+                    index
+                    for index, part in enumerate(batch.measurements_of(position, parts))
+                    if not assumed.isdisjoint(limit.tag for limit in unfilled_limits(part.measure))
+                ],
             )
         )
 
@@ -290,7 +350,7 @@ class Session:
         unit, total = planned.plans[0].unit, loss or planned.spend.loss
         request = self._request(unit, [*extra, *measurements], searches, repeat=planned.repeat)
         quoted: CostQuote = self.kernel.quote(request, self.token)
-        columns = self._expected_errors(batch, planned)
+        columns = self._expected_errors(batch, planned, measurements)
         return Quote(
             loss=total,
             losses=quoted.losses,
@@ -301,11 +361,16 @@ class Session:
             time_class=quoted.time_class,
             milliseconds=quoted.milliseconds,
             notes=(
-                *planned.plans[0].notes,
+                *batch_notes(planned.plans),
                 *quote_assumptions(batch, columns),
                 *other_budget_notes(quoted.losses, unit, total),
+                *(() if quoted.affordable or quoted.free else self._remaining_notes()),
             ),
         )
+
+    def _remaining_notes(self) -> tuple[str, ...]:
+        """Return a note on what each budget has left."""
+        return tuple(f"the budget of unit {each.cap.unit} ({each.place}) has {each.left} left" for each in self.budget)
 
     def _request(
         self,
@@ -326,13 +391,14 @@ class Session:
         batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
         searches = batch.searches(planned.spend, self.context)
+        for position, plan in enumerate(planned.plans):
+            rehearse(self.context, batch.plan_of(position, plan))
         request = self._request(planned.plans[0].unit, measurements, searches, request_id, planned.repeat)
         release = self.kernel.answer(request, self.token)
-        estimated = estimated_bounds(batch, release)
+        chosen = chosen_bounds(batch, release)
         answers = []
         for position, plan in enumerate(planned.plans):
-            bounds = estimated[position]
-            limits = {tag: bound.bound for tag, bound in bounds.items()}
+            limits, bounds = chosen[position].limits, chosen[position].bounds
             own_plan = with_bounds(batch.plan_of(position, plan), self.context, limits)
             parts = tuple(released_parts_of(batch, position, release.parts))
             columns = measured_columns(own_plan, parts, bounds, planned.confidence)
@@ -361,7 +427,7 @@ class Session:
     ) -> _PlannedQueries:
         """Plan the answer over the selected keys."""
         plan = selection.planner.plan(selection.question, keys)
-        level, size = confidence_level(resolved.confidence), resolved.assumed_group_size
+        level, size = float(resolved.confidence), resolved.assumed_group_size
         return _PlannedQueries((plan,), selection.spend, level, size, repeat=resolved.repeat)
 
     def _quote_selected_keys(self, query: str, resolved: ResolvedOptions) -> Quote:
@@ -370,11 +436,13 @@ class Session:
         scope = Scope(selection.question.relation.domain(self.context))
         sample = {name: (sample_value(key.domain(scope), self.context),) for name, key in selection.question.keys}
         planned = self._plan_with_keys(selection, sample, resolved)
+        rehearse(self.context, planned.plans[0])
         loss = parse_spend(resolved.epsilon, resolved.rho).loss
         total = (
             Approximate(loss.epsilon, selection.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, selection.delta)
         )
-        return self._quote(planned, [selection.measurement], total)
+        quote = self._quote(planned, [selection.measurement], total)
+        return replace(quote, notes=(*quote.notes, SELECTION_NOTE))
 
     def _answer_selected_keys(self, query: str, resolved: ResolvedOptions, request_id: str) -> Answer:
         """Select the keys that enough units have, then answer over those; refuse if the budget does not cover both."""
@@ -397,7 +465,9 @@ class Session:
             for position, (name, _) in enumerate(selection.question.keys)
         }
         try:
-            (answer,) = self._answer(self._plan_with_keys(selection, values, resolved), request_id)
+            planned = self._plan_with_keys(selection, values, resolved)
+            plan = replace(planned.plans[0], selected=frozenset(keys))
+            (answer,) = self._answer(replace(planned, plans=(plan,)), request_id)
         except Busy:
             raise Busy("the keys are selected and paid for; ask again: they are not charged twice") from None
         note = f"{len(keys)} keys were selected privately, with delta {selection.delta}; rarer ones are left out"
@@ -422,8 +492,6 @@ class _PlannedQueries:
             widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in estimates]
         sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
         notes = [f"max_error= was solved as if each group had {size:,} rows" for size in sizes]
-        if answer.bounds:
-            notes.append(f"max_error= was solved as if one unit had {TYPICAL_ROWS} rows, before bounds were found")
         if self.max_error is not None and max(widths, default=0.0) > self.max_error:
             notes.append(f"some intervals are wider than {self.max_error:g}: the data were not as assumed")
         return replace(answer, notes=(*answer.notes, *notes))
@@ -442,19 +510,12 @@ class _KeySelection:
 
 def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "question") -> ResolvedOptions:
     """Resolve the options of queries, from arguments and, for a single query, from its text."""
-    if isinstance(queries, str) or not all(isinstance(query, str) for query in queries):
-        raise InvalidParameter(
-            "a query must be a string, such as 'SELECT COUNT(*) FROM people', and a batch a list of them"
-        )
-    if not queries:
-        raise InvalidParameter("a batch needs at least one query")
-    written = [sql_options(query)[1] for query in queries]
+    written = [sql_options(query)[1] for query in read_queries(queries)]
     if len(queries) > 1 and any(written):
         raise InvalidParameter(
             "queries of a batch share one loss and cannot have OPTIONS(...); give the options as arguments"
         )
-    refused = [name for name in OPTIONS if name not in options_of(place)]
-    return resolve_options(options, place).with_sql_options(written[0], *refused)
+    return resolve_options(options, place, written[0])
 
 
 def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answer]:
@@ -462,14 +523,37 @@ def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answe
     return [without_negatives(answer) if resolved.nonnegative else answer for answer in answers]
 
 
+def with_shared_loss(answers: Sequence[Answer], note: str) -> list[Answer]:
+    """Add a note to each of several answers that one charge paid for; a single answer stays as it is."""
+    return [replace(answer, notes=(*answer.notes, note)) for answer in answers] if len(answers) > 1 else list(answers)
+
+
+def batch_notes(plans: Sequence[QueryPlan]) -> tuple[str, ...]:
+    """Return the notes on planned queries; one that does not concern all of them names its queries."""
+    places: dict[str, list[str]] = {}
+    for number, plan in enumerate(plans, 1):
+        for note in dict.fromkeys(plan.notes):
+            places.setdefault(note, []).append(str(number))
+    return tuple(
+        note if len(numbers) == len(plans) else f"query {', '.join(numbers)}: {note}"
+        for note, numbers in places.items()
+    )
+
+
+def assumed_searches(plan: QueryPlan) -> list[ContributionSearch]:
+    """Return the searches whose bound may come out larger than quotes assume."""
+    contributions = [search for search in plan.searches if isinstance(search, ContributionSearch)]
+    return [search for search in contributions if default_bound(search) < search.candidates[-1]]
+
+
 def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    searches = [(group.plan, search) for group in batch.groups for search in group.plan.searches]
     bounds = (
         f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
-        f"{rows_text(default_bound(search), search.row_size, plan.question.aggregates)}"
-        for plan, search in searches
+        f"{bound_text(default_bound(search), search)}"
+        for group in batch.groups
+        for search in assumed_searches(group.plan)
     )
     return (
         *dict.fromkeys(bounds),

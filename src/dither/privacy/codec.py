@@ -27,6 +27,8 @@ from dither.privacy import protocol as model
 from dither.privacy.protocol import Request
 
 VERSION = 2
+# Fields of messages in ledgers of format 3; no longer written, and ignored when read.
+RETIRED_FIELDS = {"Request": {"expect_head"}, "Release": {"head"}}
 T = TypeVar("T")
 
 FAMILIES: dict[type, Mapping[str, type]] = {
@@ -82,9 +84,9 @@ def decode(data: bytes, kind: type[T], limits: MessageLimits = REQUEST) -> T:
 
 
 def digest(request: Request) -> str:
-    """Return the hash that identifies a query: the whole request but its id, expected head and schema hash."""
+    """Return the hash that identifies a query: the whole request but its id and schema hash."""
     tree = _encode(Request, request)
-    question = {name: value for name, value in tree.items() if name not in ("request_id", "expect_head", "schema_hash")}
+    question = {name: value for name, value in tree.items() if name not in ("request_id", "schema_hash")}
     return hashlib.sha256(json.dumps(question, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -220,7 +222,7 @@ def _decode(hint: Any, value: Any, path: str) -> Any:
             return tuple(_decode(kind, item, path) for kind, item in zip(inner, value, strict=True))
         case {"rational": str(text)} if len(value) == 1 and Fraction in _union_members(hint):
             return rational(text)
-        case {"node": str(name)}:
+        case {"node": str(name)} if _allowed_classes(hint):
             return _decode_node(hint, name, value, path)
         case _:
             inner = get_args(_member_with_origin(hint, Mapping))[1]
@@ -256,7 +258,7 @@ def _decode_node(hint: Any, name: str, value: dict[str, Any], path: str) -> Any:
         raise InvalidPlan(f"{path}: unexpected node {name[:60]!r}; expected one of: {', '.join(sorted(classes))}")
     field_types = _init_fields(classes[name])
     missing = [field for field, (_, optional) in field_types.items() if not optional and field not in value]
-    if missing or set(value) - set(field_types) - {"node"}:
+    if missing or set(value) - set(field_types) - RETIRED_FIELDS.get(name, set()) - {"node"}:
         raise InvalidPlan(f"{path}: a {name} node must have the fields {', '.join(field_types)}")
     arguments = {
         field: _decode(field_types[field][0], value[field], f"{path}.{field}")

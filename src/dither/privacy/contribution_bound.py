@@ -1,9 +1,11 @@
 """Choose a contribution bound from a noisy histogram of how much units contribute.
 
 All of this is postprocessing of a release. It runs inside the kernel so that one charge pays for choosing the bound and
-for answering at it. A unit's contribution is its number of rows, or the weighted size of its values. A bound T clips a
-contribution x to min(x, T). The total clipped off is estimated from the number of units above each power of two; where
-noise hides the tail, the counts are extrapolated to fall by a constant ratio or faster.
+for answering at it. A unit's contribution is its number of rows, or the size of its values; the histogram counts the
+units in each bin of a public grid. A bound C scales a contribution x down to min(x, C). The number of units in
+each bin is inferred from the noisy counts: up to the last bin that noise cannot explain, by those counts; beyond it
+by a tail that falls ever faster (log-concave in the logarithm of the contribution, a Pareto tail at the slowest). Tails
+are weighed by the likelihood of all noisy counts, and the bound with the least expected error is chosen.
 """
 
 from __future__ import annotations
@@ -11,121 +13,242 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import BoundRule, BoundSearch
 
 Floats = NDArray[np.float64]
 
-# In standard deviations of the noise: a bin that stands out, and the margin of a cautious upper bound.
-# By chance alone, one of 26 bins of Laplace noise exceeds SIGNIFICANT_STDS in 1 of 400 searches.
-SIGNIFICANT_STDS, CAUTIOUS_STDS = 6.0, 3.0
-# Limits on the ratio of the counts of a bin and the one before it, and the factor by which a cautious ratio is raised.
-MIN_RATIO, MAX_RATIO, MAX_RATIO_HIGH, RATIO_SLACK = 0.1, 0.45, 0.5, 1.1
-# Extrapolated bins with fewer units than this count as empty.
-MIN_UNITS, MIN_UNITS_HIGH = 4.0, 0.5
-# The share of the clipping error that postprocessing does not correct.
-UNCORRECTED_SHARE = 0.35
-# The most rows of a unit, as long as no bin stands out from the noise.
-TYPICAL_ROWS = 16
+# The chance that noise alone lifts any bin above the level at which it counts as seen.
+FALSE_BIN = 1e-5
+# Numbers of neighbouring bins that are judged together.
+SEEN_TOGETHER = (1, 2, 4)
+# Humps: units spread around some bin, by these numbers of bins. Beyond a seen bin they have this prior probability, so
+# that noise alone makes one believable (at 2.5%) at most once in a few thousand searches.
+HUMP_WIDTHS, HUMP_PRIOR = (0.3, 0.7, 1.5, 3.0, 6.0), 1e-4
+MAX_CENTRES, HUMP_TOTALS = 64, 14
+# Where no bin is seen, a hump is this much less likely (on a logarithmic scale) for each bin above that of one row, and
+# for each below.
+FALL_ABOVE, FALL_BELOW = 0.35, 0.1
+# A tail may start this many bins before the last one seen, or after it; a bin left free between costs a factor.
+BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
+# Tails: the count of a bin over that of the one before, at most, and by how much this ratio falls from bin to bin.
+MAX_RATIO = 0.72
+BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
+BEND_PRIOR = np.array([0.6, *[0.4 / 7] * 7])
+# The relative error that a tail of this form may have in each bin.
+MISFIT = 0.1
+# The error of the mean contribution in a bin, in widths of the bin; and how unevenly heavy units spread over cells.
+WITHIN_BIN, UNEVENNESS = 0.15, 0.5
+DRAWS = 400
+LARGEST_COUNT = 1e12
+# Less noise than this is treated as this much; draws with it stay whole numbers.
+LEAST_SCALE = 0.01
 
 
 @dataclass(frozen=True)
-class ContributionTail:
-    """The number of units whose contribution is above each edge: an estimate, and a cautious upper bound."""
+class ContributionModel:
+    """Draws of the true number of units in each bin, given the noisy histogram.
 
-    edges: Floats
-    above: Floats
-    above_high: Floats
+    `upper` is the largest contribution of each bin, `width` the bin's width, `mean` the mean contribution of its
+    units, and each row of `draws` is one possible set of counts. Noise does not explain the counts up to `seen`, which
+    is 0 if it explains them all; beyond, it could hide up to about `hidden` units in one bin.
+    """
 
-    def clipped_total(self, bound: float) -> float:
-        """Estimate the sum of (contribution - bound) over the units above the bound."""
-        points, counts = self._tail_from(bound, self.above)
-        return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
+    upper: Floats
+    width: Floats
+    mean: Floats
+    draws: Floats
+    seen: float
+    hidden: float
 
-    def clipped_total_high(self, bound: float) -> float:
-        """Return a cautious upper bound of `clipped_total`: every unit at the upper end of its bin."""
-        points, _ = self._tail_from(bound, self.above_high)
-        beyond = self.above_high[self.edges > bound]
-        first = self.above_high[max(0, int(np.searchsorted(self.edges, bound, side="right")) - 1)]
-        return float((np.diff(points) * np.concatenate([[first], beyond])[:-1]).sum())
+    def removed_totals(self, bounds: ArrayLike) -> Floats:
+        """Return what bounds remove from all units together, in each draw; a column for each of several bounds."""
+        return np.asarray(self.draws @ self._excess(bounds))
 
-    def clipped_squares(self, bound: float) -> float:
-        """Estimate the sum of (contribution - bound)^2 over the units above the bound: how uneven clipping may be."""
-        points, counts = self._tail_from(bound, self.above)
-        return float((np.diff((points - bound) ** 2) * (counts[1:] + counts[:-1]) / 2).sum())
+    def removed_squares(self, bounds: ArrayLike) -> Floats:
+        """Return the median sum of squares of what each unit loses: how uneven clipping may be."""
+        return np.asarray(np.median(np.maximum(self.draws, 0) @ self._excess(bounds) ** 2, axis=0))
 
-    def _tail_from(self, bound: float, above: Floats) -> tuple[Floats, Floats]:
-        """Return the edges from `bound` on, and the (interpolated) number of units above each."""
-        beyond = self.edges > bound
-        count_at_bound = float(np.interp(np.log(bound), np.log(self.edges), above))
-        return np.concatenate([[bound], self.edges[beyond]]), np.concatenate([[count_at_bound], above[beyond]])
+    def bin_error(self, bounds: ArrayLike) -> Floats:
+        """Return the error of `removed_totals` that comes from not knowing where in their bins the units lie."""
+        counts = np.maximum(np.median(self.draws, axis=0), 0)
+        return np.asarray(WITHIN_BIN * (counts * self.width) @ (self._excess(bounds) > 0))
 
-    def retained_total(self, bound: float) -> float:
-        """Estimate the sum of min(contribution, bound) over all units."""
-        inside = self.edges < bound
-        count_at_bound = float(np.interp(np.log(bound), np.log(self.edges), self.above))
-        points = np.concatenate([[0.0], self.edges[inside], [bound]])
-        counts = np.concatenate([[self.above[0]], self.above[inside], [count_at_bound]])
-        return float((np.diff(points) * (counts[1:] + counts[:-1]) / 2).sum())
+    def total(self) -> float:
+        """Return the median of all contributions together."""
+        return float(np.median(np.maximum(self.draws, 0) @ self.mean))
+
+    def _excess(self, bounds: ArrayLike) -> Floats:
+        over = np.maximum(np.subtract.outer(self.mean, bounds), 0.0)
+        return np.where(np.greater.outer(self.upper, bounds), over, 0.0)
 
 
-def fit_tail(points: Sequence[int], noisy: Floats, std: float, row: int = 1) -> ContributionTail:
-    """Estimate the units above each edge from noisy counts; bin j + 1 counts contributions from edge j to the next.
+def fit_contributions(
+    points: Sequence[int], noisy: Sequence[float] | Floats, scale: float, step: int = 1, top: int = 0, row: int = 1
+) -> ContributionModel:
+    """Infer the number of units in each bin from noisy counts, where noise has about this Laplace scale.
 
-    Beyond the last bin that stands out from the noise, counts are assumed to fall by at least half from one power of
-    two to the next, and at least as fast as before. If no bin stands out, units are assumed to have at most
-    `TYPICAL_ROWS` rows.
+    Bin j + 1 holds contributions from `points[j]` to the next point; contributions are multiples of `step`, and none
+    is above `top` (by default, that of one more bin). A row contributes at most `row`.
     """
     edges = np.asarray(points, float)
-    last = _last_significant_bin(noisy, std)
-    if last is None:
-        last = int(np.searchsorted(edges, TYPICAL_ROWS * row, side="right"))
-        noisy = np.where(np.arange(len(noisy)) < last, 0.0, noisy)
-    ratio, ratio_high = _decay_ratios(noisy, last, std)
-    estimate = _extrapolate_tail(noisy, last, ratio, 0.5 * std, MIN_UNITS)
-    raised = noisy + np.where(np.abs(np.arange(len(noisy)) - last) < 2, CAUTIOUS_STDS * std, 0.0)
-    upper = np.maximum(_extrapolate_tail(raised, last, ratio_high, CAUTIOUS_STDS * std, MIN_UNITS_HIGH), estimate)
-    above, above_high = (np.maximum(np.cumsum(part[::-1])[::-1][1:], 0.0) for part in (estimate, upper))
-    return ContributionTail(edges, above, above_high)
+    counts = np.clip(np.asarray(noisy, float), -LARGEST_COUNT, LARGEST_COUNT)
+    scale = max(scale, LEAST_SCALE)
+    last = max(float(top), edges[-1] * (edges[-1] / edges[-2] if len(edges) > 1 else 2.0))
+    lower = np.concatenate([[min(float(step), edges[0])], edges])
+    upper = np.maximum(np.concatenate([edges - step, [last]]), lower)
+    last_seen = _last_seen(counts, scale)
+    draws = _draw_counts(counts, scale, last_seen, int(np.searchsorted(edges, row, side="right")))
+    mean = _mean_positions(lower, upper, np.median(draws, axis=0), scale)
+    seen, hidden = float(upper[last_seen]) if last_seen >= 0 else 0.0, scale * _seen_level(1, len(counts))
+    return ContributionModel(upper, upper - lower, mean, draws, seen, hidden)
 
 
-def _extrapolate_tail(noisy: Floats, last: int, ratio: float, slack: float, fewest: float) -> Floats:
-    """Return the noisy counts up to bin `last`, then counts that fall by `ratio` or faster until below `fewest`."""
-    counts = noisy.copy()
-    for index in range(last + 1, len(counts)):
-        before = max(counts[index - 1], 0.0)
-        expected = min(before * ratio, max(noisy[index] + slack, 0.0))
-        counts[index] = expected if expected >= fewest else 0.0
-        ratio = min(ratio, 1.5 * counts[index] / before) if before > 0 else 0.0
-    return counts
+def _mean_positions(lower: Floats, upper: Floats, counts: Floats, scale: float) -> Floats:
+    """Return the mean contribution in each bin, if its density slopes as between the neighbouring bins."""
+    values = np.maximum(counts, 0) + scale
+    slope = np.zeros(len(values))
+    slope[1:-1] = np.clip(0.5 * np.log(values[2:] / values[:-2]), -4, 4)
+    slope[np.abs(slope) < 1e-3] = 1e-3
+    return np.asarray(lower + (upper - lower) * (1 / (1 - np.exp(-slope)) - 1 / slope))
 
 
-def _last_significant_bin(noisy: Floats, std: float) -> int | None:
-    """Return the last bin that noise alone does not explain, or None."""
-    significant = np.flatnonzero(noisy > SIGNIFICANT_STDS * std + 0.5)
-    return int(significant[-1]) if len(significant) else None
+@dataclass(frozen=True)
+class _Tails:
+    """Possible counts beyond the seen bins: their logarithmic weights, and the bin from which they take over."""
+
+    counts: Floats
+    weights: Floats
+    start: int
 
 
-def _decay_ratios(noisy: Floats, last: int, std: float) -> tuple[float, float]:
-    """Return the ratio of counts between powers of two near bin `last`: an estimate, and a cautious upper bound."""
-    before, after = (noisy[index] + noisy[index - 1] if index > 0 else 0.0 for index in (last - 1, last))
-    if before <= 2 * std:
-        return MAX_RATIO, MAX_RATIO_HIGH
-    high = RATIO_SLACK * (after + 2 * std) / (before - 2 * std) if before > 4 * std else MAX_RATIO_HIGH
-    return float(np.clip(after / before, MIN_RATIO, MAX_RATIO)), float(np.clip(high, MIN_RATIO, MAX_RATIO_HIGH))
+def _last_seen(noisy: Floats, scale: float) -> int:
+    """Return the last bin that noise does not explain, by its own count or that of a few bins up to it, or -1."""
+    seen = [-1]
+    for bins in SEEN_TOGETHER:
+        sums = np.convolve(noisy, np.ones(bins))[: len(noisy)]
+        level = scale * _seen_level(bins, len(noisy))
+        # The last of several bins must have a share of their count, or it is not the last.
+        seen += np.flatnonzero((sums > level) & (noisy > sums / (2 * bins))).tolist()
+    return int(max(seen))
 
 
-def bound_error(tail: ContributionTail, bound: float, rule: BoundRule) -> float:
-    """Return the error of a typical cell at this bound: the noise, and the clipping error that correction leaves.
+@lru_cache(maxsize=64)
+def _seen_level(bins: int, size: int) -> float:
+    """Return a level that Laplace noises of scale 1 in this many bins together exceed rarely, anywhere in `size`."""
+    chance = FALSE_BIN / (size * len(SEEN_TOGETHER))
+    if bins == 1:
+        return -math.log(2 * chance)
+    rates = np.linspace(0.01, 0.999, 200)
+    return float(((-bins * np.log1p(-(rates**2)) - math.log(chance)) / rates).min())
 
-    Groups are unequal: the more there are, the further the typical one is below the average.
+
+def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int) -> Floats:
+    """Draw true counts given the noisy ones: with fresh noise up to where a tail starts, Poisson from the tail on."""
+    last_start = min(last_seen + BINS_AFTER, len(noisy) - 2)
+    first_start = min(max(last_seen - BINS_BEFORE, 0), last_start)
+    starts = range(first_start, last_start + 1) if last_seen >= 0 else ()
+    tails = [_tails_from(start, last_seen, first_start, noisy, scale) for start in starts]
+    if last_seen < len(noisy) - 1:
+        tails.append(_humps(tails, noisy, scale, last_seen, row_bin))
+    weights = np.concatenate([each.weights for each in tails])
+    counts = np.concatenate([each.counts for each in tails])
+    begins = np.concatenate([np.full(len(each.weights), each.start) for each in tails])
+    cumulative = np.cumsum(np.exp(weights - weights.max()))
+    # The draws are the same for the same release: this is a fixed sequence of numbers, not noise that protects anyone.
+    sequence = np.random.Generator(np.random.PCG64(0))
+    levels = (np.arange(DRAWS) + sequence.random(DRAWS)) / DRAWS
+    chosen = np.searchsorted(cumulative / cumulative[-1], levels).clip(0, len(weights) - 1)
+    known = noisy + sequence.laplace(0, scale, (DRAWS, len(noisy)))
+    known[:, last_seen + 1 :] = np.maximum(known[:, last_seen + 1 :], 0)
+    beyond = np.arange(len(noisy)) > begins[chosen][:, None]
+    return np.where(beyond, sequence.poisson(np.clip(counts[chosen], 0, LARGEST_COUNT)), known)
+
+
+def _tails_from(start: int, last_seen: int, first_start: int, noisy: Floats, scale: float) -> _Tails:
+    """Weigh all tails that start at one bin by the likelihood of the noisy counts."""
+    bins, top = len(noisy), max(noisy[start], 2 * scale, 1.0)
+    ratios = _ratios(round(math.log2(top), 1), start < last_seen)
+    powers = np.arange(bins + 20 - start)
+    steps = np.log(ratios)[:, None, None] + np.log(BENDS)[:, None] * powers
+    counts = np.exp(np.maximum(math.log(top) + np.cumsum(steps, axis=-1), -700)).reshape(-1, len(powers))
+    # Units beyond the last bin count in its last bin.
+    counts[:, bins - start - 2] = counts[:, bins - start - 2 :].sum(axis=1)
+    counts = counts[:, : bins - start - 1]
+    fit = _fit(noisy[start + 1 :], counts, scale) + _free_bins_fit(noisy[last_seen : start + 1], scale)
+    fit -= max(min(start, last_seen) - first_start, 0) * math.log(max(noisy.max(), 2.0))
+    prior = np.outer(np.gradient(np.log(ratios)) / math.log(1 / ratios[0]), BEND_PRIOR).ravel()
+    falls = steps[:, :, max(last_seen - start, 0) :].max(axis=-1).ravel() <= math.log(MAX_RATIO) + 1e-9
+    weights = np.where(falls, fit + np.log(np.maximum(prior, 1e-300)), -1e300)
+    whole = np.concatenate([np.tile(noisy[: start + 1], (len(counts), 1)), counts], axis=1)
+    return _Tails(whole, weights, max(start, last_seen))
+
+
+def _humps(tails: Sequence[_Tails], noisy: Floats, scale: float, last_seen: int, row_bin: int) -> _Tails:
+    """Weigh humps beyond the last bin seen, on top of the likeliest tail: of any place, width and total."""
+    size = len(noisy) - last_seen - 1
+    likeliest = max(tails, key=lambda each: float(each.weights.max()), default=None)
+    base = np.zeros(len(noisy)) if likeliest is None else likeliest.counts[int(np.argmax(likeliest.weights))]
+    weight = 0.0 if likeliest is None else float(likeliest.weights.max())
+    centres = np.linspace(0, size - 1, min(size, MAX_CENTRES))
+    edges = np.concatenate([[-np.inf], np.arange(size - 1) + 0.5, [np.inf]])
+    places = (edges - centres[:, None, None]) / np.array(HUMP_WIDTHS)[:, None]
+    shapes = np.diff(1 / (1 + np.exp(-np.clip(places, -700, 700))), axis=-1).reshape(-1, 1, size)
+    rest = noisy[last_seen + 1 :]
+    totals = np.geomspace(1.0, max(2 * float(rest.sum()), 20 * scale, 2.0), HUMP_TOTALS)
+    counts = (shapes * totals[:, None]).reshape(-1, size) + base[last_seen + 1 :]
+    fit = _fit(rest, counts, scale) - _fit(rest, base[last_seen + 1 :], scale) - math.log(len(counts))
+    if likeliest is None:
+        fall = FALL_ABOVE * np.maximum(centres - row_bin, 0) + FALL_BELOW * np.maximum(row_bin - centres, 0)
+        fit = fit - np.repeat(fall, len(HUMP_WIDTHS) * HUMP_TOTALS)
+    whole = np.concatenate([np.tile(base[: last_seen + 1], (len(counts), 1)), counts], axis=1)
+    return _Tails(whole, weight + fit + math.log(HUMP_PRIOR), last_seen)
+
+
+def _fit(noisy: Floats, counts: Floats, scale: float) -> Floats:
+    """Return the log-likelihood of noisy counts, with noise of a Laplace scale and a relative error of the model."""
+    spread = scale + MISFIT * counts
+    return np.asarray(-(np.abs(noisy - counts) / spread + np.log(2 * spread)).sum(axis=-1))
+
+
+@lru_cache(maxsize=512)
+def _ratios(log_top: float, may_rise: bool) -> Floats:
+    """Return the ratios to try from one bin to the next: from a tenth of one unit left to the largest ratio."""
+    small = np.geomspace(0.1 / 2**log_top, 0.1, 11)[:-1]
+    return np.concatenate([small, np.geomspace(0.1, 1.0 if may_rise else MAX_RATIO, 30)])
+
+
+def _free_bins_fit(noisy: Floats, scale: float) -> float:
+    """Return the log-likelihood of bins after the first, each with a uniform prior up to the noisy count before it."""
+    if len(noisy) < 2:
+        return 0.0
+    most = np.maximum(noisy[:-1], 2 * scale)
+    inside = _laplace_cdf(noisy[1:] / scale) - _laplace_cdf((noisy[1:] - most) / scale)
+    return float(np.log(FREE_BIN * inside / most + 1e-300).sum())
+
+
+def _laplace_cdf(x: Floats) -> Floats:
+    return np.where(x < 0, 0.5 * np.exp(np.minimum(x, 0)), 1 - 0.5 * np.exp(-np.maximum(x, 0)))
+
+
+def bound_errors(model: ContributionModel, bounds: Sequence[int], rule: BoundRule) -> Floats:
+    """Return the expected squared error of a typical cell at each bound: of the noise, and of what is removed.
+
+    The estimate of what is removed is added back to unsigned sums, so only its error counts. The typical cell has a
+    share of the total between that of an only cell and that of equal cells.
     """
-    share = rule.cells * (1 + math.log2(rule.cells))
-    return math.hypot(float(rule.noise) * bound, UNCORRECTED_SHARE * tail.clipped_total(bound) / share)
+    share, noise = 1 / math.sqrt(rule.cells), float(rule.noise) * np.asarray(bounds, float)
+    low, middle, high = np.quantile(model.removed_totals(bounds), [0.16, 0.5, 0.84], axis=0)
+    spread = np.maximum(np.abs(low), np.abs(high)) if rule.signed else (high - low) / 2
+    error = noise**2 + share**2 * (spread**2 + model.bin_error(bounds) ** 2)
+    if rule.cells > 1:
+        error += (share * UNEVENNESS * middle) ** 2 + share * (1 - share) * model.removed_squares(bounds)
+    return np.asarray(error)
 
 
 def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechanism: Mechanism) -> int:
@@ -134,5 +257,5 @@ def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechan
     if rule is None:
         index = values[0] if values else 0
         return grid[min(max(index, 0), len(grid) - 1)]
-    tail = fit_tail(rule.points, np.array(values, float), mechanism.std(), rule.row)
-    return min(grid, key=lambda bound: bound_error(tail, bound, rule))
+    model = fit_contributions(rule.points, values, mechanism.std() / math.sqrt(2), rule.step, grid[-1], rule.row)
+    return grid[int(np.argmin(bound_errors(model, grid, rule)))]

@@ -7,7 +7,7 @@ schema, scales from the loss that was asked for, and losses from both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from itertools import product
@@ -20,6 +20,7 @@ from dither.errors import InvalidPlan, Unsupported
 from dither.loss import ZCDP, Loss, Pure, Sensitivity
 from dither.plan.context import Context
 from dither.plan.domains import EPOCH, period_starts
+from dither.plan.expressions.core import EstimatedValue
 from dither.plan.expressions.numeric import Clamp
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
@@ -32,9 +33,10 @@ from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
 from dither.plan.relations.project import columns_read
 from dither.plan.relations.scan import Scan
+from dither.plan.sql.builders import count_star, select
 from dither.plan.sql.dialect import RawKind
-from dither.plan.sql.statement import SqlStatement, TableSource
-from dither.plan.traversal import fill_limits, unfilled_limits, walk
+from dither.plan.sql.statement import MAX_SQL_NODES, SqlStatement, TableSource
+from dither.plan.traversal import fill_limits, fill_values, unfilled_limits, unfilled_values, walk
 from dither.privacy.accounting.composition import compose, compose_parallel, joint_gaussian, joint_laplace
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.amplification import amplify
@@ -58,6 +60,8 @@ ADDITIVE_KINDS = ("discrete_laplace", "discrete_gaussian")
 # The kind of budget that counts a loss of this class as it is.
 BUDGET_KIND: dict[type, str] = {Pure: "pure", ZCDP: "zcdp"}
 MAX_WEIGHTS = 1 << 20
+# Choosing a bound by its rule takes as long as this many cells for each point of the rule.
+CHOICE_CELLS = 256
 MAX_BOUND_COMBINATIONS = 1 << 10
 MAX_PLAN_NODES = 40_000
 MAX_COLUMNS = 1_600  # PostgreSQL rejects any SELECT of more than 1,664 columns
@@ -103,7 +107,10 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     every bound. With `compile_sql`, refuse a plan whose SQL is too large for a database. This check changes no loss, so
     versions of Dither may differ in it.
     """
+    _check_values_open(request)
+    _check_order(request.searches)
     used_tags = {limit.tag for part in request.parts for limit in unfilled_limits(part.measure)}
+    used_tags |= {value.tag for part in request.parts for value in unfilled_values(part.measure)}
     if unused_tags := [search.tag[:40] for search in request.searches if search.tag not in used_tags]:
         raise InvalidPlan(f"no part uses the bound {unused_tags[0]!r}; remove its search")
     searches = tuple(_search_step(ctx, request, search) for search in request.searches)
@@ -114,11 +121,12 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     ]
     steps = [costed[-1] for costed in fillings]
     cells = sum(prod(step.quoted.shape) for step in searches)
+    cells += CHOICE_CELLS * sum(len(search.rule.points) for search in request.searches if search.rule is not None)
     cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
     widest = [step.measure for step in (*searches, *steps)]
     losses = tuple(
         UnitLoss(
-            budget.unit, budget.kind, _total_loss(ctx, budget, _calibration_unit(ctx, request), searches, parts, widest)
+            budget.unit, budget.kind, _total_loss(ctx, budget, calibration_unit(ctx, request), searches, parts, widest)
         )
         for budget in ctx.dataset.budgets
     )
@@ -128,9 +136,26 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
         if ctx.unit(budget.unit).kind == "window"
     }
     ends = [*widest, *(costed[0].measure for costed in fillings)]
-    for measure in dict.fromkeys(ends) if compile_sql else ():
+    values = [{search.tag: search.grid[end] for search in request.searches} for end in (0, -1)]
+    for measure in dict.fromkeys(fill_values(each, end) for each in ends for end in values) if compile_sql else ():
         check_compilable(ctx, measure)
     return PrivacyCost(losses, windows, searches, tuple(steps), cells)
+
+
+def _check_values_open(request: Request) -> None:
+    """Refuse an estimated value that is filled in already: only the kernel fills them, when it reads."""
+    plans = [*(search.histogram for search in request.searches), *(part.measure for part in request.parts)]
+    if any(isinstance(node, EstimatedValue) and node.value is not None for plan in plans for node in walk(plan)):
+        raise InvalidPlan("the kernel chooses estimated values; write a known one as a literal")
+
+
+def _check_order(searches: Sequence[BoundSearch]) -> None:
+    """Refuse a search whose histogram has an estimated limit, or a value that no earlier search chooses."""
+    chosen: set[str] = set()
+    for search in searches:
+        if unfilled_limits(search.histogram) or {value.tag for value in unfilled_values(search.histogram)} - chosen:
+            raise InvalidPlan(f"the search {search.tag[:40]!r} needs a bound or value that no earlier search chooses")
+        chosen.add(search.tag)
 
 
 def _check_combinations(parts: Sequence[BoundedPart]) -> None:
@@ -152,32 +177,50 @@ def _search_step(ctx: Context, request: Request, search: BoundSearch) -> CostedS
 
 
 def check_compilable(ctx: Context, measure: Measure) -> None:
-    """Build the SQL of a plan as an engine would; refuse, before the charge, SQL that is too large for a database."""
-    sources = {node.table: typical_source(ctx.table(node.table)) for node in walk(measure) if isinstance(node, Scan)}
+    """Build the SQL of a plan as an engine would; refuse, before the charge, SQL that is too large for a database.
+
+    The SQL that cleans a table depends on the schema alone. If its size is known, its tables are read as if prepared,
+    and the size is added.
+    """
+    tables = {node.table for node in walk(measure) if isinstance(node, Scan)}
+    measured = tables <= ctx.scan_nodes.keys()
+    sources = {name: typical_source(ctx.table(name), is_prepared=measured) for name in tables}
     counted = frozenset(columns_read(measure))
     statement = SqlStatement(ctx, sources, counted_columns=counted, keeps_order=needs_order(measure))
     measure.vector_query(statement)
+    nodes = statement.size.nodes + (sum(ctx.scan_nodes[name] for name in tables) if measured else 0)
     most = max(MAX_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
-    if statement.size.depth > MAX_DEPTH or statement.size.columns > most:
-        raise Unsupported("the plan's SQL would be nested too deeply or too wide for a database; split the query")
+    if nodes > MAX_SQL_NODES or statement.size.depth > MAX_DEPTH or statement.size.columns > most:
+        raise Unsupported("the plan's SQL would be too large, too deep or too wide for a database; split the query")
 
 
-def typical_source(table: Table) -> TableSource:
+def scan_sizes(ctx: Context) -> dict[str, int]:
+    """Measure the SQL that reads and cleans each table, with everything that a plan may make it compute."""
+    sizes = {}
+    for name, table in ctx.dataset.tables.items():
+        sources, every_column = {name: typical_source(table)}, frozenset(table.columns)
+        statement = SqlStatement(ctx, sources, counted_columns=every_column)
+        statement.finish(select(count_star()).from_(statement.table(Scan(name)), copy=False))
+        sizes[name] = statement.size.nodes
+    return sizes
+
+
+def typical_source(table: Table, is_prepared: bool = False) -> TableSource:
     """Return a source that stands for a table in any engine, to build SQL without opening one."""
-    return TableSource(
-        exp.table_(table.name), {name: typical_kind(column.domain) for name, column in table.columns.items()}
-    )
+    kinds = {name: typical_kind(column.domain) for name, column in table.columns.items()}
+    source = exp.Table(this=exp.to_identifier(table.name, quoted=True))
+    return TableSource(source, kinds, is_prepared, "o" if is_prepared else None, deduplicated=is_prepared)
 
 
 def typical_kind(domain: Domain) -> RawKind:
-    """Return the kind of raw column that usually stores values of a domain."""
+    """Return the kind of raw column that usually stores values of a domain; for moments the one with most SQL."""
     match domain:
         case Number():
             return "decimal"
         case Boolean():
             return "boolean"
         case Moment():
-            return "timestamp"
+            return "text"
         case Category():
             return "text"
         case Reference(kind=kind) | Identifier(kind=kind):
@@ -192,13 +235,13 @@ def recompute_losses(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], 
     return cost.losses, cost.windows
 
 
-def steps_at_bounds(ctx: Context, request: Request, bounds: Sequence[int]) -> tuple[CostedStep, ...]:
-    """Return the steps that answer the parts at the chosen bounds."""
-    chosen = {search.tag: bound for search, bound in zip(request.searches, bounds, strict=True)}
-    return tuple(
+def steps_at_bounds(ctx: Context, request: Request, chosen: Mapping[str, int]) -> tuple[CostedStep, ...]:
+    """Return the steps that answer the parts at the chosen bounds; values are filled in for reading only."""
+    steps = (
         cost_step(ctx, request, Measurement(fill_limits(part.measure, chosen), part.mechanism))
         for part in request.parts
     )
+    return tuple(replace(step, measure=fill_values(step.measure, chosen)) for step in steps)
 
 
 @dataclass(frozen=True)
@@ -240,7 +283,7 @@ def _bounded_part(searches: Sequence[BoundSearch], part: Measurement) -> Bounded
     return BoundedPart(part, tuple(dict(zip(names, each, strict=True)) for each in combinations))
 
 
-def _calibration_unit(ctx: Context, request: Request) -> str:
+def calibration_unit(ctx: Context, request: Request) -> str:
     """Return the unit that mechanisms are calibrated for: the request's, or that of the first budget."""
     unit = request.unit if request.unit is not None else ctx.dataset.budgets[0].unit
     ctx.unit(unit)
@@ -253,7 +296,7 @@ def cost_step(ctx: Context, request: Request, part: Measurement) -> CostedStep:
     if unfilled_limits(measure):
         raise InvalidPlan("the plan has an estimated limit that no search fills in; add a search with its tag")
     check_covered(ctx, measure)
-    sensitivity = measure.sensitivity(ctx, _calibration_unit(ctx, request))
+    sensitivity = measure.sensitivity(ctx, calibration_unit(ctx, request))
     mechanism = _make_mechanism(part.mechanism, sensitivity)
     shape, steps = _vector_shape(ctx, measure, mechanism)
     quoted = QuotedMeasurement(

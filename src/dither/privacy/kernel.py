@@ -27,20 +27,34 @@ from dither.plan.context import Context, PublicTableFacts, with_public_facts
 from dither.plan.measures.core import Measure
 from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.traversal import fill_values
 from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash
 from dither.privacy.contribution_bound import choose_contribution_bound
-from dither.privacy.cost import CostedStep, PrivacyCost, privacy_cost, steps_at_bounds, windows_of, work_of
+from dither.privacy.cost import (
+    CostedStep,
+    PrivacyCost,
+    calibration_unit,
+    privacy_cost,
+    recompute_losses,
+    scan_sizes,
+    steps_at_bounds,
+    windows_of,
+    work_of,
+)
 from dither.privacy.ledger import KERNEL, Account, Charge, Ledger, Receipt, RecordedAnswer
+from dither.privacy.ledger.location import file_beside, find_ledger, note_ledger
 from dither.privacy.ledger.state import without_sources
 from dither.privacy.mechanisms import Mechanism, Vector
 from dither.privacy.pacing import LOCKED, Clock, Gate, Schedule, SystemClock, Work, departure
 from dither.privacy.private_log import PrivateLog
 from dither.privacy.protocol import (
+    LAST_PAGE,
     Balance,
     CostQuote,
     HistoryEntry,
     LedgerRow,
+    Page,
     PrivacyStatement,
     Release,
     ReleasedMeasurement,
@@ -78,8 +92,11 @@ class RegisteredDataset:
     rows: Mapping[str, int]
     slots: tuple[EngineSlot, ...]
     prepared: bool = False
+    gates: dict[str, Gate] = field(default_factory=dict)  # one for each viewing group
 
-    gate: Gate = field(default_factory=Gate)
+    def gate(self, group: str) -> Gate:
+        """Return the gate of a viewing group."""
+        return self.gates.setdefault(group, Gate())
 
     @contextmanager
     def engine(self) -> Iterator[EngineSlot]:
@@ -101,6 +118,7 @@ class ChargedRequest:
     request: Request
     cost: PrivacyCost
     outcome: Receipt | RecordedAnswer
+    group: str = ""  # the viewing group of the account, which sees the misses of its own answers
 
 
 class LocalKernel:
@@ -134,12 +152,19 @@ class LocalKernel:
         """Answer a request: charge its cost, read the data, add noise, and return the release at its scheduled time."""
         account, registered = self._authorize_query(request.dataset, token)
         request, cost = self._cost_request(registered, request)
-        self._check_open(request)
-        outcome = self._charge(self._build_charge(registered, request, cost, account.name))
-        if isinstance(outcome, RecordedAnswer) and outcome.paid:
-            return self._decode_recorded(outcome, cached=True)
-        with registered.gate.enter(lambda: self._misses_left(request.dataset)), registered.engine() as slot:
-            return self._answer_on_schedule(ChargedRequest(registered, slot, request, cost, outcome))
+        group = self.ledger.viewing_group(request.dataset, account.name)
+        if self._misses_left(request.dataset, group) <= 0:
+            raise NotAllowed(LOCKED)
+        charge = self._build_charge(registered, request, cost, account.name)
+        if self.ledger.preview(charge)[0]:  # nothing more to pay: an answer that was received waits for no gate
+            outcome = self._charge(charge)
+            if isinstance(outcome, RecordedAnswer) and outcome.paid:
+                return self._decode_recorded(outcome, cached=True)
+        # The gate comes before the charge, so that a locked dataset charges nothing.
+        with registered.gate(group).enter(lambda: self._misses_left(request.dataset, group)):
+            outcome = self._charge(charge)
+            with registered.engine() as slot:
+                return self._answer_on_schedule(ChargedRequest(registered, slot, request, cost, outcome, group))
 
     def _charge(self, charge: Charge) -> Receipt | RecordedAnswer:
         """Write the charge durably. If a budget is exceeded, note the refusal outside the chain and read nothing."""
@@ -158,7 +183,7 @@ class LocalKernel:
             return self._answer_now(task)
         name, work = task.request.dataset, self._estimate_work(task.registered, task.cost)
         start = self._clock.milliseconds()
-        instants = self._schedule.instants(start, work, self.ledger.latency_step(name, work.time_class))
+        instants = self._schedule.instants(start, work, self.ledger.latency_step(name, work.time_class, task.group))
         try:
             result: Release | EngineFailure = self._hide_failures(task, lambda: self._make_release(task, instants[-1]))
         except EngineFailure as problem:
@@ -167,7 +192,7 @@ class LocalKernel:
         leaving = departure(instants, self._clock.milliseconds())
         self._clock.wait_until(leaving.instant)
         if leaving.missed or isinstance(result, EngineFailure):
-            self.ledger.record_miss(name, work.time_class)
+            self.ledger.record_miss(name, work.time_class, task.group)
             self.log.note(event="miss", dataset=name, time_class=work.time_class)
         if isinstance(result, EngineFailure):
             raise result
@@ -196,9 +221,8 @@ class LocalKernel:
             return self._decode_recorded(outcome, cached=False)
         seconds_left, secret = partial(self._seconds_left, deadline), self._bits.integer(128)
         reader = ReceiptedRead(outcome, self._working_engine(task), self._bits, secret, seconds_left)
-        search_parts = tuple(reader.release(f"find {number}", step) for number, step in enumerate(cost.searches))
-        bounds = _choose_bounds(request, search_parts)
-        steps = steps_at_bounds(replace(task.registered.context), request, bounds) if search_parts else cost.steps
+        search_parts, chosen = _search_bounds(reader, request, cost)
+        steps = steps_at_bounds(replace(task.registered.context), request, chosen) if search_parts else cost.steps
         parts = tuple(reader.release(f"part {number}", step) for number, step in enumerate(steps))
         return Release(
             dataset=request.dataset,
@@ -206,22 +230,18 @@ class LocalKernel:
             digest=digest(request),
             parts=parts,
             losses=cost.losses,
-            chosen_bounds=bounds or None,
+            chosen_bounds=tuple(chosen.values()) or None,
             search_results=search_parts or None,
             cached=False,
-            sequence=outcome.sequence,
-            head=self.ledger.head,
-            time=outcome.time,
+            sequence=outcome.own.sequence,
+            time=outcome.own.time,
             code=code_version(),
         )
 
     def _record(self, task: ChargedRequest, result: Release) -> Release:
         """Record the release in the ledger and return it, or the one that a concurrent equal request recorded first."""
-        if isinstance(task.outcome, RecordedAnswer):
-            return result
-        release = encode(replace(result, head=self.ledger.head)).decode()
-        recorded = self.ledger.record(task.outcome, release)
-        own_answer = RecordedAnswer(task.outcome.sequence, recorded, paid=False, own_charge=task.outcome.own_charge)
+        recorded = self.ledger.record(task.outcome, encode(result).decode())
+        own_answer = RecordedAnswer(task.outcome.sequence, recorded, paid=False, own=task.outcome.own)
         return self._decode_recorded(own_answer, cached=False)
 
     def _working_engine(self, task: ChargedRequest) -> Engine:
@@ -243,10 +263,9 @@ class LocalKernel:
         return None if deadline is None else max(0.001, (deadline - self._clock.milliseconds()) / 1000)
 
     def _decode_recorded(self, outcome: RecordedAnswer, cached: bool) -> Release:
-        """Decode a recorded release; give it the current head, and this request's own charge if it made one."""
-        release = decode(outcome.release.encode(), Release, RESPONSE)
-        sequence, time = outcome.own_charge if outcome.own_charge[1] else (release.sequence, release.time)
-        return replace(release, cached=cached, head=self.ledger.head, sequence=sequence, time=time)
+        """Decode a recorded release; of the ledger it shows the account's own charge, not that of the first payer."""
+        release, own = decode(outcome.release.encode(), Release, RESPONSE), outcome.own
+        return replace(release, cached=cached, sequence=own.sequence, time=own.time, code=own.code, losses=own.losses)
 
     # --- Before the charge ---
 
@@ -284,25 +303,21 @@ class LocalKernel:
         return account
 
     def _cost_request(self, registered: RegisteredDataset, request: Request) -> tuple[Request, PrivacyCost]:
-        """Return the request, decoded from its own JSON, and its cost; refuse what the protocol cannot express.
+        """Return the request, decoded from its own JSON and with its unit named, and its cost.
 
-        The context is copied, so that results cached for this plan are dropped with the copy.
+        What the protocol cannot express is refused. The first budget, whose unit is the default, may change: so the
+        digest and the ledger have the unit's name. The context is copied, so that results cached for this plan are
+        dropped with the copy.
         """
         decoded = decode(encode(request), Request)
         if decoded.schema_hash and decoded.schema_hash != schema_hash(registered.context):
             raise InvalidPlan("the dataset's schema has changed since this session began; connect again")
-        return decoded, privacy_cost(replace(registered.context), decoded)
-
-    def _check_open(self, request: Request) -> None:
-        """Refuse a request that expects another ledger head, or whose dataset is locked after late answers."""
-        if request.expect_head is not None:
-            self.ledger.check_head(request.expect_head)
-        if self.locked(request.dataset):
-            raise NotAllowed(LOCKED)
+        named = replace(decoded, unit=calibration_unit(registered.context, decoded))
+        return named, privacy_cost(replace(registered.context), named)
 
     def _build_charge(self, registered: RegisteredDataset, request: Request, cost: PrivacyCost, account: str) -> Charge:
         """Build the charge of a request; the recorded text leaves out fields that do not change the query."""
-        question = replace(request, request_id="", expect_head=None, schema_hash="")
+        question = replace(request, request_id="", schema_hash="")
         return Charge(
             dataset=request.dataset,
             version=registered.version,
@@ -326,6 +341,10 @@ class LocalKernel:
         """Return the name of the account that a token belongs to."""
         return self._authenticate(token).name
 
+    def account_role(self, token: str) -> str:
+        """Return the role of the account that a token belongs to."""
+        return self._authenticate(token).role
+
     def datasets(self, token: str) -> tuple[str, ...]:
         """Return the names of the datasets that the account may query or see."""
         account = self._authenticate(token)
@@ -348,12 +367,12 @@ class LocalKernel:
         request, cost = self._cost_request(registered, request)
         free, affordable = self.ledger.preview(self._build_charge(registered, request, cost, account.name))
         pace, work = self._schedule, self._estimate_work(registered, cost)
-        wait = 0 if pace is None else pace.prediction(work, self.ledger.latency_step(request.dataset, work.time_class))
+        group = self.ledger.viewing_group(request.dataset, account.name)
+        step = self.ledger.latency_step(request.dataset, work.time_class, group)
+        wait = 0 if pace is None else pace.prediction(work, step)
         search_facts = tuple(step.quoted for step in cost.searches) or None
         parts = tuple(step.quoted for step in cost.steps)
-        return CostQuote(
-            request.dataset, parts, cost.losses, search_facts, free, affordable, work.time_class, wait, self.ledger.head
-        )
+        return CostQuote(request.dataset, parts, cost.losses, search_facts, free, affordable, work.time_class, wait)
 
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
         """Return the budgets that the account's charges count against; for auditors and curators, all budgets."""
@@ -361,27 +380,28 @@ class LocalKernel:
         analyst = account.name if account.role == "analyst" else None
         return self.ledger.balances(dataset, analyst, self._all_windows(self._find_dataset(dataset).context))
 
-    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """Return the charges that the account may see."""
+    def history(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[HistoryEntry, ...]:
+        """Return a page of the charges that the account may see."""
         account = self._authorize_view(dataset, token)
-        return self.ledger.history(dataset, account.name if account.role == "analyst" else None)
+        return self.ledger.history(dataset, account.name if account.role == "analyst" else None, page)
 
-    def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Return every ledger row, so that an auditor or a curator can check the hash chain."""
+    def ledger_rows(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[LedgerRow, ...]:
+        """Return a page of the ledger's rows, so that an auditor or a curator can check the hash chain."""
         self._authorize_view(dataset, token, "auditor", "curator")
-        return tuple(LedgerRow(row.sequence, row.kind, row.time, row.body, row.hash) for row in self.ledger.rows())
+        return tuple(LedgerRow(*row) for row in self.ledger.page(page))
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:
         """Return the facts of the dataset's privacy statement."""
         account = self._authorize_view(dataset, token)
         description = self._find_dataset(dataset).context.dataset
         analyst = account.name if description.policy == "separate" and account.role == "analyst" else None
-        counts = self.ledger.charges(dataset), self.ledger.unlock_count(dataset)
+        group = self.ledger.viewing_group(dataset, analyst)
+        counts = self.ledger.charges(dataset, analyst), self.ledger.unlock_count(dataset, group)
         bits = 0 if self._schedule is None else self._schedule.residual_bits(*counts)
         balances = self.ledger.balances(dataset, analyst, self._all_windows(self._find_dataset(dataset).context))
         return PrivacyStatement(
             dataset, description.population, description.policy, tuple(map(_describe_unit, description.units.values())),
-            balances, tuple(self._assumptions(description)), bits, self.ledger.head, code_version(),
+            balances, tuple(self._assumptions(description)), bits, code_version(),
         )  # fmt: skip
 
     def _assumptions(self, dataset: Dataset) -> Iterator[str]:
@@ -411,9 +431,12 @@ class LocalKernel:
         engines: queue.Queue[EngineSlot] = queue.Queue()
         for slot in slots:
             engines.put(slot)
-        self.ledger.register(dataset, first.ctx.facts)
+        self.ledger.register(dataset, first.ctx.facts, privacy_cost=recompute_losses)
+        for finding in getattr(first, "findings", list[str])():
+            self.log.note(event="finding", dataset=dataset.name, finding=finding)
         prepared = bool(getattr(first, "prepared", False))
-        unsized = RegisteredDataset(first.ctx, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
+        context = replace(first.ctx, scan_nodes=scan_sizes(first.ctx))
+        unsized = RegisteredDataset(context, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
         self._datasets[dataset.name] = replace(unsized, rows=self._measure_size(unsized))
 
     def _measure_size(self, registered: RegisteredDataset) -> dict[str, int]:
@@ -444,16 +467,25 @@ class LocalKernel:
         return self.ledger.balances(dataset, None, self._all_windows(self._find_dataset(dataset).context))
 
     def locked(self, dataset: str) -> bool:
-        """Return whether late answers have locked a dataset."""
-        return self._misses_left(dataset) <= 0
+        """Return whether late answers have locked a dataset; under separate budgets, for one of its groups."""
+        return bool(self._locked_groups(dataset))
 
-    def _misses_left(self, dataset: str) -> int:
+    def _locked_groups(self, dataset: str) -> list[str]:
+        """Return the viewing groups for which late answers have locked a dataset."""
+        description = self._find_dataset(dataset).context.dataset
+        groups = [group.name for group in description.groups] if description.policy == "separate" else []
+        return [group for group in groups or [""] if self._misses_left(dataset, group) <= 0]
+
+    def _misses_left(self, dataset: str, group: str) -> int:
         """Return how many more answers may be late before the dataset locks; without a schedule it never does."""
-        return self._slots if self._schedule is None else self._schedule.max_misses - self.ledger.misses(dataset)[1]
+        if self._schedule is None:
+            return self._slots
+        return self._schedule.max_misses - self.ledger.misses(dataset, group)[1]
 
     def unlock(self, dataset: str) -> None:
-        """Unlock a dataset that late answers have locked."""
-        self.ledger.unlock(dataset)
+        """Unlock a dataset for those groups for which late answers have locked it; the others notice nothing."""
+        for group in self._locked_groups(dataset):
+            self.ledger.unlock(dataset, group)
 
     def reset_latency(self, dataset: str) -> None:
         """Reset latency predictions to those before any late answer; the count of misses is unchanged."""
@@ -549,15 +581,26 @@ def _describe_unit(unit: Unit) -> str:
             assert_never(unit.kind)
 
 
-def _choose_bounds(request: Request, search_parts: Sequence[ReleasedMeasurement]) -> tuple[int, ...]:
-    """Choose each bound from the release of its search: postprocessing, and always a point of its public grid."""
-    return tuple(
-        choose_contribution_bound(search, part.values, part.mechanism)
-        for search, part in zip(request.searches, search_parts, strict=True)
-    )
+def _search_bounds(
+    reader: ReceiptedRead, request: Request, cost: PrivacyCost
+) -> tuple[tuple[ReleasedMeasurement, ...], dict[str, int]]:
+    """Take the searches in turn; choose each bound or value from its release, always a point of its public grid."""
+    released: list[ReleasedMeasurement] = []
+    chosen: dict[str, int] = {}
+    for number, (search, step) in enumerate(zip(request.searches, cost.searches, strict=True)):
+        part = reader.release(f"find {number}", replace(step, measure=fill_values(step.measure, chosen)))
+        released.append(part)
+        chosen[search.tag] = choose_contribution_bound(search, part.values, part.mechanism)
+    return tuple(released), chosen
 
 
-def open_kernel(target: str | Path, *, ledger: str | Path | None = None, **options: Any) -> LocalKernel:
-    """Open a kernel in this process from a schema file. The ledger is stored beside that file by default."""
+def open_kernel(
+    target: str | Path, *, ledger: str | Path | None = None, another_ledger: bool = False, **options: Any
+) -> LocalKernel:
+    """Open a kernel in this process from a schema file, on the ledger that the file has; a new one is put beside it."""
     path = Path(target)
-    return LocalKernel(load(path), ledger if ledger is not None else path.with_suffix(".ledger"), **options)
+    dataset = load(path)
+    place = find_ledger([path], file_beside(path), ledger, another=another_ledger)
+    kernel = LocalKernel(dataset, place, **options)
+    note_ledger([path], place, kernel.ledger.identity)
+    return kernel

@@ -1,4 +1,4 @@
-"""The curator's private log: engine failures, late answers, and other events that may depend on records."""
+"""The curator's private log: findings in the records, engine failures, late answers: all may depend on records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections import deque
 
 MAX_EVENTS = 1000
 EVENTS_PER_MINUTE = 60
+# Where a program configures no logging, Python would print each warning's first word; this drops them.
+logging.getLogger("dither.private").addHandler(logging.NullHandler())
 
 
 class PrivateLog:

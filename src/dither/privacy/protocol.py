@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from dither.privacy.mechanisms import Mechanism
 
 MAX_PARTS = 256
-MAX_BOUNDS = 256
+MAX_BOUNDS = 512
 MAX_SEARCHES = 128
 LARGEST_BOUND = 1 << 62
+MAX_PAGE = 2000  # reading a page delays charges, and takes about 3 KB for each charge
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -49,21 +50,24 @@ class BoundRule:
 
     The histogram counts units below `points[0]`, from each point to the next, and above the last. `noise` is the
     standard deviation of a cell's noise at a bound of 1, `cells` the number of cells that share the clipping error, and
-    `row` the contribution of one row.
+    `row` the contribution of one row. Contributions are multiples of `step`. What is removed from a `signed` sum may
+    have either sign.
     """
 
     points: tuple[int, ...]
     noise: Fraction
     cells: int
     row: int = 1
+    step: int = 1
+    signed: bool = False
 
     def __post_init__(self) -> None:
         _check_increasing(self.points, "points")
         if (
             not 0 <= self.noise <= LARGEST_BOUND
-            or not 1 <= min(self.cells, self.row) <= max(self.cells, self.row) <= LARGEST_BOUND
+            or not 1 <= min(self.cells, self.row, self.step) <= max(self.cells, self.row, self.step) <= LARGEST_BOUND
         ):
-            raise InvalidPlan("a bound rule needs noise from 0 to 2^62, and cells and row from 1 to 2^62")
+            raise InvalidPlan("a bound rule needs noise from 0 to 2^62, and cells, row and step from 1 to 2^62")
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ class BoundSearch:
     """A private search for a bound before the parts are answered: `mechanism` chooses an index of `grid`.
 
     The mechanism reads the vector `histogram`. With a `rule`, it releases that vector with noise and the rule chooses.
-    In every part, `EstimatedLimit(tag)` becomes the chosen bound; the charge covers the costliest
-    bound of the grid. An index outside the grid means the nearest end of the grid.
+    In every part, and in the histograms of later searches, `EstimatedLimit(tag)` becomes the chosen bound and
+    `EstimatedValue(tag)` the chosen value; the charge covers the costliest bound of the grid. An index outside the grid
+    means the nearest end of the grid.
     """
 
     histogram: Measure
@@ -108,7 +113,6 @@ class Request:
     request_id: str = ""
     unit: str | None = None
     repeat: int = 0
-    expect_head: LedgerHead | None = None
     schema_hash: str = ""
 
     def __post_init__(self) -> None:
@@ -163,7 +167,6 @@ class CostQuote:
     affordable: bool
     time_class: str
     milliseconds: int
-    head: LedgerHead
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,10 @@ class ReleasedMeasurement:
 
 @dataclass(frozen=True)
 class Release:
-    """The recorded answer to a request; `search_results` and `chosen_bounds` hold each bound search and its result."""
+    """The recorded answer to a request; `search_results` and `chosen_bounds` hold each bound search and its result.
+
+    `sequence`, `time`, `code` and `losses` are those of the account's own charge (see `HistoryEntry`).
+    """
 
     dataset: str
     data_version: str
@@ -197,7 +203,6 @@ class Release:
     search_results: tuple[ReleasedMeasurement, ...] | None
     cached: bool
     sequence: int
-    head: LedgerHead
     time: str
     code: str
 
@@ -217,7 +222,10 @@ class Balance:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One charge in an account's history; `answered` is false if the charge has no recorded answer."""
+    """One charge in an account's history; `answered` is false if the charge has no recorded answer.
+
+    `sequence` counts, from 1, the charges of the dataset that the account may see.
+    """
 
     sequence: int
     time: str
@@ -229,13 +237,14 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """A row of the ledger as an auditor reads it; `body` is canonical JSON."""
+    """A row of the ledger as an auditor reads it; `body` is canonical JSON, and the hash covers the secret `salt`."""
 
     sequence: int
     kind: str
     time: str
     body: str
     hash: str
+    salt: str
 
 
 @dataclass(frozen=True)
@@ -249,8 +258,22 @@ class PrivacyStatement:
     balances: tuple[Balance, ...]
     assumptions: tuple[str, ...]
     residual_bits: int
-    head: LedgerHead
     code: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a list in ascending order: at most `limit` entries, the last ones before number `before` (0: all)."""
+
+    before: int = 0
+    limit: int = MAX_PAGE
+
+    def __post_init__(self) -> None:
+        if self.before < 0 or not 1 <= self.limit <= MAX_PAGE:
+            raise InvalidParameter(f"a page needs before >= 0 and a limit from 1 to {MAX_PAGE}")
+
+
+LAST_PAGE = Page()
 
 
 class Kernel(Protocol):
@@ -274,11 +297,11 @@ class Kernel(Protocol):
     def budget(self, dataset: str, token: str) -> tuple[Balance, ...]:
         """Return the budgets that the account's charges count against."""
 
-    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
-        """Return the charges that the account may see: all under a shared policy, its group's under a separate one."""
+    def history(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[HistoryEntry, ...]:
+        """Return a page of the charges that the account may see: all, or its group's under separate budgets."""
 
-    def ledger_rows(self, dataset: str, token: str) -> tuple[LedgerRow, ...]:
-        """Return every ledger row, for auditors and curators."""
+    def ledger_rows(self, dataset: str, token: str, page: Page = LAST_PAGE) -> tuple[LedgerRow, ...]:
+        """Return a page of the ledger's rows, for auditors and curators."""
 
     def statement(self, dataset: str, token: str) -> PrivacyStatement:
         """Return the facts of the privacy statement."""

@@ -50,7 +50,7 @@ class Boolean:
 
 @dataclass(frozen=True)
 class Moment:
-    """A date (precision day) or a timestamp, in microseconds since 1970 in UTC; both bounds are inclusive."""
+    """A date (precision day) or a timestamp, in microseconds on the dataset's wall clock; both bounds are inclusive."""
 
     lo: int
     hi: int
@@ -145,7 +145,7 @@ class Group:
     analyst_caps: tuple[BudgetCap, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """The public description of a dataset; `dither.schema.parser.load` reads it from a YAML file."""
 
@@ -161,6 +161,9 @@ class Dataset:
     size_epsilon: Fraction = Fraction(1, 100)
     description: str = ""
 
+    def __repr__(self) -> str:
+        return f"dataset {self.name}: tables {table_names(self)}; units {', '.join(self.units)}"
+
     def __post_init__(self) -> None:
         for unit in self.units.values():
             _check_unit(unit, self.tables)
@@ -168,6 +171,11 @@ class Dataset:
             for column in table.columns.values():
                 if isinstance(column.domain, Number):
                     _check_number(f"column {column.name} of {table.name}", column.domain)
+
+
+def table_names(dataset: Dataset) -> str:
+    """Join the names of the tables, and say which are public."""
+    return ", ".join(name + ("" if table.private else " (public)") for name, table in dataset.tables.items())
 
 
 def fits_int64(bound: Fraction, step: Fraction) -> bool:

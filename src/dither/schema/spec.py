@@ -61,7 +61,9 @@ SHAPES: dict[str, ObjectSpec] = {
                 "text", "change it with the data; empties the cache of answers, resets no budget"
             ),
             "timezone": FieldSpec("text", "the time zone of timestamps without an offset; default: UTC"),
-            "size_epsilon": FieldSpec("number", "the epsilon spent once on the private size; default: 0.01"),
+            "size_epsilon": FieldSpec(
+                "number", "charged once, on first opening, for noisy sizes of the private tables; default: 0.01"
+            ),
             "tables": FieldSpec("shapes_by_name", "the tables", required=True, shape="table"),
             "units": FieldSpec("shapes_by_name", "the units of privacy", required=True, shape="unit"),
             "budgets": FieldSpec("shapes", "the caps on the privacy loss of each unit", required=True, shape="budget"),
@@ -100,6 +102,7 @@ SHAPES: dict[str, ObjectSpec] = {
             "postgres": {
                 "dsn_env": FieldSpec("text", "the environment variable with the connection string", required=True),
                 "table": FieldSpec("text", "a table or view, with its schema if needed", required=True),
+                "snapshot": FieldSpec("text", "a folder for what `dither prepare` copies, which is then read instead"),
             },
             "spark": {
                 "path": FieldSpec("text", "a path that the cluster can read"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from dither.schema.model import (
@@ -34,7 +35,7 @@ def public_facts(dataset: Dataset) -> dict[str, Any]:
         "data_version": dataset.data_version,
         "timezone": dataset.timezone,
         "policy": dataset.policy,
-        "size_epsilon": str(dataset.size_epsilon),
+        "size_epsilon": number_text(dataset.size_epsilon),
         "tables": {name: _table(table) for name, table in dataset.tables.items()},
         "units": {name: _unit(unit) for name, unit in dataset.units.items()},
         "budgets": [_budget(cap) for cap in dataset.budgets],
@@ -70,7 +71,7 @@ def _budget(cap: BudgetCap) -> dict[str, Any]:
     """Return the public facts of a budget; leave out parameters that it does not have."""
     numbers = {"epsilon": cap.epsilon, "rho": cap.rho, "order": cap.order, "delta": cap.delta or None}
     return {"unit": cap.unit, "kind": cap.kind} | {
-        key: str(value) for key, value in numbers.items() if value is not None
+        key: number_text(value) for key, value in numbers.items() if value is not None
     }
 
 
@@ -93,8 +94,8 @@ def domain_text(domain: Domain) -> str:
     """
     match domain:
         case Number(lo=lo, hi=hi, step=step):
-            kind = "integer" if step == 1 else f"multiple of {step}"
-            return f"{kind} from {lo} to {hi}"
+            kind = "integer" if step == 1 else f"multiple of {number_text(step)}"
+            return f"{kind} from {number_text(lo)} to {number_text(hi)}"
         case Category(values=values):
             more = f", ... ({len(values)} in all)" if len(values) > SHOWN_VALUES else ""
             return f"one of {', '.join(values[:SHOWN_VALUES])}{more}"
@@ -109,23 +110,16 @@ def domain_text(domain: Domain) -> str:
             return f"{kind} identifier, never released"
 
 
+def number_text(value: Fraction) -> str:
+    """Format a rational as a decimal if it is one, else as p/q.
+
+    >>> number_text(Fraction(9, 5)), number_text(Fraction(1, 3))
+    ('1.8', '1/3')
+    """
+    decimal = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
+
+
 def moment_text(micros: int) -> str:
-    """Format an instant as ISO text, or as a date alone if it is midnight."""
-    return (EPOCH + timedelta(microseconds=micros)).isoformat().removesuffix("+00:00").removesuffix("T00:00:00")
-
-
-def warnings(dataset: Dataset) -> Iterator[str]:
-    """Yield a warning for each valid declaration that a curator may not have intended."""
-    budgeted = {cap.unit for cap in dataset.budgets}
-    for unit in dataset.units.values():
-        if unit.name not in budgeted:
-            yield f"unit {unit.name} has no budget, so nothing limits its privacy loss"
-        for table in dataset.tables.values():
-            if unit.name in budgeted and table.private and table.name not in unit.keys:
-                yield f"under unit {unit.name}, table {table.name} is not covered: its records are not protected"
-    for cap in dataset.budgets:
-        if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
-            yield (
-                f"epsilon {cap.epsilon} lets odds change by a factor of e^epsilon, which is above "
-                f"10^{cap.epsilon * 1000 // 2303}; usual budgets are 1 to 10"
-            )
+    """Format a moment on the wall clock as ISO text, or as a date alone if it is midnight."""
+    return (EPOCH + timedelta(microseconds=micros)).isoformat().removesuffix("T00:00:00")

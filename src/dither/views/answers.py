@@ -51,6 +51,7 @@ def quote_data(quote: Quote) -> dict[str, Any]:
                 "half_width": json_value(column.half_width),
                 "std_error": json_value(column.std_error),
                 "needs_rows": column.needs_rows,
+                "known": column.known,
             }
             for column in quote.expected
         ],

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, assert_never
 
+from dither.plan.context import PublicTableFacts
 from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference
 from dither.schema.summary import moment_text
 
+SHOWN_VALUES = 20
 
-def dataset_data(dataset: Dataset) -> dict[str, Any]:
+
+def dataset_data(dataset: Dataset, facts: PublicTableFacts) -> dict[str, Any]:
     """Return the public facts that a query needs: tables, columns and their domains, units and budgets."""
     return {
         "name": dataset.name,
@@ -19,7 +23,7 @@ def dataset_data(dataset: Dataset) -> dict[str, Any]:
         "tables": {
             table.name: {
                 "private": table.private,
-                "columns": {name: domain_text(column.domain) for name, column in table.columns.items()},
+                "columns": {name: domain_text(column.domain, facts) for name, column in table.columns.items()},
             }
             for table in dataset.tables.values()
         },
@@ -28,21 +32,21 @@ def dataset_data(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def domain_text(domain: Domain) -> str:
+def domain_text(domain: Domain, facts: PublicTableFacts) -> str:
     """Describe a domain in a few words."""
-    return _values_text(domain) + (", or NULL" if domain.nullable else "")
+    return _values_text(domain, facts) + (", or NULL" if domain.nullable else "")
 
 
-def _values_text(domain: Domain) -> str:
+def _values_text(domain: Domain, facts: PublicTableFacts) -> str:
     """Describe the values of a domain other than NULL."""
     match domain:
         case Number():
             return f"{_number(domain.lo)} to {_number(domain.hi)} in steps of {_number(domain.step)}"
         case Category():
-            shown = ", ".join(map(str, domain.values[:20]))
-            return f"one of {shown}" + (f" and {len(domain.values) - 20} more" if len(domain.values) > 20 else "")
+            return f"one of {_list_text(domain.values)}"
         case Reference():
-            return f"one of {domain.table}.{domain.column}"
+            name = f"{domain.table}.{domain.column}"
+            return f"one of {name}" + (f": {_list_text(facts.values[name])}" if name in facts.values else "")
         case Boolean():
             return "true or false"
         case Moment():
@@ -52,6 +56,12 @@ def _values_text(domain: Domain) -> str:
             return "an identifier"
         case _:
             assert_never(domain)
+
+
+def _list_text(values: Sequence[object]) -> str:
+    """List the first values, and say how many more there are."""
+    more = len(values) - SHOWN_VALUES
+    return ", ".join(map(str, values[:SHOWN_VALUES])) + (f" and {more} more" if more > 0 else "")
 
 
 def _number(value: Fraction) -> str:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from dither.loss import to_json as loss_data
-from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, LedgerRow, PrivacyStatement, UnitLoss
+from dither.privacy.protocol import Balance, HistoryEntry, LedgerRow, PrivacyStatement, UnitLoss
 
 LEDGER_UNIT = Decimal(10) ** -15
 
@@ -79,14 +79,8 @@ def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
         "balances": budget_data(statement.balances),
         "assumptions": list(statement.assumptions),
         "residual_bits_of_time": statement.residual_bits,
-        "head": head_data(statement.head),
         "code": statement.code,
     }
-
-
-def head_data(head: LedgerHead) -> dict[str, Any]:
-    """Return a ledger head."""
-    return {"sequence": head.sequence, "hash": head.hash}
 
 
 def decimal_text(units: int) -> str:

@@ -243,3 +243,30 @@ SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(unit=household) COUNT(*) FROM users;
 SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(privacy_unit_column=age) COUNT(*) FROM users;
 SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(unit=action) COUNT(*) FROM users;
 SELECT SUM(LOG(age, 2)) FROM users;
+-- what newcomers wrote
+SELECT COUNT(*) FROM users WHERE age > (SELECT AVG(age) FROM users)
+SELECT COUNT(*) / (SELECT COUNT(*) FROM users) FROM users WHERE vip
+SELECT COUNT(*) FROM users WHERE user_id IN (SELECT user_id FROM actions)
+SELECT COUNT(*) FROM users WHERE user_id NOT IN (SELECT user_id FROM actions WHERE seconds > 5)
+SELECT REGR_SLOPE(salary, age) FROM users
+SELECT REGR_INTERCEPT(salary, age) FROM users
+SELECT REGR_R2(salary, age) FROM users
+SELECT REGR_COUNT(salary, age) FROM users
+SELECT COUNT(*) FROM users WHERE salary < 1e308
+SELECT COUNT(*) FROM users WHERE salary < 1e30
+SELECT BUCKET(age), COUNT(*) FROM users GROUP BY 1
+SELECT BUCKET(age, 30, 20), COUNT(*) FROM users GROUP BY 1
+SELECT SUM(NULL) FROM users
+SELECT COUNT(*) FROM users WHERE vip = 'yes'
+SELECT COUNT(*) AS n FROM users LIMIT 0
+SELECT country, COUNT(*) FROM users GROUP BY 1 LIMIT 0 OFFSET 2
+SELECT MODE() WITHIN GROUP (ORDER BY age) FROM users
+SELECT MEDIAN(age) WITHIN GROUP (ORDER BY age) FROM users
+SELECT STDDEV(DISTINCT age) FROM users
+SELECT TO_CHAR(joined, 'YYYY'), COUNT(*) FROM users GROUP BY 1
+SELECT STRFTIME(joined, '%Y'), COUNT(*) FROM users GROUP BY 1
+SELECT TRUNC(age, 1), COUNT(*) FROM users GROUP BY 1
+SELECT COUNT(*) FROM users; CALL foo()
+SELECT mean(age) FROM users
+SELECT k, COUNT(*) FROM (SELECT user_id, COUNT(*) AS k FROM actions GROUP BY user_id) t GROUP BY k
+SELECT AVG(salary / 7) FROM users

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
-from dither.post.session import Session
+from dither.post.estimate.answer import MAX_ROWS_SHOWN, _raised_notes, without_negatives
+from dither.post.estimate.contribution import EstimatedBound
+from dither.post.query.planner import CellRef
+from dither.post.session import Session, options_for
+from dither.privacy.contribution_bound import ContributionModel
 
 
 def test_a_column_without_group_by_is_a_number(session: Session) -> None:
@@ -62,7 +66,7 @@ def test_printing_says_how_many_rows_are_left_out(limit: int, ending: str | None
     [
         ("SELECT COUNT(*) FROM actions", r"each user adds at most [\d,]+ rows;"),
         ("SELECT action, COUNT(*) FROM actions GROUP BY action", r"each user adds at most [\d,]+ rows;"),
-        ("SELECT SUM(price) FROM actions", r"at most as much as [\d,]+ rows with the largest possible values;"),
+        ("SELECT SUM(price) FROM actions", r"each user adds at most [\d,.e+]+ to the sum of values;"),
     ],
 )
 def test_a_note_describes_the_chosen_bound(query: str, rows: str, session: Session) -> None:
@@ -72,6 +76,30 @@ def test_a_note_describes_the_chosen_bound(query: str, rows: str, session: Sessi
     assert 0 <= bound.removed_share <= 1
     assert f"clipping removed about {bound.removed_share:.1%} of all contributions" in note
     assert re.search(rows, note)
+
+
+def bound_of(removed: float, bound: int) -> EstimatedBound:
+    """One unit of 100 within the bound, and what lies beyond it."""
+    ends = np.array([bound, bound + removed + 1])
+    model = ContributionModel(ends, np.ones(2), np.array([100.0, bound + removed]), np.ones((4, 2)), float(bound), 80.0)
+    return EstimatedBound(bound, model)
+
+
+@pytest.mark.parametrize(("bound", "remedy"), [(2, True), (300, False)])
+def test_a_note_says_why_groups_may_add_up_to_more(bound: int, remedy: bool, blind: Session) -> None:
+    """The remedy is for tables with one row a person, as far as the chosen bound says."""
+
+    def notes(query: str, removed: float) -> list[str]:
+        (plan,) = blind._plan([query], options_for([query], {"epsilon": 1})).plans
+        tags = [source.bound_tag for source in plan.sources if isinstance(source, CellRef)]
+        return list(_raised_notes(plan, {str(tag): bound_of(removed, bound) for tag in tags}))
+
+    (note,) = notes("SELECT action, COUNT(*) FROM actions GROUP BY action", 10.0)
+    assert "groups may add up to more" in note
+    assert ("if each user has one row, give max_contributions=1" in note) == remedy
+    assert notes("SELECT action, COUNT(*) FROM actions GROUP BY action", 0.0) == []
+    assert notes("SELECT COUNT(*) FROM actions", 10.0) == []
+    assert notes("SELECT action, AVG(seconds) FROM actions GROUP BY action", 10.0) == []
 
 
 def test_negative_counts_become_zero_on_request_and_stay_in_the_measurements(session: Session) -> None:
@@ -85,3 +113,12 @@ def test_negative_counts_become_zero_on_request_and_stay_in_the_measurements(ses
     assert shown.measurements == raw.measurements
     assert session.sql(query, epsilon="1/100", nonnegative=True)["n"].value.min() == 0
     assert session.batch([query], epsilon="1/100", nonnegative=True)[0]["n"].value.min() == 0
+
+
+def test_numbers_have_the_digits_that_their_error_leaves(session: Session) -> None:
+    found = session.sql("SELECT COUNT(*) AS n, AVG(age) AS a FROM users", epsilon=1)
+    estimate = replace(found["a"].estimate, value=np.array([-0.004]), low=np.array([-0.04]), high=np.array([12.3456]))
+    assert replace(found["a"], estimate=estimate).texts(0) == ("0.0", "0.0", "12.3"), "no minus before a zero"
+    wide = replace(estimate, low=np.array([-np.inf]), high=np.array([np.inf]))
+    assert replace(found["a"], estimate=wide).texts(0) == ("-0.004", "-inf", "inf")
+    assert "." not in session.sql("SELECT COUNT(*) AS n FROM users", epsilon=1)["n"].cell(0)

@@ -44,6 +44,7 @@ def draws(session: Session, kernel: BareKernel, query: str, times: int) -> tuple
     return QuestionDraws(plan, tuple(noisy)), QuestionDraws(plan, (tuple(made[0][1]),))
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("query", QUERIES)
 def test_intervals_of_combined_draws_cover(query: str, session: Session, kernel: BareKernel, tier: Tier) -> None:
     times = tier.pick(quick=1_000, test=4_000, deep=20_000)
@@ -76,7 +77,7 @@ def test_draws_are_weighted_by_inverse_variance(session: Session, kernel: BareKe
 
 @pytest.fixture
 def local(folder: Path, tmp_path: Path) -> Session:
-    return connect(folder / "dataset.yml", ledger=tmp_path / "ledger")
+    return connect(folder / "dataset.yml", ledger=tmp_path / "ledger", another_ledger=True)
 
 
 def test_no_draw_counts_twice(local: Session) -> None:
@@ -124,7 +125,7 @@ def test_only_answers_about_the_same_data_are_combined(local: Session, folder: P
     answer = local.sql("SELECT COUNT(*) FROM users", epsilon=1)
     text = (folder / "dataset.yml").read_text()
     (folder / "later.yml").write_text(text.replace('data_version: "1"', 'data_version: "2"'))
-    later = connect(folder / "later.yml", ledger=tmp_path / "ledger2")
+    later = connect(folder / "later.yml", ledger=tmp_path / "ledger2", another_ledger=True)
     before = later.budget[0].spent
     with pytest.raises(InvalidParameter, match="newer version"):
         later.refine(answer, epsilon=1)

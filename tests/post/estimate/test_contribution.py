@@ -17,17 +17,17 @@ from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
 from dither.post.contribution_bound import (
     ContributionBound,
-    candidate_bounds,
-    histogram_edges,
     parse_contribution_bound,
+    row_bins,
+    value_bins,
 )
-from dither.post.estimate.contribution import EstimatedBound, estimate_bound
+from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
-from dither.post.estimate.measured import clipped_column
+from dither.post.estimate.measured import cell_shares, clipped_column
 from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.privacy.contribution_bound import choose_contribution_bound
+from dither.privacy.contribution_bound import choose_contribution_bound, fit_contributions
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import BoundRule, BoundSearch
 
@@ -73,25 +73,29 @@ class Redrawn:
     bound: float
 
 
-def redrawn(masses: Any, how: str, times: int, random: np.random.Generator) -> Redrawn:
-    """Whole answers, bound included, of the rule that the kernel applies and the intervals that post gives."""
+BINS = row_bins(1)
+CUTS = tuple(rung + 1 for rung in BINS[:-1])
+
+
+def redrawn(masses: Any, how: str, times: int, random: np.random.Generator, fixed: int = 0) -> Redrawn:
+    """Whole answers, of the rule that the kernel applies (or at a fixed bound) and the intervals that post gives."""
     table = spread(masses, how, random)
-    truth, points = table.sum(axis=0), tuple(1 << octave for octave in range(26))
-    counts = np.bincount(np.searchsorted(points, masses[masses > 0], side="right"), minlength=len(points) + 1)
+    truth = table.sum(axis=0)
+    counts = np.bincount(np.searchsorted(CUTS, masses[masses > 0], side="right"), minlength=len(BINS))
     mechanism = DiscreteLaplace(Fraction(FOUND))
-    rule = BoundRule(points, Fraction(f"{2**0.5 / LEFT:.6g}"), len(truth))
-    search = BoundSearch(Count(Scan("actions")), mechanism, candidate_bounds(points, 1 << 31), "mass", rule)
+    rule = BoundRule(CUTS, Fraction(f"{2**0.5 / LEFT:.6g}"), len(truth))
+    search = BoundSearch(Count(Scan("actions")), mechanism, BINS, "mass", rule)
     held, errors, bounds, kept = np.zeros(len(truth)), [], [], {}
     for _ in range(times):
         noisy = counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts)))
-        bound = choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
+        bound = fixed or choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
         if bound not in kept:
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
         noise = ScaledNoise("laplace", bound / LEFT)
         values = np.rint(kept[bound]) + noise.quantile(random.random(len(truth)))
-        source = clipped_column(
-            values, noise, np.abs(values), estimate_bound(bound, points, noisy, mechanism.std()), False, 1.0
-        )
+        model = fit_contributions(CUTS, noisy, FOUND, 1, BINS[-1])
+        share = cell_shares(values, np.abs(values).sum(), bound)
+        source = clipped_column(values, noise, share, EstimatedBound(bound, model), 1.0, 0.95)
         answer = estimate(NoisyCell(0), [source], [], 0.95)
         held += (answer.low <= truth) & (truth <= answer.high)
         errors.append(np.median(np.abs(answer.value - truth) / np.maximum(truth, 1.0)))
@@ -102,23 +106,24 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator) -> R
 @pytest.mark.parametrize("how", ["one cell", "alike", "heavy units differ", "each its own"])
 @pytest.mark.parametrize("name", WORLDS)
 def test_intervals_cover_what_was_clipped_whatever_the_shape(name: str, how: str, tier: Tier) -> None:
-    """Fixed seeds, so nothing here fails by chance; the margin is that of fresh ones. Cells of a redraw share a bound,
-    so they count as one trial; a cell of its own may hold one of the heaviest units, and only their mean is judged."""
+    """At least 93% in the largest cell and over all cells. Fixed seeds, so nothing here fails by chance; the margin is
+    that of fresh ones. Cells of a redraw share a bound, so they count as one trial."""
     random = np.random.default_rng([6, len(name)])
-    times = tier.pick(quick=25, test=150, deep=1_000)
+    times = tier.pick(quick=20, test=150, deep=1_000)
     result = redrawn(WORLDS[name](random), how, times, random)
-    least = (binom.ppf(ALARM, times, 0.95) - 1) / times
-    judged = result.held.mean() if how == "each its own" else result.held.min()
-    assert judged >= least, (name, how, result)
+    least = (binom.ppf(ALARM, times, 0.93) - 1) / times
+    assert min(result.held[0], result.held.mean()) >= least, (name, how, result)
     print(f"{name}, {how}: held {result.held.mean():.3f}, error {result.error:.3f}, bound {result.bound:.0f}")
 
 
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named bug: noise alone, as if the bound had removed nothing."""
-    monkeypatch.setattr(EstimatedBound, "most_missing", lambda self, share: np.zeros_like(share))
+    """The named bug: noise alone, as if a bound had removed nothing. Without the bug, a small bound does no harm."""
     random = np.random.default_rng(6)
-    result = redrawn(WORLDS["heavy tail"](random), "alike", 25, random)
-    assert result.held.min() < (binom.ppf(ALARM, 25, 0.95) - 1) / 25
+    masses, least = WORLDS["light tail"](random), (binom.ppf(ALARM, 25, 0.93) - 1) / 25
+    assert redrawn(masses, "alike", 25, random, fixed=16).held[0] >= least
+    nothing = np.zeros(1)
+    monkeypatch.setattr(EstimatedBound, "missing", lambda self, share, confidence: (nothing, nothing, nothing))
+    assert redrawn(masses, "alike", 25, random, fixed=16).held[0] < least
 
 
 def test_a_second_kind_of_units_far_above_the_first_is_seen() -> None:
@@ -128,54 +133,77 @@ def test_a_second_kind_of_units_far_above_the_first_is_seen() -> None:
     assert result.bound >= 2_000 and result.error < 0.05
 
 
-def test_one_giant_cannot_be_seen_and_the_answer_says_so() -> None:
-    """No private answer can tell one unit's presence: the interval holds without that unit, and a note says how many
-    such units would not show."""
+@pytest.mark.parametrize("people", [100, 200, 300, 500])
+@pytest.mark.parametrize("spread", ["even", "lognormal", "equal"])
+def test_few_people_whose_values_spread_over_many_bins(people: int, spread: str, tier: Tier) -> None:
+    """The named bug: no bin stood out from the noise, a tiny bound was chosen, and the interval believed it.
+
+    Values of up to 1,000 in one cell. Fixed seeds; the margin is that of fresh ones.
+    """
+    random, top, times = np.random.default_rng([7, people]), 1_000, tier.pick(quick=8, test=60, deep=400)
+    draw = {
+        "even": lambda: random.integers(0, top + 1, people),
+        "lognormal": lambda: np.minimum(np.exp(random.normal(4, 1.5, people)).astype(int), top),
+        "equal": lambda: np.full(people, top // 2),
+    }
+    bins, masses, held = value_bins(top), draw[spread](), 0
+    cuts, mechanism = tuple(each + 1 for each in bins[:-1]), DiscreteLaplace(Fraction(FOUND))
+    rule = BoundRule(cuts, Fraction(f"{2**0.5 / LEFT:.6g}"), 1, top)
+    search = BoundSearch(Count(Scan("actions")), mechanism, bins, "mass", rule)
+    counts = np.bincount(np.searchsorted(cuts, masses, side="right"), minlength=len(bins))
+    for _ in range(times):
+        noisy = np.rint(counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts))))
+        bound = choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
+        noise = ScaledNoise("laplace", bound / LEFT)
+        values = np.array([np.minimum(masses, bound).sum()]) + noise.quantile(random.random(1))
+        model = fit_contributions(cuts, noisy, FOUND, 1, bins[-1], top)
+        source = clipped_column(values, noise, np.ones(1), EstimatedBound(bound, model), 1.0, 0.95)
+        answer = estimate(NoisyCell(0), [source], [], 0.95)
+        held += bool(answer.low[0] <= masses.sum() <= answer.high[0])
+    assert held / times >= (binom.ppf(ALARM, times, 0.93) - 1) / times
+
+
+def test_one_giant_cannot_be_seen() -> None:
+    """No private answer can tell one unit's presence: the interval holds without that unit only."""
     random = np.random.default_rng(6)
     masses = np.concatenate([[1_000_000], random.poisson(20, 10_000)])
     assert redrawn(masses, "one cell", 25, random).held.max() < 0.5
     assert redrawn(masses[1:], "one cell", 25, random).held.min() > 0.6
-    assert (
-        0
-        < estimate_bound(64, (1, 2, 4), np.array([0.0, 5, 5, 0]), DiscreteLaplace(Fraction(5)).std()).unseen_units
-        < 50
-    )
 
 
 def chosen(noisy: Any, scale: float, noise: float, cells: int) -> EstimatedBound:
     """The bound that the kernel would take from these counts, with what post says about it."""
-    points = histogram_edges(ROW)
-    mechanism = DiscreteLaplace(Fraction(scale))
-    search = BoundSearch(
-        Count(Scan("actions")),
-        mechanism,
-        candidate_bounds(points, 1 << 31),
-        "mass",
-        BoundRule(points, Fraction(noise), cells, ROW),
-    )
-    return estimate_bound(
-        choose_contribution_bound(search, [round(value) for value in noisy], mechanism),
-        points,
-        noisy,
-        mechanism.std(),
-        ROW,
-    )
+    rungs = row_bins(ROW)
+    cuts, mechanism = tuple(rung + ROW for rung in rungs[:-1]), DiscreteLaplace(Fraction(scale))
+    rule = BoundRule(cuts, Fraction(noise), cells, ROW, ROW)
+    search = BoundSearch(Count(Scan("actions")), mechanism, rungs, "mass", rule)
+    bound = choose_contribution_bound(search, [round(value) for value in noisy], mechanism)
+    return EstimatedBound(bound, fit_contributions(cuts, noisy, scale, ROW, rungs[-1], ROW))
 
 
 def test_without_noise_nothing_is_imagined() -> None:
-    points = histogram_edges(ROW)
-    counts = np.bincount(np.searchsorted(points, np.full(1_000, 20 * ROW), side="right"), minlength=len(points) + 1)
+    rungs = row_bins(ROW)
+    cuts = tuple(rung + ROW for rung in rungs[:-1])
+    counts = np.bincount(np.searchsorted(cuts, np.full(1_000, 20 * ROW), side="right"), minlength=len(rungs))
     best = chosen(counts.astype(float), 1e-3, 1e-6, 1)
-    assert best.removed == best.removed_high == 0
+    assert best.removed == 0 and best.removed_share_high < 0.01
     assert best.bound >= 20 * ROW
 
 
-def test_empty_data_have_a_small_bound() -> None:
-    points, noise = histogram_edges(ROW), ScaledNoise("laplace", 5.0)
+def test_empty_data_have_a_bound_and_a_finite_error() -> None:
+    """Noise alone: most searches take a small bound, none an endless interval."""
+    rungs, noise = row_bins(ROW), ScaledNoise("laplace", 5.0)
     random = np.random.default_rng(1)
-    for _ in range(50):
-        best = chosen(noise.quantile(random.random(len(points) + 1)), 5.0, 2**0.5 / LEFT, 6)
-        assert 1 <= best.bound <= 16 * ROW and np.isfinite(best.removed_high)
+    found = [chosen(noise.quantile(random.random(len(rungs))), 5.0, 2**0.5 / LEFT, 6) for _ in range(50)]
+    assert np.median([best.bound for best in found]) <= 64 * ROW
+    assert all(best.bound in rungs and np.isfinite(best.removed_draws).all() for best in found)
+
+
+def test_one_row_each_is_counted_without_bias() -> None:
+    """Four hundred people of one row each in nineteen cells: the cells add up to the people (formerly 665 of 432)."""
+    random = np.random.default_rng(3)
+    result = [redrawn(np.ones(432, int), "each its own", 1, random) for _ in range(40)]
+    assert np.median([one.bound for one in result]) <= 2
 
 
 @pytest.mark.parametrize(
@@ -206,8 +234,8 @@ def test_bounds_that_mean_nothing(given: object) -> None:
 def test_bounds_of_fractions_are_in_steps(query: str, session: Session) -> None:
     """Masses were once cut at the lattice of cents and read as whole cents: bounds a hundred times too large."""
     answer = session.sql(query, epsilon=100)
-    (found,) = answer.bounds.values()
-    largest_row = 10_000 * 2  # a price of 100 in cents, and as much again for the count beside it
-    assert found.bound <= 64 * largest_row
+    found = [bound for tag, bound in answer.bounds.items() if tag.startswith("values")]
+    largest_row = 10_000  # a price of 100 in cents
+    assert len(found) == 1 and found[0].bound <= 64 * largest_row
     (column,) = [column for column in answer.columns if not column.key][:1]
     assert column.estimate.std_error[0] < 0.1 * abs(column.estimate.value[0])

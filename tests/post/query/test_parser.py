@@ -35,6 +35,14 @@ def test_refused_queries_are_as_recorded(blind: Session) -> None:
     print(f"{len(found)} refused queries, {len(set(found.values()))} different reasons")
 
 
+def test_the_parser_library_writes_no_warning_of_its_own(
+    blind: Session, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for query in REFUSED[-8:]:
+        refusal(blind, query)
+    assert not caplog.records and capfd.readouterr() == ("", "")
+
+
 def test_every_refusal_says_something() -> None:
     recorded = json.loads(SNAPSHOT.read_text())
     assert "accepted" not in recorded.values()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import dither
 from dither.access.snapshot import prepare
+from dither.errors import Unsupported
 from dither.plan.context import Context, with_public_facts
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
@@ -27,8 +29,7 @@ def planned(context: Context, query: str, bound: object = "auto") -> QueryPlan:
 
 
 def measure(context: Context, query: str, bound: object = "auto") -> Measure:
-    (piece,) = planned(context, query, bound).measures
-    return piece.measure
+    return planned(context, query, bound).measures[0].measure
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
     for ready in (False, True):
         if ready:
             prepare(dither.load(path))
-        session = dither.connect(path, account="team-a", ledger=tmp_path / f"{ready}.ledger")
+        session = dither.connect(path, account="team-a", ledger=tmp_path / f"{ready}.ledger", another_ledger=True)
         try:
             options = [dict(table.source.options) for table in session.dataset.tables.values()]
             sizes = [option.pop("rows", None) for option in options]
@@ -98,3 +99,34 @@ def test_what_intervals_do_not_allow_for_is_said(query: str, silent: bool, blind
     notes = planned(blind.context, query).notes
     assert any("leave out the rows beyond" in note for note in notes) == silent
     assert not any("leave out the rows beyond" in note for note in planned(blind.context, query, 20).notes)
+
+
+def test_a_public_identifier_as_key_is_refused_with_its_declaration(tmp_path: Path) -> None:
+    (tmp_path / "shops.csv").write_text("id,name\n1,north\n")
+    (tmp_path / "sales.csv").write_text("person,shop\n1,1\n")
+    (tmp_path / "d.yml").write_text("""
+version: 1
+name: d
+tables:
+  shops:
+    private: false
+    source: {kind: csv, path: shops.csv}
+    unique: id
+    columns: {id: {type: identifier, kind: integer}, name: {type: identifier, kind: text}}
+  sales:
+    private: true
+    source: {kind: csv, path: sales.csv}
+    columns: {person: {type: identifier, kind: integer}, shop: {type: category, values_from: shops.id}}
+units: {person: {kind: user, keys: {sales: person}}}
+budgets: [{unit: person, kind: pure, epsilon: 1}]
+""")
+    session = dither.connect(tmp_path / "d.yml")
+    declared = "name: {type: category, values_from: shops.name, kind: text}"
+    query = "SELECT s.name, COUNT(*) FROM sales JOIN shops s ON shop = s.id GROUP BY s.name"
+    with pytest.raises(Unsupported, match=re.escape(f"declare {declared} in it")):
+        session.quote(query, epsilon=1)
+    text = (tmp_path / "d.yml").read_text()
+    (tmp_path / "e.yml").write_text(
+        text.replace("name: {type: identifier, kind: text}", declared).replace("name: d\n", "name: e\n")
+    )
+    assert dither.connect(tmp_path / "e.yml").quote(query, epsilon="1/2").affordable

@@ -19,6 +19,7 @@ from mpmath import mpf
 from conftest import require
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Pure, Renyi
+from dither.privacy.accounting import conversion
 from dither.privacy.accounting.composition import compose, group_in_distinct_cells
 from dither.privacy.accounting.conversion import (
     as_renyi,
@@ -219,3 +220,23 @@ def test_opendp_agrees() -> None:
         theirs = dp.c.make_zCDP_to_approxDP(space >> dp.m.then_gaussian(sigma)).map(1.0).epsilon(delta)
         ours = epsilon_at(ZCDP(Fraction(1, 2) / Fraction(str(sigma)) ** 2), delta)
         assert abs(float(ours) - theirs) <= NEAR
+
+
+@pytest.mark.parametrize("order", ["3/2", "2", "7", "61/3"])
+@pytest.mark.parametrize("delta", ["1/7", "1e-6", "3e-11"])
+def test_epsilon_is_rounded_up_and_never_down(order: str, delta: str) -> None:
+    """At one order the conversion is a closed form, known to 60 digits: the stated epsilon must not lie below it."""
+    a, d = Fraction(order), Fraction(delta)
+    divergences = [Fraction(number, 37) for number in range(30, 90, 7)]
+    with mpmath.workdps(60):
+        excess = mpmath.log(1 - 1 / real(a)) - mpmath.log(real(d) * real(a)) / (real(a) - 1)
+        for divergence in divergences:
+            stated, exact = epsilon_at(Renyi(((a, divergence),)), d), real(divergence) + excess
+            assert exact <= real(stated) <= exact + mpf(10) ** -15
+
+
+@pytest.mark.parametrize("rho", ["1/8", "1/3", "2", "1/1000"])
+def test_zcdp_to_epsilon_is_not_below_the_best_order_that_was_found(rho: str) -> None:
+    loss, delta = ZCDP(rho), Fraction(1, 10**6)
+    found = conversion.smallest_bound(loss, lambda order: loss.rho * order + conversion._epsilon_excess(order, delta))
+    assert found <= epsilon_at(loss, delta) <= found + Fraction(1, 10**15)

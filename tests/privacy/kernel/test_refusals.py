@@ -181,7 +181,7 @@ def test_what_would_be_too_deep_is_refused_before_the_charge(world: Any, opened:
     monkeypatch.setattr(clipped, "add_all", nested)
     room = opened(world(100))
     before = room.kernel.ledger.head
-    with pytest.raises(Unsupported, match="nested too deeply"):
+    with pytest.raises(Unsupported, match="too large, too deep or too wide"):
         room.kernel.answer(vector_of(400), "ann")
     with pytest.raises(Unsupported, match="too wide"):
         room.kernel.answer(

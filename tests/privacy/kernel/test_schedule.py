@@ -11,7 +11,7 @@ import pytest
 from dither.errors import BudgetExceeded, EngineFailure, NotAllowed
 from dither.privacy.pacing import Schedule
 from privacy.kernel_cases import counting
-from privacy.ledger_cases import ManualClock
+from privacy.ledger_cases import ManualClock, teams
 
 
 def test_answers_and_failures_leave_at_the_same_public_instant(world: Any, opened: Any) -> None:
@@ -75,7 +75,7 @@ def test_the_engine_is_cut_off_at_the_last_instant(world: Any, opened: Any) -> N
 
 
 def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened: Any) -> None:
-    """Eight ask at once, on four engines, and every answer is late: three leave, the others find the dataset locked."""
+    """Eight ask at once, on four engines, and every answer is late: three leave, the others are refused uncharged."""
     room = opened(world(1000), schedule=Schedule(floor=1, row=0, cell=0), slots=4)
     for spy in room.spies:
         spy.before = lambda: time.sleep(0.02)
@@ -95,7 +95,8 @@ def test_late_answers_under_way_together_do_not_pass_the_cap(world: Any, opened:
         thread.join()
     assert len(room.kernel.ledger.misses("shop")[0]) == 3 == len(found) - found.count(NotAllowed.code)
     room.kernel.unlock("shop")
-    assert len(room.rows("charge")) - len(room.rows("answer")) == 8 - found.count("late")
+    assert len(room.rows("charge")) == 1 + 3  # the kernel's own, and those that passed the gate
+    assert len(room.rows("charge")) - len(room.rows("answer")) == 3 - found.count("late")
 
 
 def test_a_burst_of_misses_slows_a_class_until_the_curator_quickens_it(world: Any, opened: Any) -> None:
@@ -132,3 +133,21 @@ def test_a_recorded_answer_leaves_at_once_and_a_refusal_too(world: Any, opened: 
     with pytest.raises(BudgetExceeded):
         room.kernel.answer(counting(repeat=1), "ann")
     assert clock.ticks == start
+
+
+def test_unlocking_one_group_changes_nothing_for_another(world: Any, opened: Any) -> None:
+    """Regression: under separate budgets, the residual bits in a group's statement showed that another was unlocked."""
+    room = opened(world(100, policy="separate", groups=teams()), clock=ManualClock(), schedule=Schedule())
+    for number in range(6):
+        room.kernel.answer(counting("1/10", repeat=number), "cyd")
+    room.spy.before = lambda: 1 / 0
+    for number, account in enumerate(["ann", "ann", "ann", "cyd"]):
+        with pytest.raises(EngineFailure):
+            room.kernel.answer(counting("1/10", repeat=10 + number), account)
+    seen, own = room.kernel.statement("shop", "cyd"), room.kernel.statement("shop", "ann")
+    room.kernel.unlock("shop")
+    assert room.kernel.statement("shop", "cyd") == seen and not room.kernel.locked("shop")
+    assert room.kernel.statement("shop", "ann").residual_bits > own.residual_bits
+    ledger = room.kernel.ledger
+    assert [ledger.misses("shop", group)[1] for group in ("red", "blue")] == [0, 1]
+    assert [ledger.unlock_count("shop", group) for group in ("", "red", "blue")] == [1, 1, 0]

@@ -64,6 +64,15 @@ def test_descriptions_without_a_usable_budget_are_refused(place: str) -> None:
     assert ledger.head.sequence == 0
 
 
+@pytest.mark.parametrize("names", [("", "blue"), ("red ", "blue"), (" red", "blue"), ("red\n", "blue"), ("red", "red")])
+def test_group_names_are_those_that_a_description_in_yaml_may_have(place: str, names: tuple[str, str]) -> None:
+    """Regression: group "" saw the charges of all others, and late answers of "red " were not counted."""
+    ledger = Ledger(place)
+    with pytest.raises(InvalidSchema, match="each group needs a name of its own, of letters, digits and underscores"):
+        ledger.register(dataset(policy="separate", groups=(Group(names[0], ("ann",)), Group(names[1], ("cyd",)))))
+    assert ledger.head.sequence == 0
+
+
 def test_budget_changes_are_rows_and_reach_back(ledger: Ledger) -> None:
     pay(ledger, charge_for(1, "3/4"))
     ledger.register(dataset("1/2"))

@@ -102,7 +102,7 @@ def test_one_person_in_every_part_pays_the_sum(ledger: Ledger) -> None:
 
 def test_receipts_come_from_charges_only_and_each_step_is_drawn_once(ledger: Ledger) -> None:
     with pytest.raises(LedgerError):
-        Receipt(object(), 1, "")
+        Receipt(object(), 1, pay(ledger, charge_for(0)).own)
     receipt = pay(ledger, charge_for(1))
     receipt.redeem("part 0")
     with pytest.raises(LedgerError):
@@ -111,6 +111,24 @@ def test_receipts_come_from_charges_only_and_each_step_is_drawn_once(ledger: Led
 
 def test_an_answer_needs_a_charge(ledger: Ledger) -> None:
     receipt = pay(ledger, charge_for(1))
-    receipt.sequence = 1  # the dataset's row
-    with pytest.raises(LedgerError, match="first charge"):
+    receipt.own = replace(receipt.own, row=1)  # the dataset's row
+    with pytest.raises(LedgerError, match="refer to a charge"):
         ledger.record(receipt, "forged")
+
+
+@pytest.mark.parametrize("cap", [1000, 4000])
+def test_a_cap_is_compared_exactly_where_floats_are_too_coarse(tmp_path: Path, cap: int) -> None:
+    """The neighbours of 1e18 among floats are 128 apart: a cap compared in floats lets 1e-15 more through."""
+    assert float(cap * ONE + 1) == float(cap * ONE)
+    ledger = Ledger(tmp_path / "l.sqlite")
+    ledger.register(dataset(cap))
+    pay(ledger, charge_for("most", cap - 1))
+    too_much, exact = charge_for("too much", 1 + Fraction(1, ONE)), charge_for("exact", 1)
+    assert ledger.preview(too_much) == (False, False)
+    with pytest.raises(BudgetExceeded, match="nothing was read"):
+        ledger.charge(too_much)
+    assert total_spent(ledger) == [((cap - 1) * ONE, 0)]
+    assert ledger.preview(exact) == (False, True)
+    pay(ledger, exact)
+    assert total_spent(ledger) == [(cap * ONE, 0)]
+    assert ledger.preview(charge_for("one more", Fraction(1, ONE))) == (False, False)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dither.errors import BudgetExceeded
-from dither.privacy.ledger import Ledger, RecordedAnswer
+from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.maintenance import verify
-from privacy.ledger_cases import ONE, charge_for, dataset, pay, total_spent
+from privacy.ledger_cases import ONE, charge_for, dataset, pay, recorded, total_spent
 
 
 def test_two_ledgers_on_one_place_see_each_other(place: str) -> None:
@@ -25,7 +25,7 @@ def test_two_ledgers_on_one_place_see_each_other(place: str) -> None:
     with pytest.raises(BudgetExceeded):
         two.charge(charge_for(3, Fraction(1, ONE)))
     one.record(pay(one, charge_for(1, "1/2")), "one's")
-    assert two.charge(charge_for(1, "1/2")) == RecordedAnswer(2, "one's", paid=True)
+    assert two.charge(charge_for(1, "1/2")) == recorded(2, "one's", paid=True)
     assert verify(place).sound
 
 

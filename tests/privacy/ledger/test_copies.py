@@ -11,11 +11,11 @@ import pytest
 
 from dither.errors import BudgetExceeded, LedgerError, NotFound
 from dither.loss import Pure
-from dither.privacy.ledger import Ledger, RecordedAnswer
+from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.ledger.store import PostgresStore, SqliteStore, Store, open_store
 from dither.privacy.protocol import LedgerHead
-from privacy.ledger_cases import ONE, busy_ledger, charge_for, dataset, pay, pure, teams, total_spent
+from privacy.ledger_cases import ONE, busy_ledger, charge_for, dataset, pay, pure, recorded, teams, total_spent
 
 
 def test_a_restored_copy_is_closed_until_the_gap_is_marked(place: str, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_what_may_have_been_answered_in_a_lost_stretch_is_not_drawn_again(
     restore(tmp_path / "copy.sqlite", back)
     restored, again = (
         Ledger(back),
-        [charge_for(1, "1/4"), charge_for(1, "1/4", request_id="mine"), charge_for(1, "1/4", "cyd")],
+        [charge_for(1, "1/4"), charge_for(1, "1/4", request_id="mine"), charge_for(1, "1/4", "bob")],
     )
     for _ in ("closed", "open"):
         for asked in again:
@@ -180,7 +180,12 @@ def test_what_may_have_been_answered_in_a_lost_stretch_is_not_drawn_again(
             assert restored.preview(asked) == (False, False)
         restored.mark_gap(ledger.head, Pure(0))
     assert [row.kind for row in restored.rows()].count("charge") == 2
-    assert restored.charge(charge_for(2, "1/8")) == RecordedAnswer(answered.sequence, "known", paid=True)
+    if policy == "separate":  # a group that did not pay draws anew: a refusal would tell it that others asked
+        fresh = pay(restored, charge_for(1, "1/4", "cyd"))
+        restored.record(fresh, "another group's")
+        with pytest.raises(BudgetExceeded, match="another repeat"):
+            restored.charge(charge_for(1, "1/4"))
+    assert restored.charge(charge_for(2, "1/8")) == recorded(answered.sequence, "known", paid=True)
     since = pay(restored, charge_for(3, "1/4"))  # charges after the restore can still be drawn after a crash
     assert pay(Ledger(back), charge_for(3, "1/4")).sequence == since.sequence
     assert verify(back).sound

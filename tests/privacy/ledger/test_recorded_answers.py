@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 
 from dither.errors import BudgetExceeded, InvalidParameter, NotAllowed
-from dither.privacy.ledger import KERNEL, Ledger, Receipt, RecordedAnswer
-from dither.privacy.ledger import ledger as ledger_module
+from dither.privacy.ledger import KERNEL, Ledger, Receipt
+from dither.privacy.protocol import MAX_PAGE, Page
 from dither.schema import Group
-from privacy.ledger_cases import ONE, charge_for, dataset, pay, teams, total_spent
+from privacy.ledger_cases import ONE, charge_for, dataset, pay, recorded, teams, total_spent
 
 
 def test_the_same_question_costs_nothing_twice_under_a_shared_budget(place: str) -> None:
@@ -21,7 +21,7 @@ def test_the_same_question_costs_nothing_twice_under_a_shared_budget(place: str)
     assert ledger.record(receipt, "the answer") == "the answer"
     for account in ("ann", "bob", "cyd"):
         again = ledger.charge(charge_for("q", "1/2", account))
-        assert again == RecordedAnswer(receipt.sequence, "the answer", paid=True)
+        assert again == recorded(receipt.sequence, "the answer", paid=True)
     assert total_spent(ledger) == [(ONE // 2, 0)]
 
 
@@ -30,9 +30,12 @@ def test_a_second_group_pays_for_the_recorded_answer_without_a_redraw(place: str
     ledger.register(dataset(1, policy="separate", groups=teams()))
     receipt = pay(ledger, charge_for("q", "3/4"))
     ledger.record(receipt, "the answer")
-    assert ledger.charge(charge_for("q", "3/4", "bob")) == RecordedAnswer(receipt.sequence, "the answer", paid=True)
-    assert ledger.charge(charge_for("q", "3/4", "cyd")) == RecordedAnswer(receipt.sequence, "the answer", paid=False)
-    assert ledger.charge(charge_for("q", "3/4", "dan")) == RecordedAnswer(receipt.sequence, "the answer", paid=True)
+    assert ledger.charge(charge_for("q", "3/4", "bob")) == recorded(receipt.sequence, "the answer", paid=True)
+    for _ in range(2):  # paid by the first call, and received when it is recorded
+        later = ledger.charge(charge_for("q", "3/4", "cyd"))
+        assert later == recorded(receipt.sequence, "the answer", paid=False)
+    assert ledger.record(later, "") == "the answer"
+    assert ledger.charge(charge_for("q", "3/4", "dan")) == recorded(receipt.sequence, "the answer", paid=True)
     assert total_spent(ledger, "ann", "group") == total_spent(ledger, "cyd", "group") == [(3 * ONE // 4, 0)]
     with pytest.raises(BudgetExceeded, match="group blue"):
         ledger.charge(charge_for("p", "1/2", "cyd"))
@@ -56,7 +59,7 @@ def test_the_kernels_own_questions_are_paid_by_every_group(place: str) -> None:
     ledger.record(pay(ledger, charge_for("size", "1/100", KERNEL)), "size")
     assert total_spent(ledger, "ann", "group") == total_spent(ledger, "cyd", "group") == [(ONE // 100, 0)]
     ledger.register(dataset(1, policy="separate", groups=(*teams(), Group("green", ("gil",)))))
-    assert ledger.charge(charge_for("size", "1/100", KERNEL)) == RecordedAnswer(2, "size", paid=False)
+    assert ledger.charge(charge_for("size", "1/100", KERNEL)) == recorded(2, "size", paid=False)
     assert total_spent(ledger, "gil", "group") == total_spent(ledger, "ann", "group") == [(ONE // 100, 0)]
 
 
@@ -66,9 +69,7 @@ def test_a_request_id_stands_for_one_question(ledger: Ledger) -> None:
     assert again.sequence == first.sequence
     ledger.record(again, "the answer")
     assert ledger.record(first, "another draw") == "the answer"
-    assert ledger.charge(charge_for("q", "1/4", request_id="r1")) == RecordedAnswer(
-        first.sequence, "the answer", paid=True
-    )
+    assert ledger.charge(charge_for("q", "1/4", request_id="r1")) == recorded(first.sequence, "the answer", paid=True)
     with pytest.raises(InvalidParameter, match="another query"):
         ledger.charge(charge_for("other", "1/4", request_id="r1"))
     assert pay(ledger, charge_for("other", "1/4", "bob", request_id="r1")).sequence != first.sequence
@@ -95,7 +96,7 @@ def test_a_new_version_empties_the_cache_and_never_the_budget(ledger: Ledger) ->
     ledger.register(dataset(1, data_version="2"))
     assert isinstance(ledger.charge(charge_for("q", "1/4")), Receipt)
     assert total_spent(ledger) == [(3 * ONE // 4, 0)]
-    assert ledger.charge(charge_for("q", "1/4", request_id="a")) == RecordedAnswer(2, "old", paid=True)
+    assert ledger.charge(charge_for("q", "1/4", request_id="a")) == recorded(2, "old", paid=True)
     with pytest.raises(InvalidParameter, match="earlier version"):
         ledger.charge(charge_for("u", "1/4", request_id="b"))
     assert ledger.record(unanswered, "late") == "late"
@@ -116,11 +117,20 @@ def test_registering_again_changes_nothing(ledger: Ledger) -> None:
     assert ledger.head == before
 
 
-def test_history_covers_the_latest_rows_only(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_and_rows_come_in_pages(ledger: Ledger) -> None:
     for number in range(8):
         pay(ledger, charge_for(number, "1/100"))
     everything = ledger.history("shop", "ann")
-    assert len(everything) == 8 and ledger_module.HISTORY_ROWS <= 2000
-    monkeypatch.setattr(ledger_module, "HISTORY_ROWS", 3)
-    latest = ledger.history("shop", "ann")
-    assert 0 < len(latest) <= 3 and latest == everything[-len(latest) :]
+    assert [entry.sequence for entry in everything] == list(range(1, 9))
+    for before, limit, numbers in ((0, 3, [6, 7, 8]), (6, 3, [3, 4, 5]), (3, 3, [1, 2]), (1, 3, []), (99, 2, [7, 8])):
+        page = Page(before, limit)
+        assert ledger.history("shop", "ann", page) == tuple(everything[number - 1] for number in numbers)
+        assert ledger.page(page) == tuple(row for row in ledger.rows() if row.sequence in page_numbers(page))
+    for wrong in ({"before": -1}, {"limit": 0}, {"limit": MAX_PAGE + 1}):
+        with pytest.raises(InvalidParameter, match="limit from 1"):
+            Page(**wrong)
+
+
+def page_numbers(page: Page) -> list[int]:
+    """The rows of a page of a ledger with nine rows."""
+    return [number for number in range(1, 10) if not page.before or number < page.before][-page.limit :]

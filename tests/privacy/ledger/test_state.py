@@ -10,11 +10,11 @@ import pytest
 
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, to_json
-from dither.privacy.ledger import Ledger, Receipt, RecordedAnswer, log
+from dither.privacy.ledger import Ledger, Receipt, log
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.ledger.state import Population, budget_cost, key
 from dither.privacy.ledger.store import open_store
-from privacy.ledger_cases import ONE, charge_for, dataset, pay, total_spent
+from privacy.ledger_cases import ONE, charge_for, dataset, pay, recorded, total_spent
 
 
 def test_a_snapshot_and_the_rows_after_it_are_the_whole_state(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_question_that_only_the_snapshot_knows_is_not_taken_for_new(
     first.register(dataset(1))
     known = pay(first, charge_for("q", "9/10", request_id="r"))
     first.record(known, "the answer")
-    answer = RecordedAnswer(known.sequence, "the answer", paid=True)
+    answer = recorded(known.sequence, "the answer", paid=True)
     again, retried = charge_for("q", "9/10"), charge_for("q", "9/10", request_id="r")
     assert Ledger(place).charge(again) == answer
     assert Ledger(place).charge(retried) == answer

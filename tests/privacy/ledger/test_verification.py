@@ -25,7 +25,7 @@ def test_a_second_answer_row_breaks_the_rules(tmp_path: Path) -> None:
     ledger.close()
     store = open_store(place)
     answer = next(row for row in store.rows() if row.kind == "answer")
-    extra = chain_row(store.head(), "answer", answer.time, answer.body.replace("the answer", "another draw"))
+    extra = chain_row(store.head(), "answer", answer.time, answer.body.replace("the answer", "another draw"), "a" * 32)
     assert store.append(store.head(), [extra])
     assert verify(place).first_bad == extra.sequence
 
@@ -41,7 +41,7 @@ def test_a_change_of_any_byte_of_any_row_is_detected(tmp_path: Path, tier: Any) 
     busy_ledger(str(place)).close()
     with sqlite3.connect(place) as connection:
         cells = [(row, column, str(value)) for row, *rest in connection.execute("SELECT * FROM rows")
-                 for column, value in zip(("kind", "time", "body", "hash"), rest, strict=True)]  # fmt: skip
+                 for column, value in zip(("kind", "time", "body", "hash", "salt"), rest, strict=True)]  # fmt: skip
     spots = [(row, column, at, value) for row, column, value in cells for at in range(len(value))]
     chosen = spots if tier.name == "deep" else random.Random(5).sample(spots, tier.pick(quick=10, test=200, deep=0))
     for row, column, at, value in chosen:
@@ -60,7 +60,7 @@ def test_a_change_of_any_byte_of_any_row_is_detected(tmp_path: Path, tier: Any) 
         "UPDATE state SET value = '0 0' WHERE key LIKE '[\"spent\"%'",
         "DELETE FROM state WHERE key LIKE '[\"answer\"%'",
         "INSERT INTO state VALUES ('[\"paid\",\"blue\"]', '3')",
-        "INSERT INTO rows SELECT 7, kind, time, body, hash FROM rows WHERE sequence = 6",
+        "INSERT INTO rows SELECT 7, kind, time, body, hash, salt FROM rows WHERE sequence = 6",
     ],
 )
 def test_rows_and_totals_cannot_be_dropped_moved_or_made_up(tmp_path: Path, statement: str) -> None:
@@ -99,7 +99,7 @@ def verify_relinked(place: Path, forged: Path, sequence: int, edit: Callable[[di
         body = json.loads(row.body)
         if row.sequence == sequence:
             edit(body)
-        new = chain_row(head, row.kind, row.time, canonical_json(body))
+        new = chain_row(head, row.kind, row.time, canonical_json(body), row.salt)
         assert target.append(head, [new])
         head = new.head
     target.close()
@@ -112,7 +112,7 @@ def test_a_row_that_was_rehashed_by_itself_shows_in_the_next(tmp_path: Path) -> 
     store = open_store(place)
     before, row = store.row(3), store.row(4)
     assert before is not None and row is not None and row.kind == "answer"
-    changed = chain_row(before.head, row.kind, row.time, row.body.replace("the answer", "another draw"))
+    changed = chain_row(before.head, row.kind, row.time, row.body.replace("the answer", "another draw"), row.salt)
     store.close()
     with TamperedCopy(place, tmp_path) as copy:
         execute(copy, "UPDATE rows SET body = ?, hash = ? WHERE sequence = 4", changed.body, changed.hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,3 +87,33 @@ def test_one_of_several_events() -> None:
     assert partitions.any_probability(Fraction(1, 10**50), 2) == Fraction(2, 10**50)
     assert float(partitions.any_probability(Fraction(1, 2), 2)) == 0.75
     assert partitions.any_probability(Fraction(1, 2), 2) >= Fraction(3, 4)
+
+
+SELECTORS = {
+    "partition_selection": mechanisms.PartitionSelection(Fraction(1, 2), Fraction(1, 1000)),
+    "laplace_threshold": mechanisms.LaplaceThreshold(Fraction(2), 12),
+    "gaussian_threshold": mechanisms.GaussianThreshold(Fraction(4), 8),
+}
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("groups", [1, 2, 5, 40])
+def test_delta_covers_every_group_that_a_person_may_touch(name: str, groups: int) -> None:
+    """A person alone in several groups is revealed as soon as one of them is released."""
+    mechanism, sensitivity = SELECTORS[name], Sensitivity.of(l0=groups, linf=1)
+    with mp.workdps(60):
+        alone = 1 - (1 - alone_chance(mechanism)) ** groups
+        losses = [mechanism.zcdp_loss(sensitivity), mechanism.loss(sensitivity)]
+        for stated in losses:
+            assert alone <= real(stated.delta) <= alone * mpf("1.1")  # type: ignore[union-attr]
+
+
+def alone_chance(mechanism: Any) -> Any:
+    """The chance that a group of one person is released, by the definition of the noise."""
+    if isinstance(mechanism, mechanisms.PartitionSelection):
+        return real(mechanism.delta)
+    need = mechanism.threshold - 1
+    if isinstance(mechanism, mechanisms.LaplaceThreshold):
+        return laplace_reaches(mechanism.scale, need)
+    weights = {k: mp.exp(-mpf(k * k) / (2 * real(mechanism.variance))) for k in range(-200, 201)}
+    return sum(weight for k, weight in weights.items() if k >= need) / sum(weights.values())

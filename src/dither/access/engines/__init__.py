@@ -6,6 +6,7 @@
     engine.groups(measure, deadline, secret)   # undeclared keys with their counts, for partition selection
     engine.corrections()                       # curator only: values corrected into their domain, in all answers so far
     engine.inspect()                           # curator only: corrected values and dropped rows of every table
+    engine.findings()                          # curator only: sentences on columns that are largely corrected
 
 To write an engine: subclass `Dialect` for its SQL and `SqlEngine` for its connection: find each table's `TableSource`,
 run a statement to an Arrow table, cancel it, and close the connection.
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
+from dither.access.inspection import TableInspection
 from dither.access.result_vector import GroupCounts
 from dither.errors import InvalidSchema
 from dither.plan.context import Context
@@ -31,6 +33,8 @@ MODULES = {
     "postgres": "dither.access.engines.postgres",
     "spark": "dither.access.engines.spark",
 }
+SNAPSHOTS = MODULES["parquet"]
+WRITERS = {**MODULES, "postgres": "dither.access.engines.postgres_snapshot"}
 
 
 class Engine(Protocol):
@@ -47,6 +51,12 @@ class Engine(Protocol):
     def corrections(self) -> Mapping[str, int]:
         """Return, for the curator, the number of values corrected in the answers so far."""
 
+    def inspect_tables(self) -> Mapping[str, TableInspection]:
+        """Return, for the curator, what cleaning corrects in every record of every table."""
+
+    def findings(self) -> list[str]:
+        """Return, for the curator, sentences on empty tables and columns that are largely corrected; never fails."""
+
     def cancel(self) -> None:
         """Stop the running statement, from another thread."""
 
@@ -55,16 +65,28 @@ class Engine(Protocol):
 
 
 def open_engine(dataset: Dataset, **options: str) -> Engine:
-    """Open the engine that reads this dataset's sources; all tables must belong to one engine."""
-    modules = {MODULES[table.source.kind] for table in dataset.tables.values()}
-    if len(modules) != 1:
+    """Open the engine that reads this dataset's sources, or their snapshot; all tables must belong to one engine."""
+    in_snapshot = any("snapshot" in table.source.options for table in dataset.tables.values())
+    module = _common_module(dataset, MODULES)
+    # A driver is imported only when its engine is used.
+    engine: Engine = import_module(SNAPSHOTS if in_snapshot else module).open_engine(dataset, **options)
+    return engine
+
+
+def open_snapshot_writer(dataset: Dataset, *options: Any) -> Any:
+    """Open the writer of a snapshot of this dataset's sources, which needs the driver of their engine alone."""
+    return import_module(_common_module(dataset, WRITERS)).open_writer(dataset, *options)
+
+
+def _common_module(dataset: Dataset, modules: Mapping[str, str]) -> str:
+    """Return the module for all tables of a dataset; refuse sources of different engines."""
+    found = {modules[table.source.kind] for table in dataset.tables.values()}
+    if len(found) != 1:
         kinds = sorted({table.source.kind for table in dataset.tables.values()})
         raise InvalidSchema(
             f"all tables of one dataset must be read by the same engine, got sources of kinds {', '.join(kinds)}"
         )
-    # A driver is imported only when its engine is used.
-    engine: Engine = import_module(modules.pop()).open_engine(dataset, **options)
-    return engine
+    return found.pop()
 
 
 def another_engine(engine: Engine, open_new: Callable[[], Engine]) -> Engine:

@@ -6,19 +6,22 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from sqlglot import exp
 
+from dither.access.inspection import ROWS_AT_OPENING, ColumnInspection, TableInspection, findings
 from dither.access.result_vector import GroupCounts, columns_to_count, corrections_in, to_groups, to_vector
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure, Vector
 from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.relations.cleaning import is_clean
+from dither.plan.relations.cleaning import beyond_bounds, is_clean
 from dither.plan.relations.facts import needs_order
+from dither.plan.relations.moments import source_with_moments
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, case, count_star, integer, is_not_null, select
+from dither.plan.sql.builders import Sql, case, count_star, integer, is_not_null, is_null, select
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Column, Dataset, Reference, Scalar, Table
@@ -34,9 +37,21 @@ class SqlEngine(ABC):
         self._corrections: dict[str, int] = {}
         self.failure: str | None = None
         self.ctx = Context(dataset)
-        self._sources = {name: self._table_source(table) for name, table in dataset.tables.items()}
+        self._sources = self._open_sources(dataset)
         self._lock_down(dataset)
         self.ctx = Context(dataset, self._facts())
+
+    def _open_sources(self, dataset: Dataset) -> dict[str, TableSource]:
+        """Find every table; name all that cannot be read at once."""
+        sources, problems = {}, []
+        for name, table in dataset.tables.items():
+            try:
+                sources[name] = self._table_source(table)
+            except InvalidSchema as problem:
+                problems.append(str(problem))
+        if problems:
+            raise InvalidSchema("\n".join(problems))
+        return sources
 
     def _lock_down(self, dataset: Dataset) -> None:
         """Give up permissions that are not needed once the tables are found."""
@@ -93,25 +108,51 @@ class SqlEngine(ABC):
 
     def inspect(self) -> Mapping[str, int]:
         """Return, for the curator, corrected values by "table.column" and rows dropped for lack of a key by "table"."""
-        table_counts = [self._inspect_table(name) for name in self.ctx.dataset.tables]
-        return {key: count for table in table_counts for key, count in table.items()}
+        return {key: n for name, table in self.inspect_tables().items() for key, n in table.counts(name).items()}
 
-    def _inspect_table(self, name: str) -> dict[str, int]:
-        """Count the corrected values of each column and the dropped rows of one table."""
-        table = self.ctx.table(name)
-        flags = [
-            with_alias(self._count_incorrect(name, column), f"c{i}") for i, column in enumerate(table.columns.values())
-        ]
-        rows = select(*flags, with_alias(count_star(), "n")).from_(self._sources[name].source.copy(), copy=False)
-        row = self._run(rows).to_pylist()[0]
-        counts = {f"{name}.{key}": int(row[f"c{index}"] or 0) for index, key in enumerate(table.columns)}
-        return counts | {name: int(row["n"]) - self._count_valid_rows(name)}
+    def inspect_tables(self) -> Mapping[str, TableInspection]:
+        """Return, for the curator, the corrections of every table with their kinds."""
+        return {name: self._inspect_table(name) for name in self.ctx.dataset.tables}
 
-    def _count_incorrect(self, table: str, column: Column) -> Sql:
-        """Build the count of records of a column that need a correction."""
-        table_source, raw = self._sources[table], exp.column(column.name, quoted=True)
-        is_valid = is_clean(column, raw, table_source.kinds[column.name], self.dialect)
-        return exp.Sum(this=case([(is_valid, integer(0))], integer(1)))
+    def findings(self) -> list[str]:
+        """Return, for the curator, what a look at the first records of every table finds; never fails."""
+        try:
+            tables = {name: self._inspect_table(name, ROWS_AT_OPENING) for name in self.ctx.dataset.tables}
+        except Exception as error:  # a driver's error text may contain a value: for the curator only
+            return [f"the records could not be inspected: {str(error)[:500]}"]
+        return list(findings(self.ctx.dataset, tables))
+
+    def _inspect_table(self, name: str, limit: int | None = None) -> TableInspection:
+        """Count the corrected values of each column and the dropped rows of one table, or of its first records only."""
+        source, columns = self._sources[name], self.ctx.table(name).columns
+        if limit is not None:
+            first = select(exp.Star()).from_(source.source.copy(), copy=False).limit(limit, copy=False)
+            source = replace(source, source=first.subquery("raw", copy=False))
+        statement = SqlStatement(self.ctx, {**self._sources, name: source}, self.dialect, keeps_order=False)
+        flags = {
+            f"{key}{i}": flag
+            for i, column in enumerate(columns.values())
+            for key, flag in self._flags(column, source.kinds[column.name]).items()
+        }
+        selected = [with_alias(flag, key) for key, flag in flags.items()]
+        flagged = statement.add_subquery(select(*selected).from_(source_with_moments(statement, name), copy=False))
+        sums = [with_alias(exp.Sum(this=column_ref(key)), key) for key in flags]
+        counted = self._run(statement.finish(select(*sums, with_alias(count_star(), "n")).from_(flagged, copy=False)))
+        row = {key: int(value or 0) for key, value in counted.to_pylist()[0].items()}
+        inspected = {
+            key: ColumnInspection(source.kinds[key], row[f"c{i}"], row[f"m{i}"], row[f"l{i}"], row[f"h{i}"])
+            for i, key in enumerate(columns)
+        }
+        dropped = row["n"] - self._count_valid_rows(name) if limit is None else 0
+        return TableInspection(row["n"], dropped, inspected)
+
+    def _flags(self, column: Column, kind: RawKind) -> dict[str, Sql]:
+        """Build 1 for a record that is corrected (c), missing (m), below (l) or above (h) its bounds, else 0."""
+        raw, zone = exp.column(column.name, quoted=True), self.ctx.dataset.timezone
+        below, above = beyond_bounds(column, raw, kind, zone, self.dialect)
+        missing = exp.false() if column.domain.nullable else is_null(raw)
+        flags = {key: case([(c, integer(1))], integer(0)) for key, c in {"m": missing, "l": below, "h": above}.items()}
+        return flags | {"c": case([(is_clean(column, raw, kind, zone, self.dialect), integer(0))], integer(1))}
 
     def _count_valid_rows(self, table: str) -> int:
         """Count the rows that a scan of the table keeps."""
@@ -149,8 +190,23 @@ def kinds_of(table: Table, stored: Mapping[str, RawKind]) -> dict[str, RawKind]:
     """Return the kind of each declared column; refuse a source that lacks one."""
     missing = [name for name in table.columns if name not in stored]
     if missing:
-        raise InvalidSchema(f"the source of table {table.name} has no column {', '.join(missing)}")
+        raise InvalidSchema(
+            f"the source of table {table.name}, {place_of(table)}, has no column {', '.join(missing)};"
+            f" it has: {', '.join(stored)}"
+        )
     return {name: stored[name] for name in table.columns}
+
+
+def place_of(table: Table) -> str:
+    """Return where a table's records are: a path, or a name in a database."""
+    options = table.source.options
+    return options.get("path") or options.get("table", table.name)
+
+
+def unreadable_source(table: Table, reason: object) -> InvalidSchema:
+    """Build the error for a source that cannot be opened; only its curator opens it, and sees the path and reason."""
+    first_line = next(iter(str(reason).strip().splitlines()), "")[:300]
+    return InvalidSchema(f"the source of table {table.name} cannot be read: {place_of(table)}: {first_line}")
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ import pyarrow as pa
 from sqlglot import exp
 
 from dither.access.csv_quotes import first_unclosed_quote
-from dither.access.engines.base import SqlEngine, kinds_of, time_limit
+from dither.access.engines.base import SqlEngine, kinds_of, time_limit, unreadable_source
 from dither.errors import InvalidSchema
-from dither.plan.sql.builders import Sql, select
+from dither.plan.sql.builders import Sql, binary, case, literal, select, sub
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import TableSource
 from dither.schema import Dataset, Table
@@ -34,8 +34,8 @@ KINDS: dict[str, RawKind] = {
     "TINYINT": "integer", "SMALLINT": "integer", "INTEGER": "integer", "BIGINT": "integer", "HUGEINT": "integer",
     "UTINYINT": "integer", "USMALLINT": "integer", "UINTEGER": "integer", "UBIGINT": "integer", "UHUGEINT": "integer",
     "FLOAT": "float", "DOUBLE": "float", "VARCHAR": "text", "BOOLEAN": "boolean", "DATE": "date",
-    "TIMESTAMP": "timestamp", "TIMESTAMP WITH TIME ZONE": "timestamp", "TIMESTAMP_S": "timestamp",
-    "TIMESTAMP_MS": "timestamp", "TIMESTAMP_NS": "timestamp",
+    "TIMESTAMP": "timestamp", "TIMESTAMP_S": "timestamp", "TIMESTAMP_MS": "timestamp", "TIMESTAMP_NS": "timestamp",
+    "TIMESTAMP WITH TIME ZONE": "instant", "TIMESTAMPTZ_NS": "instant",
 }  # fmt: skip
 
 
@@ -46,15 +46,38 @@ def kind_of(declared: str) -> RawKind:
     return "text" if declared.startswith("ENUM") else KINDS.get(declared, "other")
 
 
+def _floor_nanoseconds(source: Sql, stored: Mapping[str, str], table: Table) -> Sql:
+    """Read nanoseconds as microseconds, rounded down: DuckDB's cast rounds to the nearest, perhaps to the next year."""
+    names = [name for name in table.columns if stored.get(name) in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS")]
+    if not names:
+        return source
+    floored = [exp.alias_(_microseconds(exp.column(name, quoted=True)), name, quoted=True) for name in names]
+    return select(exp.Star(replace=floored)).from_(source, copy=False).subquery("raw", copy=False)
+
+
+def _microseconds(raw: Sql) -> Sql:
+    """Build the timestamp of a column of nanoseconds."""
+    nanoseconds = exp.Anonymous(this="epoch_ns", expressions=[raw])
+    is_cut = binary(exp.LT, binary(exp.Mod, nanoseconds, literal(1000)), literal(0))
+    floored = sub(binary(exp.IntDiv, nanoseconds, literal(1000)), case([(is_cut, literal(1))], literal(0)))
+    return exp.Anonymous(this="make_timestamp", expressions=[floored])
+
+
 def _csv_source(table: str, path: str, delimiter: str) -> Sql:
     """Read a CSV file with fixed options, every column as text.
 
     Types, quotes or widths guessed from the data would depend on all records: one record could change how the others
     are read. A record that does not fit is padded, cut or dropped, without effect on others.
     """
+    names = _column_names(table, path, delimiter)
+    lowered = [name.lower() for name in names]
+    # A name that is empty or occurs twice cannot be declared, and gets a place number that no declared name has.
     column_types = [
-        _option(exp.Literal.string(name), exp.Literal.string("VARCHAR"))
-        for name in _column_names(table, path, delimiter)
+        _option(
+            exp.Literal.string(name if name and lowered.count(name.lower()) == 1 else f"{name}${place}"),
+            exp.Literal.string("VARCHAR"),
+        )
+        for place, name in enumerate(names)
     ]
     csv_options: dict[str, Sql] = {
         "auto_detect": exp.false(),
@@ -77,11 +100,8 @@ def _csv_source(table: str, path: str, delimiter: str) -> Sql:
 def _check_quotes(table: str, path: str, delimiter: str) -> None:
     """Refuse files with an unclosed quote, before the first query: the quote would swallow records."""
     for file_path in sorted(glob(path)):
-        try:
-            with _open_text(file_path, errors="replace") as file:
-                line = first_unclosed_quote(file, delimiter)
-        except (OSError, EOFError):
-            raise InvalidSchema(f"the source of table {table} cannot be read") from None
+        with _open_text(file_path, errors="replace") as file:
+            line = first_unclosed_quote(file, delimiter)
         if line is not None:
             raise InvalidSchema(
                 f"a quote in line {line} of {Path(file_path).name}, a file of table {table}, is unclosed or misplaced"
@@ -95,12 +115,11 @@ def _option(name: Sql, value: Sql) -> Sql:
 
 def _column_names(table: str, path: str, delimiter: str) -> list[str]:
     """Return the names in the first line, the same in every file; they come from the curator, not from a record."""
-    try:
-        headers = [_first_line(file_path, delimiter) for file_path in sorted(glob(path))]
-    except (OSError, EOFError, ValueError, TypeError, csv.Error):
-        raise InvalidSchema(f"the source of table {table} cannot be read") from None
-    if not headers or not headers[0] or any(names != headers[0] for names in headers):
-        raise InvalidSchema(f"every file of table {table} must begin with the same line of column names")
+    headers = [_first_line(file_path, delimiter) for file_path in sorted(glob(path))]
+    if not headers:
+        raise FileNotFoundError("no such file")
+    if not headers[0] or any(names != headers[0] for names in headers):
+        raise InvalidSchema(f"every file of table {table} must begin with the same line of column names ({path})")
     return headers[0]
 
 
@@ -299,25 +318,27 @@ class DuckDBEngine(SqlEngine):
             described = self._connection.execute(
                 "DESCRIBE " + self.dialect.render(select(exp.Star()).from_(source.copy(), copy=False))
             ).fetchall()
-            coarse = self._coarse_moments(table) if table.source.kind == "parquet" else []
-        except duckdb.Error:
-            raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
+            coarse = self._coarse_moments(table) if table.source.kind == "parquet" else {}
+        except (duckdb.Error, OSError, EOFError, ValueError, TypeError, csv.Error) as error:
+            raise unreadable_source(table, error) from None
         for name in coarse:
             self._check_moments(table, name, source)
-        return TableSource(source, kinds_of(table, {str(row[0]): kind_of(str(row[1])) for row in described}))
+        stored = {str(name): str(declared) for name, declared, *_ in described}
+        kinds = kinds_of(table, {name: kind_of(declared) for name, declared in stored.items()})
+        # An INT96 says nothing of a zone; those who write it mean UTC, and Spark reads it so.
+        instants: dict[str, RawKind] = {name: "instant" for name, types in coarse.items() if "INT96" in types}
+        return TableSource(_floor_nanoseconds(source, stored, table), kinds | instants)
 
-    def _coarse_moments(self, table: Table) -> list[str]:
-        """List the declared columns whose files store time in units with a wider range than microseconds."""
+    def _coarse_moments(self, table: Table) -> dict[str, str]:
+        """Return the declared columns whose files store time in units with a wider range than microseconds."""
         schema = exp.Anonymous(this="parquet_schema", expressions=[exp.Literal.string(table.source.options["path"])])
         columns = ("name", "type", "converted_type", "logical_type")
         schema_rows = self._connection.execute(
             self.dialect.render(select(*map(exp.column, columns)).from_(schema, copy=False))
         ).fetchall()
         coarse_types = ("INT96", "TIMESTAMP_MILLIS", "MilliSeconds")
-        coarse = {
-            name for name, *kinds in schema_rows if any(mark in str(kind) for kind in kinds for mark in coarse_types)
-        }
-        return [name for name in table.columns if name in coarse]
+        types = {name: " ".join(map(str, kinds)) for name, *kinds in schema_rows if name in table.columns}
+        return {name: kinds for name, kinds in types.items() if any(mark in kinds for mark in coarse_types)}
 
     def _check_moments(self, table: Table, name: str, source: Sql) -> None:
         """Read a column once: the reader fails on a moment out of range, and would fail in every query."""

@@ -6,11 +6,13 @@ succeeds. CASE guards the cast: no engine here evaluates a branch that was not t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from sqlglot import exp
 
 from dither.plan.sql.builders import (
+    CLOCK_PATTERN,
     MOMENT_PATTERN,
     NUMBER_PATTERN,
     Sql,
@@ -45,13 +47,22 @@ class GuardedDialect(Dialect):
         """Return False: texts stay texts."""
         return False
 
+    def compose(self, value: Sql) -> Sql:
+        """Convert only texts beyond ASCII, which have more bytes than characters: the conversion is slow."""
+        sizes = [exp.Anonymous(this=name, expressions=[detach(value)]) for name in ("char_length", "octet_length")]
+        return case([(binary(exp.LT, *sizes), self.to_nfc(value))], value)
+
+    @abstractmethod
+    def to_nfc(self, value: Sql) -> Sql:
+        """Convert a text that is not NULL to Unicode's NFC."""
+
     def parse_number(self, value: Sql) -> Sql:
         """Cast texts of up to 18 digits and exponents of two digits, which no double overflows."""
         return case([(self.matches(value, NUMBER_PATTERN), cast(value, "double"))])
 
     def parse_timestamp(self, value: Sql) -> Sql:
-        """Cast only days that exist, in the years 1 to 9999, and times from 00:00:00 to 23:59:59.999999."""
-        return case([(self.matches(value, MOMENT_PATTERN), cast(value, "timestamp"))])
+        """Cast only days that exist, in the years 1 to 9999, and times from 00:00 to 23:59:59."""
+        return case([(self.matches(value, MOMENT_PATTERN), cast(self.extract(value, CLOCK_PATTERN), "timestamp"))])
 
     def parse_integer(self, value: Sql) -> Sql:
         """Cast canonical integers of up to 19 digits, after comparing them as wide numbers with the 64-bit bounds."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg import IsolationLevel, postgres
 from sqlglot import exp
 
-from dither.access.engines.base import SqlEngine, kinds_of
+from dither.access.engines.base import SqlEngine, kinds_of, unreadable_source
 from dither.access.engines.guarded_dialect import GuardedDialect
 from dither.errors import InvalidSchema
 from dither.plan.domains import DAY
@@ -28,7 +28,7 @@ from dither.schema import Dataset, Table
 KINDS: dict[str, RawKind] = {
     "int2": "integer", "int4": "integer", "int8": "integer", "float4": "float", "float8": "float", "numeric": "decimal",
     "text": "text", "varchar": "text", "bpchar": "text", "name": "text", "uuid": "text", "bool": "boolean",
-    "date": "date", "timestamp": "timestamp", "timestamptz": "timestamp",
+    "date": "date", "timestamp": "timestamp", "timestamptz": "instant",
 }  # fmt: skip
 ARROW = {"int2": pa.int64(), "int4": pa.int64(), "int8": pa.int64(), "bool": pa.bool_()} | dict.fromkeys(
     ("text", "varchar", "bpchar", "name"), pa.string()
@@ -113,6 +113,14 @@ class PostgresDialect(GuardedDialect):
         digits = exp.Substring(this=exp.MD5(this=detach(value)), start=literal(1), length=literal(8))
         return cast(cast_to(exp.Paren(this=exp.Concat(expressions=[string("x"), digits])), "bit(32)"), "bigint")
 
+    def to_nfc(self, value: Sql) -> Sql:
+        """Use NORMALIZE; texts hold no NUL here."""
+        return function_call("normalize", value)
+
+    def extract(self, value: Sql, pattern: str) -> Sql:
+        """Use SUBSTRING, which is NULL where nothing matches."""
+        return exp.Coalesce(this=function_call("substring", value, string(pattern)), expressions=[string("")])
+
     def is_nan(self, value: Sql) -> Sql:
         """Compare with NaN, which equals itself here."""
         return binary(exp.EQ, value, cast(string("NaN"), "double"))
@@ -155,8 +163,8 @@ class PostgresEngine(SqlEngine):
             with self._connection.transaction():
                 source_table = self._qualified_table(table.source.options.get("table", table.name))
                 columns = self._columns(source_table)
-        except psycopg.Error:
-            raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
+        except psycopg.Error as error:
+            raise unreadable_source(table, error) from None
         kinds = kinds_of(table, {name: kind for name, (kind, _) in columns.items()})
         readable = [exp.alias_(columns[name][1], name, quoted=True) for name in table.columns]
         return TableSource(exp.select(*readable).from_(source_table).subquery("raw"), kinds)
@@ -169,7 +177,7 @@ class PostgresEngine(SqlEngine):
             (name,),
         ).fetchone()
         if full_name is None:
-            raise psycopg.ProgrammingError("no such table")
+            raise psycopg.ProgrammingError("there is no such table, or this role may not see it")
         return exp.table_(str(full_name[1]), db=str(full_name[0]), quoted=True)
 
     def _columns(self, source_table: exp.Table) -> dict[str, tuple[RawKind, Sql]]:
@@ -254,9 +262,9 @@ def _raise_tiny(raw: Sql, least: Sql, normal: Sql) -> Sql:
     return case([(tiny, times(function_call("sign", raw), least))], normal)
 
 
-def as_arrow(cursor: psycopg.Cursor[tuple[object, ...]]) -> pa.Table:
-    """Fetch the rows of a cursor as Arrow."""
-    rows = cursor.fetchall()
+def as_arrow(cursor: psycopg.Cursor[tuple[object, ...]], most: int | None = None) -> pa.Table:
+    """Fetch all rows of a cursor, or the next `most`, as Arrow."""
+    rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
     column_descriptions = cursor.description or []
     columns = list(zip(*rows, strict=True)) if rows else [() for _ in column_descriptions]
     kinds = [postgres.types.get(column.type_code) for column in column_descriptions]

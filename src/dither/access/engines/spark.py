@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
-from dither.access.engines.base import SqlEngine, kinds_of, time_limit
+from dither.access.engines.base import SqlEngine, kinds_of, time_limit, unreadable_source
 from dither.access.engines.guarded_dialect import MAX_INT64, GuardedDialect
 from dither.errors import InvalidSchema
 from dither.plan.sql.builders import Sql, and_, binary, case, cast, detach, literal, string
@@ -24,7 +24,7 @@ from dither.schema import Dataset, Table
 
 KINDS: dict[str, RawKind] = {
     "tinyint": "integer", "smallint": "integer", "int": "integer", "bigint": "integer", "float": "float",
-    "double": "float", "string": "text", "boolean": "boolean", "date": "date", "timestamp": "timestamp",
+    "double": "float", "string": "text", "boolean": "boolean", "date": "date", "timestamp": "instant",
     "timestamp_ntz": "timestamp",
 }  # fmt: skip
 SETTINGS = {
@@ -66,7 +66,7 @@ class SparkDialect(GuardedDialect):
         return function_call("timestamp_micros", microseconds)
 
     def to_microseconds(self, moment: Sql) -> Sql:
-        """Cast to a timestamp first: with and without a zone they are the same in UTC."""
+        """Cast to an instant first: the session's clock is UTC, which leaves a timestamp without a zone as written."""
         return function_call("unix_micros", cast(moment, "timestamp"))
 
     def date_to_timestamp(self, value: Sql) -> Sql:
@@ -83,6 +83,15 @@ class SparkDialect(GuardedDialect):
     def matches(self, value: Sql, pattern: str) -> Sql:
         r"""End the pattern with \z: in Java's patterns $ also matches before a final line break."""
         return super().matches(value, pattern.removesuffix("$") + r"\z")
+
+    def compose(self, value: Sql) -> Sql:
+        """Replace NUL in texts of any kind."""
+        return super().compose(self.replace_nul(value))
+
+    def to_nfc(self, value: Sql) -> Sql:
+        """Call the library of Unicode that Spark 4 includes, since no SQL function does this."""
+        method = string("com.ibm.icu.text.Normalizer"), string("compose")
+        return function_call("reflect", *method, value, exp.false())
 
     def narrow_integer(self, value: Sql) -> Sql:
         """Check the range first: unsigned 64-bit integers of Parquet are decimals here, and a cast would wrap them."""
@@ -107,8 +116,8 @@ class SparkEngine(SqlEngine):
         try:
             frame = self._frame(table)
             frame.createOrReplaceTempView(exp.to_identifier(view, quoted=True).sql("spark"))
-        except (PySparkException, OSError):
-            raise InvalidSchema(f"the source of table {table.name} cannot be read") from None
+        except (PySparkException, OSError) as error:
+            raise unreadable_source(table, error) from None
         stored: dict[str, str] = dict(frame.dtypes)
         kinds = kinds_of(table, {name: kind_of(kind) for name, kind in stored.items()})
         readable = [_readable_column(name, stored[name]) for name in table.columns]

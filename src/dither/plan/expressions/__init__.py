@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dither.plan.expressions.core import ColumnRef, DatePartName, Expr, LiteralValue, snap_to_lattice, to_double
+from dither.plan.expressions.core import (
+    ColumnRef,
+    DatePartName,
+    EstimatedValue,
+    Expr,
+    LiteralValue,
+    snap_to_lattice,
+    to_double,
+)
 from dither.plan.expressions.logic import And, Case, Coalesce, Compare, In, IsNull, Not, NullIf, Or, between
 from dither.plan.expressions.numeric import (
     Absolute,
@@ -23,6 +31,7 @@ from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
 BY_NAME: dict[str, type] = {
     "column": ColumnRef,
     "literal_value": LiteralValue,
+    "estimated_value": EstimatedValue,
     "instant": Instant,
     "arithmetic": Arithmetic,
     "absolute": Absolute,

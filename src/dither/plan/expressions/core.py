@@ -209,6 +209,34 @@ class LiteralValue(Expr):
                 return integer(Fraction(self.value).numerator)
 
 
+@dataclass(frozen=True)
+class EstimatedValue(Expr):
+    """A number that the kernel chooses privately: `value` steps, from `lo` to `hi`; equal tags get the same number.
+
+    Its domain is the whole range, before and after the choice, so the choice changes no sensitivity.
+    """
+
+    tag: str
+    lo: int
+    hi: int
+    step: Fraction = Fraction(1)
+    value: int | None = None
+
+    def __post_init__(self) -> None:
+        if not -LARGEST_INTEGER <= self.lo <= self.hi <= LARGEST_INTEGER or self.step <= 0:
+            raise InvalidParameter("an estimated value needs a range within 2^62 steps, and a step above 0")
+        if self.value is not None and not self.lo <= self.value <= self.hi:
+            raise InvalidParameter("an estimated value must lie in its range")
+
+    def domain(self, scope: Scope) -> Domain:
+        return number(self.lo, self.hi, self.step)
+
+    def sql(self, scope: Scope) -> Sql:
+        if self.value is None:
+            raise InvalidPlan("the plan has an estimated value that no search fills in; add a search with its tag")
+        return integer(self.value)
+
+
 def check_text(value: str) -> str:
     """Return a text; refuse lone surrogates and NUL, which some engines cannot store."""
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):

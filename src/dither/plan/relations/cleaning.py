@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from functools import partial
 
 from sqlglot import exp
 
-from dither.plan.context import needs_zone_shift, on_wall_clock, zone_offsets
-from dither.plan.domains import PERIOD_LENGTHS, bounds_of, span, storage_type, truncate
+from dither.plan.domains import PERIOD_LENGTHS, bounds_of, storage_type, truncate
 from dither.plan.expressions.core import constant_sql, divide
+from dither.plan.relations.moments import wall_clock
 from dither.plan.sql.builders import (
     MAX_ENUM_VALUES,
     Sql,
@@ -52,7 +51,7 @@ def clean_column(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Di
         case Reference(kind="integer") | Identifier(kind="integer"):
             return _with_fallback(column, raw, _parse_integer(raw, kind, dialect))
         case Reference() | Identifier():
-            return _with_fallback(column, raw, _as_text(raw, kind))
+            return _with_fallback(column, raw, _as_name(raw, kind, dialect))
 
 
 def clean_key(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
@@ -69,10 +68,8 @@ def clean_to_enum(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: D
     """Like `clean_column`, for texts that are stored as an ENUM."""
     if not isinstance(column.domain, Category):
         return clean_column(column, raw, kind, zone, dialect)
-    value, values, fallback_text = _as_text(raw, kind), column.domain.values, _fallback_text(column, column.domain)
-    if any(unicodedata.normalize("NFD", declared) != declared for declared in values):
-        return dialect.to_enum(clean_column(column, raw, kind, zone, dialect), values)
-    declared_or_null = dialect.to_enum(value, values)
+    values, fallback_text = column.domain.values, _fallback_text(column, column.domain)
+    declared_or_null = dialect.to_enum(_as_declared(raw, kind, column.domain, dialect), values)
     if fallback_text is None:
         return declared_or_null
     filled = exp.Coalesce(this=declared_or_null, expressions=[dialect.to_enum(string(fallback_text), values)])
@@ -97,42 +94,63 @@ def _is_on_lattice(domain: Number, value: Sql, raw: Sql, kind: RawKind, dialect:
     return and_([binary(exp.EQ, before, after), binary(exp.LT, exp.Abs(this=detach(after)), double(1 << 53))])
 
 
-def is_clean(column: Column, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+def is_clean(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
     """Build the condition that `clean_column` only rounds the value: it is in bounds, or an allowed NULL."""
-    valid = _is_valid(column.domain, raw, kind, dialect)
+    if isinstance(column.domain, Moment):
+        valid = _is_between(wall_clock(column, raw, kind, zone, dialect), column.domain)
+    else:
+        valid = _is_valid(column.domain, raw, kind, dialect)
     return or_([is_null(raw), valid]) if column.domain.nullable else valid
+
+
+def beyond_bounds(column: Column, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> tuple[Sql, Sql]:
+    """Build the conditions that a raw value is below and above its bounds; false for domains without bounds."""
+    match column.domain:
+        case Number() as domain:
+            value = _comparable(raw, kind, dialect)
+        case Moment() as domain:
+            value = wall_clock(column, raw, kind, zone, dialect)
+        case _:
+            return exp.false(), exp.false()
+    lo, hi = (_bound_literal(Fraction(bound)) for bound in (domain.lo, domain.hi))
+    return binary(exp.LT, value, lo), binary(exp.GT, value, hi)
+
+
+def _comparable(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Return a raw number in a type that compares with its bounds."""
+    return raw if kind in ("integer", "decimal") else _as_double(raw, kind, dialect)
 
 
 def _is_valid(domain: Domain, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
     """Build the condition that a raw value is inside the domain."""
     match domain:
         case Number():
-            value = raw if kind in ("integer", "decimal") else _as_double(raw, kind, dialect)
-            return and_(
-                [binary(exp.GTE, value, _bound_literal(domain.lo)), binary(exp.LTE, value, _bound_literal(domain.hi))]
-            )
-        case Moment():
-            value = _parse_microseconds(raw, kind, dialect)
-            return and_([binary(exp.GTE, value, integer(domain.lo)), binary(exp.LTE, value, integer(domain.hi))])
+            return _is_between(_comparable(raw, kind, dialect), domain)
         case Boolean():
             return is_not_null(_parse_boolean(raw, kind, dialect))
         case Category(values=values):
-            return _is_among(_as_text(raw, kind), _unicode_forms(values), dialect)
+            return _is_among(_as_declared(raw, kind, domain, dialect), values, dialect)
         case Reference(kind="integer") | Identifier(kind="integer"):
             return is_not_null(_parse_integer(raw, kind, dialect))
         case _:
             return is_not_null(_as_text(raw, kind))
 
 
+def _is_between(value: Sql, domain: Number | Moment) -> Sql:
+    """Build the condition that a number or moment lies within its bounds."""
+    lo, hi = (_bound_literal(Fraction(bound)) for bound in (domain.lo, domain.hi))
+    return and_([binary(exp.GTE, value, lo), binary(exp.LTE, value, hi)])
+
+
 def fallback(column: Column) -> Sql:
-    """Build the replacement of a value that cannot be clamped: the default, else NULL, else a fixed value."""
+    """Build the replacement of a value that cannot be clamped: the default, else NULL, else the first value."""
     domain, default = column.domain, column.default
     if default is None and (domain.nullable or isinstance(domain, Reference | Identifier)):
         return null(storage_type(domain))
     match domain:
         case Number():
             lo, hi = bounds_of(domain)
-            wanted = Fraction(default) if isinstance(default, int | Fraction) else Fraction(0)
+            wanted = Fraction(default) if isinstance(default, int | Fraction) else domain.lo
             return integer(min(max(round(wanted / domain.step), lo), hi))
         case Moment():
             return integer(_fallback_moment(column, domain))
@@ -145,8 +163,9 @@ def fallback(column: Column) -> Sql:
 
 
 def _fallback_moment(column: Column, domain: Moment) -> int:
-    """Return the moment that replaces an invalid one: the default within the bounds, else the lower bound."""
-    return min(max(column.default, domain.lo), domain.hi) if isinstance(column.default, int) else domain.lo
+    """Return the moment that replaces an invalid one: the default within the bounds, else the least moment."""
+    moment = min(max(column.default, domain.lo), domain.hi) if isinstance(column.default, int) else domain.lo
+    return truncate(moment, domain.precision)
 
 
 def _bound_literal(value: Fraction) -> Sql:
@@ -217,55 +236,19 @@ def _double_to_lattice(value: Sql, domain: Number) -> Sql:
     return case([(binary(exp.LT, value, double(0)), exp.Neg(this=size))], size.copy())
 
 
-def _parse_microseconds(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """Convert a raw date, timestamp, text or integer to microseconds since 1970, or NULL."""
-    match kind:
-        case "timestamp":
-            return dialect.to_microseconds(raw)
-        case "date":
-            return dialect.to_microseconds(dialect.date_to_timestamp(raw))
-        case "text":
-            return dialect.to_microseconds(dialect.parse_timestamp(raw))
-        case "integer":
-            return dialect.narrow_integer(raw)
-        case _:
-            return null("bigint")
-
-
 def _clean_moment(column: Column, domain: Moment, raw: Sql, kind: RawKind, zone: str, dialect: Dialect) -> Sql:
     """Encode a raw moment on the dataset's wall clock, truncated to its precision and clamped to its bounds."""
-    value, local_domain = _parse_microseconds(raw, kind, dialect), on_wall_clock(domain, zone)
-    local = _to_wall_clock(value, domain, zone) if needs_zone_shift(domain, zone) else value
-    length = PERIOD_LENGTHS[domain.precision]
-    inside = local if length == 1 else times(divide(local, length, span(local_domain)[0], dialect), length)
-    # Without a shift, the start of a period lies between the starts of the bounds' periods.
-    clamped = clamp_integer(inside, *span(local_domain)) if needs_zone_shift(domain, zone) else inside
-    local_column = replace(
-        column, default=_bound_on_wall_clock(_fallback_moment(column, domain), domain, zone), domain=local_domain
-    )
-    is_inside = and_([binary(exp.GT, value, integer(domain.lo)), binary(exp.LT, value, integer(domain.hi))])
+    value, start_of = wall_clock(column, raw, kind, zone, dialect), partial(truncate, every=domain.precision)
+    length, truncated = PERIOD_LENGTHS[domain.precision], replace(column, default=_fallback_moment(column, domain))
+    # The start of a period between the bounds lies between the starts of the bounds' periods.
+    inside = value if length == 1 else times(divide(value, length, domain.lo, dialect), length)
     branches = [
-        (is_inside, clamped),
-        (is_null(raw), _null_replacement(local_column)),
-        (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(local_column)),
-        (binary(exp.LTE, value, integer(domain.lo)), integer(_bound_on_wall_clock(domain.lo, domain, zone))),
+        (and_([binary(exp.GT, value, integer(domain.lo)), binary(exp.LT, value, integer(domain.hi))]), inside),
+        (is_null(raw), _null_replacement(truncated)),
+        (is_null(value), null("bigint") if column.default is None and domain.nullable else fallback(truncated)),
+        (binary(exp.LTE, value, integer(domain.lo)), integer(start_of(domain.lo))),
     ]
-    return case(branches, integer(_bound_on_wall_clock(domain.hi, domain, zone)))
-
-
-def _to_wall_clock(value: Sql, domain: Moment, zone: str) -> Sql:
-    """Shift microseconds in UTC to the wall clock of a zone."""
-    shifts = zone_offsets(domain.lo, domain.hi, zone)
-    if len(shifts) == 1:
-        return add(value, shifts[0][1])
-    branches = [(binary(exp.LT, value, integer(end)), integer(shift)) for (_, shift), (end, _) in pairwise(shifts)]
-    return add(value, case(branches, integer(shifts[-1][1])))
-
-
-def _bound_on_wall_clock(moment: int, domain: Moment, zone: str) -> int:
-    """Shift a public moment to the wall clock and truncate it: moments of the same period give the same value."""
-    shifts = zone_offsets(domain.lo, domain.hi, zone) if needs_zone_shift(domain, zone) else ((domain.lo, 0),)
-    return truncate(moment + [shift for start, shift in shifts if start <= moment][-1], domain.precision)
+    return case(branches, integer(start_of(domain.hi)))
 
 
 def _parse_boolean(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
@@ -306,9 +289,15 @@ def _as_text(raw: Sql, kind: RawKind) -> Sql:
     return cast(raw, "varchar") if kind in ("text", "integer", "boolean") else null("varchar")
 
 
-def _unicode_forms(values: Sequence[str]) -> list[str]:
-    """Return the declared texts and their decomposed Unicode forms."""
-    return list(dict.fromkeys(form for v in values for form in (v, unicodedata.normalize("NFD", v))))
+def _as_name(raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
+    """Convert a raw value to text in Unicode's NFC, so that one name in two spellings is one."""
+    value = _as_text(raw, kind)
+    return dialect.compose(value) if kind == "text" else value
+
+
+def _as_declared(raw: Sql, kind: RawKind, domain: Category, dialect: Dialect) -> Sql:
+    """Convert a raw value to text for comparison with the declared ones; NFC matters only if one is not ASCII."""
+    return _as_text(raw, kind) if all(map(str.isascii, domain.values)) else _as_name(raw, kind, dialect)
 
 
 def _is_among(value: Sql, values: Sequence[str], dialect: Dialect) -> Sql:
@@ -319,10 +308,7 @@ def _is_among(value: Sql, values: Sequence[str], dialect: Dialect) -> Sql:
 
 
 def _clean_category(column: Column, domain: Category, raw: Sql, kind: RawKind, dialect: Dialect) -> Sql:
-    """Return the declared text that a raw value equals, in composed or decomposed form, else its replacement."""
-    value = _as_text(raw, kind)
+    """Return the declared text that a raw value equals, else its replacement."""
+    value = _as_declared(raw, kind, domain, dialect)
     branches: list[tuple[Sql, Sql]] = [(_is_among(value, domain.values, dialect), value)] if domain.values else []
-    for declared in domain.values:
-        if (other := unicodedata.normalize("NFD", declared)) not in domain.values:
-            branches.append((binary(exp.EQ, value, string(other)), string(declared)))
     return case([*branches, (is_null(raw), _null_replacement(column))], fallback(column))

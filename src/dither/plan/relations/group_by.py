@@ -11,9 +11,10 @@ from dither.errors import InvalidPlan
 from dither.plan.context import Context
 from dither.plan.domains import bounds_of, cardinality, number, span, with_null
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
+from dither.plan.expressions.numeric import null_if_zero
 from dither.plan.relations.core import Relation, require_unit, unit_column_domain
 from dither.plan.relations.project import check_distinct_names
-from dither.plan.sql.builders import Sql, count_star, integer, select
+from dither.plan.sql.builders import Sql, binary, case, clamp_integer, count_star, integer, literal, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
 from dither.plan.stability import MAX_ROWS, PerKeyBound, Stability, multiply, smallest
@@ -91,14 +92,14 @@ def group_rows(
 
 @dataclass(frozen=True)
 class GroupAggregate:
-    """A column of a GroupBy: count of rows or of non-NULL values, distinct values, sum, min or max.
+    """A column of a GroupBy: count of rows or of non-NULL values, distinct values, sum, average, min or max.
 
     `value` is None for COUNT(*). Counts saturate at 2^31 and sums at +-2^53 steps, or lower where the unit's rows are
-    bounded; the sum of no values is 0.
+    bounded; the sum of no values is 0. An average is a multiple of the step, truncated towards zero.
     """
 
     name: str
-    kind: Literal["count", "distinct", "sum", "min", "max"]
+    kind: Literal["count", "distinct", "sum", "avg", "min", "max"]
     value: Expr | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +116,8 @@ class GroupAggregate:
                 raise InvalidPlan("SUM takes numbers")
             lo, hi = bounds_of(value)
             return number(max(min(lo, 0) * rows, -MAX_SUM), min(max(hi, 0) * rows, MAX_SUM), value.step)
+        if self.kind == "avg" and not isinstance(value, Number):
+            raise InvalidPlan("AVG takes numbers")
         span(value)
         return with_null(value, value.nullable or has_empty_group)
 
@@ -131,6 +134,11 @@ class GroupAggregate:
             case "sum":
                 lo, hi = span(domain)
                 return saturate(statement.dialect.exact_sum(value), hi, lo)
+            case "avg":
+                (lo, hi), values = span(domain), exp.Count(this=value.copy())
+                total = saturate(statement.dialect.exact_sum(value), MAX_SUM)
+                mean = clamp_integer(statement.dialect.quotient(total, null_if_zero(values)), lo, hi)
+                return case([(binary(exp.GT, values.copy(), literal(0)), mean)])
             case "min":
                 return exp.Min(this=value)
             case "max":

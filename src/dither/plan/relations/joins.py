@@ -49,7 +49,7 @@ class PublicJoin(Relation):
 
     def stability(self, ctx: Context, unit: str) -> Stability:
         if self.public.stability(ctx, unit).max_rows != 0:
-            raise Unsupported(f"the {unit} unit covers both sides of this join; join on the unit's key instead")
+            raise Unsupported(f"the unit {unit} covers the side of this join that is held fixed; ask with unit={unit}")
         child, max_matches = self.child.stability(ctx, unit), self.multiplicity(ctx)
         match self.how:
             case "inner":

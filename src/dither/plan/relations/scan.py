@@ -12,6 +12,7 @@ from dither.plan.domains import with_null
 from dither.plan.expressions.core import period_number_sql
 from dither.plan.relations.cleaning import clean_column, clean_key, clean_to_enum, is_clean
 from dither.plan.relations.core import Relation
+from dither.plan.relations.moments import source_with_moments
 from dither.plan.sql.builders import Sql, add_all, and_, case, integer, is_not_null, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
@@ -74,7 +75,7 @@ class Scan(Relation):
                 with_alias(raw if table_source.is_prepared else clean(column, raw, kind, zone, dialect), f"c{index}")
             )
             if not table_source.is_prepared and name in statement.counted_columns:
-                clean_conditions.append(is_clean(column, raw, kind, dialect))
+                clean_conditions.append(is_clean(column, raw, kind, zone, dialect))
         selected.append(with_alias(_count_corrections(clean_conditions), "b"))
         selected += [
             with_alias(exp.column(str(statement.trial), quoted=True), name) for name in statement.trial_columns()
@@ -82,7 +83,7 @@ class Scan(Relation):
         stored = {"o": table_source.order_column} if table_source.order_column else {}
         stored |= {statement.rank_column(unit): column for unit, column in table_source.rank_columns.items()}
         selected += [with_alias(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
-        return select(*selected).from_(table_source.source.copy(), copy=False)
+        return select(*selected).from_(source_with_moments(statement, self.table), copy=False)
 
     def _with_hidden_columns(
         self, statement: SqlStatement, table: exp.Table, columns: list[str], tracked: list[str]

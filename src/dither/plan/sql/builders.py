@@ -15,13 +15,16 @@ from dither.errors import Unsupported
 
 Sql = exp.Expr
 MAX_ENUM_VALUES = 32
-NUMBER_PATTERN = "^[-+]?[0-9]{1,18}([.][0-9]{1,18})?([eE][-+]?[0-9]{1,2})?$"
+# Some programs leave out the zero before or after the point, write more digits than a double has, or pad with spaces.
+NUMBER_PATTERN = "^ {0,30}[-+]?([0-9]{1,18}([.][0-9]{0,30})?|[.][0-9]{1,30})([eE][-+]?[0-9]{1,2})? {0,30}$"
 # Only days that exist, in the years 1 to 9999, and no 24:00: engines disagree on other texts, or fail on them.
 YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
-MOMENT_PATTERN = f"^({YEAR}-({MONTHS})|{LEAP}-02-29)([ T]{TIME})?$"
+TIME = "([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.][0-9]{1,9})?)?"
+OFFSET = " ?(Z|UTC|[-+](0[0-9]|1[0-5])(:?[0-5][0-9](:?[0-5][0-9])?)?)"
+MOMENT_PATTERN = f"^({YEAR}-({MONTHS})|{LEAP}-02-29)([ T]{TIME}({OFFSET})?)?$"
+CLOCK_PATTERN = "^([0-9-]+([ T][0-9:]+)?)"
 
 
 def integer(value: int) -> Sql:

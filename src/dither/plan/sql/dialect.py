@@ -8,6 +8,7 @@ from typing import Literal
 from sqlglot import exp
 
 from dither.plan.sql.builders import (
+    CLOCK_PATTERN,
     MAX_ENUM_VALUES,
     MOMENT_PATTERN,
     NUMBER_PATTERN,
@@ -24,7 +25,8 @@ from dither.plan.sql.builders import (
 )
 from dither.schema import Category, Domain
 
-RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "other"]
+# How a column is stored; a timestamp has no zone or offset, an instant has one.
+RawKind = Literal["integer", "decimal", "float", "text", "boolean", "date", "timestamp", "instant", "other"]
 
 
 class Dialect:
@@ -92,6 +94,15 @@ class Dialect:
         """Cast an ENUM back to text."""
         return cast(value, "varchar")
 
+    def compose(self, value: Sql) -> Sql:
+        """Convert a text to Unicode's NFC; NUL, which engines cannot hold or stop at, is replaced."""
+        return exp.Anonymous(this="nfc_normalize", expressions=[self.replace_nul(value)])
+
+    def replace_nul(self, value: Sql) -> Sql:
+        """Replace each NUL of a text by the character for unreadable ones."""
+        nul = exp.Anonymous(this="chr", expressions=[literal(0)])
+        return exp.Anonymous(this="replace", expressions=[detach(value), nul, string("\ufffd")])
+
     def matches(self, value: Sql, pattern: str) -> Sql:
         """Build the condition that a text matches one of Dither's own patterns; no pattern comes from an analyst."""
         return exp.RegexpLike(this=detach(value), expression=string(pattern))
@@ -115,9 +126,13 @@ class Dialect:
             ]
         )
 
+    def extract(self, value: Sql, pattern: str) -> Sql:
+        """Return the part of a text that matches the first group of one of Dither's own patterns; '' if none does."""
+        return exp.Anonymous(this="regexp_extract", expressions=[detach(value), string(pattern), literal(1)])
+
     def parse_timestamp(self, value: Sql) -> Sql:
-        """Parse a text as a timestamp, or NULL; never fails."""
-        return case([(self.matches(value, MOMENT_PATTERN), try_cast(value, "timestamp"))])
+        """Parse the date and time of a text up to its seconds, or NULL if the text is no moment; never fails."""
+        return case([(self.matches(value, MOMENT_PATTERN), try_cast(self.extract(value, CLOCK_PATTERN), "timestamp"))])
 
     def date_to_timestamp(self, value: Sql) -> Sql:
         """Convert a date to a timestamp, or NULL if it is outside the range of timestamps; never fails."""

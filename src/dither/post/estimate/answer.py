@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any, assert_never
@@ -20,21 +21,29 @@ from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.loss import to_json as loss_to_json
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
+from dither.post.display import answer_text, html_lines, loss_text
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
+from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
-from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, evaluate, is_missing
-from dither.post.query.planner import CellRef, QueryPlan, answer_axes, rows_text
+from dither.post.estimate.wide import wide_notes
+from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
+from dither.post.query.planner import CellRef, QueryPlan, answer_axes
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_ROWS_SHOWN = 60
+FEW_ROWS = 4
+# Add-backs below this share of all contributions are not worth a note.
+NOTICEABLE_SHARE = 0.02
+RAISED_NOTE = (
+    "counts and sums are raised by what clipping is estimated to remove, so groups may add up to more than there is"
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AnswerColumn:
     """A column of an answer: a GROUP BY key, which is exact, or a noisy column.
 
@@ -68,8 +77,29 @@ class AnswerColumn:
             return values
         return float(values[0]) if isinstance(values[0], np.number) else values[0]
 
+    def cell(self, row: int) -> str:
+        """The estimate of a row with its interval, as text: every place that shows answers writes it like this."""
+        value, low, high = self.texts(row)
+        return value if self.key else f"{value} [{low}, {high}]"
 
-@dataclass(frozen=True)
+    def texts(self, row: int) -> tuple[str, str, str]:
+        """The estimate of a row and the ends of its interval, with the digits that the error leaves meaningful."""
+        parts = [np.asarray(part)[row] for part in (self.estimate.value, self.estimate.low, self.estimate.high)]
+        digits = _meaningful_digits(self.estimate, row)
+        value, low, high = (_format_number(part, digits) for part in parts)
+        return value, low, high
+
+    def __repr__(self) -> str:
+        size = len(self.estimate.value)
+        shown = [self.cell(row) for row in range(min(size, MAX_ROWS_SHOWN))]
+        more = [rows_left_out(size)] if size > MAX_ROWS_SHOWN else []
+        return f"{self.name}: " + "\n  ".join([*shown, *more])
+
+    def _repr_html_(self) -> str:
+        return html_lines(repr(self))
+
+
+@dataclass(frozen=True, repr=False)
 class Answer:
     """The answer to one query.
 
@@ -86,7 +116,7 @@ class Answer:
     releases: tuple[Release, ...]
     bounds: dict[str, EstimatedBound]
     notes: tuple[str, ...]
-    draws: QuestionDraws | None = field(default=None, repr=False, compare=False)
+    draws: QuestionDraws | None = field(default=None, compare=False)
 
     @property
     def table(self) -> pa.Table:
@@ -154,7 +184,7 @@ class Answer:
         """Plot one column with its intervals (needs matplotlib); by default the first that is not a key."""
         noisy = [c for c in self.columns if not c.key]
         chosen = self[column] if column is not None else noisy[0]
-        labels = [", ".join(map(str, row.values())) or chosen.name for row in self.keys.to_pylist()] or [chosen.name]
+        labels = [", ".join(self._key_texts(row)) or chosen.name for row in range(len(self))]
         _, axis = import_optional("matplotlib.pyplot").subplots()
         values = np.asarray(chosen.estimate.value, float)
         errors = np.maximum([values - chosen.estimate.low, chosen.estimate.high - values], 0.0)
@@ -164,48 +194,58 @@ class Answer:
         axis.invert_yaxis()
         return axis
 
+    def _key_texts(self, row: int) -> list[str]:
+        """The keys of a row as text."""
+        places = [place for place, column in enumerate(self.columns) if column.key]
+        return [answer_text(self.keys.column(place)[row].as_py()) for place in places]
+
     def _repr_html_(self) -> str:
         """The answer as an HTML table for notebooks, with a bar for every interval."""
         head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
         rows = "".join(f"<tr>{self._html_cells(row)}</tr>" for row in range(min(len(self), MAX_ROWS_SHOWN)))
-        more = f"<p>{self._rows_left_out()}</p>" if len(self) > MAX_ROWS_SHOWN else ""
-        costs = ", ".join(f"{name} {value}" for loss in self.loss for name, value in loss_to_json(loss).items())
-        foot = html.escape(f"{self.confidence:.0%} intervals; cost: {costs}")
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}<p>{foot}</p>"
+        more = f"<p>{rows_left_out(len(self))}</p>" if len(self) > MAX_ROWS_SHOWN else ""
+        foot = "".join(f"<p>{html.escape(line)}</p>" for line in self._remarks())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}{foot}"
+
+    def _remarks(self) -> list[str]:
+        """The cost and the notes."""
+        cost = f"cost: {loss_text(self.loss)} ({self.confidence:.0%} intervals)"
+        return [cost, *(f"note: {note}" for note in self.notes)]
 
     def _html_cells(self, row: int) -> str:
         return "".join(self._html_cell(column, position, row) for position, column in enumerate(self.columns))
 
     def _html_cell(self, column: AnswerColumn, position: int, row: int) -> str:
         if column.key:
-            return f"<td>{html.escape(str(self.keys.column(position)[row].as_py()))}</td>"
-        result = column.estimate
-        value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
-        return (
-            f"<td title='{low} to {high}'>{value} {_interval_svg(result, row)}<br><small>{low} to {high}</small></td>"
-        )
+            return f"<td>{html.escape(answer_text(self.keys.column(position)[row].as_py()))}</td>"
+        value, low, high = map(html.escape, column.texts(row))
+        picture = _interval_svg(column.estimate, row)
+        return f"<td title='{low} to {high}'>{value} {picture}<br><small>[{low}, {high}]</small></td>"
 
     def __str__(self) -> str:
         names = [column.name for column in self.columns]
         lines = [" | ".join(names)]
         for row in range(min(len(self), MAX_ROWS_SHOWN)):
-            lines.append(
-                " | ".join(self._text_cell(column, position, row) for position, column in enumerate(self.columns))
-            )
+            lines.append(" | ".join(self.cells(row)))
         if len(self) > MAX_ROWS_SHOWN:
-            lines.append(self._rows_left_out())
+            lines.append(rows_left_out(len(self)))
         return "\n".join(lines)
 
-    def _rows_left_out(self) -> str:
-        more = len(self) - MAX_ROWS_SHOWN
-        return f"... and {more} more row{'s' if more > 1 else ''}"
+    def __repr__(self) -> str:
+        return "\n".join([str(self), *self._remarks()])
 
-    def _text_cell(self, column: AnswerColumn, position: int, row: int) -> str:
-        if column.key:
-            return str(self.keys.column(position)[row].as_py())
-        result = column.estimate
-        value, low, high = (_format_number(part, row) for part in (result.value, result.low, result.high))
-        return f"{value} [{low}, {high}]"
+    def cells(self, row: int) -> list[str]:
+        """Return a row as text: keys, and estimates with their intervals."""
+        return [
+            answer_text(self.keys.column(place)[row].as_py()) if column.key else column.cell(row)
+            for place, column in enumerate(self.columns)
+        ]
+
+
+def rows_left_out(size: int) -> str:
+    """Say how many of the rows are not shown."""
+    more = size - MAX_ROWS_SHOWN
+    return f"... and {more} more row{'s' if more > 1 else ''}"
 
 
 def _unused_name(name: str, taken: dict[str, Any]) -> str:
@@ -221,9 +261,22 @@ def _to_arrow(values: Values) -> pa.Array:
     return pa.array(values.tolist()) if values.dtype.kind not in "fiub" else pa.array(values)
 
 
-def _format_number(values: Values, row: int) -> str:
-    value = np.asarray(values)[row]
-    return html.escape(str(value)) if not isinstance(value, float | int | np.number) else f"{float(value):,.6g}"
+def _format_number(value: Any, digits: int | None) -> str:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.number):
+        return answer_text(value)
+    text = f"{float(value):,.6g}" if digits is None else f"{float(value):,.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.,") else text
+
+
+def _meaningful_digits(result: Estimate, row: int) -> int | None:
+    """Return the decimals that an error leaves meaningful: none for whole numbers; None if the error is not known."""
+    parts = [np.asarray(part) for part in (result.value, result.low, result.high)]
+    if not all(part.dtype.kind in "fiu" for part in parts):
+        return None
+    if all(bool(np.all(part == np.floor(part))) for part in parts):
+        return 0
+    half = (float(result.high[row]) - float(result.low[row])) / 2
+    return min(6, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else None
 
 
 def _interval_svg(result: Estimate, row: int) -> str:
@@ -272,21 +325,46 @@ def build_answer(
         for output in plan.outputs
     ]
     size = len(groups)
-    rows = _select_rows(plan, columns, key_values, size)
+    rows = _select_rows(plan, columns, key_values, groups)
     displayed = [
         _display_keys([group[position] for group in groups], domain) for position, domain in enumerate(domains)
     ]
-    answer_columns, keys = [], {}
+    answer_columns, keys, undefined = [], {}, list[str]()
     for position, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
         is_key = isinstance(output.node, KeyValue)
         answer_columns.append(AnswerColumn(output.name, _take_rows(result, rows, size), is_key, bool(plan.keys)))
+        if cells_of(output.node):
+            undefined += undefined_notes(answer_columns[-1])
         values = displayed[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
         keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
+    unclipped = [replace(column, less=0.0, more=0.0) if isinstance(column, Measured) else column for column in columns]
+
+    def from_noise_alone(node: Formula) -> Estimate:
+        return _take_rows(estimate(node, unclipped, key_values, confidence), rows, size)
+
+    wide = [
+        note
+        for output, column in zip(plan.outputs, answer_columns, strict=True)
+        if cells_of(output.node)
+        for note in wide_notes(column.name, column.estimate, partial(from_noise_alone, output.node), losses, plan.unit)
+    ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
-        _answer_notes(plan, bounds),
+        (*_answer_notes(plan, bounds), *undefined, *wide),
     )  # fmt: skip
+
+
+UNDEFINED = "by the noisy values, as a quotient of 0 or a variance of one row is"
+
+
+def undefined_notes(column: AnswerColumn) -> tuple[str, ...]:
+    """Return a note if a noisy column has no value in some rows of the answer."""
+    missing = int(np.sum(is_missing(np.asarray(column.estimate.value))))
+    if not missing:
+        return ()
+    where = "" if len(column.estimate.value) == 1 else f" in {missing} of {len(column.estimate.value)} rows"
+    return (f"{column.name} is left undefined{where} {UNDEFINED}; spend more, or ask about larger groups",)
 
 
 def without_negatives(answer: Answer) -> Answer:
@@ -316,18 +394,31 @@ def _restore_booleans(result: Estimate, wanted: ValueType) -> Estimate:
 
 
 def _answer_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
-    return (*plan.notes, *(_bound_note(plan, bound) for bound in bounds.values()))
+    return (*plan.notes, *(_bound_note(plan, bound) for bound in bounds.values()), *_raised_notes(plan, bounds))
+
+
+def _raised_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
+    """Say why the groups of counts and sums may add up to more than there are, and how to avoid it."""
+    cells = [plan.sources[output.node.index] for output in plan.outputs if isinstance(output.node, NoisyCell)]
+    tags = {cell.bound_tag for cell in cells if isinstance(cell, CellRef)}
+    raised = [bound for tag, bound in bounds.items() if tag in tags and bound.removed_share > NOTICEABLE_SHARE]
+    few = any(bound.bound <= FEW_ROWS * bound.row_size for bound in raised)
+    remedy = f"; if each {plan.unit} has one row, give max_contributions=1, or have the curator declare unique"
+    return (RAISED_NOTE + (remedy if few else ""),) if raised and plan.keys else ()
 
 
 def _bound_note(plan: QueryPlan, bound: EstimatedBound) -> str:
     """Describe a contribution bound that was chosen privately, and what it may have removed."""
-    rows = rows_text(bound.bound, bound.row_size, plan.question.aggregates)
-    share = f"about {bound.removed_share:.1%}" if bound.kept else "an unknown share"
+    added = "" if bound.signed else ", which the estimates add back"
+    assumed = (
+        f"intervals assume that the number of units keeps falling beyond {bound.seen} as it does before; "
+        f"about {bound.model.hidden:,.0f} units with far more could go unnoticed"
+        if bound.model.seen
+        else "there are too few units to see from the noise how they spread, and intervals allow for that"
+    )
     return (
-        f"contribution bound chosen privately: each {plan.unit} adds at most {rows}; "
-        f"clipping removed {share} of all contributions; "
-        f"up to about {bound.unseen_units:.0f} units with far more than the rest would go undetected, "
-        "and the intervals do not cover them"
+        f"contribution bound chosen privately: each {plan.unit} adds at most {bound.limit}; clipping removed about "
+        f"{bound.removed_share:.1%} of all contributions, at most {bound.removed_share_high:.1%}{added}; {assumed}"
     )
 
 
@@ -340,13 +431,15 @@ def _take_rows(result: Estimate, rows: Sequence[int], size: int) -> Estimate:
     return Estimate(take(result.value), take(result.std_error), take(result.low), take(result.high))
 
 
-def _select_rows(plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], size: int) -> list[int]:
+def _select_rows(
+    plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], groups: Sequence[tuple[Scalar, ...]]
+) -> list[int]:
     """Apply HAVING, ORDER BY, LIMIT and OFFSET to noisy values; return the indexes of the groups in their order."""
-    cells = [column.estimate for column in columns]
+    cells, size = [column.estimate for column in columns], len(groups)
     passes = np.ones(size, bool)
     if plan.having is not None:
         passes = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
-    rows = [row for row in range(size) if passes[row]]
+    rows = [row for row in range(size) if passes[row] and (plan.selected is None or groups[row] in plan.selected)]
     for term in reversed(plan.order):
         rows = _sort_rows(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
     first = plan.question.offset

@@ -43,9 +43,7 @@ def combine_measurements(
             cells[index] = NoisyCell(len(columns))
             columns.append(_combine_quantile(source, draws, confidence))
             continue
-        drawn = [
-            measured_columns(replace(plan, sources=(source,)), draw, bounds, confidence)[0] for draw in draws.draws
-        ]
+        drawn = [measured_columns(plan, draw, bounds, confidence)[index] for draw in draws.draws]
         weights = inverse_variance_weights([column.noise.variance for column in drawn])
         cells[index] = _weighted_mean(weights, len(columns))
         columns += drawn

@@ -3,66 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from scipy import special
 
 from dither.post.noise import Floats
-from dither.privacy.contribution_bound import SIGNIFICANT_STDS, fit_tail
-
-# Units above the bound may be this many times as common in a cell as on average.
-UNEVENNESS = 2.0
+from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
 
 
 @dataclass(frozen=True)
 class EstimatedBound:
-    """A contribution bound that was chosen privately, with estimates of what clipping to it keeps and removes.
+    """A contribution bound that was chosen privately, and what is inferred about the contributions that it clips.
 
-    Amounts are in steps of the bound: `kept` and `removed` are totals over all units, `removed_high` is an
-    upper bound on `removed`, `removed_squares` sums the squares of what each unit loses, and a row has at most
-    `row_size`. Up to `unseen_units` units could contribute far more than all others without showing in the noise.
+    Amounts are in steps of the bound. What is removed from a `signed` sum may have either sign. `limit` and `seen`
+    describe the most that a unit may add, and the most that stands out from the noise. A row has at most `row_size`.
     """
 
     bound: int
-    kept: float
-    removed: float
-    removed_high: float
-    removed_squares: float
-    row_size: int
-    unseen_units: float
+    model: ContributionModel
+    signed: bool = False
+    limit: str = ""
+    seen: str = ""
+    row_size: int = 1
+
+    @cached_property
+    def removed_draws(self) -> Floats:
+        """The total that clipping removed, in each draw of the model."""
+        return self.model.removed_totals(self.bound)
 
     @property
-    def removed_ratio(self) -> float:
-        """The total that clipping removed, divided by the total that it kept."""
-        return self.removed / self.kept if self.kept > 0 else 0.0
+    def removed(self) -> float:
+        """The median of what clipping removed in all."""
+        return float(np.median(self.removed_draws))
 
     @property
     def removed_share(self) -> float:
         """The share of all contributions that clipping removed."""
-        total = self.kept + self.removed
-        return self.removed / total if total > 0 else 0.0
+        total = self.model.total()
+        return min(self.removed / total, 1.0) if total > 0 else 0.0
 
-    def most_missing(self, share: Floats) -> Floats:
-        """Bound what may be missing from cells with these shares of the kept total.
+    @property
+    def removed_share_high(self) -> float:
+        """The share of all contributions that clipping removed at most, with a probability of 97.5%."""
+        total, high = self.model.total(), float(np.quantile(self.removed_draws, 0.975))
+        return min(high / max(total, high), 1.0) if max(total, high) > 0 else 0.0
 
-        Units above the bound may be twice as common in a cell as on average, and a cell's sum over them varies: two
-        standard deviations are allowed, where each such unit lies in the cell with probability `share`.
+    def missing(self, share: Floats, confidence: float) -> tuple[Floats, Floats, Floats]:
+        """Return what cells with these shares of the total lack: an estimate, and how much less and more it may be.
+
+        The heavy units that are clipped may spread over the cells otherwise than all others: by half on average, and by
+        chance, each being in one cell with the probability `share`.
         """
-        return np.minimum(
-            self.removed_high, UNEVENNESS * (self.removed_high * share + np.sqrt(self.removed_squares * share))
-        )
+        tail = (1 - confidence) / 2
+        if self.signed:
+            middle = 0.0
+            less = more = float(np.quantile(np.abs(self.removed_draws), confidence))
+        else:
+            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - tail])
+            less, more = middle - low, high - middle
+        # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
+        spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
+        rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2
+        if np.size(share) > 1:
+            lean = UNEVENNESS * abs(self.removed)
+            rest = rest + spread**2 * (
+                share**2 * lean**2 + share * (1 - share) * self.model.removed_squares(self.bound)
+            )
+        return share * middle, np.sqrt((share * less) ** 2 + rest), np.sqrt((share * more) ** 2 + rest)
 
 
-def estimate_bound(bound: int, edges: tuple[int, ...], noisy: Floats, std: float, row_size: int = 1) -> EstimatedBound:
-    """Estimate what a bound keeps and removes, from the noisy histogram that it was chosen from."""
-    tail = fit_tail(edges, noisy, std, row_size)
-    removed = tail.clipped_total(bound)
-    removed_high = max(tail.clipped_total_high(bound), removed)
-    return EstimatedBound(
-        bound,
-        tail.retained_total(bound),
-        removed,
-        removed_high,
-        tail.clipped_squares(bound),
-        row_size,
-        SIGNIFICANT_STDS * std,
-    )
+def _normal_quantile(level: float) -> float:
+    return float(special.ndtri(level))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -13,10 +13,11 @@ from dither.errors import Unbounded
 from dither.plan.context import Context
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_limits, walk
-from dither.post.contribution_bound import SEARCH_SHARE
+from dither.post.display import html_lines
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
 from dither.post.formulas import (
     Average,
+    ChosenValue,
     ClampedTo,
     FixedValue,
     Formula,
@@ -28,7 +29,15 @@ from dither.post.formulas import (
     strip_increasing,
 )
 from dither.post.noise import noise_of
-from dither.post.query.planner import LARGEST_BOUNDS, CellRef, QuantileRef, QueryPlan, bound_name
+from dither.post.query.planner import (
+    LARGEST_BOUNDS,
+    CellRef,
+    CentreSearch,
+    ContributionSearch,
+    QuantileRef,
+    QueryPlan,
+    bound_name,
+)
 from dither.post.query.request import mechanism_of, search_share
 from dither.privacy.protocol import Measurement
 
@@ -36,11 +45,12 @@ DEFAULT_GROUP_SIZE = 1000.0
 STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
 
-    If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows.
+    If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
+    `known`, it depends on a contribution bound that is chosen only when the query is asked, and assumes one.
     """
 
     name: str
@@ -48,12 +58,31 @@ class Expected:
     half_width: float
     needs_rows: bool
     rows: float | None = None
+    known: bool = True
+
+    @property
+    def width(self) -> str:
+        """Half the width of the interval in words."""
+        where = f" in a group of {self.rows:,.0f} rows" if self.rows is not None else ""
+        width = f"{self.half_width:,.3g}{where}"
+        return width if self.known else f"unknown until asked ({width} at the bounds assumed)"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: expected ± {self.width}"
+
+    def _repr_html_(self) -> str:
+        return html_lines(repr(self))
 
 
 def expected_errors(
-    context: Context, plan: QueryPlan, parts: Sequence[Measurement], confidence: float, rows: float | None
+    context: Context,
+    plan: QueryPlan,
+    parts: Sequence[Measurement],
+    confidence: float,
+    rows: float | None,
+    assumed: Collection[int] = (),
 ) -> tuple[Expected, ...]:
-    """Compute the expected error of each noisy column of the answer."""
+    """Compute the expected error of each noisy column of the answer; bounds of `assumed` parts are not known yet."""
     size = default_group_size(context, plan, parts) if rows is None else float(rows)
     columns = [_typical_column(context, plan, parts, source, size) for source in plan.sources]
     errors = []
@@ -66,7 +95,9 @@ def expected_errors(
         with np.errstate(invalid="ignore"):
             # Both ends may be infinite: then nothing is known about the column.
             width = float(np.max(np.nan_to_num(result.high - result.low, nan=np.inf, posinf=np.inf))) / 2
-        errors.append(Expected(output.name, float(np.max(result.std_error)), width, depends, size if depends else None))
+        known = all(plan.sources[index].measure_index not in assumed for index in cells_of(output.node))
+        std_error = float(np.max(result.std_error))
+        errors.append(Expected(output.name, std_error, width, depends, size if depends else None, known))
     return tuple(errors)
 
 
@@ -102,14 +133,17 @@ def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:
     return has_quantile or as_affine(core) is None or any(function.name not in STEP_FUNCTIONS for function in outer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """A description of a query's plan, in lines of text."""
 
     lines: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        return html_lines(repr(self))
 
 
 def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
@@ -118,9 +152,8 @@ def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
     when = " (at the largest bound)" if plan.searches else ""
     for search in plan.searches:
         lines.append(
-            f"first, in the same charge, a noisy histogram of contributions chooses {bound_name(search.tag)} among "
-            f"{len(search.candidates)} candidates from {search.candidates[0]:,} to {search.candidates[-1]:,} "
-            f"{'rows' if search.row_size == 1 else 'steps'} ({share_text(SEARCH_SHARE / len(plan.searches))})"
+            f"first, in the same charge, {_search_text(search)} chooses {bound_name(search.tag)} among "
+            f"{len(search.candidates)} candidates ({share_text(search.share)})"
         )
     for position, planned in enumerate(plan.measures):
         measure, share = fill_limits(planned.measure, LARGEST_BOUNDS), planned.share * (1 - search_share(plan))
@@ -133,6 +166,12 @@ def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
         lines.append(f"HAVING, applied to noisy values: {formula_text(plan.having)}")
     lines.append(f"where {'; '.join(_symbol_meanings(plan))}")
     return Explanation(tuple(lines))
+
+
+def _search_text(search: CentreSearch | ContributionSearch) -> str:
+    """Say what a search reads."""
+    centre = isinstance(search, CentreSearch)
+    return "a private median of each unit's mean" if centre else "a noisy histogram of contributions"
 
 
 def share_text(share: Fraction) -> str:
@@ -172,10 +211,14 @@ def formula_text(node: Formula) -> str:
         case KeyValue(index):
             return f"k{index}"
         case Average(total, size, centre, low, high):
-            return f"{centre:g} + {formula_text(total)} / {formula_text(size)} within [{low:g}, {high:g}]"
+            return f"{formula_text(centre)} + {formula_text(total)} / {formula_text(size)} within [{low:g}, {high:g}]"
         case ClampedTo(inner, low, high):
             return f"{formula_text(inner)} within [{low:g}, {high:g}]"
         case FunctionCall(name, arguments):
             return f"{name}({', '.join(map(formula_text, arguments))})"
+        case FixedValue(float() as value):
+            return f"{value:g}"
         case FixedValue(value):
             return str(value)
+        case ChosenValue(value):
+            return value.tag

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +14,8 @@ from scipy import special
 from dither.post.formulas import (
     FUNCTIONS,
     Affine,
+    Average,
+    ClampedTo,
     Formula,
     FunctionCall,
     Ratio,
@@ -31,10 +31,6 @@ from dither.post.noise import NEGLIGIBLE, Floats, ScaledNoise, interval_half_wid
 
 SIMULATED_POINTS = 1 << 12
 VALUES_PER_SLAB = 1 << 22
-MAX_BIASED_COLUMNS = 3
-# Fields of `Measured`: the least, the estimated and the largest amount that may be missing from a column.
-Missing = Literal["missing_low", "missing", "missing_high"]
-MISSING: tuple[Missing, ...] = ("missing_low", "missing", "missing_high")
 # Simulated intervals aim at this much more confidence: it covers the error of using finitely many points, and of
 # simulating noise around the estimate instead of the truth.
 SIMULATED_EXTRA = 0.002
@@ -44,25 +40,27 @@ SIMULATED_EXTRA = 0.002
 class Measured:
     """A noisy column.
 
-    `values` carry `noise`, and lack what clipping and rounding removed: about `missing`, and an amount in
-    [missing_low, missing_high].
+    `values` carry `noise`, and lack what clipping removed: about `missing`, by at most `less` less and `more` more at
+    the confidence of the intervals. Rounding may have moved them by `rounding`. The exact values are at most `most`.
     """
 
     values: Floats
     noise: ScaledNoise
     missing: Floats | float = 0.0
-    missing_low: Floats | float = 0.0
-    missing_high: Floats | float = 0.0
+    less: Floats | float = 0.0
+    more: Floats | float = 0.0
+    rounding: float = 0.0
+    most: float = math.inf
 
     @property
     def estimate(self) -> Floats:
-        """The noisy values plus the estimate of what clipping removed."""
-        return np.asarray(self.values + self.missing)
+        """The noisy values plus the estimate of what clipping removed, but not more than is possible."""
+        return np.asarray(np.minimum(self.values + self.missing, self.most))
 
     @property
     def biased(self) -> bool:
         """True if clipping or rounding may have changed the values."""
-        return bool(np.any(self.missing_low) or np.any(self.missing_high))
+        return bool(np.any(self.less) or np.any(self.more))
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,29 @@ class Estimate:
 def estimate(node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float) -> Estimate:
     """Estimate a formula for each group, with its standard error and a confidence interval."""
     outer, core = strip_increasing(node)
-    inner = _estimate_core(core, sources, keys, confidence)
+    inner = _with_value_inside(_estimate_core(core, sources, keys, confidence))
     return _apply_increasing(outer, inner) if outer else inner
+
+
+def _with_value_inside(found: Estimate) -> Estimate:
+    """Widen intervals that leave out their own estimate.
+
+    Quantiles of a curved function's simulated values may do so: the noise moves a variance, a product or a ratio to one
+    side more than to the other.
+    """
+    if np.asarray(found.value).dtype.kind != "f":
+        return found
+    return replace(found, low=np.fmin(found.low, found.value), high=np.fmax(found.high, found.value))
 
 
 def _estimate_core(
     node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float
 ) -> Estimate:
     """Estimate a formula by the most exact method that applies: exact, affine, band, Fieller's ratio, or simulation."""
+    if isinstance(node, ClampedTo):
+        inner = _estimate_core(node.inner, sources, keys, confidence)
+        value = np.clip(inner.value, node.low, node.high)
+        return Estimate(value, inner.std_error, *(np.clip(end, node.low, node.high) for end in (inner.low, inner.high)))
     used = cells_of(node)
     if not used:
         return _estimate_exact(evaluate(node, [], keys))
@@ -143,30 +156,36 @@ def _estimate_affine(form: Affine, sources: Sequence[NoisyColumn], confidence: f
     parts = [(sources[i], weight) for i, weight in sorted(form.weights.items()) if weight]
     noises = [source.noise.times(weight) for source, weight in parts]
     width = interval_half_width(noises, confidence)
-    noisy = np.asarray(form.constant + sum(weight * source.values for source, weight in parts))
     value = np.asarray(form.constant + sum(weight * source.estimate for source, weight in parts))
-    low, high = _missing_range(parts)
-    std = np.sqrt(sum(noise.variance for noise in noises) + np.square((high - low) / 4))
-    return Estimate(
-        value,
-        _broadcast_like(value, std),
-        _broadcast_like(value, noisy - width + low),
-        _broadcast_like(value, noisy + width + high),
-    )
+    below, above = _clipping_error(parts)
+    rounding = sum(abs(weight) * source.rounding for source, weight in parts if isinstance(source, Measured))
+    clipping_std = (below + above) / (2 * special.ndtri((1 + confidence) / 2))
+    std = np.sqrt(sum(noise.variance for noise in noises) + np.square(clipping_std))
+    ends = value - np.hypot(width, below) - rounding, value + np.hypot(width, above) + rounding
+    low, high = (np.clip(end, *_possible_range(form, parts)) for end in ends)
+    return Estimate(value, _broadcast_like(value, std), _broadcast_like(value, low), _broadcast_like(value, high))
+
+
+def _possible_range(form: Affine, parts: Sequence[tuple[NoisyColumn, float]]) -> tuple[float, float]:
+    """The range of the exact value of a weighted sum, from the most that its columns can be."""
+    mosts = [(source.most if isinstance(source, Measured) else math.inf, weight) for source, weight in parts]
+    high = form.constant + sum(weight * most if weight > 0 else math.inf for most, weight in mosts)
+    low = form.constant + sum(weight * most if weight < 0 else -math.inf for most, weight in mosts)
+    return low, high
 
 
 def _broadcast_like(value: Values, other: Values | float) -> Floats:
     return np.asarray(np.broadcast_to(other, np.shape(value)), float)
 
 
-def _missing_range(parts: Sequence[tuple[NoisyColumn, float]]) -> tuple[Floats, Floats]:
-    """The range of what clipping and rounding removed from a weighted sum."""
-    low, high = np.asarray(0.0), np.asarray(0.0)
+def _clipping_error(parts: Sequence[tuple[NoisyColumn, float]]) -> tuple[Floats, Floats]:
+    """The amounts by which a weighted sum may lack less and more than estimated; the columns may all err alike."""
+    below, above = np.asarray(0.0), np.asarray(0.0)
     for source, weight in parts:
         if isinstance(source, Measured):
-            ends = np.asarray(weight * source.missing_low), np.asarray(weight * source.missing_high)
-            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
-    return low, high
+            less, more = (source.less, source.more) if weight >= 0 else (source.more, source.less)
+            below, above = below + abs(weight) * np.asarray(less), above + abs(weight) * np.asarray(more)
+    return below, above
 
 
 def _estimate_band(form: Affine, sources: Sequence[NoisyColumn]) -> Estimate:
@@ -186,36 +205,50 @@ def _has_independent_sides(form: Ratio) -> bool:
     return len(over) == len(under) == 1 and not over & under
 
 
-def _ratio_side(form: Affine, sources: Sequence[NoisyColumn]) -> tuple[Floats, ScaledNoise, Floats, Floats]:
-    """One side of a ratio: its noisy values, its noise, and the range of what may be missing."""
+@dataclass(frozen=True)
+class _RatioSide:
+    """One side of a ratio: its estimates, its noise, and how much less and more it may be for what was clipped."""
+
+    value: Floats
+    noise: ScaledNoise
+    below: Floats
+    above: Floats
+
+
+def _ratio_side(form: Affine, sources: Sequence[NoisyColumn]) -> _RatioSide:
     ((index, weight),) = form.weights.items()
-    low, high = _missing_range([(sources[index], weight)])
-    return form.constant + weight * sources[index].values, sources[index].noise.times(weight), low, high
+    source = sources[index]
+    below, above = _clipping_error([(source, weight)])
+    rounding = abs(weight) * source.rounding if isinstance(source, Measured) else 0.0
+    return _RatioSide(
+        np.asarray(form.constant + weight * source.estimate),
+        source.noise.times(weight),
+        below + rounding,
+        above + rounding,
+    )
 
 
 def _estimate_ratio(form: Ratio, sources: Sequence[NoisyColumn], confidence: float, value: Values) -> Estimate:
-    """Estimate a ratio by Fieller's interval, at every extreme of what may be missing, clamped to its known range."""
-    over, over_noise, over_low, over_high = _ratio_side(form.over, sources)
-    under, under_noise, under_low, under_high = _ratio_side(form.under, sources)
-    corners = [
-        fieller_interval(over + shift, under + size, over_noise, under_noise, confidence)
-        for shift in _distinct_ends(over_low, over_high)
-        for size in _distinct_ends(under_low, under_high)
-    ]
-    low = np.minimum.reduce([form.offset + lower_end(form.factor, ends) for ends in corners])
-    high = np.maximum.reduce([form.offset + upper_end(form.factor, ends) for ends in corners])
-    slope = abs(form.factor) / np.maximum(np.abs(under), 1e-9)
+    """Estimate a ratio by Fieller's interval, clamped to its known range."""
+    over, under = _ratio_side(form.over, sources), _ratio_side(form.under, sources)
+    ends = fieller_interval(
+        over.value, under.value, over.noise, under.noise, confidence, np.maximum(over.below, over.above), under.below
+    )
+    # Rows that are missing from the denominator pull the ratio towards zero.
+    pull = np.abs(under.value) / np.maximum(np.abs(under.value) + under.above, NEGLIGIBLE)
+    with np.errstate(invalid="ignore"):
+        ends = np.fmin(ends[0], ends[0] * pull), np.fmax(ends[1], ends[1] * pull)
+    low, high = form.offset + lower_end(form.factor, ends), form.offset + upper_end(form.factor, ends)
+    slope = abs(form.factor) / np.maximum(np.abs(under.value), 1e-9)
+    z = special.ndtri((1 + confidence) / 2)
     with np.errstate(all="ignore"):
-        spread = slope * np.sqrt(
-            over_noise.variance + np.square(over / np.where(under == 0, np.nan, under)) * under_noise.variance
-        )
+        ratio = over.value / np.where(under.value == 0, np.nan, under.value)
+        over_variance = over.noise.variance + np.square(np.maximum(over.below, over.above) / z)
+        under_variance = under.noise.variance + np.square(np.maximum(under.below, under.above) / z)
+        spread = slope * np.sqrt(over_variance + np.square(ratio) * under_variance)
     widest = (form.high - form.low) / math.sqrt(12)
     std = np.fmin(spread, widest) if math.isfinite(widest) else spread
     return Estimate(value, std, np.clip(low, form.low, form.high), np.clip(high, form.low, form.high))
-
-
-def _distinct_ends(low: Floats, high: Floats) -> list[Floats]:
-    return [low] if np.array_equal(low, high) else [low, high]
 
 
 def lower_end(factor: float, ends: tuple[Floats, Floats]) -> Floats:
@@ -229,35 +262,46 @@ def upper_end(factor: float, ends: tuple[Floats, Floats]) -> Floats:
 
 
 def fieller_interval(
-    over: Floats, under: Floats, over_noise: ScaledNoise, under_noise: ScaledNoise, confidence: float
+    over: Floats,
+    under: Floats,
+    over_noise: ScaledNoise,
+    under_noise: ScaledNoise,
+    confidence: float,
+    over_error: Floats | float = 0.0,
+    under_error: Floats | float = 0.0,
 ) -> tuple[Floats, Floats]:
     """Return both ends of {r : |over - r * under| <= t(r)}.
 
-    Here t(r) is the half width of the noise of over - r * under. The ends are infinite where `under` could be zero.
+    Here t(r) is the half width of the noise of over - r * under, and of errors of these sizes that clipping left. The
+    ends are infinite where `under` could be zero.
     """
-    over, under = np.broadcast_arrays(np.asarray(over, float), np.asarray(under, float))
-    sure = np.abs(under) > interval_half_width([under_noise], confidence)
+    over, under, over_error, under_error = np.broadcast_arrays(
+        np.asarray(over, float), np.asarray(under, float), np.asarray(over_error, float), np.asarray(under_error, float)
+    )
+    sure = np.abs(under) > np.hypot(interval_half_width([under_noise], confidence), under_error)
     size = np.where(sure, under, 1.0)
+
+    def half_width(ratio: Floats) -> Floats:
+        noise = pair_half_width(over_noise, under_noise, ratio, confidence)
+        return np.asarray(np.sqrt(np.square(noise) + np.square(over_error) + np.square(ratio * under_error)))
+
     guess = over / size
-    low = _fieller_end(guess, size, over_noise, under_noise, confidence, -1.0)
-    high = _fieller_end(guess, size, over_noise, under_noise, confidence, +1.0)
+    low, high = _fieller_end(guess, size, half_width, -1.0), _fieller_end(guess, size, half_width, +1.0)
     return np.where(sure, low, -math.inf), np.where(sure, high, math.inf)
 
 
-def _fieller_end(
-    guess: Floats, size: Floats, over_noise: ScaledNoise, under_noise: ScaledNoise, confidence: float, side: float
-) -> Floats:
-    """Find guess + side * d with |size| * d = t(guess + side * d), by doubling d and then bisection."""
+def _fieller_end(guess: Floats, size: Floats, half_width: Callable[[Floats], Floats], side: float) -> Floats:
+    """Find guess + side * d with |size| * d = half_width(guess + side * d), by doubling d and then bisection."""
     near = np.zeros_like(guess)
-    far = pair_half_width(over_noise, under_noise, guess, confidence) / np.abs(size) + 1e-12
+    far = half_width(guess) / np.abs(size) + 1e-12
     for _ in range(40):
-        short = np.abs(size) * far < pair_half_width(over_noise, under_noise, guess + side * far, confidence)
+        short = np.abs(size) * far < half_width(guess + side * far)
         if not short.any():
             break
         near, far = np.where(short, far, near), np.where(short, 2 * far, far)
     for _ in range(45):
         middle = (near + far) / 2
-        short = np.abs(size) * middle < pair_half_width(over_noise, under_noise, guess + side * middle, confidence)
+        short = np.abs(size) * middle < half_width(guess + side * middle)
         near, far = np.where(short, middle, near), np.where(short, far, middle)
     return np.asarray(guess + side * far)
 
@@ -265,17 +309,17 @@ def _fieller_end(
 def _estimate_by_simulation(
     node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float
 ) -> Estimate:
-    """Estimate any formula by evaluating it at simulated noise, in slabs of groups that fit into memory."""
+    """Estimate any formula by evaluating it at simulated errors, in slabs of groups that fit into memory."""
     value = evaluate(node, [source.estimate for source in sources], keys)
-    used = sorted(cells_of(node))
-    count = _simulation_size(confidence)
-    noise = dict(zip(used, _simulated_noise([sources[index].noise for index in used], count), strict=True))
+    used, count = sorted(cells_of(node)), _simulation_size(confidence)
+    errors = _simulated_errors(sources, used, count)
     size = max(np.size(sources[index].values) for index in used)
     rows = max(1, VALUES_PER_SLAB // count)
     slabs = [slice(start, start + rows) for start in range(0, size, rows)]
-    ends = [_simulate_slab(node, sources, keys, noise, slab, confidence) for slab in slabs]
+    ends = [_simulate_slab(node, sources, keys, errors, slab, confidence) for slab in slabs]
     std, low, high = (np.concatenate([end[part] for end in ends]) for part in range(3))
-    return Estimate(value, std, low, high)
+    least, most = (node.low, node.high) if isinstance(node, Average | ClampedTo) else (-math.inf, math.inf)
+    return Estimate(value, std, np.clip(low, least, most), np.clip(high, least, most))
 
 
 def _simulation_size(confidence: float) -> int:
@@ -283,12 +327,24 @@ def _simulation_size(confidence: float) -> int:
     return max(SIMULATED_POINTS, 1 << math.ceil(math.log2(64 / (1 - confidence))))
 
 
-def _simulated_noise(noises: Sequence[ScaledNoise], count: int) -> list[Floats]:
-    """Noise at low-discrepancy points: thousands of them are as exact as a million random ones."""
-    return [noise.quantile(levels) for noise, levels in zip(noises, _kronecker_points(len(noises), count), strict=True)]
+@dataclass(frozen=True)
+class _SimulatedError:
+    """Points of a column's error: its noise, and the clipping error in standard deviations (None if not clipped)."""
+
+    noise: Floats
+    clipping: Floats | None
 
 
-@lru_cache(maxsize=16)
+def _simulated_errors(sources: Sequence[NoisyColumn], used: Sequence[int], count: int) -> dict[int, _SimulatedError]:
+    """Errors at low-discrepancy points: thousands of them are as exact as a million random ones."""
+    clipped = [index for index in used if isinstance(source := sources[index], Measured) and source.biased]
+    levels = iter(_kronecker_points(len(used) + len(clipped), count))
+    noise = {index: sources[index].noise.quantile(next(levels)) for index in used}
+    clipping = {index: special.ndtri(next(levels)) for index in clipped}
+    return {index: _SimulatedError(noise[index], clipping.get(index)) for index in used}
+
+
+@lru_cache(maxsize=8)
 def _kronecker_points(dimension: int, count: int) -> tuple[Floats, ...]:
     """Kronecker points: multiples, modulo 1, of the powers of 1 / g, where g^(d+1) = g + 1."""
     base = 2.0
@@ -302,46 +358,31 @@ def _simulate_slab(
     node: Formula,
     sources: Sequence[NoisyColumn],
     keys: Sequence[Values],
-    noise: dict[int, Floats],
+    errors: dict[int, _SimulatedError],
     slab: slice,
     confidence: float,
 ) -> tuple[Floats, Floats, Floats]:
     """Simulate some groups; return their standard errors and both ends of their intervals."""
-    results = []
-    inside = _central_region([noise[index] / max(sources[index].noise.std, NEGLIGIBLE) for index in noise], confidence)
-    for corner in _corners(sources, sorted(noise)):
-        cells: list[Values] = [np.zeros(1)] * len(sources)
-        for index, points in noise.items():
-            base = _values_with_missing(sources[index], corner.get(index, "missing_low"))
-            cells[index] = _slice_values(base, slab)[:, None] - points[None, :]
-        simulated = np.asarray(evaluate(node, cells, [_slice_values(key, slab)[:, None] for key in keys]), float)
-        low, high, std = _interval_of_draws(simulated, confidence)
-        if is_folding(node):
-            low, high = _range_over_region(simulated[:, inside])
-        results.append((std, low, high))
-    stds, lows, highs = zip(*results, strict=True)
-    return np.maximum.reduce(stds), np.minimum.reduce(lows), np.maximum.reduce(highs)
+    cells: list[Values] = [np.zeros(1)] * len(sources)
+    for index, error in errors.items():
+        estimates = _slice_values(sources[index].estimate, slab)[:, None]
+        cells[index] = estimates - error.noise[None, :] + _clipping_points(sources[index], error, slab, confidence)
+    simulated = np.asarray(evaluate(node, cells, [_slice_values(key, slab)[:, None] for key in keys]), float)
+    low, high, std = _interval_of_draws(simulated, confidence)
+    if is_folding(node):
+        distances = [error.noise / max(sources[index].noise.std, NEGLIGIBLE) for index, error in errors.items()]
+        distances += [error.clipping for error in errors.values() if error.clipping is not None]
+        low, high = _range_over_region(simulated[:, _central_region(distances, confidence)])
+    return std, low, high
 
 
-def _corners(sources: Sequence[NoisyColumn], used: Sequence[int]) -> list[dict[int, Missing]]:
-    """Combinations of how much is missing from each biased column.
-
-    With few such columns these are all combinations of extremes; with many, all columns alike except at most one.
-    """
-    levels = {index: _missing_levels(sources[index]) for index in used}
-    biased = [index for index in used if len(levels[index]) > 1]
-    alike = [dict.fromkeys(biased, level) for level in MISSING] if biased else [{}]
-    if len(biased) <= MAX_BIASED_COLUMNS:
-        mixed = product(*(levels[index] for index in biased))
-        return [*alike[1:2], *(dict(zip(biased, combination, strict=True)) for combination in mixed)]
-    return alike + [base | {index: level} for base in alike for index in biased for level in MISSING]
-
-
-def _missing_levels(source: NoisyColumn) -> tuple[Missing, ...]:
-    """The missing amounts to try for a column: both ends, and the estimate too where either sign is possible."""
-    if isinstance(source, Banded) or not source.biased:
-        return ("missing_low",)
-    return MISSING if np.any(np.asarray(source.missing_low) < 0) else ("missing_low", "missing_high")
+def _clipping_points(source: NoisyColumn, error: _SimulatedError, slab: slice, confidence: float) -> Floats | float:
+    """The simulated errors of what clipping removed: half a normal distribution to either side."""
+    if error.clipping is None or isinstance(source, Banded):
+        return 0.0
+    z = special.ndtri((1 + confidence) / 2)
+    less, more = (_slice_values(np.asarray(part, float), slab)[:, None] / z for part in (source.less, source.more))
+    return np.asarray(np.where(error.clipping < 0, less * error.clipping, more * error.clipping))
 
 
 def _central_region(noise: Sequence[Floats], confidence: float) -> NDArray[np.bool_]:
@@ -356,12 +397,6 @@ def _range_over_region(simulated: Floats) -> tuple[Floats, Floats]:
     return np.where(known, simulated, -math.inf).min(axis=1), np.where(known, simulated, math.inf).max(axis=1)
 
 
-def _values_with_missing(source: NoisyColumn, missing: Missing) -> Floats:
-    if isinstance(source, Banded):
-        return source.values
-    return np.asarray(source.values + getattr(source, missing))
-
-
 def _slice_values(values: Values, slab: slice) -> Values:
     values = np.atleast_1d(values)
     return values[slab] if len(values) > 1 else values
@@ -372,15 +407,22 @@ def _interval_of_draws(simulated: Floats, confidence: float) -> tuple[Floats, Fl
     tail = max((1 - confidence - SIMULATED_EXTRA) / 2, (1 - confidence) / 4)
     known = ~np.isnan(simulated)
     filled = np.where(known, simulated, -math.inf), np.where(known, simulated, math.inf)
-    low = np.quantile(filled[0], tail, axis=1, method="lower")
-    high = np.quantile(filled[1], 1 - tail, axis=1, method="higher")
-    return low, high, _trimmed_std(np.where(known, simulated, 0.0))
+    low = _order_statistic(filled[0], math.floor(tail * (simulated.shape[1] - 1)))
+    high = _order_statistic(filled[1], math.ceil((1 - tail) * (simulated.shape[1] - 1)))
+    return low, high, _trimmed_std(np.where(np.isfinite(simulated), simulated, 0.0))
+
+
+def _order_statistic(values: Floats, position: int) -> Floats:
+    """The value at a position of each sorted row; unlike a quantile of NumPy, also where neighbours are infinite."""
+    return np.asarray(np.partition(values, position, axis=1)[:, position])
 
 
 def _trimmed_std(simulated: Floats) -> Floats:
     """The standard deviation with the outermost thousandths clipped; without that, a ratio's may not exist."""
     edges = np.quantile(simulated, [0.001, 0.999], axis=1)
-    return np.asarray(np.clip(simulated, edges[0][:, None], edges[1][:, None]).std(axis=1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        std = np.clip(simulated, edges[0][:, None], edges[1][:, None]).std(axis=1)
+    return np.where(np.isnan(std), math.inf, std)
 
 
 def _apply_increasing(outer: Sequence[FunctionCall], inner: Estimate) -> Estimate:
@@ -390,7 +432,9 @@ def _apply_increasing(outer: Sequence[FunctionCall], inner: Estimate) -> Estimat
     for function in reversed(outer):
         slope = slope * _slope(function, value)
         value, low, high = (_apply_function(function, part) for part in (value, low, high))
-    return Estimate(value, np.asarray(inner.std_error * slope), np.asarray(low, float), np.asarray(high, float))
+    with np.errstate(all="ignore"):
+        std = np.asarray(inner.std_error * slope)
+    return Estimate(value, np.where(np.isnan(std), math.inf, std), np.asarray(low, float), np.asarray(high, float))
 
 
 def _apply_function(function: FunctionCall, value: Values) -> Values:

@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dither.post.estimate.contribution import EstimatedBound, estimate_bound
+from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Measured, NoisyColumn
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.batch import BatchPlan
-from dither.post.query.planner import CellRef, QuantileRef, QueryPlan
+from dither.post.query.planner import CellRef, ContributionSearch, QuantileRef, QueryPlan, bound_text
+from dither.privacy.contribution_bound import fit_contributions
+from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import Release, ReleasedMeasurement
 
 
-def estimated_bounds(batch: BatchPlan, release: Release) -> dict[int, dict[str, EstimatedBound]]:
-    """Return the contribution bounds that the kernel chose for each query of a batch, by the query's position."""
-    results: dict[int, dict[str, EstimatedBound]] = {}
+@dataclass(frozen=True)
+class ChosenBounds:
+    """The numbers that the kernel chose for a query, by tag, and the contribution bounds among them."""
+
+    limits: dict[str, int]
+    bounds: dict[str, EstimatedBound]
+
+
+def chosen_bounds(batch: BatchPlan, release: Release) -> dict[int, ChosenBounds]:
+    """Return the bounds and centres that the kernel chose for each query of a batch, by the query's position."""
+    results: dict[int, ChosenBounds] = {}
     released = iter(zip(release.search_results or (), release.chosen_bounds or (), strict=True))
     for group in batch.groups:
-        bounds = {}
+        chosen = ChosenBounds({}, {})
         for search in group.plan.searches:
-            histogram, bound = next(released)
-            counts, std = np.array(histogram.values, float), histogram.mechanism.std()
-            bounds[search.tag] = estimate_bound(bound, search.edges, counts, std, search.row_size)
-        results.update(dict.fromkeys(group.positions, bounds))
+            histogram, number = next(released)
+            chosen.limits[search.tag] = number
+            if isinstance(search, ContributionSearch):
+                chosen.bounds[search.tag] = estimated_bound(search, histogram.values, histogram.mechanism, number)
+        results.update(dict.fromkeys(group.positions, chosen))
     return results
+
+
+def estimated_bound(
+    search: ContributionSearch, values: Sequence[int], mechanism: Mechanism, bound: int
+) -> EstimatedBound:
+    """Infer from a released histogram what a bound clips."""
+    scale = mechanism.std() / math.sqrt(2)
+    model = fit_contributions(search.edges, values, scale, search.step, search.candidates[-1], search.row_size)
+    seen = bound_text(round(model.seen), search)
+    return EstimatedBound(bound, model, search.signed, bound_text(bound, search), seen, search.row_size)
 
 
 def measured_columns(
     plan: QueryPlan, released: Sequence[ReleasedMeasurement], bounds: Mapping[str, EstimatedBound], confidence: float
 ) -> list[NoisyColumn]:
     """Build the noisy columns that a plan's formulas read."""
-    return [_noisy_column(source, released, bounds, confidence) for source in plan.sources]
+    return [_noisy_column(source, plan.sources, released, bounds, confidence) for source in plan.sources]
 
 
 def _noisy_column(
     source: CellRef | QuantileRef,
+    sources: Sequence[CellRef | QuantileRef],
     released: Sequence[ReleasedMeasurement],
     bounds: Mapping[str, EstimatedBound],
     confidence: float,
@@ -52,28 +75,29 @@ def _noisy_column(
     values, noise = table[:, source.value_index] * float(step), noise_of(part.mechanism, step)
     bound = bounds.get(source.bound_tag or "")
     if bound is None:
-        column = Measured(values, noise)
+        most = math.inf if source.most is None else source.most
+        return Measured(values, noise, rounding=source.rounding_error, most=most)
+    per_step = float(source.quantity_per_step or step)
+    sizes = sources[source.size_index] if source.size_index is not None else None
+    if isinstance(sizes, CellRef):
+        rows = np.array(released[sizes.measure_index].values, float).reshape(
+            -1, len(released[sizes.measure_index].steps)
+        )
+        share = cell_shares(rows[:, sizes.value_index], rows[:, sizes.value_index].sum(), 1.0)
     else:
-        kept, per_step = np.abs(table).sum(axis=1), float(source.quantity_per_step or step)
-        column = clipped_column(values, noise, kept, bound, source.signed, per_step)
-    if not source.rounding_error:
-        return column
-    return replace(
-        column,
-        missing_low=column.missing_low - source.rounding_error,
-        missing_high=column.missing_high + source.rounding_error,
-    )
+        share = cell_shares(table[:, source.value_index], np.abs(table).sum(), float(bound.bound))
+    column = clipped_column(values, noise, share, bound, per_step, confidence)
+    return replace(column, rounding=source.rounding_error)
+
+
+def cell_shares(values: Floats, total: float, least: float) -> Floats:
+    """Return the shares of cells in a total, which is at least `least`."""
+    return np.clip(np.abs(values) / max(total, least), 0, 1)
 
 
 def clipped_column(
-    values: Floats, noise: ScaledNoise, kept: Floats, bound: EstimatedBound, signed: bool, per_step: float
+    values: Floats, noise: ScaledNoise, share: Floats, bound: EstimatedBound, per_step: float, confidence: float
 ) -> Measured:
-    """Build a column with an estimate of what clipping removed: the same share of every cell.
-
-    `kept` is what clipping left of each cell, in steps of the bound, and `per_step` the quantity of one such step. A
-    cell may have lost more or less, up to `EstimatedBound.most_missing`; what a signed sum lost may have either sign.
-    """
-    blur = 2 * noise.std / per_step
-    most = per_step * bound.most_missing((kept + blur) / (kept.sum() + blur))
-    least = -most if signed else np.zeros_like(most)
-    return Measured(values, noise, np.clip(bound.removed_ratio * values, least, most), least, most)
+    """Build a column with an estimate of what clipping removed; `per_step` is the quantity of one step of the bound."""
+    middle, less, more = (per_step * part for part in bound.missing(share, confidence))
+    return Measured(values, noise, middle, less, more)

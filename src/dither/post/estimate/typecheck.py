@@ -8,7 +8,17 @@ from typing import Literal
 from dither.errors import Unsupported
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
-from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, KeyValue, NoisyCell, cells_of
+from dither.post.formulas import (
+    Average,
+    ChosenValue,
+    ClampedTo,
+    FixedValue,
+    Formula,
+    FunctionCall,
+    KeyValue,
+    NoisyCell,
+    cells_of,
+)
 from dither.post.query.question import Question
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number
 
@@ -63,7 +73,7 @@ def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
             return "text"
         case FunctionCall(name, arguments):
             return _result_type(name, [value_type(argument, keys) for argument in arguments])
-        case NoisyCell() | FixedValue() | Average() | ClampedTo():
+        case NoisyCell() | FixedValue() | ChosenValue() | Average() | ClampedTo():
             return "number"
 
 

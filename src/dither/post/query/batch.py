@@ -64,7 +64,9 @@ class BatchPlan:
         per_group = (bound_searches(group.plan, self.spend(group, budget), context) for group in self.groups)
         stride = -(-sum(map(_count_candidate_bounds, self.groups)) // MAX_CANDIDATE_BOUNDS)
         return tuple(
-            replace(search, grid=thin_grid(search.grid, stride)) for searches in per_group for search in searches
+            search if search.rule is None else replace(search, grid=thin_grid(search.grid, stride))
+            for searches in per_group
+            for search in searches
         )
 
     def answer_measurements(self, budget: Spend, context: Context) -> tuple[Measurement, ...]:

@@ -50,7 +50,8 @@ def make_bins(domain: object, growing: bool = False) -> Bins:
     starts = _growing_starts(first, last) if growing else list(range(first, last + 1, width))
     stops = [start - 1 for start in starts[1:]] + [last]
     low, high = (np.array([float(point * domain.step) for point in points]) for points in (starts, stops))
-    return Bins(low, high, tuple(start * domain.step for start in starts[1:]))
+    # A range of a single value has one bin, and an edge beyond it that no value reaches.
+    return Bins(low, high, tuple(start * domain.step for start in starts[1:] or [last + 1]))
 
 
 def _growing_starts(first: int, last: int) -> list[int]:

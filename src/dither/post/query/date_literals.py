@@ -1,10 +1,9 @@
-"""Convert text literals that are compared with dates into dates: WHERE at < '2020-02-01'."""
+"""Resolve what depends on the domains of columns: texts compared with dates, and truth values read as numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from dither.errors import DitherError
@@ -15,16 +14,31 @@ from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
 from dither.post.query.literals import parse_instant
 from dither.post.query.question import Question
+from dither.post.query.truth_values import read_as_number
 from dither.schema import Moment, Number
 
-LazyScope = Callable[[], Scope]
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class LazyScope:
+    """The columns of a relation, computed when they are needed, and the zone of their wall clock."""
+
+    relation: Relation
+    context: Context
+
+    def __call__(self) -> Scope:
+        return Scope(self.relation.domain(self.context))
+
+    def instant(self, text: str) -> expr.Instant:
+        """Parse a text that is compared with a date or timestamp."""
+        return parse_instant(text, self.context.dataset.timezone)
 
 
 def resolve_date_literals(question: Question, context: Context) -> Question:
     """Replace text literals by dates, everywhere in a question where they are compared with a date or timestamp."""
     relation = _resolve_relation(question.relation, context)
-    return _resolve_node(replace(question, relation=relation), _scope_of(relation, context))  # type: ignore[no-any-return]
+    return _resolve_node(replace(question, relation=relation), LazyScope(relation, context))  # type: ignore[no-any-return]
 
 
 def _resolve_relation(node: Relation, context: Context) -> Relation:
@@ -36,11 +50,7 @@ def _resolve_relation(node: Relation, context: Context) -> Relation:
     if len(inputs) != 1:
         return node
     (child,) = inputs.values()
-    return _resolve_node(node, _scope_of(child, context))  # type: ignore[no-any-return]
-
-
-def _scope_of(relation: Relation, context: Context) -> LazyScope:
-    return lambda: Scope(relation.domain(context))
+    return _resolve_node(node, LazyScope(child, context))  # type: ignore[no-any-return]
 
 
 def _resolve_node(node: Any, scope: LazyScope) -> Any:
@@ -52,17 +62,18 @@ def _resolve_node(node: Any, scope: LazyScope) -> Any:
     parts = {part.name: getattr(node, part.name) for part in fields(node)}
     resolved = {name: _resolve_node(value, scope) for name, value in parts.items() if not isinstance(value, Relation)}
     changed = replace(node, **{name: value for name, value in resolved.items() if value is not parts[name]})
+    changed = read_as_number(changed, scope)
     return _resolve_comparison(changed, scope) if isinstance(changed, Expr) else changed
 
 
 def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:
     match node:
         case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if _is_of_kind(left, scope, Moment):
-            return replace(node, right=parse_instant(text))
+            return replace(node, right=scope.instant(text))
         case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if _is_of_kind(right, scope, Moment):
-            return replace(node, left=parse_instant(text))
-        case expr.In(child=child, values=values) if _all_texts(values) and _is_of_kind(child, scope, Moment):
-            return expr.In(child, tuple(parse_instant(str(value)).microseconds for value in values))
+            return replace(node, left=scope.instant(text))
+        case expr.In(child=child, values=values) if _any_text(values) and _is_of_kind(child, scope, Moment):
+            return expr.In(child, tuple(scope.instant(v).microseconds if isinstance(v, str) else v for v in values))
         case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if NUMBER.fullmatch(text):
             return _require_unquoted(node, left, scope)
         case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if NUMBER.fullmatch(text):
@@ -81,8 +92,8 @@ def _require_unquoted(node: Expr, other: Expr, scope: LazyScope) -> Expr:
     return node
 
 
-def _all_texts(values: tuple[object, ...]) -> bool:
-    return bool(values) and all(isinstance(value, str) for value in values)
+def _any_text(values: tuple[object, ...]) -> bool:
+    return any(isinstance(value, str) for value in values)
 
 
 def _is_of_kind(node: Expr, scope: LazyScope, kind: type[Moment | Number]) -> bool:

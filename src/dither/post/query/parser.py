@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from dither.errors import InvalidQuery, NotFound, Unsupported
@@ -22,9 +22,9 @@ from dither.post import formulas
 from dither.post.options import options_of
 from dither.post.query import supported_syntax
 from dither.post.query.functions import BY_NODE
-from dither.post.query.literals import is_literal, literal_value, sql_excerpt
+from dither.post.query.literals import is_literal, literal_value, move_to_wall_clock, sql_excerpt, sql_text
 from dither.post.query.question import AggregateCall, AggregateKind, Ordering, OutputColumn, Question
-from dither.post.query.scalars import ExpressionTranslator, conjuncts
+from dither.post.query.scalars import MEMBERSHIP, ExpressionTranslator, conjuncts
 from dither.post.query.tables import (
     JoinBuilder,
     NamedColumn,
@@ -82,6 +82,13 @@ REFUSED_AGGREGATES: dict[type[exp.Expr], str] = {
     exp.ApproxTopK: "ask for COUNT(*) grouped by the value, ORDER BY 2 DESC LIMIT k",
     exp.Skewness: "only moments up to the second are offered; ask for AVG of a CLAMP of the power",
     exp.Kurtosis: "only moments up to the second are offered; ask for AVG of a CLAMP of the power",
+    exp.RegrSlope: "regressions are not offered; write COVAR_POP(y, x) / VAR_POP(x) for REGR_SLOPE(y, x)",
+    exp.RegrIntercept: "regressions are not offered; write AVG(y) - COVAR_POP(y, x) / VAR_POP(x) * AVG(x) for "
+    "REGR_INTERCEPT(y, x)",
+    exp.RegrR2: "regressions are not offered; write POWER(CORR(y, x), 2) for REGR_R2(y, x)",
+    exp.RegrCount: "write COUNT(*) FILTER (WHERE y IS NOT NULL AND x IS NOT NULL) for REGR_COUNT(y, x)",
+    exp.RegrAvgx: "write AVG(x) FILTER (WHERE y IS NOT NULL) for REGR_AVGX(y, x)",
+    exp.RegrAvgy: "write AVG(y) FILTER (WHERE x IS NOT NULL) for REGR_AVGY(y, x)",
     exp.BitwiseAndAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseOrAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseXorAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
@@ -194,9 +201,7 @@ class QueryReader:
         for alias in {f.alias for f in source.fields} & {f.alias for f in other.fields}:
             raise InvalidQuery(f"two tables are called {alias!r}; give one of them another name with AS")
         if join.args.get("method") or join.kind.upper() in {"SEMI", "ANTI", "STRAIGHT", "ASOF"}:
-            raise Unsupported(
-                f"{(join.args.get('method') or join.kind).upper()} JOIN is not supported; write JOIN ... ON"
-            )
+            raise _join_refusal(join.args.get("method") or join.kind)
         side = (join.side or "inner").lower()
         if join.args.get("using"):
             return self.joiner.join_using(source, other, [name.name for name in join.args["using"]], side), conditions
@@ -390,6 +395,10 @@ class _OuterSelect:
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = _translate_condition(self.source.translator(), node.expression.this), node.this
+        if isinstance(node.this, exp.Distinct) and not isinstance(node, exp.Count):
+            raise Unsupported(
+                f"{sql_excerpt(node)}: only COUNT takes DISTINCT; aggregate over a subquery with SELECT DISTINCT"
+            )
         if type(node) in STANDARD_DEVIATIONS:
             values = (self.translate_argument(node.this),)
             return formulas.FunctionCall(
@@ -411,10 +420,6 @@ class _OuterSelect:
         kind = AGGREGATES.get(type(node))
         if kind is None:
             raise _refusal(node)
-        if isinstance(node.this, exp.Distinct):
-            raise Unsupported(
-                f"{sql_excerpt(node)}: only COUNT takes DISTINCT; aggregate over a subquery with SELECT DISTINCT"
-            )
         values = (node.this,) if node.args.get("expression") is None else (node.this, node.expression)
         return AggregateCall(kind, tuple(map(self.translate_argument, values)), condition)
 
@@ -426,7 +431,7 @@ class _OuterSelect:
             if len(columns) == 1 and isinstance(columns[0], exp.Column) and self.source.find(columns[0]).key:
                 return AggregateCall("units", (), condition)
             return AggregateCall("distinct", tuple(map(self.source.translator(), columns)), condition)
-        if inner is None or isinstance(inner, exp.Star) or (is_literal(inner) and not isinstance(inner, exp.Null)):
+        if inner is None or isinstance(inner, exp.Star) or _is_present_literal(inner):
             return AggregateCall("count", (), condition)
         return AggregateCall("count", (self.source.translator()(inner),), condition)
 
@@ -508,7 +513,7 @@ class _GroupedSubquery:
             case exp.Count(this=exp.Star()):
                 return self.column_of("count", None, condition)
             case exp.Count() if not isinstance(node.this, exp.Distinct):
-                return self.column_of("count", None if is_literal(node.this) else to(node.this), condition)
+                return self.column_of("count", None if _is_present_literal(node.this) else to(node.this), condition)
             case exp.Sum() | exp.Min() | exp.Max() if not isinstance(node.this, exp.Distinct):
                 return self.column_of(type(node).__name__.lower(), to(node.this), condition)
         raise Unsupported(f"{sql_excerpt(node)}: a subquery may only have the aggregates COUNT, SUM, AVG, MIN and MAX")
@@ -549,12 +554,19 @@ def _is_group_key(subquery: _GroupedSubquery, node: exp.Column) -> bool:
 
 def _translate_condition(to: ExpressionTranslator, node: exp.Expr) -> expr.Expr:
     """Translate a condition or a key that is computed for each row; refuse aggregates in it."""
-    if any(_is_aggregate(part) for part in node.walk()):
+    if any(_is_aggregate(part) for part in _nodes_outside_subqueries(node)):
         raise Unsupported(
             f"{sql_excerpt(node)}: WHERE, FILTER and GROUP BY read single rows, so they cannot have an aggregate; "
             "use HAVING to filter groups, or ask for the aggregate first and write its value as a number"
         )
     return to(node)
+
+
+def _join_refusal(kind: str) -> Unsupported:
+    """Return the error for a kind of join that is not supported, with what to write instead."""
+    if kind.upper() in {"SEMI", "ANTI"}:
+        return Unsupported(f"{kind.upper()} JOIN is not supported; {MEMBERSHIP}")
+    return Unsupported(f"{kind.upper()} JOIN is not supported; write JOIN ... ON, or JOIN ... USING with named columns")
 
 
 def _conjoin(first: expr.Expr | None, second: expr.Expr) -> expr.Expr:
@@ -581,10 +593,19 @@ def _is_unit_key(source: NamedTable, key: expr.ColumnRef) -> bool:
     return any(field.key and field.column == key.name for field in source.fields)
 
 
+def _is_present_literal(node: exp.Expr) -> bool:
+    """Return True for a literal other than NULL, which COUNT counts in every row."""
+    return is_literal(node) and literal_value(node) is not None
+
+
 def _quantile_arguments(node: exp.Expr) -> tuple[exp.Expr, Fraction]:
     """Return the value and the level of MEDIAN, of a quantile, or of PERCENTILE_CONT(...) WITHIN GROUP (...)."""
     level: Any = Fraction(1, 2)
     value = node.this
+    if isinstance(node, exp.WithinGroup) and not isinstance(value, exp.PercentileCont | exp.PercentileDisc):
+        if type(value) in REFUSED_AGGREGATES:
+            raise _refusal(value)
+        raise Unsupported("only PERCENTILE_CONT and PERCENTILE_DISC take WITHIN GROUP; leave it out")
     if isinstance(node, exp.WithinGroup):
         ordered = node.expression.expressions[0]
         value, level = ordered.this, literal_value(node.this.this)
@@ -628,7 +649,7 @@ def _without_alias(item: exp.Expr) -> exp.Expr:
 
 def _column_title(item: exp.Expr) -> str:
     """Return the name of an answer's column: its alias, its column or its SQL in lower case."""
-    return item.alias_or_name if isinstance(item, exp.Alias | exp.Column) else item.sql(dialect="duckdb").lower()
+    return item.alias_or_name if isinstance(item, exp.Alias | exp.Column) else sql_text(item).lower()
 
 
 def _subquery_column_name(item: exp.Expr, position: int) -> str:
@@ -657,8 +678,8 @@ def _subquery_columns(query: exp.Select, source: NamedTable) -> dict[str, expr.E
             if inner.args.get("except_") or inner.args.get("replace") or inner.args.get("rename"):
                 raise Unsupported("* with EXCEPT, EXCLUDE or REPLACE is not supported; name the columns")
             alias = inner.table.lower() if isinstance(inner, exp.Column) else ""
-            fields = [f for f in source.fields if alias in ("", f.alias.lower())]
-            columns += [(field.name, expr.ColumnRef(field.column)) for field in fields]
+            fields = [f for f in source.fields if (f.bare if not alias else f.alias.lower() == alias)]
+            columns += [(field.name, field.reference()) for field in fields]
         else:
             columns.append((item.alias_or_name or f"column_{position + 1}", to(inner)))
     return _require_distinct_names(columns)
@@ -721,6 +742,10 @@ def _literal_row_count(query: exp.Select, clause: str) -> int | None:
     value = literal_value(node.expression) if is_literal(node.expression) else None
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
         raise Unsupported(f"{clause.upper()} takes a literal whole number")
+    if clause == "limit" and value == 0:
+        raise Unsupported(
+            "LIMIT 0 returns no row and would be charged; to see a query's columns and cost, ask for a quote"
+        )
     return int(value)
 
 
@@ -770,15 +795,22 @@ def parse_statement(text: str) -> exp.Expr:
     if verb is not None and verb.group(1).upper() not in {"SELECT", "WITH"}:
         raise Unsupported(f"{verb.group(1).upper()[:20]} is not supported; a query begins with SELECT or WITH")
     try:
+        _require_single_statement(text)
         statements = [part for part in sqlglot.parse(text, dialect="duckdb") if part is not None]
     except (SqlglotError, RecursionError) as problem:
         raise InvalidQuery(f"the query cannot be parsed: {_parse_error_text(problem)}") from None
     if not statements:
         raise InvalidQuery("the query is empty; write one such as SELECT COUNT(*) FROM table")
-    if len(statements) != 1:
-        raise InvalidQuery(f"a query is one statement, got {len(statements)}; run several as a batch")
     _check_depth(statements[0])
     return statements[0]
+
+
+def _require_single_statement(text: str) -> None:
+    """Refuse several statements before they are parsed: the parser writes a warning about some that it cannot read."""
+    kinds = [token.token_type for token in sqlglot.tokenize(text, dialect="duckdb")]
+    after = kinds[kinds.index(TokenType.SEMICOLON) :] if TokenType.SEMICOLON in kinds else []
+    if any(kind != TokenType.SEMICOLON for kind in after):
+        raise InvalidQuery("a query is one statement, and this text has several; run them as a batch")
 
 
 def _parse_error_text(problem: Exception) -> str:
@@ -808,32 +840,21 @@ def parse_query(
 ) -> Question:
     """Parse a SQL query over a dataset, under a unit of privacy.
 
-    `row_limit` (max_contributions) and `join_limit` (max_rows_per_key) allow joins on other keys than the unit's. For
-    these and for `unit`, `OPTIONS(...)` in the text overrides the arguments.
+    `row_limit` (max_contributions) and `join_limit` (max_rows_per_key) allow joins on other keys than the unit's.
     """
     plain, options = sql_options(text)
-    name = options.get("unit", unit)
-    if name not in dataset.units:
-        raise NotFound(f"no unit {name!r}; there are: {', '.join(sorted(dataset.units))}")
-    declared = dataset.units[name]
+    if unit not in dataset.units:
+        raise NotFound(f"no unit {unit!r}; there are: {', '.join(sorted(dataset.units))}")
+    declared = dataset.units[unit]
     _check_unit_column(options, declared)
-    joiner = JoinBuilder(
-        declared,
-        _whole_number_option(options, "max_contributions", row_limit),
-        _whole_number_option(options, "max_rows_per_key", join_limit),
-    )
+    joiner = JoinBuilder(declared, row_limit, join_limit)
     parsed = parse_statement(plain)
     supported_syntax.refuse_large_query(parsed)
+    move_to_wall_clock(parsed, dataset.timezone)
     question = QueryReader(dataset, declared, joiner).translate_question(parsed, text)
     supported_syntax.refuse_unread_parts(parsed)
     supported_syntax.refuse_large_plan((question.relation, question.keys, question.aggregates))
     return question
-
-
-def _whole_number_option(options: Mapping[str, str], name: str, given: int | None) -> int | None:
-    """Return an option that the text gives as a whole number, else the argument."""
-    value = options.get(name, "")
-    return int(value) if value.isdigit() else given
 
 
 def _check_unit_column(options: Mapping[str, str], unit: Unit) -> None:

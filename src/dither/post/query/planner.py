@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from itertools import pairwise
+from math import prod
+from typing import Any, Literal
 
 from dither.errors import Unbounded, Unsupported
 from dither.plan import expressions as expr
 from dither.plan.context import Context
-from dither.plan.domains import bounds_of, cardinality
-from dither.plan.expressions.core import Expr
+from dither.plan.domains import ONLY_NULL, bounds_of, cardinality
+from dither.plan.expressions.core import EstimatedValue, Expr
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.partitions import PartitionCounts
@@ -25,30 +27,44 @@ from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
 from dither.plan.stability import EstimatedLimit
-from dither.plan.traversal import fill_limits, transform, unfilled_limits, walk
+from dither.plan.traversal import fill_limits, fill_values, transform, unfilled_limits, walk
 from dither.post import formulas
-from dither.post.contribution_bound import OCTAVES, ContributionBound, candidate_bounds, histogram_edges
+from dither.post.contribution_bound import (
+    CENTRED_WEIGHTS,
+    COUNT_WEIGHTS,
+    SIDE_COUNT_WEIGHTS,
+    SUM_WEIGHTS,
+    ContributionBound,
+    centre_candidates,
+    row_bins,
+    value_bins,
+)
 from dither.post.query.bins import Bins, QuantileLevel, make_bins
 from dither.post.query.question import AggregateCall, Ordering, OutputColumn, Question
 from dither.post.query.terms import (
     CLIPPED_FINEST_STEPS,
     FINEST_STEPS,
+    NULL,
     ONE,
+    ZERO,
+    Centre,
     Term,
     Terms,
     largest_row_steps,
     term_weights,
     weighted_value,
 )
-from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number, Reference, Scalar
+from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference, Scalar
 
-# Tags of the two bounds that may be chosen privately: on the sum of a unit's weighted values ("mass"), and on its rows.
-MASS, ROWS = "mass", "rows"
+# Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
+MASS, ROWS, VALUES = "mass", "rows", "values"
 # With at most this many groups, a unit may count in all of them without a search for a bound.
 FEW_GROUPS = 64
 # The default number of keys in which a unit counts in partition selection.
 SELECTED_KEYS = 10
 MAX_GROUPS = 2_000_000
+# From this many groups on, a note says how many there are.
+MANY_GROUPS = 10_000
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 LARGEST_BOUNDS = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
@@ -79,7 +95,8 @@ class CellRef:
 
     `bound_tag` names the bound that clips it, and `quantity_per_step` is the quantity of one step of that bound, if
     that is not the measure's step. Rounding of rows may have moved the column by `rounding_error`. A row adds about
-    `typical_per_row`, if values are spread evenly over their range.
+    `typical_per_row`, if values are spread evenly over their range. The exact value is at most `most`, if known.
+    `size_index` is the index of the column that counts the rows of this one, if there is one.
     """
 
     measure_index: int
@@ -90,6 +107,8 @@ class CellRef:
     quantity_per_step: Fraction | None = None
     rounding_error: float = 0.0
     typical_per_row: Fraction = Fraction(1)
+    most: int | None = None
+    size_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,8 @@ class ContributionSearch:
 
     `tag` names the limits that the bound fills in, `edges` are those of the histogram, `candidates` are the bounds to
     choose from, `groups` is the number of groups of the answer, and `row_size` the most that one row contributes.
+    Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
+    value of one step, if values are summed and not rows, and `share` is that of the loss.
     """
 
     tag: str
@@ -115,11 +136,34 @@ class ContributionSearch:
     candidates: tuple[int, ...]
     groups: int
     row_size: int
+    step: int = 1
+    signed: bool = False
+    quantity: Fraction | None = None
+    weight: Fraction = COUNT_WEIGHTS["search"]
+    share: Fraction = Fraction(1, 5)
+
+
+@dataclass(frozen=True)
+class CentreSearch:
+    """A centre to choose privately: the median, over units, of the candidate nearest to each unit's mean.
+
+    `tag` names the value that is filled in, `candidates` are counted from 1 at the low end of its range, and `share` is
+    that of the loss.
+    """
+
+    tag: str
+    measure: Measure
+    candidates: tuple[int, ...]
+    weight: Fraction = CENTRED_WEIGHTS["centre"]
+    share: Fraction = Fraction(2, 25)
 
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """A plan without its loss: measures, the noisy columns read from them, formulas, and bounds still to be chosen."""
+    """A plan without its loss: measures, the noisy columns read from them, formulas, and bounds still to be chosen.
+
+    `selected` has the keys that were selected privately; the answer leaves out other combinations of their values.
+    """
 
     question: Question
     unit: str
@@ -129,8 +173,9 @@ class QueryPlan:
     outputs: tuple[OutputColumn, ...]
     having: formulas.Formula | None
     order: tuple[Ordering, ...]
-    searches: tuple[ContributionSearch, ...]
+    searches: tuple[CentreSearch | ContributionSearch, ...]
     notes: tuple[str, ...]
+    selected: frozenset[tuple[Scalar, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +188,13 @@ class Planner:
 
     def selection_counts(self, question: Question) -> PartitionCounts:
         """Build the counts of units per key for partition selection; a unit counts in a limited number of keys."""
+        if not question.keys:
+            raise Unsupported("delta= selects the keys of GROUP BY, and this query has none; leave delta= out")
+        if self.context.dataset.units[question.unit].kind == "row":
+            raise Unsupported(
+                f"delta= counts the units that have a key, and the unit {question.unit} is a single row; "
+                "group by columns with declared values, or ask with the unit= of a person"
+            )
         if not question.knows_unit:
             raise Unbounded(
                 "delta= needs rows that belong to one unit each, and a join or GROUP BY in this query mixes units; "
@@ -162,8 +214,11 @@ class Planner:
         question, bounded_child = self.bound_inner_rows(question)
         scope = Scope(_at_largest_bounds(question.relation).domain(self.context))
         self.check_keys_and_values(question, scope, listed is not None)
-        keys = tuple(GroupKey(name, value, None if listed is None else listed[name]) for name, value in question.keys)
-        builder = _PlanBuilder([], [], {}, [], [])
+        keys = tuple(
+            GroupKey(name, value, None if listed is None else in_domain_order(listed[name], value.domain(scope)))
+            for name, value in question.keys
+        )
+        builder = _PlanBuilder([], [], {}, [], [] if listed is not None else self.large_answer_notes(question))
         self.plan_sums(question, scope, keys, builder)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind == "units":
@@ -182,7 +237,9 @@ class Planner:
         substitute = cell_substitution(builder.nodes)
         searches = list(builder.searches)
         if bounded_child is not None and not any(search.tag == ROWS for search in searches):
-            searches.append(self.contribution_search(bounded_child, question.unit, ROWS, None, 1, 1))
+            searches.append(self.row_search(bounded_child, question.unit, 1))
+        whole = total + sum((search.weight for search in searches), Fraction(0))
+        searches = [replace(search, share=search.weight / whole) for search in searches]
         return QueryPlan(
             question, question.unit, keys, measures, tuple(builder.sources),
             tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),
@@ -207,30 +264,44 @@ class Planner:
         for name, key in question.keys:
             if isinstance(key.domain(scope), Identifier):
                 raise Unsupported(
-                    f"{name} is an identifier, which cannot be a GROUP BY key of the answer; GROUP BY it in a subquery "
-                    "and aggregate that, ask for COUNT(DISTINCT ...), or, if its values are public, have the curator "
-                    "declare values_from"
+                    f"{name} is an identifier, which cannot be a GROUP BY key of the answer; "
+                    f"{_way_out_of_identifier(key, self.context.dataset)}"
                 )
         if not listed:
             self.check_group_count(question)
         for aggregate in question.aggregates:
-            for value in (*aggregate.values, *([aggregate.condition] if aggregate.condition is not None else [])):
-                value.domain(scope)
+            if aggregate.condition is not None:
+                aggregate.condition.domain(scope)
+            for value in aggregate.values:
+                if value.domain(scope) == ONLY_NULL and aggregate.kind not in ("count", "distinct"):
+                    raise Unsupported("the argument of an aggregate is NULL in every row; leave the aggregate out")
 
     def check_group_count(self, question: Question) -> None:
         """Refuse questions whose answers would have more than MAX_GROUPS groups."""
+        groups = self.group_count(question)
+        if groups > MAX_GROUPS:
+            raise Unsupported(
+                f"GROUP BY returns a row for every declared value, which here makes {groups} groups, and the most is "
+                f"{MAX_GROUPS}; group by something coarser, such as FLOOR(x / 10) or CLAMP(x, 0, 20), or give delta= "
+                "to select common keys privately"
+            )
+
+    def group_count(self, question: Question) -> int:
+        """Count the groups of an answer that has every declared key."""
         scope = Scope(_at_largest_bounds(question.relation).domain(self.context))
         groups = 1
         for _, key in question.keys:
             domain = key.domain(scope)
             public = self.context.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
             groups *= cardinality(domain, public)
-        if groups > MAX_GROUPS:
-            raise Unsupported(
-                f"GROUP BY returns a row for every declared value, which here makes {groups} groups, and the most is "
-                f"{MAX_GROUPS}; group by something coarser, such as FLOOR(x / 10), or give delta= to select common "
-                "keys privately"
-            )
+        return groups
+
+    def large_answer_notes(self, question: Question) -> list[str]:
+        """Return a note if the answer has very many groups, most of which may have no record."""
+        groups = self.group_count(question)
+        if groups <= MANY_GROUPS:
+            return []
+        return [f"the answer has {groups:,} groups, one for every declared key, also where no record has it"]
 
     # --- bounding ------------------------------------------------------------------------------------------------
 
@@ -313,9 +384,8 @@ class Planner:
         if self.bound.max_groups is not None:
             return self.bound_groups(question, relation, keys)
         if self.bound.auto and not any(search.tag == ROWS for search in builder.searches):
-            builder.searches.append(
-                self.contribution_search(relation, question.unit, ROWS, None, 1, self.count_groups(relation, keys))
-            )
+            groups = self.count_groups(relation, keys)
+            builder.searches.append(self.row_search(relation, question.unit, groups))
         return LimitRowsPerUnit(relation, question.unit, self.row_limit())
 
     def bound_groups(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...]) -> Relation:
@@ -327,32 +397,97 @@ class Planner:
         groups, rows = self.bound.max_groups or 1, self.bound.max_rows or 1
         return LimitGroupsPerUnit(relation, question.unit, tuple(key.value for key in keys), groups, rows)
 
-    def contribution_search(
-        self, relation: Relation, unit: str, tag: str, contribution: Expr | None, row_size: int, groups: int
+    def row_search(
+        self,
+        relation: Relation,
+        unit: str,
+        groups: int,
+        tag: str = ROWS,
+        steps: int = 1,
+        counted: Sequence[Expr] = (ONE,),
     ) -> ContributionSearch:
-        """Build the search for a bound, from a histogram over powers of two of what each unit contributes.
-
-        A row contributes `contribution`, at most `row_size`; without that expression, every row contributes `row_size`.
-        """
-        aggregate = (
-            GroupAggregate("mass", "count") if contribution is None else GroupAggregate("mass", "sum", contribution)
-        )
+        """Build the search for a bound on the counts of each unit: each adds `steps` for every row that is counted."""
+        per_row: Expr | None = None if list(counted) == [ONE] else _sum_of(counted)
+        aggregate = GroupAggregate("mass", "count") if per_row is None else GroupAggregate("mass", "sum", per_row)
         per_unit = GroupBy(relation, (), (aggregate,), unit)
-        edges = histogram_edges(row_size)
-        if contribution is None:
-            # The histogram counts rows, and each contributes `row_size`.
-            edges = tuple(row_size << octave for octave in range(OCTAVES) if row_size << octave <= LARGEST_CLIP)
-            cuts = tuple(Fraction(edge, row_size) for edge in edges)
-        else:
-            # A contribution is a whole number of steps, whatever lattice its expression has.
-            cuts = tuple(map(Fraction, edges))
-        histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(expr.ColumnRef("mass"), cuts)),))
-        candidates = candidate_bounds(edges, LARGEST_BOUNDS[tag])
-        return ContributionSearch(tag, histogram, edges, candidates, groups, row_size)
+        bins = row_bins(steps)
+        cuts = tuple(Fraction(bin, steps) + 1 for bin in bins[:-1])
+        edges = tuple(bin + steps for bin in bins[:-1])
+        return self._search(per_unit, expr.ColumnRef("mass"), cuts, edges, bins, groups, tag, steps, step=steps)
+
+    def value_search(
+        self, question: Question, keys: tuple[GroupKey, ...], term: Term, tag: str, signed: bool
+    ) -> ContributionSearch:
+        """Build the search for a bound on the sums of a term: on their absolute values over all groups of a unit."""
+        named = tuple((key.name, key.value) for key in keys)
+        total = GroupAggregate("mass", "sum", expr.Coalesce((term.value, ZERO)))
+        per_group = GroupBy(question.relation, named, (total,), question.unit)
+        size: Expr = expr.Absolute(expr.ColumnRef("mass"))
+        per_unit: Relation = per_group
+        if keys:
+            per_unit = GroupBy(per_group, (), (GroupAggregate("mass", "sum", size),), question.unit)
+            size = expr.ColumnRef("mass")
+        bins = value_bins(term.max_steps)
+        edges = tuple(bin + 1 for bin in bins[:-1])
+        cuts = tuple(edge * term.step for edge in edges)
+        groups = self.count_groups(question.relation, keys)
+        weights = CENTRED_WEIGHTS if term.centre is not None else SUM_WEIGHTS
+        search = self._search(per_unit, size, cuts, edges, bins, groups, tag, term.max_steps, step=1)
+        return replace(search, signed=signed, quantity=term.step, weight=weights["search"])
+
+    def _search(
+        self,
+        per_unit: Relation,
+        size: Expr,
+        cuts: tuple[Fraction, ...],
+        edges: tuple[int, ...],
+        bins: tuple[int, ...],
+        groups: int,
+        tag: str,
+        row_size: int,
+        step: int,
+    ) -> ContributionSearch:
+        """Build a search from a histogram of the units' sizes, cut at `cuts`."""
+        histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(size, cuts)),))
+        candidates = tuple(bin for bin in bins if bin <= (LARGEST_ROWS if tag == ROWS else LARGEST_CLIP))
+        return ContributionSearch(tag, histogram, edges, candidates, groups, row_size, step)
+
+    def centre_search(self, question: Question, centre: Centre) -> CentreSearch:
+        """Build the search for a centre, from a histogram of each unit's mean over the candidates nearest to it."""
+        number = centre.number
+        points = centre_candidates(number.lo, number.hi)
+        value = centre.value if centre.condition is None else expr.Case(((centre.condition, centre.value),), NULL)
+        per_unit = GroupBy(question.relation, (), (GroupAggregate("mean", "avg", value),), question.unit)
+        cuts = tuple((low + high) * number.step / 2 for low, high in pairwise(points))
+        nearest = expr.Bucket(expr.ColumnRef("mean"), cuts)
+        # Units without a mean count nowhere: the places are listed, and NULL is none of them.
+        histogram = Count(per_unit, (GroupKey("mean", nearest, tuple(map(Fraction, range(len(points))))),))
+        return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
 
     def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
         """The number of groups of the answer."""
         return Count(relation, keys).size(self.context)
+
+    def filter_rows(
+        self, relation: Relation, keys: tuple[GroupKey, ...], values: tuple[Expr, ...], condition: Expr | None
+    ) -> tuple[Relation, tuple[GroupKey, ...], tuple[Expr, ...]]:
+        """Filter the rows of one aggregate; return them with the keys and values to read from them.
+
+        A filter narrows the domains of columns. All aggregates must have the same groups, so keys that would change
+        are computed before the filter.
+        """
+        if condition is None:
+            return relation, keys, values
+        filtered = Filter(relation, condition)
+        scopes = [Scope(_at_largest_bounds(each).domain(self.context)) for each in (relation, filtered)]
+        if all(key.values is not None or len({key.value.domain(scope) for scope in scopes}) == 1 for key in keys):
+            return filtered, keys, values
+        columns = {f"key_{index}": key.value for index, key in enumerate(keys)}
+        columns |= {f"value_{index}": value for index, value in enumerate(values)} | {"kept": condition}
+        before = Project(relation, tuple(columns.items()))
+        same_keys = tuple(replace(key, value=expr.ColumnRef(f"key_{index}")) for index, key in enumerate(keys))
+        read = tuple(expr.ColumnRef(f"value_{index}") for index in range(len(values)))
+        return Filter(before, expr.ColumnRef("kept")), same_keys, read
 
     # --- measures ------------------------------------------------------------------------------------------------
 
@@ -364,25 +499,84 @@ class Planner:
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
         needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
         clipped = needs_bound and not self.keeps_rows(question, aggregates)
+        separate = clipped and self.bound.auto
         terms = Terms(
-            scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS
-        )
+            scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS,
+            private_centres=separate,
+        )  # fmt: skip
         first = len(builder.sources)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind in SUMS:
                 builder.nodes[index] = _shift_cells(terms.formula(aggregate), first)
         builder.notes += terms.notes
+        if separate:
+            self.plan_separate_sums(question, scope, keys, terms, builder)
+            return
         factors = term_weights(terms.terms)
         measure, factors, tag = self.sums_measure(question, keys, terms.terms, factors, builder, clipped)
         for position, (term, factor) in enumerate(zip(terms.terms, factors, strict=True)):
-            signed = term.role != "count" and _may_be_negative(term, scope)
             per_step = term.max_steps * term.step if tag == ROWS else None
-            rounding = float(term.rounding) * self.table_rows(question)
-            typical = _typical_per_row(term, signed)
             builder.sources.append(
-                CellRef(len(builder.measures), position, factor, signed, tag, per_step, rounding, typical)
+                self.cell_ref(question, scope, term, len(builder.measures), position, factor, tag, per_step)
             )
-        builder.measures.append((measure, Fraction(len(aggregates))))
+        builder.measures.append((measure, len(aggregates) * COUNT_WEIGHTS["answer"]))
+
+    def cell_ref(
+        self,
+        question: Question,
+        scope: Scope,
+        term: Term,
+        measure_index: int,
+        position: int,
+        factor: int,
+        tag: str | None,
+        per_step: Fraction | None = None,
+        size_index: int | None = None,
+    ) -> CellRef:
+        """Describe the noisy column of a term."""
+        signed = term.role != "count" and _may_be_negative(term, scope)
+        rounding = float(term.rounding) * self.table_rows(question)
+        typical = _typical_per_row(term, signed)
+        return CellRef(measure_index, position, factor, signed, tag, per_step, rounding, typical, size_index=size_index)
+
+    def plan_separate_sums(
+        self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], terms: Terms, builder: _PlanBuilder
+    ) -> None:
+        """Plan sums whose bounds are chosen privately: all counts in one measure, every sum of values in its own.
+
+        Each has a bound of its own, since units with many rows need not have large values. Values whose average is
+        asked for are summed around a centre that is chosen privately.
+        """
+        counts = [index for index, term in enumerate(terms.terms) if term.role == "count"]
+        values = [index for index, term in enumerate(terms.terms) if term.role != "count"]
+        first, refs = len(builder.sources), dict[int, CellRef]()
+        groups = self.count_groups(question.relation, keys)
+        norm: Literal["l1", "l2"] = "l2" if self.gaussian else "l1"
+        if counts:
+            weights = SIDE_COUNT_WEIGHTS if values else COUNT_WEIGHTS
+            steps = STEPS_PER_ROW if keys or len(counts) > 1 else 1
+            counted = [terms.terms[index].value for index in counts]
+            search = self.row_search(question.relation, question.unit, groups, MASS, steps, counted)
+            builder.searches.append(replace(search, weight=weights["search"]))
+            summands = tuple(weighted_value(terms.terms[index], steps) for index in counts)
+            for position, index in enumerate(counts):
+                place = len(builder.measures)
+                refs[index] = self.cell_ref(question, scope, terms.terms[index], place, position, steps, MASS)
+            limit = EstimatedLimit(MASS, LARGEST_CLIP)
+            measure = ClippedSums(question.relation, question.unit, summands, limit, norm, keys)
+            builder.measures.append((measure, weights["answer"]))
+        builder.searches += [self.centre_search(question, centre) for centre in terms.centres]
+        for number, index in enumerate(values):
+            term, tag = terms.terms[index], f"{VALUES}{number}"
+            weights = CENTRED_WEIGHTS if term.centre is not None else SUM_WEIGHTS
+            size_index = None if term.size is None else first + term.size
+            ref = self.cell_ref(question, scope, term, len(builder.measures), 0, 1, tag, None, size_index)
+            refs[index] = ref
+            builder.searches.append(self.value_search(question, keys, term, tag, ref.signed))
+            limit = EstimatedLimit(tag, LARGEST_CLIP)
+            measure = ClippedSums(question.relation, question.unit, (term.value,), limit, norm, keys)
+            builder.measures.append((measure, weights["answer"]))
+        builder.sources += [refs[index] for index in range(len(terms.terms))]
 
     def likely_scope(self, question: Question) -> Scope:
         """The domains of columns at likely values of the bounds that are still to be chosen."""
@@ -431,21 +625,13 @@ class Planner:
         factors: list[int],
         builder: _PlanBuilder,
     ) -> tuple[Measure, list[int], str | None]:
-        """Build sums that are scaled down for units above the bound, and the search for the bound if none is given."""
+        """Build sums that are scaled down for units above the given bound."""
         counts_only = all(term.value == ONE for term in terms)
         steps = STEPS_PER_ROW if keys and counts_only else 1
         factors = [factor * steps for factor in factors]
         largest = largest_row_steps(terms, factors)
-        limit: int | EstimatedLimit = (
-            EstimatedLimit(MASS, LARGEST_CLIP)
-            if self.bound.max_rows is None
-            else min(self.bound.max_rows * largest, LARGEST_CLIP)
-        )
+        limit = min((self.bound.max_rows or 1) * largest, LARGEST_CLIP)
         unit, relation = question.unit, question.relation
-        if self.bound.auto:
-            contribution = None if counts_only else _row_contribution(terms, factors)
-            groups = self.count_groups(relation, keys)
-            builder.searches.append(self.contribution_search(relation, unit, MASS, contribution, largest, groups))
         values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
         return ClippedSums(relation, unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
 
@@ -463,14 +649,14 @@ class Planner:
                 "units cannot be counted here, since a join or GROUP BY mixes rows of different units; "
                 "count them before that step, or join on the unit's key"
             )
-        relation = _filter_rows(question.relation, aggregate.condition)
+        relation, keys, _ = self.filter_rows(question.relation, keys, (), aggregate.condition)
         row_per_group: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
         grouped_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
         if row_per_group.stability(self.context, question.unit).max_rows is None:
             groups = self.count_groups(row_per_group, grouped_keys)
             limit: int | EstimatedLimit = groups if groups <= FEW_GROUPS else self.row_limit()
             if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in builder.searches):
-                builder.searches.append(self.contribution_search(row_per_group, question.unit, ROWS, None, 1, groups))
+                builder.searches.append(self.row_search(row_per_group, question.unit, groups))
             row_per_group = LimitRowsPerUnit(row_per_group, question.unit, limit)
         builder.add_measure(index, Count(row_per_group, grouped_keys))
 
@@ -485,13 +671,16 @@ class Planner:
         """Plan COUNT(DISTINCT x): count the distinct rows within the contribution bound."""
         present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
         conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
-        relation = self.bound_rows(
-            question, _filter_rows(question.relation, expr.And(tuple(conditions))), keys, builder
+        relation, keys, values = self.filter_rows(
+            question.relation, keys, aggregate.values, expr.And(tuple(conditions))
         )
+        relation = self.bound_rows(question, relation, keys, builder)
         columns = [(key.name, key.value) for key in keys]
-        columns += [(f"value_{position}", value) for position, value in enumerate(aggregate.values)]
+        columns += [(f"value_{position}", value) for position, value in enumerate(values)]
         projected_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
-        builder.add_measure(index, Count(Distinct(Project(relation, tuple(columns))), projected_keys))
+        scope = Scope(_at_largest_bounds(relation).domain(self.context))
+        most = _count_values([value.domain(scope) for value in values])
+        builder.add_measure(index, Count(Distinct(Project(relation, tuple(columns))), projected_keys), most)
 
     def plan_quantiles(
         self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: _PlanBuilder
@@ -507,7 +696,9 @@ class Planner:
             ranked = (value, aggregate.condition)
             if ranked not in histograms:
                 histograms[ranked] = len(builder.measures)
-                builder.measures.append((self.histogram(question, aggregate, bins, keys, builder), Fraction(1)))
+                builder.measures.append(
+                    (self.histogram(question, aggregate, bins, keys, builder), COUNT_WEIGHTS["answer"])
+                )
             builder.nodes[index] = formulas.NoisyCell(len(builder.sources))
             builder.sources.append(QuantileRef(histograms[ranked], bins, _quantile_level(aggregate)))
 
@@ -523,8 +714,10 @@ class Planner:
         (value,) = aggregate.values
         present = expr.Not(expr.IsNull(value))
         condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
-        relation = self.bound_rows(question, _filter_rows(question.relation, condition), keys, builder)
-        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(value, bins.edges))))
+        relation, keys, (value,) = self.filter_rows(question.relation, keys, (value,), condition)
+        relation = self.bound_rows(question, relation, keys, builder)
+        binned = _without_null(value, Scope(_at_largest_bounds(relation).domain(self.context)))
+        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(binned, bins.edges))))
 
 
 @dataclass
@@ -534,14 +727,28 @@ class _PlanBuilder:
     measures: list[tuple[Measure, Fraction]]
     sources: list[CellRef | QuantileRef]
     nodes: dict[int, formulas.Formula]
-    searches: list[ContributionSearch]
+    searches: list[CentreSearch | ContributionSearch]
     notes: list[str]
 
-    def add_measure(self, index: int, measure: Measure) -> None:
-        """Add a measure with one value, for one aggregate."""
+    def add_measure(self, index: int, measure: Measure, most: int | None = None) -> None:
+        """Add a measure with one value, which is at most `most`, for one aggregate."""
         self.nodes[index] = formulas.NoisyCell(len(self.sources))
-        self.sources.append(CellRef(len(self.measures), 0, 1, False, None))
-        self.measures.append((measure, Fraction(1)))
+        self.sources.append(CellRef(len(self.measures), 0, 1, False, None, most=most))
+        self.measures.append((measure, COUNT_WEIGHTS["answer"]))
+
+
+def _way_out_of_identifier(key: Expr, dataset: Dataset) -> str:
+    """Say what to do instead of grouping by an identifier; the values of a public table can be listed."""
+    column = key.name if isinstance(key, expr.ColumnRef) else ""
+    for table in dataset.tables.values():
+        found = table.columns.get(column)
+        if not table.private and found is not None and isinstance(found.domain, Identifier):
+            declared = f"{{type: category, values_from: {table.name}.{column}, kind: {found.domain.kind}}}"
+            return f"the table {table.name} is public, so the curator can declare {column}: {declared} in it"
+    return (
+        "GROUP BY it in a subquery and aggregate that, ask for COUNT(DISTINCT ...), or, if its values are public, have "
+        "the curator declare values_from"
+    )
 
 
 def _uncovered_rows_notes(measures: Sequence[PlannedMeasure], sources: Sequence[CellRef | QuantileRef]) -> list[str]:
@@ -593,16 +800,11 @@ def _plain_sums(relation: Relation, terms: list[Term], factors: list[int], keys:
     return Sum(relation, values[0], keys) if len(values) == 1 else SumVector(relation, values, keys)
 
 
-def _row_contribution(terms: list[Term], factors: list[int]) -> Expr:
-    """The expression of a row's contribution to the weighted terms: the sum of their absolute values, in steps."""
-    total: Expr | None = None
-    for term, factor in zip(terms, factors, strict=True):
-        steps = Fraction(factor) / term.step
-        size = expr.Absolute(term.value) if term.value != ONE else ONE
-        part = expr.Coalesce((expr.Arithmetic("*", expr.LiteralValue(steps), size), expr.LiteralValue(Fraction(0))))
-        total = part if total is None else expr.Arithmetic("+", total, part)
-    if total is None:
-        raise TypeError("a row has at least one term")
+def _sum_of(values: Sequence[Expr]) -> Expr:
+    """The expression of the sum of values, of which none is NULL."""
+    total = values[0]
+    for value in values[1:]:
+        total = expr.Arithmetic("+", total, value)
     return total
 
 
@@ -630,8 +832,22 @@ def _is_square(value: Expr) -> bool:
             return False
 
 
-def _filter_rows(relation: Relation, condition: Expr | None) -> Relation:
-    return relation if condition is None else Filter(relation, condition)
+def _count_values(domains: Sequence[Domain]) -> int | None:
+    """Return the number of values, or of combinations of values, that columns declare, or None if one does not."""
+    if not all(isinstance(domain, Number | Category | Boolean) for domain in domains):
+        return None
+    return prod(cardinality(domain) - domain.nullable for domain in domains)
+
+
+def _without_null(value: Expr, scope: Scope) -> Expr:
+    """Return a value whose domain has no NULL, for rows that were filtered to have none: the bin of NULL is left out.
+
+    A filter takes NULL out of the domain of a column, but not out of that of an expression over columns.
+    """
+    domain = value.domain(scope)
+    if not isinstance(domain, Number) or not domain.nullable:
+        return value
+    return expr.Coalesce((value, expr.LiteralValue(min(max(domain.lo, Fraction(0)), domain.hi))))
 
 
 def _shift_cells(node: formulas.Formula, first: int) -> formulas.Formula:
@@ -657,6 +873,13 @@ def cell_substitution(cells: dict[int, formulas.Formula]) -> Callable[[formulas.
     return change
 
 
+def in_domain_order(values: Sequence[Scalar], domain: Domain) -> tuple[Scalar, ...]:
+    """Sort key values as a declared key has them: a category's in the order of the schema, and NULL last."""
+    order = {value: index for index, value in enumerate(domain.values)} if isinstance(domain, Category) else {}
+    known: list[Any] = [value for value in values if value is not None]
+    return (*sorted(known, key=lambda value: order.get(value, value)), *((None,) if None in values else ()))
+
+
 def sample_value(domain: Domain, context: Context) -> Scalar:
     """Return some value of a domain, as a placeholder for a key that is not selected yet."""
     match domain:
@@ -678,9 +901,30 @@ def sample_value(domain: Domain, context: Context) -> Scalar:
 
 def with_bounds(plan: QueryPlan, context: Context, limits: Mapping[str, int]) -> QueryPlan:
     """Fill in chosen bounds, and restrict histograms to the bins that their values can then reach."""
-    filled = fill_limits(plan, limits) if limits else plan
+    filled = _fix_chosen_values(fill_values(fill_limits(plan, limits), limits)) if limits else plan
     sources = tuple(_restrict_bins(source, filled, context) for source in filled.sources)
     return replace(filled, sources=sources)
+
+
+def _fix_chosen_values(plan: QueryPlan) -> QueryPlan:
+    """Replace the values that are chosen by now by literals."""
+
+    def fix_formula(node: Any) -> Any:
+        match node:
+            case formulas.ChosenValue(EstimatedValue(value=int(steps), step=step)):
+                return formulas.FixedValue(float(steps * step))
+            case _:
+                return node
+
+    def fix_expression(node: Any) -> Any:
+        match node:
+            case EstimatedValue(value=int(steps), step=step):
+                return expr.LiteralValue(steps * step)
+            case _:
+                return node
+
+    fixed: QueryPlan = transform(transform(plan, fix_formula), fix_expression)
+    return fixed
 
 
 def _restrict_bins(source: CellRef | QuantileRef, plan: QueryPlan, context: Context) -> CellRef | QuantileRef:
@@ -692,19 +936,18 @@ def _restrict_bins(source: CellRef | QuantileRef, plan: QueryPlan, context: Cont
 
 def bound_name(tag: str) -> str:
     """Name a bound for people; the tags of a batch end in the position of their query."""
-    return f"the contribution bound of {'sums' if tag.partition(' ')[0] == MASS else 'rows'}"
+    kind = tag.partition(" ")[0]
+    if kind.startswith("centre"):
+        return "the centre of the values"
+    return f"the contribution bound of {'rows' if kind in (MASS, ROWS) else 'sums'}"
 
 
-def rows_text(bound: int, row_size: int, aggregates: Sequence[AggregateCall]) -> str:
-    """Write a bound in rows, rounded up; a bound on sums as the rows with the largest values that add as much."""
-    if bound < row_size:
-        rows = f"{bound / row_size:.1%} of a row"
-    else:
-        whole = -(-bound // row_size)
-        rows = f"{whole:,} row{'' if whole == 1 else 's'}"
-    if row_size == 1 or all(aggregate.kind == "count" for aggregate in aggregates):
-        return rows
-    return f"as much as {rows} with the largest possible values"
+def bound_text(bound: int, search: ContributionSearch) -> str:
+    """Write a bound as the most that a unit may add: in rows, rounded up, or in the unit of the sum."""
+    if search.quantity is not None:
+        return f"{float(bound * search.quantity):,.4g} to the sum of values"
+    whole = -(-bound // search.row_size)
+    return f"{whole:,} row{'' if whole == 1 else 's'}"
 
 
 def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:
@@ -712,7 +955,9 @@ def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:
 
     def append_suffix(node: Any) -> Any:
         match node:
-            case EstimatedLimit(tag=tag) | ContributionSearch(tag=tag):
+            case (
+                EstimatedLimit(tag=tag) | EstimatedValue(tag=tag) | ContributionSearch(tag=tag) | CentreSearch(tag=tag)
+            ):
                 return replace(node, tag=tag + suffix)
             case CellRef(bound_tag=str(tag)):
                 return replace(node, bound_tag=tag + suffix)

@@ -11,14 +11,15 @@ from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.traversal import fill_limits, unfilled_limits
-from dither.post.contribution_bound import SEARCH_SHARE
 from dither.post.noise import noise_of
-from dither.post.query.planner import ContributionSearch, QueryPlan
+from dither.post.query.planner import CentreSearch, ContributionSearch, QueryPlan
 from dither.post.query.spend import Spend
 from dither.privacy.mechanisms import Mechanism, calibrate
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement
 
 TYPICAL_ROWS = 16
+# Bounds that would need more noise than this are no candidates; kernels refuse noise a few times as large.
+LARGEST_NOISE = 1 << 38
 LAPLACE, GAUSSIAN = "discrete_laplace", "discrete_gaussian"
 
 
@@ -41,28 +42,32 @@ def selection_measurement(measure: PartitionCounts, budget: Spend, fraction: Fra
 
 
 def search_share(plan: QueryPlan) -> Fraction:
-    """The fraction of the loss that choosing bounds takes: none if the plan has no bounds to choose."""
-    return SEARCH_SHARE if plan.searches else Fraction(0)
+    """The fraction of the loss that choosing bounds and centres takes."""
+    return sum((search.share for search in plan.searches), Fraction(0))
 
 
 def bound_searches(plan: QueryPlan, budget: Spend, context: Context) -> tuple[BoundSearch, ...]:
-    """Build the searches of a plan's bounds, each a noisy histogram of contributions and a rule that reads it."""
-    loss = budget.share(SEARCH_SHARE / max(1, len(plan.searches)))
-    return tuple(_bound_search(plan, search, budget, loss, context) for search in plan.searches)
+    """Build the searches of a plan's bounds and centres."""
+    return tuple(_bound_search(plan, search, budget, context) for search in plan.searches)
 
 
 def _bound_search(
-    plan: QueryPlan, search: ContributionSearch, budget: Spend, loss: Loss, context: Context
+    plan: QueryPlan, search: CentreSearch | ContributionSearch, budget: Spend, context: Context
 ) -> BoundSearch:
+    """Build a search: a private median of the units' means, or a noisy histogram and the rule that reads it."""
+    loss = budget.share(search.share)
+    if isinstance(search, CentreSearch):
+        return BoundSearch(search.measure, Calibrate("quantiles", loss), search.candidates, search.tag)
     shares = [
         planned.share
         for planned in plan.measures
         if search.tag in {limit.tag for limit in unfilled_limits(planned.measure)}
     ]
     noise = budget.noise((1 - search_share(plan)) * max(shares, default=Fraction(1)))
-    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.groups, search.row_size)
+    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.groups, search.row_size, search.step, search.signed)
     mechanism = Calibrate(noise_kind(context, search.measure, plan.unit, loss), loss)
-    return BoundSearch(search.measure, mechanism, search.candidates, search.tag, rule)
+    affordable = tuple(bound for bound in search.candidates if noise * bound <= LARGEST_NOISE)
+    return BoundSearch(search.measure, mechanism, affordable or search.candidates[:1], search.tag, rule)
 
 
 def answer_measurements(plan: QueryPlan, budget: Spend, context: Context) -> tuple[Measurement, ...]:
@@ -90,6 +95,8 @@ def mechanism_of(part: Measurement, sensitivity: Sensitivity) -> Mechanism:
     return part.mechanism
 
 
-def default_bound(search: ContributionSearch) -> int:
-    """Return the bound that quotes assume before one is chosen: sixteen rows."""
+def default_bound(search: CentreSearch | ContributionSearch) -> int:
+    """Return the bound that quotes assume before one is chosen: sixteen rows; or the middle of a centre's range."""
+    if isinstance(search, CentreSearch):
+        return search.candidates[len(search.candidates) // 2]
     return min(TYPICAL_ROWS * search.row_size, search.candidates[-1])

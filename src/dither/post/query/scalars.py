@@ -14,11 +14,22 @@ from dither.errors import Unsupported
 from dither.plan import expressions as expr
 from dither.post.query.functions import BY_NODE, FUNCTION_NAMES, FUNCTIONS
 from dither.post.query.literals import is_literal, literal_value, parse_instant, sql_excerpt
+from dither.post.query.truth_values import NumberCast
 
 MAX_LITERALS = 1000
 Resolve = Callable[[exp.Column], expr.Expr]
 
 NO_PATTERNS = "regular expressions are not supported: their running time depends on data; use =, IN or LIKE 'prefix%'"
+NO_FORMATS = "dates are not written as texts; group by YEAR(x) and MONTH(x), or by DATE_TRUNC('month', x)"
+NO_INTERVALS = "intervals are not supported; compare with a DATE or TIMESTAMP literal, or use DATE_DIFF"
+MEMBERSHIP = (
+    "for rows with a match, write JOIN (SELECT key FROM ... GROUP BY key) AS t USING (key), which repeats no row; "
+    "for rows without one, LEFT JOIN the same and add WHERE t.key IS NULL"
+)
+SUBQUERY = (
+    "a subquery inside an expression is not supported; ask for its value in a query of its own, and write the number "
+    "here, or put the subquery in FROM and join it"
+)
 ADVICE: dict[type[exp.Expr], str] = {
     exp.Window: "window functions read other units' rows; aggregate per unit in a subquery instead",
     exp.RegexpLike: NO_PATTERNS,
@@ -27,13 +38,13 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.ILike: "ILIKE is not supported; write LOWER(column) LIKE 'prefix%'",
     exp.DPipe: "texts cannot be concatenated; group by both columns instead",
     exp.Concat: "texts cannot be concatenated; group by both columns instead",
-    exp.Exists: "EXISTS is not supported; join on the unit's key, or use IN with a subquery over a public table",
-    exp.Subquery: "a subquery inside an expression is not supported; put it in FROM and join it",
+    exp.Exists: f"EXISTS is not supported; {MEMBERSHIP}",
+    exp.Subquery: SUBQUERY,
     exp.Rand: "random values are not supported: the same query must give the same answer",
     exp.CurrentTimestamp: "the current time is not available; write it as a literal, such as DATE '2020-01-31'",
     exp.CurrentDate: "the current date is not available; write it as a literal, such as DATE '2020-01-31'",
     exp.Star: "* is not supported here; name the columns",
-    exp.Interval: "intervals are not supported; compare with a DATE or TIMESTAMP literal, or use DATE_DIFF",
+    exp.Interval: NO_INTERVALS,
     exp.Any: "ANY is not supported; write IN with a list",
     exp.All: "ALL is not supported; compare with the largest value of the list",
     exp.Array: "arrays are not supported; write the elements as columns or in IN (...)",
@@ -43,7 +54,7 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.Placeholder: "query parameters are not supported; write the value as a literal",
     exp.Parameter: "query parameters are not supported; write the value as a literal",
     exp.Lambda: "lambda functions are not supported; write a CASE",
-    exp.Select: "a subquery inside an expression is not supported; put it in FROM and join it",
+    exp.Select: SUBQUERY,
     exp.NullSafeNEQ: "IS DISTINCT FROM is not supported; for v that is not NULL, write x <> v OR x IS NULL",
     exp.NullSafeEQ: "IS NOT DISTINCT FROM is not supported; for v that is not NULL, write x = v AND x IS NOT NULL",
     exp.BitwiseAnd: "bitwise operators are not supported; use % and FLOOR(x / 2)",
@@ -56,6 +67,12 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.JSONExtractScalar: "JSON paths are not supported; have the curator declare the member as a column of the table",
     exp.CurrentUser: "the current user is not available in a query; leave it out",
     exp.RegexpExtract: NO_PATTERNS,
+    exp.TimeToStr: NO_FORMATS,
+    exp.ToChar: NO_FORMATS,
+    exp.DateAdd: NO_INTERVALS,
+    exp.DateSub: NO_INTERVALS,
+    exp.TimestampAdd: NO_INTERVALS,
+    exp.Trunc: "TRUNC is not supported; write FLOOR(x), or ROUND(x, digits)",
     exp.Length: "LENGTH is not supported; use a CASE over the declared values",
     exp.Trim: "TRIM is not supported; compare with the declared values, exactly as they are declared",
     exp.AggFunc: "this aggregate is not supported here; COUNT, SUM, AVG, MIN, MAX, MEDIAN, QUANTILE, STDDEV, "
@@ -180,25 +197,32 @@ class ExpressionTranslator:
         return expr.Not(found) if node.args.get("negate") else found
 
     def cast(self, node: exp.Cast) -> expr.Expr:
-        """Translate DATE '...', TIMESTAMP '...', and casts of a timestamp to DATE or of a condition to a number."""
+        """Translate DATE '...', TIMESTAMP '...', and casts of a timestamp to DATE or of a truth value to a number."""
         target = node.to.this
+        if is_literal(node.this) and literal_value(node.this) is None:
+            return expr.LiteralValue(None)
         if target in exp.DataType.TEMPORAL_TYPES:
             if isinstance(node.this, exp.Literal) and node.this.is_string:
-                return parse_instant(str(node.this.this))
+                return parse_instant(str(node.this.this), "UTC")  # `move_to_wall_clock` has removed the offset
             if target == exp.DataType.Type.DATE:
                 return expr.DateTrunc("day", self(node.this))
             return self(node.this)
         if target in exp.DataType.INTEGER_TYPES:
-            return expr.Rounded("round", _as_number(self(node.this)))
+            return NumberCast(self(node.this), whole=True)
         if target in exp.DataType.NUMERIC_TYPES:
-            return _as_number(self(node.this))
+            return NumberCast(self(node.this), whole=False)
         raise Unsupported(f"CAST to {node.to.sql()} is not supported; cast to a number type, DATE or TIMESTAMP")
+
+
+# What other languages call an aggregate.
+OTHER_NAMES = {"MEAN": "AVG", "AVERAGE": "AVG", "STD": "STDDEV", "STDEV": "STDDEV", "VAR": "VARIANCE", "LEN": "COUNT"}
 
 
 def _suggest(name: str) -> str:
     """Suggest a function with a similar name."""
-    close = ["QUANTILE(x, q)"] if name.startswith("PERCENTILE") else get_close_matches(name, FUNCTION_NAMES, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, FUNCTION_NAMES, 1)
+    close = ["QUANTILE(x, q)"] if name.startswith("PERCENTILE") else close
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _function_name(node: exp.Expr) -> str:
@@ -214,12 +238,6 @@ def _match_text(child: expr.Expr, text: str, open_start: bool, open_end: bool) -
         return expr.Compare("=", child, expr.LiteralValue(text))
     how: Literal["prefix", "suffix", "contains"] = "contains" if open_start and open_end else "prefix"
     return expr.TextMatch("suffix" if open_start and not open_end else how, child, text)
-
-
-def _as_number(child: expr.Expr) -> expr.Expr:
-    """Convert a condition to 1 or 0; other expressions stay as they are."""
-    logical = isinstance(child, expr.Compare | expr.And | expr.Or | expr.Not | expr.In | expr.IsNull | expr.TextMatch)
-    return expr.AsNumber(child) if logical else child
 
 
 def _flatten(kind: type[exp.Connector], node: exp.Expr) -> list[exp.Expr]:
@@ -264,4 +282,5 @@ OPERATORS: dict[type[exp.Expr], Handler] = {
     exp.If: ExpressionTranslator.choice,
     exp.Like: ExpressionTranslator.like,
     exp.Cast: ExpressionTranslator.cast,
+    exp.TryCast: ExpressionTranslator.cast,
 }

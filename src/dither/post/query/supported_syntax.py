@@ -45,6 +45,7 @@ READ_PARTS: dict[type[exp.Expr], str] = {
     exp.Sum: "this",
     exp.Table: "this alias",
     exp.TableAlias: "this",
+    exp.TryCast: "this to safe requires_string",
     exp.Tuple: "expressions",
     exp.Union: "this expression distinct with_",
     exp.With: "expressions",

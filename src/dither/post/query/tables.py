@@ -18,8 +18,8 @@ from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
 from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
 from dither.post.query.literals import sql_excerpt
-from dither.post.query.scalars import ExpressionTranslator, conjuncts
-from dither.schema import Dataset, Unit
+from dither.post.query.scalars import MEMBERSHIP, ExpressionTranslator, conjuncts
+from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Reference, Unit
 
 Pair = tuple["NamedColumn", "NamedColumn"]
 
@@ -28,7 +28,9 @@ Pair = tuple["NamedColumn", "NamedColumn"]
 class NamedColumn:
     """A column in scope: written as `name` or `alias.name`, called `column` in the plan.
 
-    `key` if it is the unit's key, `unique` if no two rows of its table share a value.
+    `key` if it is the unit's key, `unique` if no two rows of its table share a value. `bare` is False if it must be
+    written with its alias, because JOIN ... USING gives its name to the column of the other side. `equal_to` is another
+    column of the plan to read instead: an inner join made them equal, and that one makes the better group key.
     """
 
     alias: str
@@ -36,6 +38,13 @@ class NamedColumn:
     column: str
     key: bool = False
     unique: bool = False
+    domain: Domain | None = None
+    bare: bool = True
+    equal_to: str | None = None
+
+    def reference(self) -> expr.ColumnRef:
+        """Return the reference to this column in the plan."""
+        return expr.ColumnRef(self.equal_to or self.column)
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ class NamedTable:
     def find(self, node: exp.Column) -> NamedColumn:
         """Return the field that a column of the query refers to."""
         alias, name = node.table.lower(), node.name.lower()
-        matches = [f for f in self.fields if f.name.lower() == name and alias in ("", f.alias.lower())]
+        visible = [f for f in self.fields if (f.bare if not alias else f.alias.lower() == alias)]
+        matches = [f for f in visible if f.name.lower() == name]
         if len(matches) > 1:
             raise InvalidQuery(f"{name!r} is in several tables; write one of: {_qualified_names(matches)}")
         if not matches:
@@ -71,7 +81,7 @@ class NamedTable:
 
     def translator(self) -> ExpressionTranslator:
         """Return a translator of SQL expressions over these fields into plan nodes."""
-        return ExpressionTranslator(lambda node: expr.ColumnRef(self.find(node).column))
+        return ExpressionTranslator(lambda node: self.find(node).reference())
 
     def with_alias(self, alias: str) -> NamedTable:
         """Return the same rows under another table name."""
@@ -112,16 +122,26 @@ class JoinBuilder:
         return joined
 
     def join_using(self, left: NamedTable, right: NamedTable, names: Iterable[str], side: str) -> NamedTable:
-        """Build left JOIN right USING (names); of each pair of columns, only the left one stays in scope."""
+        """Build left JOIN right USING (names); the bare names mean the columns of the side whose rows are all kept."""
         columns = [exp.column(name) for name in names]
         right = _rename_clashes(left, right)
         pairs = [(left.find(column), right.find(column)) for column in columns]
         joined = self._choose(left, right, pairs, side)
-        hidden = {second.column for _, second in pairs}
-        return replace(joined, fields=tuple(field for field in joined.fields if field.column not in hidden))
+        hidden = {(one if side == "right" else two).column for one, two in pairs}
+        fields = tuple(replace(field, bare=field.bare and field.column not in hidden) for field in joined.fields)
+        return replace(joined, fields=fields)
 
     def _choose(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
-        """Build the join that the privacy of both sides allows."""
+        """Build the join that the privacy of both sides allows; its columns are those of the left side, then the right.
+
+        An inner join makes the columns of each pair equal, and the one that is the better group key stands for both.
+        """
+        joined = self._build_join(left, right, pairs, side)
+        order = [field.column for field in left.fields + right.fields]
+        fields = sorted(joined.fields, key=lambda field: order.index(field.column))
+        return replace(joined, fields=_with_equal_columns(fields, pairs) if side == "inner" else tuple(fields))
+
+    def _build_join(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
         if side not in {"inner", "left", "right"}:
             raise Unsupported(f"{side.upper()} JOIN is not supported; use an inner, left or right join")
         if not left.private and not right.private:
@@ -195,7 +215,27 @@ def _rename_clashes(left: NamedTable, right: NamedTable) -> NamedTable:
         while names[old] in taken:
             names[old], number = f"{old}_{number}", number + 1
     relation = Project(right.relation, tuple((new, expr.ColumnRef(old)) for old, new in names.items()))
-    return replace(right, relation=relation, fields=tuple(replace(f, column=names[f.column]) for f in right.fields))
+    fields = tuple(
+        replace(f, column=names[f.column], equal_to=names[f.equal_to] if f.equal_to else None) for f in right.fields
+    )
+    return replace(right, relation=relation, fields=fields)
+
+
+def _with_equal_columns(fields: Iterable[NamedColumn], pairs: Iterable[Pair]) -> tuple[NamedColumn, ...]:
+    """Let the columns that an inner join made equal be read from the one of the two that is the better group key."""
+    named = {field.column: field for field in fields}
+    for pair in pairs:
+        best, other = sorted((named[field.column] for field in pair), key=_key_rank)
+        if _key_rank(best) < _key_rank(other):
+            named[other.column] = replace(other, key=best.key, equal_to=best.reference().name)
+    return tuple(named.values())
+
+
+def _key_rank(field: NamedColumn) -> int:
+    """Rank a column as a group key: the unit's key, listed values, other values, and last identifiers."""
+    if field.key or isinstance(field.domain, Identifier):
+        return 0 if field.key else 3
+    return 1 if isinstance(field.domain, Category | Reference | Boolean) else 2
 
 
 def _join_fields(left: NamedTable, right: NamedTable, kind: str) -> tuple[NamedColumn, ...]:
@@ -237,8 +277,8 @@ def dataset_table(dataset: Dataset, unit: Unit, name: str) -> NamedTable:
     # With a time window, the unit is a person in one window, and the key column alone does not identify it.
     key = unit.keys.get(declared.name) if covered and unit.kind == "user" else None
     fields = tuple(
-        NamedColumn(declared.name, column, column, key=column == key, unique=column == declared.unique)
-        for column in declared.columns
+        NamedColumn(declared.name, name, name, key=name == key, unique=name == declared.unique, domain=column.domain)
+        for name, column in declared.columns.items()
     )
     return NamedTable(Scan(declared.name), fields, declared.private, covered, declared.private and not covered)
 
@@ -253,12 +293,8 @@ def filter_rows(source: NamedTable, conditions: Iterable[expr.Expr]) -> NamedTab
 
 def project_columns(source: NamedTable, columns: Mapping[str, expr.Expr], distinct: bool, unit: Unit) -> NamedTable:
     """Build the SELECT or SELECT DISTINCT of a subquery without aggregates."""
-    keys = {field.column for field in source.fields if field.key}
-    unique = {field.column for field in source.fields if field.unique}
-    fields = tuple(
-        NamedColumn("", name, name, _is_column_of(value, keys), _is_column_of(value, unique) and not distinct)
-        for name, value in columns.items()
-    )
+    known_fields = {field.column: field for field in source.fields}
+    fields = tuple(_column_of(name, value, known_fields, distinct) for name, value in columns.items())
     relation: Relation = Project(source.relation, tuple(columns.items()))
     if distinct:
         known = source.knows_unit and any(field.key for field in fields)
@@ -267,8 +303,12 @@ def project_columns(source: NamedTable, columns: Mapping[str, expr.Expr], distin
     return NamedTable(relation, fields, source.private, source.knows_unit, source.held_fixed)
 
 
-def _is_column_of(value: expr.Expr, names: set[str]) -> bool:
-    return isinstance(value, expr.ColumnRef) and value.name in names
+def _column_of(name: str, value: expr.Expr, known: Mapping[str, NamedColumn], distinct: bool) -> NamedColumn:
+    """The field of a subquery's column, which has the properties of the column that it repeats, if it does."""
+    field = known.get(value.name) if isinstance(value, expr.ColumnRef) else None
+    if field is None:
+        return NamedColumn("", name, name)
+    return NamedColumn("", name, name, field.key, field.unique and not distinct, field.domain)
 
 
 def union_all(left: NamedTable, right: NamedTable) -> NamedTable:
@@ -299,8 +339,7 @@ def join_membership(source: NamedTable, node: exp.In, public: NamedTable, negate
     """Build x IN (SELECT key FROM public), or NOT IN, as a join with the public table's unique key."""
     if public.private:
         raise Unsupported(
-            f"{sql_excerpt(node)}: the subquery of IN must read a public table; "
-            "join a private one instead, as a subquery with GROUP BY on the column so that no row is repeated"
+            f"{sql_excerpt(node)}: the subquery of IN must read a public table, and this one is private; {MEMBERSHIP}"
         )
     if len(public.fields) != 1 or not public.fields[0].unique:
         raise Unsupported(f"{sql_excerpt(node)}: the subquery of IN must select the unique key of a public table")

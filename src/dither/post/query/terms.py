@@ -9,9 +9,9 @@ from typing import Literal
 from dither.errors import Unsupported
 from dither.plan import expressions as expr
 from dither.plan.domains import bounds_of
-from dither.plan.expressions.core import Expr
+from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.sql.scope import Scope
-from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
+from dither.post.formulas import Average, ChosenValue, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.query.question import AggregateCall
 from dither.schema import Identifier, Moment, Number
 
@@ -21,6 +21,7 @@ FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
 MAX_STEPS = 1 << 30
 ONE, ZERO = expr.LiteralValue(Fraction(1)), expr.LiteralValue(Fraction(0))
+NULL = expr.LiteralValue(None)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Term:
     """A sum over rows of a value within +-`max_steps` steps; `role` decides its share of the loss.
 
     Each row's value was rounded by at most `rounding`. `likely_steps` replaces `max_steps` in choosing weights, where
-    `max_steps` depends on a bound that is still to be chosen.
+    `max_steps` depends on a bound that is still to be chosen. If the value is the distance from a private centre,
+    `centre` says which, and `size` is the index of the term that counts its rows.
     """
 
     value: Expr
@@ -37,6 +39,17 @@ class Term:
     role: Role
     rounding: Fraction = Fraction(0)
     likely_steps: int = 1
+    centre: Centre | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Centre:
+    """A centre to be chosen privately, near the median over units of each unit's mean of `value`."""
+
+    value: Expr
+    condition: Expr | None
+    number: EstimatedValue
 
 
 @dataclass
@@ -45,7 +58,8 @@ class Terms:
 
     `scope` has the columns' domains at the largest bounds, `likely_scope` those at likely bounds, by which ranges are
     centred and terms weighted. `averaged` has the values, with conditions, whose average is also asked for. Terms have
-    at most `finest_steps` steps: finer values are rounded.
+    at most `finest_steps` steps: finer values are rounded. With `private_centres`, averages and products are summed
+    around centres that are chosen privately, else around the middle of their range.
     """
 
     scope: Scope
@@ -54,6 +68,8 @@ class Terms:
     averaged: frozenset[tuple[Expr, Expr | None]] = frozenset()
     finest_steps: int = FINEST_STEPS
     notes: list[str] = field(default_factory=list)
+    private_centres: bool = False
+    centres: list[Centre] = field(default_factory=list)
 
     def cell(self, value: Expr, role: Role) -> NoisyCell:
         """Return the cell of a value's sum, and add the term if it is new."""
@@ -84,14 +100,15 @@ class Terms:
         if role != "product":
             if most >= MAX_STEPS:
                 raise Unsupported(
-                    f"this sum is too fine: its values go from {_decimal(domain.lo)} to {_decimal(domain.hi)} in steps "
+                    f"this sum is too fine: its values span {_decimal(domain.hi - domain.lo)} in steps "
                     f"of {_decimal(domain.step)}, and at most {MAX_STEPS} steps can be added up; "
                     "make the steps coarser with ROUND(x, 2), or the range narrower with CLAMP(x, low, high)"
                 )
-            self.notes.append(
-                f"values from {_decimal(domain.lo)} to {_decimal(domain.hi)} are rounded to multiples of "
-                f"{_decimal(step)} before they are added up; CLAMP(x, low, high) to a narrower range for a finer sum"
+            note = (
+                f"values that span {_decimal(domain.hi - domain.lo)} are rounded to multiples of {_decimal(step)} "
+                "before they are added up; CLAMP(x, low, high) to a narrower range for a finer sum"
             )
+            self.notes += [note] if note not in self.notes else []
         return replace(self._term(expr.Rounded("round", value, step), role), rounding=step / 2)
 
     def number_domain(self, value: Expr) -> Number:
@@ -103,10 +120,24 @@ class Terms:
             )
         return domain
 
-    def centre(self, value: Expr) -> Fraction:
-        """The middle of a value's likely range."""
+    def centre(self, aggregate: AggregateCall, value: Expr) -> EstimatedValue | LiteralValue:
+        """The centre of a value: to be chosen privately, or the middle of its likely range."""
+        if self.private_centres:
+            return self.private_centre(aggregate, value)
         domain = value.domain(self.likely_scope)
-        return middle(domain if isinstance(domain, Number) else self.number_domain(value))
+        return expr.LiteralValue(middle(domain if isinstance(domain, Number) else self.number_domain(value)))
+
+    def private_centre(self, aggregate: AggregateCall, value: Expr) -> EstimatedValue:
+        """The centre of a value over the rows that an aggregate counts, one for each such pair."""
+        conditions = self.row_conditions(aggregate)
+        condition = _conjunction(conditions) if conditions else None
+        for known in self.centres:
+            if (known.value, known.condition) == (value, condition):
+                return known.number
+        domain = self.number_domain(value)
+        number = EstimatedValue(f"centre{len(self.centres)}", *bounds_of(domain), domain.step)
+        self.centres.append(Centre(value, condition, number))
+        return number
 
     # --- formulas ------------------------------------------------------------------------------------------------
 
@@ -128,46 +159,103 @@ class Terms:
             case _:
                 raise TypeError(f"{aggregate.kind} is not computed from sums")
 
-    def row_count(self, aggregate: AggregateCall) -> NoisyCell:
-        """The number of rows that meet the condition and whose values are not NULL."""
+    def row_conditions(self, aggregate: AggregateCall) -> list[Expr]:
+        """The conditions of the rows that count: the aggregate's own, and that no value is NULL."""
         nullable = [value for value in aggregate.values if value.domain(self.scope).nullable]
         present = [expr.Not(expr.IsNull(value)) for value in nullable]
-        conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
+        return ([aggregate.condition] if aggregate.condition is not None else []) + present
+
+    def row_count(self, aggregate: AggregateCall) -> NoisyCell:
+        """The number of rows that meet the condition and whose values are not NULL."""
+        conditions = self.row_conditions(aggregate)
         if not conditions:
             return self.cell(ONE, "count")
         return self.cell(expr.Case(((_conjunction(conditions), ONE),), ZERO), "count")
 
+    def constant(self, value: Expr) -> Fraction | None:
+        """The only number that a value can be, if there is one."""
+        domain = value.domain(self.scope)
+        return domain.lo if isinstance(domain, Number) and domain.lo == domain.hi else None
+
+    def multiple_of_count(self, aggregate: AggregateCall, factor: Fraction) -> Formula:
+        """A constant times the number of rows that count."""
+        return FunctionCall("mul", (FixedValue(float(factor)), self.row_count(aggregate)))
+
     def total(self, aggregate: AggregateCall) -> Formula:
         """A sum: centre * row count + centred sum if the average is asked for too, else the plain sum."""
         (value,) = aggregate.values
+        if (constant := self.constant(value)) is not None:
+            return self.multiple_of_count(aggregate, constant)
         if (value, aggregate.condition) not in self.averaged:
             return self.cell(_value_or_zero(aggregate, value), "sum")
-        centre = self.centre(value)
-        offset = FunctionCall("mul", (FixedValue(float(centre)), self.row_count(aggregate)))
+        offset = FunctionCall("mul", (self.centre_formula(aggregate, value), self.row_count(aggregate)))
         return FunctionCall("add", (offset, self.centred_sum(aggregate, value)))
 
+    def centre_formula(self, aggregate: AggregateCall, value: Expr) -> FixedValue | ChosenValue:
+        """The centre of a value as a formula."""
+        centre = self.centre(aggregate, value)
+        if isinstance(centre, EstimatedValue):
+            return ChosenValue(centre)
+        return FixedValue(float(Fraction(centre.value)))  # type: ignore[arg-type]
+
     def mean(self, aggregate: AggregateCall) -> Formula:
-        """The average, from a sum around the middle of the declared range."""
+        """The average, from a sum around a centre."""
         (value,) = aggregate.values
         domain = self.number_domain(value)
-        centre = float(self.centre(value))
-        return Average(
-            self.centred_sum(aggregate, value), self.row_count(aggregate), centre, float(domain.lo), float(domain.hi)
-        )
+        if (constant := self.constant(value)) is not None:
+            parts = (self.multiple_of_count(aggregate, constant), self.row_count(aggregate))
+            return ClampedTo(FunctionCall("div", parts), float(constant), float(constant))
+        size, total = self.row_count(aggregate), self.centred_sum(aggregate, value)
+        return Average(total, size, self.centre_formula(aggregate, value), float(domain.lo), float(domain.hi))
 
     def centred_sum(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
-        """The sum of the values' distances from the middle, over the rows that count."""
-        return self.cell(_value_or_zero(aggregate, self.distance_from_centre(value)), "centred")
+        """The sum of the values' distances from their centre, over the rows that count."""
+        shifted = self.distance_from_centre(aggregate, value)
+        if not self.private_centres:
+            return self.cell(_value_or_zero(aggregate, shifted), "centred")
+        return self.private_cell(aggregate, value, shifted)
 
-    def distance_from_centre(self, value: Expr) -> Expr:
-        """The distance of a value from the middle of its range."""
-        centre = self.centre(value)
-        return expr.Arithmetic("-", value, expr.LiteralValue(centre)) if centre else value
+    def private_cell(self, aggregate: AggregateCall, value: Expr, shifted: Expr) -> NoisyCell:
+        """Return the cell of the distances from a private centre, over the rows that count."""
+        size = self.row_count(aggregate).index
+        centre = self.private_centre(aggregate, value)
+        present, step = _value_if_present(aggregate, shifted, self.scope), self.number_domain(shifted).step
+        if self.number_domain(present).step != step:  # the 0 of other rows has a finer step; it is a multiple of any
+            present = expr.Rounded("round", present, step)
+        term = self._term(present, "centred")
+        chosen = next(known for known in self.centres if known.number == centre)
+        term = replace(term, centre=chosen, size=size)
+        if term not in self.terms:
+            self.terms.append(term)
+        return NoisyCell(self.terms.index(term))
 
-    def squares(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
-        """The sum of squared distances from the middle."""
-        shifted = self.distance_from_centre(value)
-        return self.cell(_value_or_zero(aggregate, expr.Arithmetic("*", shifted, shifted)), "product")
+    def distance_from_centre(self, aggregate: AggregateCall, value: Expr) -> Expr:
+        """The distance of a value from its centre."""
+        centre = self.centre(aggregate, value)
+        return value if centre == ZERO else expr.Arithmetic("-", value, centre)
+
+    def product_sum(self, aggregate: AggregateCall, first: Expr, second: Expr) -> Formula:
+        """The sum of products of two values' distances from their centres, over the rows that count.
+
+        The products have a private centre of their own: their sum is that centre times the rows, and the distances.
+        """
+        both = expr.Arithmetic(
+            "*", self.distance_from_centre(aggregate, first), self.distance_from_centre(aggregate, second)
+        )
+        if not self.private_centres:
+            return self.cell(_value_if_present(aggregate, both, self.scope), "product")
+        product = self.coarse(both)
+        offset = FunctionCall("mul", (self.centre_formula(aggregate, product), self.row_count(aggregate)))
+        shifted = self.distance_from_centre(aggregate, product)
+        return FunctionCall("add", (offset, self.private_cell(aggregate, product, shifted)))
+
+    def coarse(self, value: Expr) -> Expr:
+        """Round a value to so few steps that its distance from a centre has at most `finest_steps`."""
+        domain = self.number_domain(value)
+        low, high = bounds_of(domain)
+        if high - low <= self.finest_steps:
+            return value
+        return expr.Rounded("round", value, domain.step * -(-(high - low) // self.finest_steps))
 
     def variance(self, aggregate: AggregateCall, ddof: int) -> Formula:
         """The variance, from sums of distances and of their squares; `ddof` is 1 for a sample, 0 for a population.
@@ -176,31 +264,38 @@ class Terms:
         """
         (value,) = aggregate.values
         domain = self.number_domain(value)
-        parts = (self.squares(aggregate, value), self.centred_sum(aggregate, value), self.row_count(aggregate))
+        if self.constant(value) is not None:
+            return self.multiple_of_count(aggregate, Fraction(0))
+        total, size = self.centred_sum(aggregate, value), self.row_count(aggregate)
+        parts = (self.product_sum(aggregate, value, value), total, size)
         most = float(domain.hi - domain.lo) ** 2 / (4 if ddof == 0 else 2)
         return ClampedTo(FunctionCall("variance", (*parts, FixedValue(float(ddof)))), 0.0, most)
 
     def covariance(self, aggregate: AggregateCall, ddof: int) -> Formula:
         """The covariance, from the sum of products around both middles; `ddof` is as for the variance."""
         first, second = aggregate.values
-        both = expr.Arithmetic("*", self.distance_from_centre(first), self.distance_from_centre(second))
-        product = self.cell(_value_or_zero(aggregate, both), "product")
-        sums = [
-            self.cell(_value_if_present(aggregate, self.distance_from_centre(v), self.scope), "centred")
-            for v in (first, second)
-        ]
+        if self.constant(first) is not None or self.constant(second) is not None:
+            return self.multiple_of_count(aggregate, Fraction(0))
+        sums = [self.sum_if_all_present(aggregate, value) for value in (first, second)]
+        product = self.product_sum(aggregate, first, second)
         return FunctionCall("covariance", (product, *sums, self.row_count(aggregate), FixedValue(float(ddof))))
+
+    def sum_if_all_present(self, aggregate: AggregateCall, value: Expr) -> NoisyCell:
+        """The sum of a value's distances from its centre, over the rows in which no value of the aggregate is NULL."""
+        shifted = self.distance_from_centre(aggregate, value)
+        if self.private_centres:
+            return self.private_cell(aggregate, value, shifted)
+        return self.cell(_value_if_present(aggregate, shifted, self.scope), "centred")
 
     def correlation(self, aggregate: AggregateCall) -> Formula:
         """The correlation: the covariance over the root of both variances, clamped to [-1, 1]."""
         covariance = self.covariance(aggregate, 0)
+        if any(self.constant(value) is not None for value in aggregate.values):
+            return FunctionCall("div", (covariance, covariance))
         variances = []
         for value in aggregate.values:
-            shifted = self.distance_from_centre(value)
-            squares = self.cell(
-                _value_if_present(aggregate, expr.Arithmetic("*", shifted, shifted), self.scope), "product"
-            )
-            total = self.cell(_value_if_present(aggregate, shifted, self.scope), "centred")
+            squares = self.product_sum(aggregate, value, value)
+            total = self.sum_if_all_present(aggregate, value)
             variances.append(FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0))))
         return ClampedTo(
             FunctionCall(

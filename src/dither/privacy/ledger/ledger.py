@@ -8,7 +8,8 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidToken, LedgerError, NotAllowed, NotFound
@@ -16,6 +17,7 @@ from dither.loss import Loss, from_json, to_json
 from dither.plan.context import PublicTableFacts
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.codec import encode
+from dither.privacy.ledger.added_budgets import PrivacyCostFunction, earlier_losses
 from dither.privacy.ledger.log import AppendLog, WriteBatch, utc_text
 from dither.privacy.ledger.state import (
     KERNEL,
@@ -29,10 +31,9 @@ from dither.privacy.ledger.state import (
     without_sources,
 )
 from dither.privacy.ledger.store import GENESIS, Row, SideNote
-from dither.privacy.protocol import Balance, HistoryEntry, LedgerHead, UnitLoss
+from dither.privacy.protocol import LAST_PAGE, Balance, HistoryEntry, LedgerHead, Page, UnitLoss
 from dither.schema import Dataset
 
-HISTORY_ROWS = 2000  # reading history delays charges, and takes about 3 KB for each charge
 _MINT = object()
 
 
@@ -63,13 +64,31 @@ class Account:
     role: str
 
 
-class Receipt:
-    """Proof of a durable charge that has no answer yet; only `Ledger.charge` makes one. Each step redeems it once."""
+@dataclass(frozen=True)
+class OwnCharge:
+    """The charge by which an account's group, or under a shared policy anyone, paid for an answer.
 
-    def __init__(self, mint: object, sequence: int, time: str, own_charge: tuple[int, str] | None = None) -> None:
+    It is all that the account sees of the ledger beside its answer: a number among the charges that it may see, and
+    time, code version and losses of that charge; the first payer's would show when others asked. `row` stays inside.
+    """
+
+    row: int
+    sequence: int
+    time: str
+    code: str
+    losses: tuple[UnitLoss, ...]
+
+
+class Receipt:
+    """Proof of a durable charge whose query has no draw yet; only `Ledger.charge` makes one.
+
+    Each step redeems it once. `sequence` is the row of the query's first charge.
+    """
+
+    def __init__(self, mint: object, sequence: int, own: OwnCharge) -> None:
         if mint is not _MINT:
             raise LedgerError("only Ledger.charge can make a receipt")
-        self.sequence, self.time, self.own_charge = sequence, time, own_charge or (sequence, time)
+        self.sequence, self.own = sequence, own
         self._redeemed: set[str] = set()
 
     def redeem(self, step: str) -> None:
@@ -81,16 +100,15 @@ class Receipt:
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """The recorded answer to a repeated query; `paid` is True if this account had already paid for it.
+    """The recorded draw of a query; `paid` is True if this account's group had already paid for it and received it.
 
-    Under separate budgets `own_charge` is the sequence number and time of the charge by which this account's groups
-    paid, so that they do not learn when other groups did.
+    `sequence` is the row of the query's first charge.
     """
 
     sequence: int
     release: str
     paid: bool
-    own_charge: tuple[int, str] = field(default=(0, ""), compare=False)
+    own: OwnCharge = field(compare=False)
 
 
 class Ledger(AppendLog):
@@ -116,43 +134,33 @@ class Ledger(AppendLog):
         dataset, population, question = batch.state.resolve_query(proposed.dataset, proposed.digest)
         if proposed.version != question[1]:
             raise LedgerError("another kernel has registered a new version of the dataset; restart this kernel")
-        root = self._charge_of_request_id(batch.state, proposed, question[1])
-        first, unpaid_groups = batch.state.unpaid_groups(population, dataset, proposed.account, question)
-        self._check_unanswered(batch.state, root or first)
-        paid = first if root is None and not unpaid_groups else root
-        if paid is not None:
-            own_charge = self._find_own_charge(batch, population, dataset, proposed.account, question, paid)
-            return self._reply(batch, paid, True, own_charge)
-        row = batch.add("charge", self._charge_body(proposed, population, question[1], first, unpaid_groups))
-        own_charge = (row.sequence, row.time)
-        return Receipt(_MINT, *own_charge) if first is None else self._reply(batch, first, False, own_charge)
-
-    def _check_unanswered(self, state: LedgerState, root: int | None) -> None:
-        """Raise if the charge `root` may have been answered in a part of the ledger that was lost."""
-        lost = state.get(key("closed")) is not None  # closed now or at an earlier time
-        if root is None or not lost or state.get(key("answer", root)) is not None:
-            return
-        if any(row.kind in ("restore", "gap") for row in self._store.rows(root)):
+        groups = population.groups_of(dataset, proposed.account)
+        paid = self._charge_of_request_id(batch.state, proposed, question[1])
+        paid = paid or batch.state.paid_charge(population, groups, question)
+        if paid is not None and batch.state.is_lost(batch.state.root_of(paid[0])):
             raise BudgetExceeded("possibly answered before the ledger was restored; ask again with another repeat")
-
-    def _find_own_charge(
-        self, batch: WriteBatch, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str],
-        root: int,
-    ) -> tuple[int, str]:  # fmt: skip
-        """Return the number and time of the first charge by which the account's own groups paid for a query."""
-        if not population.separate:
-            return 0, ""
-        groups = population.groups_of(dataset, account)
-        paid = (batch.state.get(key("paid", group, *question)) for group in groups)
-        sequence = min((int(recorded) for recorded in paid if recorded is not None), default=root)
-        row = next((row for row in batch.rows if row.sequence == sequence), None) or self._store.row(sequence)
-        return sequence, "" if row is None else row.time
+        if paid is None:
+            root = batch.state.shared_draw(question)
+            unpaid_groups = batch.state.unpaid_groups(population, groups, question)
+            row = batch.add("charge", self._charge_body(batch.state, proposed, population, root, unpaid_groups))
+            view = population.viewing_group(dataset, proposed.account)
+            paid = row.sequence, batch.state.charges(proposed.dataset, view)
+        return self._reply(batch, *paid)
 
     def _charge_body(
-        self, proposed: Charge, population: Population, version: str, first: int | None, unpaid_groups: list[str]
+        self,
+        state: LedgerState,
+        proposed: Charge,
+        population: Population,
+        first: int | None,
+        unpaid_groups: list[str],
     ) -> dict[str, Any]:
-        """Return the body of a charge row."""
-        losses = [[each.unit, each.kind, to_json(each.loss)] for each in proposed.losses]
+        """Return the body of a charge row; a recorded draw costs what its first charge states, for budgets of then."""
+        stated = {"losses": [], "windows": {}} if first is None else state.body(first)
+        known = {(unit, kind): loss for unit, kind, loss in stated["losses"]}
+        losses = [
+            [each.unit, each.kind, known.get((each.unit, each.kind), to_json(each.loss))] for each in proposed.losses
+        ]
         return {
             "account": proposed.account,
             "code": proposed.code,
@@ -165,49 +173,64 @@ class Ledger(AppendLog):
             "of": first,
             "request": proposed.request,
             "request_id": proposed.request_id,
-            "version": version,
-            "windows": {unit: list(windows) for unit, windows in proposed.windows.items()},
+            "version": state.description(proposed.dataset).version,
+            "windows": {unit: list(windows) for unit, windows in proposed.windows.items()} | stated["windows"],
         }
 
-    def _charge_of_request_id(self, state: LedgerState, proposed: Charge, version: str) -> int | None:
-        """Return the charge that this account already made under the request id, or None."""
+    def _charge_of_request_id(self, state: LedgerState, proposed: Charge, version: str) -> tuple[int, int] | None:
+        """Return the row and number of the charge that this account already made under the request id, or None."""
         stored_request = (
             state.get(key("request", proposed.account, proposed.request_id)) if proposed.request_id else None
         )
         if stored_request is None:
             return None
-        root, digest = stored_request.split()
+        row, number, digest = stored_request.split()
         if digest != proposed.digest:
             raise InvalidParameter("this request id was already used for another query; use a new request id")
-        if state.get(key("answer", int(root))) is None and state.body(int(root))["version"] != version:
+        if state.get(key("answer", int(row))) is None and state.body(int(row))["version"] != version:
             raise InvalidParameter(
                 "this request id was already used on an earlier version of the data; use a new request id"
             )
-        return int(root)
+        return int(row), int(number)
 
-    def _reply(self, batch: WriteBatch, root: int, paid: bool, own_charge: tuple[int, str]) -> Receipt | RecordedAnswer:
+    def _reply(self, batch: WriteBatch, charge: int, number: int) -> Receipt | RecordedAnswer:
         """Return the recorded answer, or a receipt to draw one; `_submit` hands it out once the charge is durable."""
-        answer = batch.state.get(key("answer", root))
-        if answer is not None:
-            return RecordedAnswer(root, batch.state.body(int(answer))["release"], paid, own_charge)
-        return Receipt(_MINT, root, batch.time, own_charge)
+        body, root = batch.state.body(charge), batch.state.root_of(charge)
+        row = next((row for row in batch.rows if row.sequence == charge), None) or self._store.row(charge)
+        own = OwnCharge(charge, number, "" if row is None else row.time, body["code"], _decode_losses(body))
+        drawn = batch.state.get(key("draw", root))
+        if drawn is None:
+            return Receipt(_MINT, root, own)
+        received = batch.state.get(key("answer", charge)) is not None
+        return RecordedAnswer(root, batch.state.body(int(drawn))["release"], received, own)
 
-    def record(self, receipt: Receipt, release: str) -> str:
-        """Record the answer to a charge durably and return it; if another process recorded one first, return that."""
+    def record(self, charged: Receipt | RecordedAnswer, release: str) -> str:
+        """Record durably that a charge is answered, and return the draw of its query.
+
+        That is `release`, unless another charge, or another process for this one, has recorded a draw before.
+        """
 
         def decide(batch: WriteBatch) -> str:
-            answer = batch.state.get(key("answer", receipt.sequence))
-            if answer is not None:
-                return str(batch.state.body(int(answer))["release"])
-            batch.add("answer", {"charge": receipt.sequence, "release": release})
-            return release
+            drawn = batch.state.get(key("draw", charged.sequence))
+            if batch.state.get(key("answer", charged.own.row)) is None:
+                batch.add("answer", {"charge": charged.own.row, "release": release if drawn is None else ""})
+            return release if drawn is None else str(batch.state.body(int(drawn))["release"])
 
         return self._submit(decide)
 
     # --- Datasets, accounts and gaps ---
 
-    def register(self, dataset: Dataset, facts: PublicTableFacts | None = None, by: str = KERNEL) -> None:
-        """Record a dataset's public description if it is new or has changed."""
+    def register(
+        self,
+        dataset: Dataset,
+        facts: PublicTableFacts | None = None,
+        by: str = KERNEL,
+        privacy_cost: PrivacyCostFunction | None = None,
+    ) -> None:
+        """Record a dataset's public description if it is new or has changed.
+
+        A budget that is added later starts with what the earlier charges cost it, by `privacy_cost`.
+        """
         body = {
             "by": by,
             "facts": encode(facts or PublicTableFacts()).decode(),
@@ -217,15 +240,20 @@ class Ledger(AppendLog):
 
         def decide(batch: WriteBatch) -> None:
             position = batch.state.get(key("dataset", dataset.name))
-            if position is None or batch.state.body(int(position.split()[0])) != body:
-                batch.add("dataset", body)
+            known = {} if position is None else batch.state.body(int(position.split()[0]))
+            if {name: part for name, part in known.items() if name != "earlier"} == body:
+                return
+            added = batch.state.added_budgets(dataset)
+            rows = chain(self._store.rows(), batch.rows) if added else ()
+            earlier = {"earlier": earlier_losses(rows, dataset, added, privacy_cost)} if added else {}
+            batch.add("dataset", body | earlier)
 
         self._submit(decide)
 
     def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
         """Add an account, or replace its token; return the token, of which only the hash is stored."""
         token = f"dither_{secrets.token_urlsafe(32)}"
-        expiry = None if days is None else utc_text(self._clock.utc() + timedelta(days=days))
+        expiry = None if days is None else utc_text(self.now() + timedelta(days=days))
         self._set_account(name, role, by, hash_token(token), expiry)
         return token
 
@@ -252,27 +280,53 @@ class Ledger(AppendLog):
         presented_hash = hash_token(token)
         with self._latest_state() as state:
             name = state.get(key("token", presented_hash))
-        account, token_hash = self._active_account(name)
-        if account is None or not hmac.compare_digest(token_hash, presented_hash):
+        body = self._account_body(name)
+        expired = body["expires"] is not None and self._now() >= body["expires"]
+        if expired and body["token"] is not None:
+            self._remember_time()
+        if expired or not hmac.compare_digest(body["token"] or "", presented_hash):
             raise InvalidToken("the token is not valid")
-        return account
+        return Account(body["name"], body["role"])
 
     def account(self, name: str) -> Account:
-        """Return an account that was authenticated by other means; raise if it is unknown, expired or revoked."""
-        account, _ = self._active_account(name)
-        if account is None:
+        """Return an account that was authenticated by other means, which have an expiry of their own."""
+        body = self._account_body(name)
+        if body["token"] is None:
             raise InvalidToken("the token is not valid")
-        return account
+        return Account(body["name"], body["role"])
 
-    def _active_account(self, name: str | None) -> tuple[Account | None, str]:
-        """Return an account and the hash of its token, or None and "" if it is unknown, expired or revoked."""
+    def _account_body(self, name: str | None) -> Mapping[str, Any]:
+        """Return the last row of an account; its token is None if it was revoked, or if there is no such account."""
         with self._latest_state() as state:
             position = state.get(key("account", name)) if name is not None else None
-            body = state.body(int(position)) if position is not None else {"token": None, "expires": None}
-        expired = body["expires"] is not None and max(self._now(), self._time) >= body["expires"]
-        if expired or body["token"] is None:
-            return None, ""
-        return Account(str(body["name"]), str(body["role"])), str(body["token"])
+            return state.body(int(position)) if position is not None else {"token": None, "expires": None}
+
+    def now(self) -> datetime:
+        """Return the time by which the ledger judges: the clock's, but never earlier than a time it has seen.
+
+        It is stored, since a token may be refused by it.
+        """
+        with self._latest_state():
+            now = self._now()
+            self._remember_time()
+            return datetime.fromisoformat(now)
+
+    def reset_time(self, by: str = KERNEL) -> str:
+        """Set the ledger's time back to the clock, after a clock that was wrong; return the time it had.
+
+        Tokens that the wrong time ended are valid again.
+        """
+
+        def decide(batch: WriteBatch) -> str:
+            before, batch.time = batch.time, utc_text(self._clock.utc())
+            if batch.time >= before:
+                raise InvalidParameter("the ledger's time is not ahead of the clock: there is nothing to set back")
+            batch.add("clock", {"by": by, "from": before})
+            return before
+
+        before = self._submit(decide)
+        self._store.write_meta("clock", self._time)
+        return before
 
     def mark_gap(self, head: LedgerHead, spent: Loss | None, by: str = KERNEL) -> None:
         """Charge a lost ledger segment that ended at `head`: `spent` to every budget; None exhausts all budgets."""
@@ -289,12 +343,17 @@ class Ledger(AppendLog):
             raise LedgerError("the ledger lacks a head that was seen before: the curator must mark the gap as spent")
         return continued
 
+    def check_writable(self) -> None:
+        """Raise LedgerError unless a charge could be recorded durably now."""
+        with self._lock:
+            self._store.check_writable()
+
     # --- Previews, balances and history ---
 
     def preview(self, proposed: Charge) -> tuple[bool, bool]:
         """Return whether a charge would be free and whether its budgets allow it, without writing anything."""
         with self._latest_state() as state:
-            batch = WriteBatch(state, self.head, self._time, self._now())
+            batch = self._new_batch(state)
             try:
                 self._charge(batch, proposed)
             except BudgetExceeded:
@@ -327,22 +386,31 @@ class Ledger(AppendLog):
                 _to_balance(total, state.spent(population, total)) for total in totals if total.limit is not None
             )
 
-    def charges(self, dataset: str) -> int:
-        """Return the number of charges of a dataset."""
-        with self._latest_state() as state:
-            return state.charges(dataset)
-
-    def history(self, dataset: str, account: str | None) -> tuple[HistoryEntry, ...]:
-        """Return recent charges that an account may see: all, or those of its groups under separate budgets."""
+    def viewing_group(self, dataset: str, account: str | None) -> str:
+        """Return the group whose part of the ledger an account sees (see `Population.viewing_group`)."""
         with self._latest_state() as state:
             description, population, _ = state.resolve_query(dataset, "")
-            groups = set(population.groups_of(description, account)) if account and population.separate else None
-            rows = self._store.rows(max(0, self.head.sequence - HISTORY_ROWS))
-            charges = ((row, json.loads(row.body)) for row in rows if row.kind == "charge")
+            return population.viewing_group(description, account)
+
+    def charges(self, dataset: str, account: str | None = None) -> int:
+        """Return the number of charges of a dataset that an account may see."""
+        view = self.viewing_group(dataset, account)
+        with self._latest_state() as state:
+            return state.charges(dataset, view)
+
+    def history(self, dataset: str, account: str | None, page: Page = LAST_PAGE) -> tuple[HistoryEntry, ...]:
+        """Return a page of the charges that an account may see."""
+        view = self.viewing_group(dataset, account)
+        with self._latest_state() as state:
+            numbers = _page_numbers(page, state.charges(dataset, view))
+            keys = [key("charge", dataset, view, number) for number in numbers]
+            state.fetch(keys)
+            rows = self._store.rows_at([int(state.get(name) or 0) for name in keys])
+            answers = [key("answer", row.sequence) for row in rows]
+            state.fetch(answers)
             return tuple(
-                _to_history_entry(row, body, state.get(key("answer", body["of"] or row.sequence)) is not None)
-                for row, body in charges
-                if body["dataset"] == dataset and (groups is None or groups & set(body["groups"]))
+                _to_history_entry(number, row, state.get(answer) is not None)
+                for number, row, answer in zip(numbers, rows, answers, strict=True)
             )
 
     def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
@@ -352,7 +420,7 @@ class Ledger(AppendLog):
             body = json.loads(row.body)
             if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == identity:
                 charges.add(row.sequence)
-            if row.kind == "answer" and body["charge"] in charges:
+            if row.kind == "answer" and body["charge"] in charges and body["release"]:
                 recorded = str(body["release"])
         return recorded
 
@@ -360,6 +428,11 @@ class Ledger(AppendLog):
         """Return every row."""
         with self._latest_state():
             return tuple(self._store.rows())
+
+    def page(self, page: Page) -> tuple[Row, ...]:
+        """Return a page of the rows."""
+        with self._latest_state():
+            return tuple(self._store.rows_at(_page_numbers(page, self.head.sequence)))
 
     # --- Side notes, outside the hash chain: refusals, misses, unlocks and latency resets ---
 
@@ -373,36 +446,45 @@ class Ledger(AppendLog):
         with self._lock:
             return self._store.notes("refusal", dataset)
 
-    def record_miss(self, dataset: str, time_class: str) -> None:
-        """Record a miss: an answer that was late, was cut off or failed."""
+    def record_miss(self, dataset: str, time_class: str, group: str = "") -> None:
+        """Record a miss: an answer that was late, was cut off or failed; `group` is the viewing group of its payer."""
         with self._lock:
-            self._store.note("miss", dataset, self._now(), time_class)
+            self._store.note("miss", dataset, self._now(), f"{time_class} {group}".rstrip())
 
-    def misses(self, dataset: str) -> tuple[list[SideNote], int]:
-        """Return every miss of a dataset, and the number of misses since the curator last unlocked it."""
+    def misses(self, dataset: str, group: str = "") -> tuple[list[SideNote], int]:
+        """Return the misses that a viewing group sees, and how many there are since the curator last unlocked."""
         with self._lock:
-            all_misses, last = self._store.notes("miss", dataset), self._last_note_number("unlock", dataset)
-        return all_misses, sum(miss.number > last for miss in all_misses)
+            seen, last = self._misses_of(dataset, group), self._last_note_number("unlock", dataset, group)
+        return seen, sum(miss.number > last for miss in seen)
 
-    def latency_step(self, dataset: str, time_class: str) -> int:
-        """Return the number of misses of a time class since the curator last reset the dataset's latency."""
+    def latency_step(self, dataset: str, time_class: str, group: str = "") -> int:
+        """Return a viewing group's misses of a time class since the curator last reset the dataset's latency."""
         with self._lock:
-            misses, last = self._store.notes("miss", dataset), self._last_note_number("quicken", dataset)
-        return sum(miss.body == time_class and miss.number > last for miss in misses)
+            seen, last = self._misses_of(dataset, group), self._last_note_number("quicken", dataset)
+        return sum(miss.body.partition(" ")[0] == time_class and miss.number > last for miss in seen)
 
-    def _last_note_number(self, act: str, dataset: str) -> int:
-        """Return the number of the last note of a kind, or 0 if there is none."""
-        return max((note.number for note in self._store.notes(act, dataset)), default=0)
+    def _misses_of(self, dataset: str, group: str) -> list[SideNote]:
+        """Return the misses that a viewing group sees: its own, and all for the whole dataset."""
+        noted = self._store.notes("miss", dataset)
+        return [miss for miss in noted if not group or miss.body.partition(" ")[2] in ("", group)]
 
-    def unlock_count(self, dataset: str) -> int:
-        """Return the number of times that a dataset was unlocked."""
+    def _acts_on(self, act: str, dataset: str, group: str) -> list[SideNote]:
+        """Return the curator's acts of a kind on a viewing group or on everyone; for the whole dataset, all."""
+        return [note for note in self._store.notes(act, dataset) if not group or note.body in ("", group)]
+
+    def _last_note_number(self, act: str, dataset: str, group: str = "") -> int:
+        """Return the number of the last act of a kind on a viewing group, or 0 if there is none."""
+        return max((note.number for note in self._acts_on(act, dataset, group)), default=0)
+
+    def unlock_count(self, dataset: str, group: str = "") -> int:
+        """Return the number of times that a viewing group was unlocked."""
         with self._lock:
-            return len(self._store.notes("unlock", dataset))
+            return len(self._acts_on("unlock", dataset, group))
 
-    def unlock(self, dataset: str) -> None:
-        """Unlock a dataset that was locked by misses."""
+    def unlock(self, dataset: str, group: str = "") -> None:
+        """Unlock a dataset for a viewing group that was locked by misses, or for everyone."""
         with self._lock:
-            self._store.note("unlock", dataset, self._now(), "")
+            self._store.note("unlock", dataset, self._now(), group)
 
     def reset_latency(self, dataset: str) -> None:
         """Reset latency predictions; the miss cap and the leakage bound are unchanged."""
@@ -421,7 +503,18 @@ def _to_balance(total: BudgetBalance, spent: tuple[int, ...]) -> Balance:
     return Balance(total.level, total.name, total.budget, total.window, names, total.limit or (), spent)
 
 
-def _to_history_entry(row: Row, body: Mapping[str, Any], answered: bool) -> HistoryEntry:
+def _to_history_entry(number: int, row: Row, answered: bool) -> HistoryEntry:
     """Convert a charge row to the history entry that the protocol reports."""
-    losses = tuple(UnitLoss(unit, kind, from_json(loss)) for unit, kind, loss in body["losses"])
-    return HistoryEntry(row.sequence, row.time, body["account"], body["digest"], losses, answered)
+    body = json.loads(row.body)
+    return HistoryEntry(number, row.time, body["account"], body["digest"], _decode_losses(body), answered)
+
+
+def _decode_losses(body: Mapping[str, Any]) -> tuple[UnitLoss, ...]:
+    """Decode the losses of a charge row."""
+    return tuple(UnitLoss(unit, kind, from_json(loss)) for unit, kind, loss in body["losses"])
+
+
+def _page_numbers(page: Page, last: int) -> range:
+    """Return the numbers, from 1 to `last`, of the entries on a page."""
+    end = min(page.before or last + 1, last + 1)
+    return range(max(1, end - page.limit), end)

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dither.errors import LedgerError
+from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical_json
-from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
+from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, new_salt, open_store
 from dither.privacy.pacing import Clock, SystemClock
 from dither.privacy.protocol import LedgerHead
 
 BATCH = 128  # the most writes of one commit
 GATHER_SECONDS = 0.001
 SNAPSHOT_ROWS = 1024  # rows between two snapshots of the state
+MINUTE = len("2026-01-01T00:00")  # the part of a time that names its minute
 T = TypeVar("T")
 # Prefixes of the state keys whose values stay in memory.
 _HOT_PREFIXES = ('["spent",', '["charges",', '["population",', '["dataset",', '["account",', '["closed"]')
@@ -74,14 +76,14 @@ class PendingWrite(Generic[T]):
 class WriteBatch:
     """Rows that will be committed together."""
 
-    def __init__(self, state: LedgerState, head: LedgerHead, last_time: str, now: str) -> None:
-        self.state, self.head, self.time = state, head, max(now, last_time)
+    def __init__(self, state: LedgerState, head: LedgerHead, time: str, bits: Bits) -> None:
+        self.state, self.head, self.time, self._bits = state, head, time, bits
         self.rows: list[Row] = []
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
         """Add a row if the rules allow it; return the row."""
         self.state.apply(kind, body, self.head.sequence + 1)
-        row = chain_row(self.head, kind, self.time, canonical_json(body))
+        row = chain_row(self.head, kind, self.time, canonical_json(body), new_salt(self._bits))
         self.rows.append(row)
         self.head = row.head
         return row
@@ -92,7 +94,9 @@ class AppendLog:
 
     def __init__(self, place: str | Path, clock: Clock | None = None, *, create: bool = True) -> None:
         self._store: Store = open_store(place, create=create)
+        self.place, self.identity = str(place), self._store.identity()
         self._clock = clock or SystemClock()
+        self._bits: Bits = SystemBits()
         self._reset_for_process()
 
     def _reset_for_process(self) -> None:
@@ -100,7 +104,7 @@ class AppendLog:
         self._process = os.getpid()
         self._lock, self._queue_lock, self._has_leader, self._expected = threading.RLock(), threading.Lock(), False, 0
         self._waiting: list[PendingWrite[Any]] = []
-        self._decoded = DescriptionCache()
+        self._decoded, self._remembered_minute = DescriptionCache(), ""
         self._reload()
 
     def _reload(self) -> None:
@@ -108,8 +112,10 @@ class AppendLog:
         self._changes: dict[str, str] = {}
         self._hot: dict[str, str | None] = {}
         self._snapshot_sequence = self._store.state_at()
-        self.head, self._time = self._snapshot_head(), ""
+        last = self._snapshot_row()
+        self.head, self._time = (GENESIS, "") if last is None else (last.head, last.time)
         self._catch_up()
+        self._time = max(self._time, self._store.meta("clock"))
 
     def _catch_up(self) -> None:
         """Apply the rows that other writers have added; reload if the snapshot has moved past this process."""
@@ -119,21 +125,21 @@ class AppendLog:
         except _Overtaken:
             self._reload()
 
-    def _snapshot_head(self) -> LedgerHead:
-        """Return the head of the row that the snapshot ends with."""
+    def _snapshot_row(self) -> Row | None:
+        """Return the row that the snapshot ends with, or None for a new ledger."""
         row = self._store.row(self._snapshot_sequence)
         if row is None and self._snapshot_sequence:
             raise LedgerError("the ledger ends before the row of its snapshot")
-        return row.head if row else GENESIS
+        return row
 
     def _apply_row(self, row: Row) -> None:
         """Check and apply a row that was written after the snapshot."""
-        if chain_row(self.head, row.kind, row.time, row.body) != row:
+        if chain_row(self.head, row.kind, row.time, row.body, row.salt) != row:
             raise LedgerError(f"row {row.sequence} of the ledger does not follow from the rows before it")
         state = self._new_state()
-        state.apply(row.kind, json.loads(row.body), row.sequence)
+        state.apply(row.kind, json.loads(row.body), row.sequence, format_3=not row.salt)
         self._record_changes(state.updates)
-        self.head, self._time = row.head, row.time
+        self.head, self._time = row.head, row.time if row.kind == "clock" else max(self._time, row.time)
 
     def _record_changes(self, updates: Mapping[str, str]) -> None:
         """Record state changes since the snapshot; hot keys also stay in memory after the next snapshot."""
@@ -198,7 +204,7 @@ class AppendLog:
 
         With `presume_new`, queries are taken to be new without reading the snapshot; the commit itself checks this.
         """
-        batch = WriteBatch(self._new_state(), self.head, self._time, self._now())
+        batch = self._new_batch(self._new_state())
         try:
             wanted_keys = dict.fromkeys(name for write in writes for name in write.needed_keys(batch.state))
             unseen = [name for name in wanted_keys if name not in self._changes] if presume_new else []
@@ -210,10 +216,14 @@ class AppendLog:
         if not (self._store.append(self.head, batch.rows, unseen) if batch.rows else not unseen and self._is_current()):
             return False
         self._record_changes(batch.state.updates)
-        self.head, self._time = batch.head, batch.rows[-1].time if batch.rows else self._time
+        self.head, self._time = batch.head, batch.time
         if self.head.sequence - self._snapshot_sequence >= SNAPSHOT_ROWS:
             self._snapshot()
         return True
+
+    def _new_batch(self, state: LedgerState) -> WriteBatch:
+        """Return an empty batch of rows after the last one, with the present time."""
+        return WriteBatch(state, self.head, self._now(), self._bits)
 
     def _is_current(self) -> bool:
         """Return True if no other writer has added rows."""
@@ -248,8 +258,22 @@ class AppendLog:
             return self._read_state_or_newer(names)
 
     def _now(self) -> str:
-        """Return the current time as text."""
-        return utc_text(self._clock.utc())
+        """Return the current time as text: the clock's, but never earlier than a row or a time seen before.
+
+        It is stored once a minute, so that a time far ahead is known to other processes, which may set it back.
+        """
+        self._time = max(self._time, utc_text(self._clock.utc()))
+        if self._time[:MINUTE] != self._remembered_minute:
+            self._remember_time()
+        return self._time
+
+    def _remember_time(self) -> None:
+        """Store the latest time seen, so that a clock that is set back revives nothing after a restart."""
+        with suppress(LedgerError):
+            if self._is_current():
+                if self._time > self._store.meta("clock"):
+                    self._store.write_meta("clock", self._time)
+                self._remembered_minute = self._time[:MINUTE]
 
     @contextmanager
     def _latest_state(self) -> Iterator[LedgerState]:
@@ -261,9 +285,11 @@ class AppendLog:
             yield LedgerState(self._read_state_or_newer, self._store.row, self._decoded)
 
     def close(self) -> None:
-        """Write a last snapshot if there are changes, and close the database."""
-        if self._changes and self._process == os.getpid():
-            self._snapshot()
+        """Write a last snapshot and the latest time seen, and close the database."""
+        if self._process == os.getpid():
+            if self._changes:
+                self._snapshot()
+            self._remember_time()
         self._store.close()
 
 

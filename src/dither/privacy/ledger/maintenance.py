@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,14 +11,13 @@ from typing import Any
 
 from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
-from dither.plan.context import Context
+from dither.privacy.bits import SystemBits
+from dither.privacy.ledger.added_budgets import PrivacyCostFunction, earlier_losses
 from dither.privacy.ledger.log import utc_text
-from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical_json
-from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, open_store
+from dither.privacy.ledger.state import DatasetVersion, DescriptionCache, LedgerState, canonical_json, key
+from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, new_salt, open_store
 from dither.privacy.pacing import SystemClock
-from dither.privacy.protocol import LedgerHead, UnitLoss
-
-PrivacyCostFunction = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
+from dither.privacy.protocol import LedgerHead
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ def _verify(store: Store, privacy_cost: PrivacyCostFunction | None, seen_head: L
             if replay.head.sequence == store.state_at():
                 snapshot = dict(replay.state)
             position = replay.head.sequence + 1
+            if privacy_cost is not None and row.kind == "dataset":
+                replay.check_earlier_losses(row, privacy_cost)
             replay.apply_row(row)
             if privacy_cost is not None and row.kind == "charge":
                 replay.check_losses(json.loads(row.body), privacy_cost)
@@ -84,29 +85,38 @@ class LedgerReplay:
 
     def __init__(self, store: Store) -> None:
         self._store, self._decoded = store, DescriptionCache()
-        self._last_time = ""
+        self._last_time, self._salted = "", False
         self.state: dict[str, str] = {}
         self.head = GENESIS
 
     def apply_row(self, row: Row) -> None:
         """Apply the next row; raise if it does not follow from the rows before it."""
-        if chain_row(self.head, row.kind, row.time, row.body) != row:
+        if chain_row(self.head, row.kind, row.time, row.body, row.salt) != row:
             raise LedgerError("the row's hash does not match its contents and the row before it")
-        if row.time < self._last_time:
+        if self._salted and not row.salt:
+            raise LedgerError("the row has no salt, although earlier rows have one")
+        # Rows of format 3 could be dated earlier, after a clock was set back; only a clock row may do so since.
+        if row.salt and row.time < self._last_time and row.kind != "clock":
             raise LedgerError("the row's time is earlier than the previous row's")
         body = json.loads(row.body)
         if canonical_json(body) != row.body:
             raise LedgerError("the row's body is not canonical JSON")
-        self._new_state().apply(row.kind, body, row.sequence)
+        self._new_state().apply(row.kind, body, row.sequence, format_3=not row.salt)
         self.state.update(self._last_state.updates)
-        self.head, self._last_time = row.head, row.time
+        self.head, self._last_time, self._salted = row.head, row.time, bool(row.salt)
 
     def add(self, kind: str, body: Mapping[str, Any]) -> Row:
-        """Make and apply a row with the current time; return it."""
-        now = utc_text(SystemClock().utc())
-        row = chain_row(self.head, kind, max(now, self._last_time), canonical_json(body))
+        """Make and apply a row with the current time, or the latest that the ledger has seen; return it."""
+        time = max(utc_text(SystemClock().utc()), self._last_time, self._store.meta("clock"))
+        row = chain_row(self.head, kind, time, canonical_json(body), new_salt(SystemBits()))
         self.apply_row(row)
         return row
+
+    def shares_draw(self, sequence: int) -> bool:
+        """Return True if a row is a charge for a draw that an earlier charge received, and has no answer of its own."""
+        row = self._store.row(sequence)
+        root = json.loads(row.body).get("of") if row is not None and row.kind == "charge" else None
+        return root is not None and key("draw", root) in self.state and key("answer", sequence) not in self.state
 
     def _new_state(self) -> LedgerState:
         """Return the rules on the state replayed so far."""
@@ -116,6 +126,15 @@ class LedgerReplay:
 
         self._last_state = LedgerState(read, self._store.row, self._decoded)
         return self._last_state
+
+    def check_earlier_losses(self, row: Row, privacy_cost: PrivacyCostFunction) -> None:
+        """Check that the losses by which a dataset row starts an added budget follow from the earlier plans."""
+        body = json.loads(row.body)
+        dataset = DatasetVersion.of(body).dataset
+        added = self._new_state().added_budgets(dataset) if row.salt else ()
+        before = (each for each in self._store.rows() if each.sequence < row.sequence) if added else ()
+        if added and earlier_losses(before, dataset, added, privacy_cost) != body.get("earlier"):
+            raise LedgerError("the losses of earlier charges for an added budget do not match their plans")
 
     def check_losses(self, body: Mapping[str, Any], privacy_cost: PrivacyCostFunction) -> None:
         """Check that a charge's losses and windows follow from its plan and the dataset's description at that row."""
@@ -149,7 +168,7 @@ def restore(copy: Path, place: str | Path) -> LedgerHead:
 
 
 def _copy(source: Store, target: Store, *, closed: bool = False) -> LedgerHead:
-    """Check every row, then copy the rows, the state that follows from them, and the side notes.
+    """Check every row, then copy the rows, the state that follows from them, the side notes and the latest time seen.
 
     The copy and the row that closes a restored ledger are written in one transaction, so nobody can open a copy that
     would allow budget to be spent twice.
@@ -162,7 +181,8 @@ def _copy(source: Store, target: Store, *, closed: bool = False) -> LedgerHead:
     closing_rows = [replay.add("restore", {"head": asdict(head)})] if closed else []
     try:
         # Side notes are copied too: misses before a restore still count towards the lock and the privacy statement.
-        target.rebuild(replay.head.sequence, replay.state, chain(rows, closing_rows), source.all_notes())
+        chained, meta = chain(rows, closing_rows), {name: source.meta(name) for name in ("identity", "clock")}
+        target.rebuild(replay.head.sequence, replay.state, chained, source.all_notes(), meta)
     except LedgerError:
         if target.head() != GENESIS:
             raise LedgerError("there is already a ledger at that place; a copy never overwrites one") from None

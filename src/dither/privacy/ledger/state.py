@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -22,6 +23,7 @@ from dither.privacy.accounting.units import FEMTO
 from dither.privacy.codec import RESPONSE, decode, encode
 from dither.privacy.ledger.store import Row
 from dither.schema import BudgetCap, Dataset, Group, Source
+from dither.schema.spec import NAME_PATTERN
 
 KERNEL = "kernel"  # the account that a kernel charges its own queries to; no token authenticates as it
 Level = Literal["dataset", "group", "analyst"]
@@ -121,6 +123,17 @@ class Population:
         if not mine and (self.separate or dataset.groups):
             raise NotAllowed("this account belongs to no group of the dataset; ask the curator to add it to one")
         return mine
+
+    def viewing_group(self, dataset: Dataset, account: str | None) -> str:
+        """Return the group whose part of the ledger an account sees; "" is the whole dataset.
+
+        This decides, for every account, what it may see of the ledger: under separate budgets an analyst sees the
+        charges that its group paid, numbered among themselves, and nothing that depends on other charges. Under a
+        shared policy, and for auditors, curators and the kernel (None), it is every charge of the dataset.
+        """
+        if account is None or account == KERNEL or not self.separate:
+            return ""
+        return self.groups_of(dataset, account)[0]
 
     def balances_for(
         self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
@@ -236,6 +249,7 @@ class LedgerState:
         self._fetched: dict[str, str | None] = {}
         self._bodies: dict[int, Any] = {}
         self.updates: dict[str, str] = {}
+        self._counts_earlier_charges = True
 
     def get(self, name: str) -> str | None:
         """Return the value of a state key after the rows so far, or None."""
@@ -292,14 +306,18 @@ class LedgerState:
         results: list[Any] = json.loads(self.get(key(name)) or "[]")
         return results
 
-    def apply(self, kind: str, body: Mapping[str, Any], sequence: int) -> None:
-        """Check a row against the rules and apply its effects; raise, without any effect, if it breaks a rule."""
+    def apply(self, kind: str, body: Mapping[str, Any], sequence: int, *, format_3: bool = False) -> None:
+        """Check a row against the rules and apply its effects; raise, without any effect, if it breaks a rule.
+
+        A dataset row of format 3 may add a budget without counting the earlier charges.
+        """
         rules = {
-            "dataset": self._dataset, "account": self._account, "charge": self._charge,
-            "answer": self._answer, "restore": self._restore, "gap": self._gap, "act": self._act,
+            "dataset": self._dataset, "account": self._account, "charge": self._charge, "answer": self._answer,
+            "restore": self._restore, "gap": self._gap, "act": self._act, "clock": self._clock,
         }  # fmt: skip
         if kind not in rules:
             raise LedgerError(f"unknown kind of ledger row: {kind!r}")
+        self._counts_earlier_charges = not format_3
         self.updates.update(rules[kind](body, sequence))
         self._bodies[sequence] = body
 
@@ -312,17 +330,50 @@ class LedgerState:
         if self.get(key("dataset", dataset.name)) and self.dataset(dataset.name).population != dataset.population:
             raise InvalidSchema(f"dataset {dataset.name!r} belongs to another population, which cannot be changed")
         self._check_spending_still_counts(known, dataset)
+        self._check_accounts_keep_groups(dataset)
         for source in body["sources"]:
             if self.get(key("source", source)) not in (None, dataset.population):
                 raise InvalidSchema("another population holds these records; declare the same population for both")
         names = sorted({dataset.name, *(each.name for each in others)})
+        population = Population(dataset.population, (*others, dataset))
+        earlier = self._earlier_totals(population, dataset, body) if self._counts_earlier_charges else {}
         return {
             key("dataset", dataset.name): f"{sequence} {hashlib.sha256(canonical_json(body).encode()).hexdigest()}",
             key("population", dataset.population): json.dumps(names),
             key("populations"): json.dumps(sorted({*self.stored_list("populations"), dataset.population})),
             **{key("source", source): dataset.population for source in body["sources"]},
-            **self._totals_with_gaps(Population(dataset.population, (*others, dataset)), self.stored_list("gaps")),
+            **{name: stored for _, name, stored in unit_columns(dataset)},
+            **earlier,
+            **self._totals_with_gaps(population, self.stored_list("gaps"), earlier),
         }
+
+    def added_budgets(self, dataset: Dataset) -> tuple[BudgetCap, ...]:
+        """Return the budgets of a new description that earlier charges of the dataset were not counted against."""
+        if not self.charges(dataset.name):
+            return ()
+        known = set(map(budget_identity, self.dataset(dataset.name).budgets))
+        return tuple(cap for cap in dataset.budgets if budget_identity(cap) not in known)
+
+    def _earlier_totals(self, population: Population, dataset: Dataset, body: Mapping[str, Any]) -> dict[str, str]:
+        """Return the totals of added budgets: what every earlier charge of the dataset costs them.
+
+        `earlier` of the row lists each charge with its losses and windows for the added budgets.
+        """
+        added, numbers = self.added_budgets(dataset), range(1, self.charges(dataset.name) + 1)
+        charges = [int(self.get(key("charge", dataset.name, "", number)) or 0) for number in numbers] if added else []
+        if [entry[0] for entry in body.get("earlier", [])] != charges:
+            raise LedgerError("a dataset row that adds a budget must list the loss of every earlier charge")
+        totals: dict[str, tuple[int, ...]] = {}
+        for sequence, losses, windows in body.get("earlier", []):
+            charge, cost_by_budget = self.body(sequence), added_costs(added, losses)
+            if any(dataset.units[cap.unit].kind == "window" and cap.unit not in windows for cap in added):
+                raise LedgerError("the losses of earlier charges must list the windows that they touch")
+            fresh = charge["of"] is None
+            for balance in population.balances_for(charge["groups"], charge["account"], windows, fresh):
+                if budget_identity(balance.budget) in cost_by_budget:
+                    cost = cost_by_budget[budget_identity(balance.budget)]
+                    totals[balance.key] = add_totals(totals.get(balance.key, (0,) * len(cost)), cost)
+        return {name: " ".join(map(str, total)) for name, total in totals.items()}
 
     def _check_spending_still_counts(self, known: Population | None, dataset: Dataset) -> None:
         """Reject a new description under which past spending would no longer count."""
@@ -330,11 +381,24 @@ class LedgerState:
         if known is None or not before or not self._has_spent(known):
             return
         lost = [f"{cap.unit} ({cap.kind})" for cap in known.budgets if not _still_counts(cap, before[0], dataset)]
+        if self._counts_earlier_charges:  # format 3 did not compare keys
+            lost += [what for what, name, stored in unit_columns(dataset) if self.get(name) not in (None, stored)]
         if lost or before[0].policy != dataset.policy:
             raise NotAllowed(
                 f"population {known.name!r} has spent from its budgets: {', '.join(lost) or 'its policy'} must stay as"
-                " declared (unit, kind, order, windows, time zone); caps may change and budgets may be added"
+                " declared (unit, kind, order, windows, time zone, keys); caps may change, budgets and tables be added"
             )
+
+    def _check_accounts_keep_groups(self, dataset: Dataset) -> None:
+        """Reject separate budgets under which an account that has asked would have another group's as well."""
+        named = group_by_account(dataset).items() if self._counts_earlier_charges else ()  # format 3 did not check
+        for account, group in named:
+            asked_in = self.get(key("asked", dataset.population, account))
+            if asked_in not in (None, group):
+                raise NotAllowed(
+                    f"account {account!r} has asked as a member of group {asked_in!r}, whose budget it has spent from:"
+                    " under separate budgets it must stay in that group or leave the dataset"
+                )
 
     def _has_spent(self, population: Population) -> bool:
         """Return True if a charge or a gap was counted against the population."""
@@ -361,9 +425,10 @@ class LedgerState:
             raise LedgerError("the charge is for a different version of the dataset than the registered one")
         if self.get(key("closed")):
             raise LedgerError("the ledger is closed after a restore until the curator marks the gap as spent")
-        root, unpaid_groups = self.unpaid_groups(population, dataset, body["account"], question)
-        if not unpaid_groups and root is not None:
+        groups = population.groups_of(dataset, body["account"])
+        if self.paid_charge(population, groups, question) is not None:
             raise LedgerError("the query was already paid for")
+        root, unpaid_groups = self.shared_draw(question), self.unpaid_groups(population, groups, question)
         if body["of"] != root or body["groups"] != unpaid_groups:
             raise LedgerError("the charge does not list the groups that must pay for it")
         self._check_losses(body, root)
@@ -372,23 +437,29 @@ class LedgerState:
         updates = self._spend(
             population, body, population.balances_for(unpaid_groups, body["account"], body["windows"], root is None)
         )
-        updates |= {key("paid", group, *question): str(sequence) for group in unpaid_groups}
-        updates |= {key("question", *question): str(sequence)} if root is None else {}
-        updates[key("charges", body["dataset"])] = str(self.charges(body["dataset"]) + 1)
+        payers = unpaid_groups if population.separate else []
+        numbers = {view: self.charges(body["dataset"], view) + 1 for view in ("", *payers)}
+        updates |= {key("charges", body["dataset"], view): str(number) for view, number in numbers.items()}
+        updates |= {key("charge", body["dataset"], view, number): str(sequence) for view, number in numbers.items()}
+        updates |= {key("paid", group, *question): f"{sequence} {numbers.get(group, 0)}" for group in unpaid_groups}
+        updates |= {key("question", *question): f"{sequence} {numbers['']}"} if root is None else {}
+        if population.separate and body["account"] != KERNEL:
+            updates[key("asked", population.name, body["account"])] = groups[0]
         if body["request_id"]:
-            updates |= self._request_update(body["account"], body["request_id"], body["digest"], root or sequence)
+            own = numbers[population.viewing_group(dataset, body["account"])]
+            updates |= self._request_update(body["account"], body["request_id"], f"{sequence} {own} {body['digest']}")
         return updates
 
-    def charges(self, dataset: str) -> int:
-        """Return the number of charges of a dataset."""
-        return int(self.get(key("charges", dataset)) or 0)
+    def charges(self, dataset: str, view: str = "") -> int:
+        """Return the number of charges of a dataset that a viewing group sees."""
+        return int(self.get(key("charges", dataset, view)) or 0)
 
-    def _request_update(self, account: str, request_id: str, digest: str, root: int) -> dict[str, str]:
+    def _request_update(self, account: str, request_id: str, charge: str) -> dict[str, str]:
         """Return the state that ties a request id to its charge; raise if the id was used."""
         name = key("request", account, request_id)
         if self.get(name) is not None:
             raise LedgerError("the request id was already used by this account")
-        return {name: f"{root} {digest}"}
+        return {name: charge}
 
     def resolve_query(self, name: str, digest: str) -> tuple[Dataset, Population, tuple[str, str, str]]:
         """Return a dataset, its population, and the (dataset, version, digest) that identifies a query."""
@@ -398,22 +469,45 @@ class LedgerState:
             raise LedgerError("the ledger has no population for the dataset")
         return description.dataset, population, (name, description.version, digest)
 
-    def unpaid_groups(
-        self, population: Population, dataset: Dataset, account: str, question: tuple[str, str, str]
-    ) -> tuple[int | None, list[str]]:
-        """Return the first charge for a query, if any, and the account's groups that have not paid for it.
+    def paid_charge(
+        self, population: Population, groups: Sequence[str], question: tuple[str, str, str]
+    ) -> tuple[int, int] | None:
+        """Return the row and the number of the charge by which the groups paid for a query; None if one has not.
 
         Under a shared policy, the first charge pays for everyone.
         """
-        root, groups = self.get(key("question", *question)), list(population.groups_of(dataset, account))
-        first = None if root is None else int(root)
+        if not population.separate or not groups:
+            paid = [self.get(key("question", *question))]
+        else:
+            paid = [self.get(key("paid", group, *question)) for group in groups]
+        charges = [tuple(map(int, each.split())) for each in paid if each is not None]
+        return None if len(charges) < len(paid) else min((sequence, number) for sequence, number in charges)
+
+    def unpaid_groups(self, population: Population, groups: Sequence[str], question: tuple[str, str, str]) -> list[str]:
+        """Return the groups that have not paid for a query; under a shared policy, all."""
         if not population.separate:
-            return first, groups if root is None else []
-        return first, [group for group in groups if self.get(key("paid", group, *question)) is None]
+            return list(groups)
+        return [group for group in groups if self.get(key("paid", group, *question)) is None]
+
+    def shared_draw(self, question: tuple[str, str, str]) -> int | None:
+        """Return the first charge for a query, whose draw later payers share; None if there is none or it is lost."""
+        stored = self.get(key("question", *question))
+        root = None if stored is None else int(stored.split()[0])
+        return None if root is None or self.is_lost(root) else root
+
+    def root_of(self, charge: int) -> int:
+        """Return the first charge for the query of a charge."""
+        return int(self.body(charge)["of"] or charge)
+
+    def is_lost(self, root: int) -> bool:
+        """Return True if a charge without a draw may have been answered in a part of the ledger that was lost."""
+        return root < int(self.get(key("lost")) or 0) and self.get(key("draw", root)) is None
 
     def _check_losses(self, body: Mapping[str, Any], root: int | None) -> None:
-        """Check that a later group pays the same losses for a query as its first charge `root`."""
-        if root is not None and any(body[name] != self.body(root)[name] for name in ("losses", "windows")):
+        """Check that a later group pays the losses of the first charge `root`, and those of budgets added since."""
+        first = {"losses": [], "windows": {}} if root is None else self.body(root)
+        same_losses = all(loss in body["losses"] for loss in first["losses"])
+        if not same_losses or not first["windows"].items() <= body["windows"].items():
             raise LedgerError("the charge for a recorded answer must state the losses and windows of the first charge")
 
     def _spend(
@@ -443,19 +537,27 @@ class LedgerState:
             self._total(population.balance_key(balance.budget, balance.level, balance.name, ALL_WINDOWS), balance),
         )
 
-    def _total(self, name: str, balance: BudgetBalance) -> tuple[int, ...]:
+    def _total(self, name: str, balance: BudgetBalance, earlier: Mapping[str, str] | None = None) -> tuple[int, ...]:
         """Return the stored total of a balance, or zeros."""
-        stored = self.get(name)
+        stored = (earlier or {}).get(name) or self.get(name)
         return tuple(map(int, stored.split())) if stored else (0,) * len(budget_limit(balance.budget))
 
     def _answer(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
-        """Check an answer row: it belongs to a first charge that has no answer yet."""
-        charge = self.body(body["charge"])
-        if "losses" not in charge or charge["of"] is not None:
-            raise LedgerError("an answer must refer to the first charge for its query")
+        """Check an answer row: its charge has no answer yet, and it holds the query's draw if none was recorded."""
+        if "losses" not in self.body(body["charge"]):
+            raise LedgerError("an answer must refer to a charge")
         if self.get(key("answer", body["charge"])) is not None:
             raise LedgerError("the charge already has an answer")
-        return {key("answer", body["charge"]): str(sequence)}
+        drawn = key("draw", self.root_of(body["charge"]))
+        if bool(body["release"]) != (self.get(drawn) is None):
+            raise LedgerError("the first answer to a query holds its draw, and later ones refer to it")
+        return {key("answer", body["charge"]): str(sequence)} | ({drawn: str(sequence)} if body["release"] else {})
+
+    def _clock(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
+        """Check the record of a curator who set the ledger's time back to the clock. It changes no total."""
+        if sorted(body) != ["by", "from"] or not all(isinstance(text, str) for text in body.values()):
+            raise LedgerError("a clock row must hold the texts by and from, and nothing else")
+        return {}
 
     def _act(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         """Check the record of a curator's action: who did what to which dataset or account. It changes no total."""
@@ -465,24 +567,28 @@ class LedgerState:
 
     def _restore(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         """Close the ledger until a gap is marked."""
-        return {key("closed"): str(sequence)}
+        return {key("closed"): str(sequence), key("lost"): str(sequence)}
 
     def _gap(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
         """Count the loss of a lost ledger segment against every total that is capped now or will be later."""
         updates = {key("closed"): "", key("gap", body["head"]["sequence"], body["head"]["hash"]): str(sequence)}
+        updates[key("lost")] = str(sequence)
         gaps = [*self.stored_list("gaps"), body["spent"]]
         for name in self.stored_list("populations"):
             population = self.population(name)
             if population is None:
                 raise LedgerError(f"the ledger has no population {name!r}")
-            updates |= self._totals_with_gaps(population, gaps)
+            updates |= self._totals_with_gaps(population, gaps, {})
         return updates | {key("gaps"): json.dumps(gaps, sort_keys=True)}
 
-    def _totals_with_gaps(self, population: Population, gaps: list[Any]) -> dict[str, str]:
-        """Return the totals to which some gaps must still be added, with them added, and each one's number of gaps."""
+    def _totals_with_gaps(self, population: Population, gaps: list[Any], earlier: Mapping[str, str]) -> dict[str, str]:
+        """Return the totals to which some gaps must still be added, with them added, and each one's number of gaps.
+
+        `earlier` are totals that the same row starts with the cost of earlier charges.
+        """
         updates: dict[str, str] = {}
         for balance in self._gap_balances(population) if gaps else ():
-            total, gap_count_key = self._total(balance.key, balance), key("gaps", balance.key)
+            total, gap_count_key = self._total(balance.key, balance, earlier), key("gaps", balance.key)
             for loss in gaps[int(self.get(gap_count_key) or 0) :]:
                 limits = tuple(limit + 1 for limit in balance.limit or budget_limit(balance.budget))
                 total = add_totals(total, limits if loss is None else budget_cost(balance.budget, from_json(loss)))
@@ -498,6 +604,14 @@ class LedgerState:
         yield from population.balances_for(groups, KERNEL, windows, fresh=True)
         for analyst in analysts:
             yield from population.balances_for((), analyst, windows, fresh=False)
+
+
+def added_costs(added: Sequence[BudgetCap], losses: Sequence[Sequence[Any]]) -> dict[object, tuple[int, ...]]:
+    """Return the cost of a charge to each added budget, from its JSON losses for them."""
+    loss_by_unit = {(unit, kind): from_json(loss) for unit, kind, loss in losses}
+    if {(cap.unit, cap.kind) for cap in added} != set(loss_by_unit):
+        raise LedgerError("the losses of earlier charges must be those of the added budgets")
+    return {budget_identity(cap): budget_cost(cap, loss_by_unit[cap.unit, cap.kind]) for cap in added}
 
 
 def add_totals(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
@@ -533,11 +647,36 @@ def check_dataset(dataset: Dataset, others: Iterable[Dataset]) -> None:
     for group in dataset.groups:
         if any(budget_identity(cap) not in keys for cap in (*group.caps, *group.analyst_caps)):
             raise InvalidSchema(f"group {group.name!r} caps a unit, kind or order that the dataset has no budget for")
+    groups = [group.name for group in dataset.groups]
+    if len(set(groups)) != len(groups) or not all(re.fullmatch(NAME_PATTERN, name) for name in groups):
+        raise InvalidSchema(
+            "each group needs a name of its own, of letters, digits and underscores, that begins with a letter"
+        )
     names = [name for group in dataset.groups for name in group.analysts]
     if len(set(names)) != len(names) or KERNEL in names:
         raise InvalidSchema("an account may belong to only one group of a dataset, and none may be called 'kernel'")
     for other in others:
         _check_compatible(dataset, other)
+
+
+def group_by_account(dataset: Dataset) -> dict[str, str]:
+    """Return the group that pays for each account under separate budgets; under a shared policy, nothing."""
+    groups = dataset.groups if dataset.policy == "separate" else ()
+    return {account: group.name for group in groups for account in group.analysts}
+
+
+def unit_columns(dataset: Dataset) -> list[tuple[str, str, str]]:
+    """Return for each unit with a budget and each table: a name, a state key, and the unit's key and time columns."""
+    units = [dataset.units[name] for name in dict.fromkeys(cap.unit for cap in dataset.budgets)]
+    return [
+        (
+            f"{table} (key of {unit.name})",
+            key("columns", dataset.name, unit.name, table),
+            json.dumps([table in unit.keys, unit.keys.get(table), unit.times.get(table)]),
+        )
+        for unit in units
+        for table in dataset.tables
+    ]
 
 
 def _still_counts(cap: BudgetCap, before: Dataset, after: Dataset) -> bool:
@@ -555,6 +694,10 @@ def _check_compatible(dataset: Dataset, other: Dataset) -> None:
         *map(budget_identity, dataset.budgets)
     }:
         raise InvalidSchema(f"population {dataset.population!r} has other budgets or another policy; declare the same")
+    theirs_of = group_by_account(other)
+    for account, group in group_by_account(dataset).items():
+        if theirs_of.get(account, group) != group:
+            raise InvalidSchema(f"account {account!r} belongs to another group in dataset {other.name!r}: declare one")
     for cap in dataset.budgets:
         mine, theirs = dataset.units[cap.unit], other.units[cap.unit]
         if (mine.kind, mine.every) != (theirs.kind, theirs.every):

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sqlite3
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -18,16 +20,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither.errors import LedgerError
+from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.protocol import LedgerHead
 
-FORMAT = 3
+FORMAT, MIGRATES_FROM = 4, 3
+SALT_BITS = 128
+SALT = re.compile(r"[0-9a-f]{32}")
 GENESIS = LedgerHead(0, "0" * 64)
 BUSY_SECONDS = 60.0
 MAX_REFUSALS = 10_000
 TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS rows (sequence {integer} PRIMARY KEY, kind TEXT NOT NULL, time TEXT NOT NULL,"
-    " body TEXT NOT NULL, hash TEXT NOT NULL)",
+    " body TEXT NOT NULL, hash TEXT NOT NULL, salt TEXT NOT NULL DEFAULT '')",
     "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL){clustered}",
     "CREATE TABLE IF NOT EXISTS notes (number {integer} PRIMARY KEY, kind TEXT NOT NULL, about TEXT NOT NULL,"
     " time TEXT NOT NULL, body TEXT NOT NULL)",
@@ -47,19 +52,23 @@ IF_HEAD_UNCHANGED = """
 WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
 AND NOT EXISTS (SELECT FROM state WHERE key = ANY(string_to_array(%s, E'\\n')))
 """
-ROW_ARRAYS = "unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[])"
-APPEND_ONE = f"INSERT INTO rows SELECT %s::bigint, %s, %s, %s, %s {IF_HEAD_UNCHANGED}"
+ROW_ARRAYS = "unnest(%b::bigint[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])"
+APPEND_ONE = f"INSERT INTO rows SELECT %s::bigint, %s, %s, %s, %s, %s {IF_HEAD_UNCHANGED}"
 APPEND_ALL = f"INSERT INTO rows SELECT * FROM {ROW_ARRAYS} {IF_HEAD_UNCHANGED}"  # noqa: S608 constants
 
 
 class Row(NamedTuple):
-    """A row of the hash chain; its hash covers the row and every row before it."""
+    """A row of the hash chain; its hash covers the row, its salt and every row before it.
+
+    Without the salt, which analysts never see, a hash would confirm a guess of what the row holds.
+    """
 
     sequence: int
     kind: str
     time: str
     body: str
     hash: str
+    salt: str
 
     @property
     def head(self) -> LedgerHead:
@@ -77,26 +86,43 @@ class SideNote(NamedTuple):
     body: str
 
 
-def chain_row(head: LedgerHead, kind: str, time: str, body: str) -> Row:
-    """Return the row that follows `head`, with its hash; only the body, hashed last, may contain line breaks."""
-    if "\n" in kind or "\n" in time:
-        raise LedgerError("a row's kind and time must not contain line breaks")
+def chain_row(head: LedgerHead, kind: str, time: str, body: str, salt: str) -> Row:
+    """Return the row that follows `head`, with its hash; only the body, hashed last, may contain line breaks.
+
+    Rows of format 3 have no salt.
+    """
+    if "\n" in kind or "\n" in time or (salt and not SALT.fullmatch(salt)):
+        raise LedgerError("a row's kind and time must not contain line breaks, and its salt must be 32 digits")
     sequence = head.sequence + 1
-    covered = f"{head.hash}\n{sequence}\n{kind}\n{time}\n{body}"
-    return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest())
+    covered = "\n".join((head.hash, str(sequence), kind, time, *([salt] if salt else []), body))
+    return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest(), salt)
+
+
+def new_salt(bits: Bits) -> str:
+    """Return the secret salt of a new row."""
+    return f"{bits.integer(SALT_BITS):032x}"
 
 
 def open_store(place: str | Path, *, create: bool = True) -> Store:
     """Open the store at a file path or postgresql:// address; raise if its format is older or newer."""
-    text = str(place)
-    postgres = text.startswith(("postgresql://", "postgres://"))
-    store: Store = PostgresStore(text, create=create) if postgres else SqliteStore(Path(place), create=create)
+    store = attach_store(place, create=create)
     try:
         check_format(store.format())
     except LedgerError:
         store.close()
         raise
     return store
+
+
+def attach_store(place: str | Path, *, create: bool = False) -> Store:
+    """Open the store at a file path or postgresql:// address, whatever its format."""
+    postgres = is_database(str(place))
+    return PostgresStore(str(place), create=create) if postgres else SqliteStore(Path(place), create=create)
+
+
+def is_database(place: str) -> bool:
+    """Return True for the address of a database, False for a file path."""
+    return place.startswith(("postgresql://", "postgres://"))
 
 
 class Store(ABC):
@@ -124,7 +150,7 @@ class Store(ABC):
         """Convert the driver's errors to `LedgerError`."""
 
     @abstractmethod
-    def _exclusive_transaction(self) -> AbstractContextManager[None]:
+    def exclusive_transaction(self) -> AbstractContextManager[None]:
         """Run a durable write transaction that excludes other exclusive transactions."""
 
     def _execute(self, query: str, *values: object) -> None:
@@ -153,6 +179,12 @@ class Store(ABC):
         stored = self._fetch_all("SELECT * FROM rows WHERE sequence = ?", sequence)
         return Row(*stored[0]) if stored else None
 
+    def rows_at(self, sequences: Sequence[int]) -> list[Row]:
+        """Return the rows with these sequence numbers, in order."""
+        marks = ", ".join("?" * len(sequences)) or "NULL"
+        stored = self._fetch_all(f"SELECT * FROM rows WHERE sequence IN ({marks}) ORDER BY sequence", *sequences)  # noqa: S608
+        return [Row(*each) for each in stored]
+
     def rows(self, after: int = 0) -> Iterator[Row]:
         """Yield every row after a sequence number, in order."""
         while stored := self._fetch_all("SELECT * FROM rows WHERE sequence > ? ORDER BY sequence LIMIT 1000", after):
@@ -171,30 +203,43 @@ class Store(ABC):
 
     def state_at(self) -> int:
         """Return the sequence number of the last row that the snapshot includes."""
-        stored = self._fetch_all("SELECT value FROM meta WHERE name = 'state'")
-        return int(stored[0][0]) if stored else 0
+        return int(self.meta("state") or 0)
 
     def snapshot(self, sequence: int, changes: Mapping[str, str]) -> None:
         """Move the snapshot to a later row, in one transaction."""
-        with self._exclusive_transaction():
+        with self.exclusive_transaction():
             if self.state_at() > sequence:
                 return
             self._write_state(changes)
-            self._write_meta("state", sequence)
+            self.write_meta("state", sequence)
 
     def _write_state(self, entries: Mapping[str, str]) -> None:
         """Insert or replace entries of the snapshot."""
         query = f"INSERT INTO state SELECT key, value FROM {self._key_value_pairs} WHERE true {UPSERT.format('key')}"  # noqa: S608
         self._execute(query, json.dumps(entries))
 
-    def _write_meta(self, name: str, value: int) -> None:
-        """Insert or replace a number in the table of settings."""
+    def write_meta(self, name: str, value: int | str) -> None:
+        """Insert or replace a value in the table of settings."""
         self._execute(f"INSERT INTO meta VALUES (?, ?) {UPSERT.format('name')}", name, str(value))  # noqa: S608
+
+    def check_writable(self) -> None:
+        """Write a number that means nothing as durably as a charge; raise LedgerError if that fails."""
+        with self.exclusive_transaction():
+            self.write_meta("probe", time.time_ns())
+
+    def meta(self, name: str) -> str:
+        """Return a value of the table of settings, or "" if there is none."""
+        stored = self._fetch_all("SELECT value FROM meta WHERE name = ?", name)
+        return str(stored[0][0]) if stored else ""
+
+    def identity(self) -> str:
+        """Return the random name that tells this ledger from all others; copies keep it."""
+        return self.meta("identity")
 
     def note(self, kind: str, about: str, time: str, body: str) -> None:
         """Add a side note; drop old refusals beyond `MAX_REFUSALS`."""
         last = "(SELECT coalesce(max(number), 0) FROM notes)"
-        with self._exclusive_transaction():
+        with self.exclusive_transaction():
             self._execute(f"INSERT INTO notes VALUES ({last} + 1, ?, ?, ?, ?)", kind, about, time, body)  # noqa: S608
             self._execute(f"DELETE FROM notes WHERE kind = 'refusal' AND number <= {last} - ?", MAX_REFUSALS)  # noqa: S608
 
@@ -209,30 +254,55 @@ class Store(ABC):
 
     def format(self) -> int:
         """Return the version of the ledger format, or 0 if there is none."""
-        stored = self._fetch_all("SELECT value FROM meta WHERE name = 'format'")
-        return int(stored[0][0]) if stored else 0
+        return int(self.meta("format") or 0)
 
     def _create_tables(self) -> None:
         """Create the tables of a new ledger."""
-        with self._exclusive_transaction():
+        with self.exclusive_transaction():
             for statement in (*TABLES, *self._guards):
                 self._execute(statement.format_map(self._types))
-            self._write_meta("format", FORMAT)
+            self.write_meta("format", FORMAT)
+            self.write_meta("identity", new_salt(SystemBits()))
 
     def rebuild(
-        self, sequence: int, entries: Mapping[str, str], rows: Iterable[Row] = (), notes: Iterable[SideNote] = ()
+        self,
+        sequence: int,
+        entries: Mapping[str, str],
+        rows: Iterable[Row] = (),
+        notes: Iterable[SideNote] = (),
+        meta: Mapping[str, str] | None = None,
     ) -> None:
         """Fill an empty store with a copied ledger, in one transaction."""
-        with self._exclusive_transaction():
+        with self.exclusive_transaction():
             for statement in (*TABLES, *self._guards):
                 self._execute(statement.format_map(self._types))
             self._execute("DELETE FROM state")
-            for table, stored in (("rows", rows), ("notes", notes)):
-                insert = f"INSERT INTO {table} VALUES ({', '.join([self._marker] * 5)})"  # noqa: S608 constants
-                self._live_connection().cursor().executemany(insert, stored)
+            self._insert_all("rows", rows)
+            self._insert_all("notes", notes)
             self._write_state(entries)
-            self._write_meta("state", sequence)
-            self._write_meta("format", FORMAT)
+            for name, value in {"state": str(sequence), "format": str(FORMAT), **(meta or {})}.items():
+                self.write_meta(name, value)
+
+    def table(self, name: str) -> Iterator[tuple[Any, ...]]:
+        """Yield all rows of one of the tables as they are stored."""
+        yield from self._fetch_all(f"SELECT * FROM {name}")  # noqa: S608 constants
+
+    def add_salt_column(self) -> None:
+        """Add the column that format 4 has and format 3 lacks."""
+        self._execute("ALTER TABLE rows ADD COLUMN salt TEXT NOT NULL DEFAULT ''")
+
+    def write_migrated(self, rows: Iterable[Row], sequence: int, entries: Mapping[str, str]) -> None:
+        """Append rows and replace the snapshot, inside a transaction of the caller."""
+        self._insert_all("rows", rows)
+        self._execute("DELETE FROM state")
+        self._write_state(entries)
+        self.write_meta("state", sequence)
+
+    def _insert_all(self, table: str, stored: Iterable[Row] | Iterable[SideNote]) -> None:
+        """Insert many rows or notes."""
+        columns = len(Row._fields if table == "rows" else SideNote._fields)
+        insert = f"INSERT INTO {table} VALUES ({', '.join([self._marker] * columns)})"  # noqa: S608 constants
+        self._live_connection().cursor().executemany(insert, stored)
 
 
 class SqliteStore(Store):
@@ -262,8 +332,15 @@ class SqliteStore(Store):
             )
             (mode,) = self._connection.execute("PRAGMA journal_mode=WAL").fetchone()
             self._connection.execute("PRAGMA synchronous=FULL")
+            self._inode = self._path.stat().st_ino
         if mode != "wal":
             raise LedgerError("the ledger's file does not support write-ahead logging; use a local file system")
+
+    def check_writable(self) -> None:
+        """Raise LedgerError also if the path leads to another file than the one that is open."""
+        if not self._path.exists() or self._path.stat().st_ino != self._inode:
+            raise LedgerError("the ledger's file was removed or replaced while the kernel ran; restart the kernel")
+        super().check_writable()
 
     def _live_connection(self) -> sqlite3.Connection:
         """Return this process's connection; a forked child opens its own."""
@@ -280,7 +357,7 @@ class SqliteStore(Store):
             raise LedgerError(f"the ledger's file could not be used: {problem}") from None
 
     @contextmanager
-    def _exclusive_transaction(self) -> Iterator[None]:
+    def exclusive_transaction(self) -> Iterator[None]:
         connection = self._live_connection()
         with self._translate_errors():
             connection.execute("BEGIN IMMEDIATE")
@@ -294,10 +371,10 @@ class SqliteStore(Store):
 
     def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Append rows if the ledger still ends at `head`, in one transaction that excludes other writers."""
-        with self._exclusive_transaction():
+        with self.exclusive_transaction():
             if self.head() != head or (absent and self.entries(absent)[1]):
                 return False
-            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
         return True
 
 
@@ -348,7 +425,7 @@ class PostgresStore(Store):
             raise LedgerError(f"the ledger's database could not be used: {type(problem).__name__}") from None
 
     @contextmanager
-    def _exclusive_transaction(self) -> Iterator[None]:
+    def exclusive_transaction(self) -> Iterator[None]:
         with self._translate_errors(), self._live_connection().transaction():
             self._execute("SELECT pg_advisory_xact_lock(1681)")
             yield
@@ -369,6 +446,8 @@ def check_format(stored: int) -> None:
     """Raise if this version cannot read the ledger's format."""
     if stored > FORMAT:
         raise LedgerError(f"the ledger has format {stored}; this version reads up to {FORMAT}: install a newer Dither")
+    if stored == MIGRATES_FROM:
+        raise LedgerError(f"the ledger has format {stored}; stop its kernels and run: dither ledger migrate LEDGER")
     if stored < FORMAT:
         raise LedgerError(
             f"the ledger has format {stored}, from before the first release; this version reads format {FORMAT}: "

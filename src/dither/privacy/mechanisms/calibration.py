@@ -27,6 +27,7 @@ from dither.privacy.mechanisms.selection import AboveThreshold, ExponentialMecha
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE
 
 HALVINGS = 50
+TOO_SMALL = f"the loss is too small: its noise would need a scale above {LARGEST_SCALE}; spend more, or add up less"
 
 Calibrator = Callable[..., Mechanism]  # (loss, sensitivity, **options)
 
@@ -56,7 +57,10 @@ def calibrate_scale(make: Callable[..., Mechanism]) -> Calibrator:
 
         match loss:
             case Pure() | Approximate():
-                return mechanism_at(_scale_for(_pure_epsilon(mechanism_at(Fraction(1)), sensitivity), loss.epsilon))
+                scale = _scale_for(_pure_epsilon(mechanism_at(Fraction(1)), sensitivity), loss.epsilon)
+                if scale > LARGEST_SCALE:
+                    raise InvalidParameter(TOO_SMALL)
+                return mechanism_at(scale)
             case ZCDP() | Renyi():
                 rho = _rho_of(loss)
                 return mechanism_at(
@@ -90,7 +94,7 @@ def _smallest_scale(fits: Callable[[Fraction], bool]) -> Fraction:
     while not fits(high):
         high = 2 * high
         if high > LARGEST_SCALE:
-            raise InvalidParameter(f"the loss is too small: it needs a noise scale above the largest, {LARGEST_SCALE}")
+            raise InvalidParameter(TOO_SMALL)
     low = high / 2 if high > SMALLEST_SCALE else high
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -124,6 +124,9 @@ def _columns_by_table(entries: CheckedFields, key: str, tables: dict[str, Table]
     for name, place in tables_to_columns.keys.items():
         table = _private_table(YamlText(place, name), YamlText(place, name), tables, subject)
         node = tables_to_columns.items[name]
+        if scalars.is_null(node):
+            known = join_names(tables[table].columns)
+            node.place.refuse(f"{subject} needs a column of {table}; it has: {known}")
         column = scalars.text(node, subject)
         if column not in tables[table].columns:
             node.place.refuse(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from dither.schema.parser import scalars
 from dither.schema.spec import SHAPES, FieldSpec
@@ -34,9 +34,9 @@ class CheckedFields:
             node.place.refuse(f"{subject} must be a mapping with {join_names(shape.allowed_fields())}")
         variant = ""
         if shape.variant_field:
-            chooser = node.items.get(shape.variant_field) or refuse_missing(
-                node.place, shape.variant_field, shape.fields[shape.variant_field], subject
-            )
+            chooser = node.items.get(shape.variant_field)
+            if chooser is None or scalars.is_null(chooser):
+                refuse_missing(node.place, shape.variant_field, shape.fields[shape.variant_field], subject)
             variant = scalars.choice(chooser, shape.fields[shape.variant_field], f"{shape.variant_field} of {subject}")
         entries = cls(node, shape.allowed_fields(variant), subject, variant)
         entries._check()
@@ -81,7 +81,7 @@ def join_names(names: object) -> str:
     return ", ".join(cast(dict[str, Any], names))
 
 
-def refuse_missing(place: SourceLine, key: str, entry: FieldSpec, subject: str) -> Any:
+def refuse_missing(place: SourceLine, key: str, entry: FieldSpec, subject: str) -> NoReturn:
     """Refuse a mapping that lacks a required entry."""
     choices = f"; use one of {', '.join(entry.choices)}" if entry.choices else ""
     place.refuse(f"{subject} needs '{key}:' ({entry.help}){choices}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, tzinfo
 from fractions import Fraction
 
 from dither.schema.model import Precision, fits_int64
@@ -12,7 +12,7 @@ from dither.schema.yaml_nodes import Node, YamlText, excerpt
 
 LARGEST_NUMBER = 2**53
 SMALLEST_STEP = Fraction(1, 10**15)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1)
 MICROSECONDS: dict[Precision, int] = {
     "day": 86_400_000_000,
     "hour": 3_600_000_000,
@@ -41,6 +41,14 @@ def name(node: Node, subject: str) -> str:
     value = text(node, subject)
     if not NAME.fullmatch(value):
         node.place.refuse(f"{subject} must be at most 63 letters, digits and _, a letter first; got {excerpt(value)}")
+    return value
+
+
+def delimiter(node: Node, subject: str) -> str:
+    """Read the character that separates the fields of a line; unlike other texts it may be a tab."""
+    value = node.value if isinstance(node, YamlText) else ""
+    if len(value) != 1 or value == '"' or not (value.isprintable() or value == "\t"):
+        node.place.refuse(f'{subject} must be one character such as ; or a tab, "\\t", and no quote')
     return value
 
 
@@ -91,7 +99,7 @@ def multiple(node: Node, step: Fraction, subject: str) -> Fraction:
 
 
 def instant(node: Node, zone: tzinfo, precision: Precision, subject: str, *, last: bool = False) -> int:
-    """Read a date or time as microseconds since 1970 in UTC, floored to `precision`.
+    """Read a date or time as microseconds since 1970 on the wall clock of `zone`, floored to `precision`.
 
     With `last`, a date without a time means the end of that day.
     """
@@ -107,12 +115,11 @@ def instant(node: Node, zone: tzinfo, precision: Precision, subject: str, *, las
 
 
 def _moment(value: str, zone: tzinfo, *, last: bool) -> datetime:
-    """Parse a date or time; a time without an offset is in `zone`."""
+    """Parse a date or time; a time with an offset is moved to the wall clock of `zone`."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
-        day = date.fromisoformat(value)
-        return datetime.combine(day, time.max if last else time.min, tzinfo=zone)
+        return datetime.combine(date.fromisoformat(value), time.max if last else time.min)
     moment = datetime.fromisoformat(value)
-    return moment if moment.tzinfo else moment.replace(tzinfo=zone)
+    return moment.astimezone(zone).replace(tzinfo=None) if moment.tzinfo else moment
 
 
 def is_null(node: Node) -> bool:

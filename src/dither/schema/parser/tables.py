@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -111,14 +111,15 @@ def _source(node: Node, subject: str, directory: Path) -> Source:
     """Read a source; make a relative path absolute."""
     entries = CheckedFields.of(node, "source", subject)
     options = {
-        key: scalars.text(entries.need(key), entries.label(key))
+        key: (scalars.delimiter if key == "delimiter" else scalars.text)(entries.need(key), entries.label(key))
         for key in entries.fields
         if key != "kind" and entries.get(key) is not None
     }
     if entries.variant == "spark" and ("path" in options) == ("table" in options):
         node.place.refuse(f"{subject} needs either 'path:' or 'table:', and not both")
-    if "path" in options and "://" not in options["path"]:
-        options["path"] = str(directory / options["path"])
+    for key in ("path", "snapshot"):
+        if key in options and "://" not in options[key]:
+            options[key] = str(directory / options[key])
     return Source(kind=cast(Any, entries.variant), options=options)
 
 
@@ -144,7 +145,7 @@ def _domain(entries: CheckedFields, context: TableNames) -> Domain:
         case "boolean":
             return Boolean(nullable)
         case "date":
-            return _moment(entries, "day", UTC, nullable)
+            return _moment(entries, "day", ZoneInfo(context.zone), nullable)
         case "timestamp":
             precision = cast(Precision, entries.read_choice("precision", "microsecond"))
             return _moment(entries, precision, ZoneInfo(context.zone), nullable)
@@ -224,8 +225,7 @@ def _default(node: Node, subject: str, domain: Domain, context: TableNames) -> S
             value = scalars.multiple(node, step, subject)
             return value if lo <= value <= hi else node.place.refuse(f"{subject} must lie between {lo} and {hi}")
         case Moment(lo=lo, hi=hi, precision=precision):
-            zone = UTC if precision == "day" else ZoneInfo(context.zone)
-            instant = scalars.instant(node, zone, precision, subject)
+            instant = scalars.instant(node, ZoneInfo(context.zone), precision, subject)
             return instant if lo <= instant <= hi else node.place.refuse(f"{subject} must lie between min and max")
         case Category(values=values):
             text = scalars.text(node, subject)

@@ -1,0 +1,56 @@
+"""Notes of `dither check` on valid declarations that a curator may not have intended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dither.schema import Dataset, Identifier, Reference, Unit
+
+
+def warnings(dataset: Dataset) -> Iterator[str]:
+    """Yield a warning for each valid declaration that a curator may not have intended."""
+    budgeted = {cap.unit for cap in dataset.budgets}
+    for unit in dataset.units.values():
+        if unit.name not in budgeted:
+            yield f"unit {unit.name} has no budget, so nothing limits its privacy loss"
+        for table in dataset.tables.values():
+            if unit.name in budgeted and table.private and table.name not in unit.keys:
+                yield f"under unit {unit.name}, table {table.name} is not covered: its records are not protected"
+        yield from _repeated_key_warnings(unit, dataset)
+    yield from _hidden_value_warnings(dataset)
+    for cap in dataset.budgets:
+        if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
+            yield (
+                f"epsilon {cap.epsilon} lets odds change by a factor of e^epsilon, which is above "
+                f"10^{cap.epsilon * 1000 // 2303}; usual budgets are 1 to 10"
+            )
+
+
+def _repeated_key_warnings(unit: Unit, dataset: Dataset) -> Iterator[str]:
+    """Yield a warning where a unit is a row, or may have any number of rows of a table, since its key is not unique."""
+    if unit.kind == "row":
+        yield (
+            f"unit {unit.name} protects one row: a person with several rows loses several times as much; if a column"
+            " names the person, use kind: user"
+        )
+    for name, key in unit.keys.items():
+        if unit.kind == "user" and dataset.tables[name].unique != key:
+            yield (
+                f"table {name} may have any number of rows of one {unit.name}: a query spends a fifth of its loss to"
+                f" choose how many count, and estimates what that leaves out; if each {unit.name} has one row there,"
+                f" declare unique: {key}, and counts become much more accurate"
+            )
+
+
+def _hidden_value_warnings(dataset: Dataset) -> Iterator[str]:
+    """Yield a warning for each column of a public table that nobody could group by or refer to."""
+    columns = [column.domain for table in dataset.tables.values() for column in table.columns.values()]
+    listed = {(domain.table, domain.column) for domain in columns if isinstance(domain, Reference)}
+    for table in (table for table in dataset.tables.values() if not table.private):
+        for name, column in table.columns.items():
+            if isinstance(column.domain, Identifier) and name != table.unique and (table.name, name) not in listed:
+                yield (
+                    f"column {name} of the public table {table.name} is an identifier, which no query can group by;"
+                    f" to allow it, declare {{type: category, values_from: {table.name}.{name}, kind: "
+                    f"{column.domain.kind}}}"
+                )

@@ -1,0 +1,59 @@
+"""Explain wide intervals: what makes them wide, and what would make them narrower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dither.loss import ZCDP, Loss, Pure
+from dither.post.estimate.intervals import Estimate
+from dither.post.noise import Floats
+
+# An interval is wide if it is wider than this share of the estimate.
+WIDE = 0.5
+# A loss of more than this many times the loss that was spent is not worth suggesting.
+LARGEST_FACTOR = 50.0
+
+
+def wide_notes(
+    name: str, found: Estimate, noise_alone: Callable[[], Estimate], losses: Sequence[Loss], unit: str
+) -> tuple[str, ...]:
+    """Return a note if a column has wide intervals; `noise_alone` gives those that leave clipping out."""
+    if np.asarray(found.value).dtype.kind not in "fiu":
+        return ()
+    value, width = np.abs(np.asarray(found.value, float)), _width(found)
+    wide = width > WIDE * value
+    if not np.any(wide):
+        return ()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise_share = np.median(np.nan_to_num(_width(noise_alone())[wide] / width[wide], nan=1.0))
+        factor = float(np.median(width[wide] / (WIDE * value[wide])))
+    if noise_share < 0.5:
+        reason = (
+            f"it is not known how much clipping removed: a few {unit}s may contribute far more than the others; "
+            "CLAMP(x, low, high) in the query makes it narrower, or max_contributions= for an answer on clipped data"
+        )
+    else:
+        what = "groups this small; coarser groups help" if len(value) > 1 else f"so few {unit}s"
+        enough = _loss_that_would_do(factor, losses)
+        reason = f"the noise is large for {what}" + (f"; about {enough} would do for the typical one" if enough else "")
+    where = f" in {int(wide.sum())} of {len(value)} rows" if len(value) > 1 else ""
+    return (f"{name}: the interval is wider than half the value{where}, because {reason}",)
+
+
+def _width(found: Estimate) -> Floats:
+    """Return the widths of intervals; one whose ends are both infinite is infinitely wide."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.nan_to_num(found.high - found.low, nan=np.inf, posinf=np.inf))
+
+
+def _loss_that_would_do(factor: float, losses: Sequence[Loss]) -> str:
+    """Return the loss at which noise would be smaller by a factor, in words; empty if it is none to suggest."""
+    match losses:
+        case [Pure(epsilon)] if factor <= LARGEST_FACTOR:
+            return f"epsilon {float(epsilon) * factor:.2g}"
+        case [ZCDP(rho)] if factor <= LARGEST_FACTOR:
+            return f"rho {float(rho) * factor**2:.2g}"
+        case _:
+            return ""

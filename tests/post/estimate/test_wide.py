@@ -1,0 +1,61 @@
+"""Notes on wide intervals: why they are wide, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dither.loss import ZCDP, Approximate, Loss, Pure
+from dither.post.estimate.intervals import Estimate
+from dither.post.estimate.wide import wide_notes
+from dither.post.session import Session
+
+
+def interval(values: list[float], half: float) -> Estimate:
+    value = np.array(values)
+    return Estimate(value, np.full(value.shape, half / 2), value - half, value + half)
+
+
+def notes(found: Estimate, noise: Estimate | None = None, loss: tuple[Loss, ...] = (Pure(1),)) -> tuple[str, ...]:
+    return wide_notes("n", found, lambda: noise or found, loss, "person")
+
+
+def test_narrow_and_undefined_values_and_texts_need_no_note() -> None:
+    assert notes(interval([100.0, -100.0], 25)) == notes(interval([], 1)) == notes(interval([np.nan], 1)) == ()
+    words = Estimate(np.array(["a", None], object), np.zeros(2), np.zeros(2), np.ones(2))
+    assert notes(words) == ()
+
+
+def test_the_noise_of_small_groups() -> None:
+    """Intervals of 1,000 +- 500 are twice as wide as half the value, so half the noise would do."""
+    (note,) = notes(interval([1000.0, 1000.0, 10_000.0], 500))
+    assert note.startswith("n: the interval is wider than half the value in 2 of 3 rows, because the noise is large")
+    assert "coarser groups help" in note and "about epsilon 2 would do" in note
+    (single,) = notes(interval([1000.0], 500), loss=(ZCDP("1/2"),))
+    assert "so few persons; about rho 2 would do" in single
+
+
+@pytest.mark.parametrize("loss", [(), (Pure(1), Pure(1)), (Approximate(1, "1/1000"),)])
+def test_no_loss_is_suggested_where_it_is_not_simple(loss: Any) -> None:
+    (note,) = notes(interval([1000.0], 500), loss=loss)
+    assert "would do" not in note
+
+
+def test_no_loss_is_suggested_that_is_out_of_reach() -> None:
+    for found in (interval([1.0], 500), interval([0.0], 5), interval([3.0], np.inf)):
+        (note,) = notes(found)
+        assert "would do" not in note
+
+
+def test_clipping_that_is_not_known() -> None:
+    (note,) = notes(interval([1000.0], 500), noise=interval([1000.0], 100))
+    assert "not known how much clipping removed: a few persons" in note and "would do" not in note
+
+
+def test_an_answer_explains_itself(session: Session) -> None:
+    answer = session.sql("SELECT country, COUNT(*) AS n FROM users GROUP BY country", epsilon="1/20")
+    assert any(note.startswith("n: the interval is wider than half the value") for note in answer.notes)
+    answer = session.sql("SELECT COUNT(*) AS n FROM users", epsilon=10)
+    assert not any("wider" in note for note in answer.notes)

@@ -1,0 +1,244 @@
+"""Every argument of every public method, with values that mean nothing: a plain refusal, and nothing charged.
+
+The command line and HTTP read the same table of options, and get the same values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dither
+from dither import cli
+from dither.errors import DitherError, InvalidParameter
+from dither.loss import Pure
+from dither.post.contribution_bound import ContributionBound
+from dither.post.options import OPTIONS, QueryOptions, options_of, resolve_options
+from dither.post.session import Session
+from post.bare import BareKernel
+from serve.servers import Place, place
+
+COUNT = "SELECT COUNT(*) AS n FROM users"
+HOSTILE: list[Any] = [
+    math.nan, math.inf, -math.inf, "x", "", " 1", "1e400", "1" * 100, "\ud800", "a\0b", [1], ["a"], (), {}, {"a": 1},
+    {"max_groups": 0}, {"max_rows": "x"}, {1: 2}, True, False, -1, 0, 10**400, 2**31, 2**64, 0.5, -0.0, 1e308, 5e-324,
+    b"1", object(), Fraction(-1, 3), np.nan, np.int64(-3), np.array([1, 2]), print, 1 + 2j,
+]  # fmt: skip
+# The hostile values that an option takes after all: they are numbers of the right kind, or a way to write its default.
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "epsilon": (2**31, 2**64, 0.5),
+    "rho": (2**31, 2**64, 0.5),
+    "max_error": (2**31, 2**64, 0.5),
+    "assumed_group_size": (2**31, 2**64, 0.5),
+    "confidence": (0.5,),
+    "delta": (0.5,),
+    "repeat": (0,),
+    "nonnegative": (True, False),
+    "max_contributions": ({},),
+    "unit": ("x", " 1", "1e400", "1" * 100),  # texts, of which none names a unit
+    "request_id": ("x", "", "1e400"),
+    "refine": (2**31, 2**64, 0.5),
+}
+METHODS = {"sql": "question", "quote": "question", "explain": "question", "batch": "batch", "quote_batch": "batch",
+           "split": "split"}  # fmt: skip
+
+
+def wrong(name: str) -> list[Any]:
+    """Return the hostile values that an argument must refuse."""
+    allowed = ALLOWED.get(name, ())
+    return [value for value in HOSTILE if not any(type(value) is type(each) and value == each for each in allowed)]
+
+
+def call(session: Session, method: str, **arguments: Any) -> Any:
+    """Call a method with arguments that are right, except for those given."""
+    usual: dict[str, Any] = {"query": COUNT, "queries": [COUNT], "threshold": 3}
+    names = inspect.signature(getattr(Session, method)).parameters
+    options = {"epsilon": 1, **arguments}
+    if {"rho", "max_error"} & set(arguments):
+        options.pop("epsilon")
+    return getattr(session, method)(**{**{name: value for name, value in usual.items() if name in names}, **options})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_refuses_what_means_nothing(method: str, session: Session, kernel: BareKernel) -> None:
+    asked = len(kernel.requests)
+    for name in options_of(METHODS[method]):  # type: ignore[arg-type]
+        if method == "explain" and name in ("epsilon", "rho", "max_error"):
+            continue
+        for value in wrong(name):
+            with pytest.raises(InvalidParameter) as refusal:
+                call(session, method, **{name: value})
+            assert len(str(refusal.value)) > 20 and "Traceback" not in str(refusal.value), (name, value)
+    assert len(kernel.requests) == asked, "nothing was asked of the kernel"
+
+
+@pytest.mark.parametrize(("method", "name"), [
+    ("sql", "query"), ("quote", "query"), ("explain", "query"), ("batch", "queries"), ("quote_batch", "queries"),
+    ("split", "query"), ("split", "threshold"), ("sql", "request_id"), ("batch", "request_id"),
+])  # fmt: skip
+def test_every_argument_refuses_what_means_nothing(
+    method: str, name: str, session: Session, kernel: BareKernel
+) -> None:
+    asked = len(kernel.requests)
+    for value in (*wrong(name), *([] if name == "request_id" else [None])):
+        with pytest.raises(DitherError):
+            call(session, method, **{name: value})
+    assert len(kernel.requests) == asked
+
+
+def test_refine_takes_only_an_answer(session: Session, kernel: BareKernel) -> None:
+    answer = session.sql(COUNT, epsilon=1)
+    asked = len(kernel.requests)
+    for value in (*HOSTILE, None):
+        with pytest.raises(InvalidParameter, match="refine takes an answer"):
+            session.refine(value, epsilon=1)
+    for name in ("epsilon", "rho", "request_id"):
+        for value in wrong(name):
+            with pytest.raises(InvalidParameter):
+                session.refine(answer, **{"epsilon": 1, name: value} if name == "request_id" else {name: value})
+    assert len(kernel.requests) == asked
+
+
+def test_connect_refuses_what_means_nothing(folder: Path, tmp_path: Path, kernel: BareKernel) -> None:
+    described, ledger = folder / "dataset.yml", tmp_path / "ledger.sqlite"
+    no_texts = [value for value in HOSTILE if not isinstance(value, str) or value in ("", "a\0b", "\ud800")]
+    for value in (*HOSTILE, None):
+        with pytest.raises(DitherError):
+            dither.connect(value, ledger=ledger)
+    for value in no_texts:
+        with pytest.raises(DitherError):
+            dither.connect(described, ledger=ledger, account=value)
+        with pytest.raises(DitherError):
+            Session.from_kernel(kernel, "analyst", value)
+        with pytest.raises(DitherError):
+            dither.connect("http://127.0.0.1:9", token=value)
+    for value in (1, [1], b"x", True, 0.5):
+        with pytest.raises(DitherError, match="ledger must be"):
+            dither.connect(described, ledger=value)
+
+
+def test_unknown_options_are_a_type_error_with_the_known_ones(session: Session) -> None:
+    with pytest.raises(TypeError, match="no option epsilno here; there are: epsilon, rho"):
+        session.sql(COUNT, epsilno=1)  # type: ignore[call-arg]
+
+
+def test_none_means_that_an_option_is_not_given(session: Session) -> None:
+    nothing: dict[str, Any] = {name: None for name in OPTIONS if name != "epsilon"}
+    assert session.quote(COUNT, epsilon=1, **nothing) == session.quote(COUNT, epsilon=1)
+
+
+def test_numbers_of_numpy_are_numbers(session: Session) -> None:
+    usual = session.quote("SELECT COUNT(*) AS n FROM actions", epsilon=1, max_contributions=5)
+    numpy: Any = {"epsilon": np.float64(1), "max_contributions": np.int64(5), "repeat": np.int32(0)}
+    assert session.quote("SELECT COUNT(*) AS n FROM actions", **numpy) == usual
+    assert resolve_options({"max_contributions": "5"}).max_contributions == ContributionBound(max_rows=5)
+
+
+def written(options: str) -> str:
+    return f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) action, COUNT(*) AS n FROM actions GROUP BY action"
+
+
+@pytest.mark.parametrize(("text", "arguments", "both"), [
+    ("epsilon = 0.5", {"epsilon": 1}, ("epsilon = 0.5", "epsilon = 1")),
+    ("rho = 3", {"epsilon": 1}, ("rho = 3", "epsilon = 1")),
+    ("max_error = 9", {"epsilon": 1}, ("max_error = 9", "epsilon = 1")),
+    ("unit = action", {"epsilon": 1, "unit": "user"}, ("unit = action", "unit = user")),
+    ("confidence = 0.9", {"epsilon": 1, "confidence": 0.95}, ("confidence = 0.9", "confidence = 0.95")),
+    ("delta = 1e-6", {"epsilon": 1, "delta": "1/100"}, ("delta = 1e-6", "delta = 1/100")),
+    ("max_contributions = 3", {"epsilon": 1, "max_contributions": 4}, ("max_contributions = 3", "= 4")),
+    ("max_rows_per_key = 3", {"epsilon": 1, "max_rows_per_key": 4}, ("max_rows_per_key = 3", "= 4")),
+    ("max_groups = 2", {"epsilon": 1, "max_contributions": 4}, ("max_groups", "= 4")),
+])  # fmt: skip
+def test_an_argument_and_the_text_that_disagree_are_refused(
+    text: str, arguments: Any, both: tuple[str, ...], blind: Session
+) -> None:
+    with pytest.raises(InvalidParameter, match="give one of them, or the same twice") as refusal:
+        blind.quote(written(text), **arguments)
+    assert all(value in str(refusal.value) for value in both)
+
+
+def test_the_same_twice_and_either_alone_mean_one_thing(blind: Session) -> None:
+    options: QueryOptions = {"epsilon": "1/2", "confidence": "0.9", "max_contributions": 3, "unit": "user"}
+    text = "epsilon = 0.5, confidence = 0.9, max_contributions = 3, unit = user"
+    quotes = [
+        blind.quote(written(""), **options), blind.quote(written(text)), blind.quote(written(text), **options),
+        blind.quote(written("epsilon = 0.5, unit = user"), confidence=0.9, max_contributions="3"),
+    ]  # fmt: skip
+    assert all(quote == quotes[0] for quote in quotes) and quotes[0].loss == Pure("1/2")
+    join = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({}) COUNT(*) AS n FROM users a JOIN users b ON a.age = b.age"
+    argued = blind.quote(join.format("epsilon = 1"), max_contributions=1, max_rows_per_key=50)
+    assert argued == blind.quote(join.format("epsilon = 1, max_contributions = 1, max_rows_per_key = 50"))
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(tmp_path_factory.mktemp("arguments")) as made:
+        yield made
+
+
+def in_json(value: Any) -> str | None:
+    """Return a value as JSON, or None if it has none."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(("path", "place"), [
+    ("/v1/answer", "question"), ("/v1/quote", "question"), ("/v1/batch", "batch"), ("/v1/split", "split"),
+])  # fmt: skip
+def test_http_refuses_what_means_nothing(path: str, place: Any, there: Place) -> None:
+    charges = there.charges()
+    query = "SELECT COUNT(*) AS n FROM people"
+    body = {"dataset": "town", "queries" if place == "batch" else "query": [query] if place == "batch" else query}
+    body |= {"threshold": 3} if place == "split" else {}
+    extra = {"question": ("refine", "request_id", "query"), "batch": ("queries", "request_id"), "split": ("threshold",)}
+    for name in (*options_of(place), *extra[place], "dataset"):
+        fields = body if {name} & {"rho", "max_error"} else {**body, "epsilon": 1}
+        values = [text for value in wrong(name) if (text := in_json(value)) is not None]
+        for value in values if name not in ("query", "dataset") else ["5", "[1]", "{}", "true", '""']:
+            text = json.dumps({**fields, name: "?"}).replace('"?"', value)
+            reply = there.http.post(path, content=text.encode("utf-8", "replace"), headers=there.headers("ann"))
+            known = reply.status_code in (400, 404) or (name == "unit" and reply.status_code == 404)
+            assert known and reply.json()["error"]["message"], (name, value, reply.text)
+    assert there.charges() == charges
+
+
+def test_http_needs_no_dataset_if_there_is_one(there: Place) -> None:
+    query = {"query": "SELECT COUNT(*) AS n FROM people", "epsilon": "0.1"}
+    assert there.post("/v1/quote", query).json()["affordable"]
+    assert there.post("/v1/answer", query).status_code == 200
+    for name in ("budget", "history", "statement"):
+        assert there.get(f"/v1/{name}").json() == there.get(f"/v1/{name}?dataset=town").json()
+    assert there.post("/v1/quote", {**query, "dataset": "village"}).status_code == 404
+
+
+@pytest.mark.tier("test")
+def test_the_command_line_refuses_what_means_nothing(folder: Path, tmp_path: Path) -> None:
+    at, ledger = str(folder / "dataset.yml"), str(tmp_path / "ledger.sqlite")
+    values = ("nan", "0")
+    for name, option in OPTIONS.items():
+        if option.form == "flag":
+            continue
+        for value in values:
+            if (name, value) in {("repeat", "0")}:
+                continue
+            loss = [] if name in ("epsilon", "rho", "max_error") else ["--epsilon", "1"]
+            words = ["ask", at, COUNT, *loss, f"--{name.replace('_', '-')}={value}", "--ledger", ledger]
+            words.append("--another-ledger")  # other tests use the same description
+            result = CliRunner().invoke(cli.app, words)
+            assert result.exit_code in (1, 2) and "Traceback" not in result.output, (name, value, result.output)
+            assert result.exception is None or isinstance(result.exception, SystemExit), (name, value)
+    session = dither.connect(at, ledger=tmp_path / "ledger.sqlite", another_ledger=True)
+    assert [entry for entry in session.history if entry.account != "kernel"] == []
+    session.kernel.close()  # type: ignore[attr-defined]
