@@ -34,18 +34,12 @@ from dither.post.options import (
     read_whole,
     resolve_options,
 )
+from dither.post.query.aggregated_values import sample_value
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query, sql_options
-from dither.post.query.planner import (
-    ContributionSearch,
-    Planner,
-    QueryPlan,
-    bound_name,
-    bound_text,
-    sample_value,
-    with_bounds,
-)
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
 from dither.post.query.question import Question
 from dither.post.query.request import default_bound, selection_measurement, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend

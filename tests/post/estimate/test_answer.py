@@ -10,7 +10,7 @@ import pytest
 
 from dither.post.estimate.answer import MAX_ROWS_SHOWN, _raised_notes, without_negatives
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.query.planner import CellRef
+from dither.post.query.query_plan import CellRef
 from dither.post.session import Session, options_for
 from dither.privacy.contribution_bound import ContributionModel
 

@@ -25,7 +25,8 @@ from dither.post.estimate.measured import measured_columns
 from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
 from dither.post.noise import ScaledNoise
 from dither.post.query.parser import parse_query
-from dither.post.query.planner import Planner, QueryPlan
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import QueryPlan
 from dither.post.query.request import answer_measurements, mechanism_of
 from dither.post.query.spend import Spend
 from dither.post.session import Session

@@ -17,7 +17,8 @@ from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.query.parser import parse_query
-from dither.post.query.planner import Planner, QueryPlan
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import QueryPlan
 from dither.post.session import Session
 from post.small_world import build
 

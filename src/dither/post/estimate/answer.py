@@ -28,7 +28,7 @@ from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn, esti
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
-from dither.post.query.planner import CellRef, QueryPlan, answer_axes
+from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Domain, Moment, Scalar

@@ -14,7 +14,7 @@ from dither.post.estimate.measured import measured_columns
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.formulas import FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.noise import ScaledNoise, noise_of
-from dither.post.query.planner import QuantileRef, QueryPlan, cell_substitution
+from dither.post.query.query_plan import QuantileRef, QueryPlan, cell_substitution
 from dither.post.query.question import OutputColumn
 from dither.privacy.protocol import ReleasedMeasurement
 

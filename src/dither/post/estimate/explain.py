@@ -29,7 +29,7 @@ from dither.post.formulas import (
     strip_increasing,
 )
 from dither.post.noise import noise_of
-from dither.post.query.planner import (
+from dither.post.query.query_plan import (
     LARGEST_BOUNDS,
     CellRef,
     CentreSearch,

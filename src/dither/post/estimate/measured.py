@@ -13,7 +13,7 @@ from dither.post.estimate.intervals import Measured, NoisyColumn
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.batch import BatchPlan
-from dither.post.query.planner import CellRef, ContributionSearch, QuantileRef, QueryPlan, bound_text
+from dither.post.query.query_plan import CellRef, ContributionSearch, QuantileRef, QueryPlan, bound_text
 from dither.privacy.contribution_bound import fit_contributions
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import Release, ReleasedMeasurement

@@ -15,7 +15,7 @@ from dither.post.estimate.answer import build_answer
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.measured import ChosenBounds, estimated_bound, measured_columns
-from dither.post.query.planner import ContributionSearch, QuantileRef, QueryPlan, with_bounds
+from dither.post.query.query_plan import ContributionSearch, QuantileRef, QueryPlan, with_bounds
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import ReleasedMeasurement
 from dither.schema import Scalar

@@ -25,7 +25,7 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import columns_read
 from dither.plan.traversal import unfilled_limits
-from dither.post.query.planner import CellRef, PlannedMeasure, QueryPlan, with_tags
+from dither.post.query.query_plan import CellRef, PlannedMeasure, QueryPlan, with_tags
 from dither.post.query.request import answer_measurements, bound_searches, default_bound
 from dither.post.query.spend import Spend
 from dither.privacy.protocol import BoundSearch, Measurement, ReleasedMeasurement

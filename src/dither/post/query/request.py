@@ -12,7 +12,7 @@ from dither.plan.measures.core import Measure
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.traversal import fill_limits, unfilled_limits
 from dither.post.noise import noise_of
-from dither.post.query.planner import CentreSearch, ContributionSearch, QueryPlan
+from dither.post.query.query_plan import CentreSearch, ContributionSearch, QueryPlan
 from dither.post.query.spend import Spend
 from dither.privacy.mechanisms import Mechanism, calibrate
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement

@@ -1,0 +1,258 @@
+"""Bound the rows of each unit where a question needs it, and build the searches for bounds and centres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from dither.errors import Unbounded, Unsupported
+from dither.plan import expressions as expr
+from dither.plan.context import Context
+from dither.plan.domains import bounds_of
+from dither.plan.expressions.core import Expr
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.sums import Count
+from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Filter
+from dither.plan.relations.group_by import GroupAggregate, GroupBy
+from dither.plan.relations.project import Project
+from dither.plan.sql.scope import Scope
+from dither.plan.stability import EstimatedLimit
+from dither.plan.traversal import transform
+from dither.post.contribution_bound import (
+    CENTRED_WEIGHTS,
+    SUM_WEIGHTS,
+    ContributionBound,
+    centre_candidates,
+    row_bins,
+    value_bins,
+)
+from dither.post.query.query_plan import (
+    LARGEST_CLIP,
+    LARGEST_ROWS,
+    ROWS,
+    CentreSearch,
+    ContributionSearch,
+    PlanBuilder,
+    at_largest_bounds,
+)
+from dither.post.query.question import Question
+from dither.post.query.terms import NULL, ONE, ZERO, Centre, Term
+from dither.schema import Number
+
+# Values of this many steps come from per-unit counts and sums that nothing bounds.
+HUGE_VALUE = 1 << 30
+
+
+@dataclass(frozen=True)
+class RowBounds:
+    """Bounds what each unit contributes to a question, and builds the searches for bounds that are chosen privately.
+
+    With `gaussian` noise, contributions are clipped in L2 instead of L1.
+    """
+
+    context: Context
+    bound: ContributionBound
+    gaussian: bool = False
+
+    def bound_inner_rows(self, question: Question) -> tuple[Question, Relation | None]:
+        """Limit the rows of a unit inside the question's relation, where its own rows could not be limited later.
+
+        Return the question, and the first child with a limit to be chosen privately, if there is one.
+        """
+        bounded_child: Relation | None = None
+        if has_huge_values(question, Scope(question.relation.domain(self.context))):
+            relation, bounded_child = self.bound_rows_in_groups(question.relation, question.unit)
+            question = replace(question, relation=relation)
+        if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
+            relation, bounded_child = self.bound_rows_below(question.relation, question.unit)
+            question = replace(question, relation=relation)
+        return question, bounded_child
+
+    def bound_rows_in_groups(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Limit the rows of a unit below per-unit counts and sums, whose values would otherwise have no useful limit.
+
+        Return the relation, and the first child with a limit to be chosen privately, if there is one.
+        """
+        children: list[Relation] = []
+
+        def limit_rows(node: Any) -> Any:
+            if isinstance(node, GroupBy) and node.unit and self.has_unbounded_aggregate(node, unit):
+                children.append(node.child)
+                return replace(node, child=LimitRowsPerUnit(node.child, node.unit, self.row_limit()))
+            return node
+
+        changed: Relation = transform(relation, limit_rows)
+        return changed, children[0] if children and self.bound.auto else None
+
+    def has_unbounded_aggregate(self, node: GroupBy, unit: str) -> bool:
+        """Return True if a per-unit GROUP BY has counts or sums of unlimited size."""
+        counts_or_sums = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
+        return counts_or_sums and node.child.stability(self.context, unit).max_rows is None
+
+    def bound_rows_below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
+        """Limit the rows of a unit just before each join or GROUP BY that mixes units.
+
+        Return the relation, and the first child with a limit to be chosen privately, if there is one.
+        """
+        children: list[Relation] = []
+
+        def visit(node: Relation) -> Relation:
+            stability = node.stability(self.context, unit)
+            if stability.max_rows is not None:
+                return node
+            if stability.tracks_unit:
+                children.append(node)
+                return LimitRowsPerUnit(node, unit, self.row_limit())
+            fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
+            return replace(node, **fields) if fields else node  # type: ignore[type-var]
+
+        changed = visit(relation)
+        return changed, children[0] if children and self.bound.auto else None
+
+    def row_limit(self) -> int | EstimatedLimit:
+        """The limit on rows of one unit: as given, or to be chosen privately."""
+        return EstimatedLimit(ROWS, LARGEST_ROWS) if self.bound.max_rows is None else self.bound.max_rows
+
+    def is_unbounded(self, question: Question, relation: Relation) -> bool:
+        """Return True if one unit may have any number of rows; refuse that for rows that belong to no single unit."""
+        if at_largest_bounds(relation).stability(self.context, question.unit).max_rows is not None:
+            return False
+        if not question.knows_unit:
+            raise Unbounded(
+                "one unit could change the result without limit, and a join or GROUP BY mixes rows of different units, "
+                "so no limit per unit is possible; join and group by the unit's key, or aggregate before that step"
+            )
+        return True
+
+    def bound_rows(
+        self, question: Question, relation: Relation, keys: tuple[GroupKey, ...], builder: PlanBuilder
+    ) -> Relation:
+        """Limit the rows of each unit, unless something else does."""
+        if not self.is_unbounded(question, relation):
+            return relation
+        if self.bound.max_groups is not None:
+            return self.bound_groups(question, relation, keys)
+        if self.bound.auto and not any(search.tag == ROWS for search in builder.searches):
+            groups = self.count_groups(relation, keys)
+            builder.searches.append(self.row_search(relation, question.unit, groups))
+        return LimitRowsPerUnit(relation, question.unit, self.row_limit())
+
+    def bound_groups(self, question: Question, relation: Relation, keys: tuple[GroupKey, ...]) -> Relation:
+        """Limit each unit to max_rows_per_group rows in each of max_groups groups."""
+        if not keys:
+            raise Unsupported(
+                "max_contributions has max_groups, which needs GROUP BY; give a number of rows instead, such as 20"
+            )
+        groups, rows = self.bound.max_groups or 1, self.bound.max_rows or 1
+        return LimitGroupsPerUnit(relation, question.unit, tuple(key.value for key in keys), groups, rows)
+
+    def row_search(
+        self,
+        relation: Relation,
+        unit: str,
+        groups: int,
+        tag: str = ROWS,
+        steps: int = 1,
+        counted: Sequence[Expr] = (ONE,),
+    ) -> ContributionSearch:
+        """Build the search for a bound on the counts of each unit: each adds `steps` for every row that is counted."""
+        per_row: Expr | None = None if list(counted) == [ONE] else sum_of(counted)
+        aggregate = GroupAggregate("mass", "count") if per_row is None else GroupAggregate("mass", "sum", per_row)
+        per_unit = GroupBy(relation, (), (aggregate,), unit)
+        bins = row_bins(steps)
+        cuts = tuple(Fraction(bin, steps) + 1 for bin in bins[:-1])
+        edges = tuple(bin + steps for bin in bins[:-1])
+        return self._search(per_unit, expr.ColumnRef("mass"), cuts, edges, bins, groups, tag, steps, step=steps)
+
+    def value_search(
+        self, question: Question, keys: tuple[GroupKey, ...], term: Term, tag: str, signed: bool
+    ) -> ContributionSearch:
+        """Build the search for a bound on the sums of a term: on their absolute values over all groups of a unit."""
+        named = tuple((key.name, key.value) for key in keys)
+        total = GroupAggregate("mass", "sum", expr.Coalesce((term.value, ZERO)))
+        per_group = GroupBy(question.relation, named, (total,), question.unit)
+        size: Expr = expr.Absolute(expr.ColumnRef("mass"))
+        per_unit: Relation = per_group
+        if keys:
+            per_unit = GroupBy(per_group, (), (GroupAggregate("mass", "sum", size),), question.unit)
+            size = expr.ColumnRef("mass")
+        bins = value_bins(term.max_steps)
+        edges = tuple(bin + 1 for bin in bins[:-1])
+        cuts = tuple(edge * term.step for edge in edges)
+        groups = self.count_groups(question.relation, keys)
+        weights = CENTRED_WEIGHTS if term.centre is not None else SUM_WEIGHTS
+        search = self._search(per_unit, size, cuts, edges, bins, groups, tag, term.max_steps, step=1)
+        return replace(search, signed=signed, quantity=term.step, weight=weights["search"])
+
+    def _search(
+        self,
+        per_unit: Relation,
+        size: Expr,
+        cuts: tuple[Fraction, ...],
+        edges: tuple[int, ...],
+        bins: tuple[int, ...],
+        groups: int,
+        tag: str,
+        row_size: int,
+        step: int,
+    ) -> ContributionSearch:
+        """Build a search from a histogram of the units' sizes, cut at `cuts`."""
+        histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(size, cuts)),))
+        candidates = tuple(bin for bin in bins if bin <= (LARGEST_ROWS if tag == ROWS else LARGEST_CLIP))
+        return ContributionSearch(tag, histogram, edges, candidates, groups, row_size, step)
+
+    def centre_search(self, question: Question, centre: Centre) -> CentreSearch:
+        """Build the search for a centre, from a histogram of each unit's mean over the candidates nearest to it."""
+        number = centre.number
+        points = centre_candidates(number.lo, number.hi)
+        value = centre.value if centre.condition is None else expr.Case(((centre.condition, centre.value),), NULL)
+        per_unit = GroupBy(question.relation, (), (GroupAggregate("mean", "avg", value),), question.unit)
+        cuts = tuple((low + high) * number.step / 2 for low, high in pairwise(points))
+        nearest = expr.Bucket(expr.ColumnRef("mean"), cuts)
+        # Units without a mean count nowhere: the places are listed, and NULL is none of them.
+        histogram = Count(per_unit, (GroupKey("mean", nearest, tuple(map(Fraction, range(len(points))))),))
+        return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
+
+    def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
+        """The number of groups of the answer."""
+        return Count(relation, keys).size(self.context)
+
+    def filter_rows(
+        self, relation: Relation, keys: tuple[GroupKey, ...], values: tuple[Expr, ...], condition: Expr | None
+    ) -> tuple[Relation, tuple[GroupKey, ...], tuple[Expr, ...]]:
+        """Filter the rows of one aggregate; return them with the keys and values to read from them.
+
+        A filter narrows the domains of columns. All aggregates must have the same groups, so keys that would change
+        are computed before the filter.
+        """
+        if condition is None:
+            return relation, keys, values
+        filtered = Filter(relation, condition)
+        scopes = [Scope(at_largest_bounds(each).domain(self.context)) for each in (relation, filtered)]
+        if all(key.values is not None or len({key.value.domain(scope) for scope in scopes}) == 1 for key in keys):
+            return filtered, keys, values
+        columns = {f"key_{index}": key.value for index, key in enumerate(keys)}
+        columns |= {f"value_{index}": value for index, value in enumerate(values)} | {"kept": condition}
+        before = Project(relation, tuple(columns.items()))
+        same_keys = tuple(replace(key, value=expr.ColumnRef(f"key_{index}")) for index, key in enumerate(keys))
+        read = tuple(expr.ColumnRef(f"value_{index}") for index in range(len(values)))
+        return Filter(before, expr.ColumnRef("kept")), same_keys, read
+
+
+def has_huge_values(question: Question, scope: Scope) -> bool:
+    """Return True if an aggregated value has no useful limit, as a per-unit count or sum that nothing bounds."""
+    domains = [value.domain(scope) for aggregate in question.aggregates for value in aggregate.values]
+    return any(max(map(abs, bounds_of(domain))) >= HUGE_VALUE for domain in domains if isinstance(domain, Number))
+
+
+def sum_of(values: Sequence[Expr]) -> Expr:
+    """The expression of the sum of values, of which none is NULL."""
+    total = values[0]
+    for value in values[1:]:
+        total = expr.Arithmetic("+", total, value)
+    return total
