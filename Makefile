@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-deep lint format bench serve build docs proofs clean
+.PHONY: help demo test test-quick test-deep lint format bench bench-peers serve build docs proofs clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ proofs: $(DEV)  ## List the proof pages and whether their code has changed since
 
 bench: $(DEV)  ## Speed and error beside the peers
 	$(BIN)/python benchmarks/run.py
+
+bench-peers: $(DEV)  ## The same queries to Dither and to five other systems, in one table
+	$(BIN)/python benchmarks/queries.py --record docs/records/peers.md
 
 serve: $(SERVER)  ## The demonstration dataset behind both servers on this machine
 	@$(BIN)/dither demo --directory .dither/demo

@@ -49,7 +49,7 @@ PEERS: dict[str, Peer | Published] = {
     "smartnoise-sql": Peer(("smartnoise-sql==1.0.10", "duckdb", "setuptools<81"), "import snsql"),
     "qrlew": Peer(("pyqrlew==0.9.27", "duckdb"), "import pyqrlew"),
     "tumult": Peer(("tmlt.analytics==0.21.0", "setuptools<81"), "import tmlt.analytics"),
-    "pipeline-dp": Peer(("pipeline-dp==0.3.1", "setuptools<81"), "import pipeline_dp"),
+    "pipeline-dp": Peer(("pipeline-dp==0.3.1", "duckdb", "setuptools<81"), "import pipeline_dp"),
     "diffprivlib": Peer(("diffprivlib==0.6.6", "scikit-learn<1.6"), "import diffprivlib.mechanisms"),
     "python-dp": Peer(("python-dp==1.1.5",), "import pydp"),
     "dp-accounting": Peer(("dp-accounting==0.6.0",), "import dp_accounting"),
@@ -134,7 +134,11 @@ def _build(name: str, peer: Peer, where: Path) -> None:
 
 def run(name: str, script: Path, arguments: Sequence[str] = (), seconds: int = 3600) -> Run:
     """Run a script with a peer's Python; its last line of output is JSON."""
-    python = environment(name)
+    return run_python(environment(name), name, script, arguments, seconds)
+
+
+def run_python(python: Path, name: str, script: Path, arguments: Sequence[str] = (), seconds: int = 3600) -> Run:
+    """Run a script with this Python; its last line of output is JSON."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen([python, script, *arguments], stdout=out, stderr=err, preexec_fn=_limit(seconds))
         _, status, usage = os.wait4(process.pid, 0)  # of this process and its children, unlike RUSAGE_CHILDREN

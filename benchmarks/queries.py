@@ -1,13 +1,15 @@
-"""Four queries at user level, epsilon 1, beside SmartNoise SQL and Qrlew in one run: error, missing groups, CPU.
+"""Four queries at user level, epsilon 1, beside five other systems: error, missing groups, CPU, memory, code.
 
-    python benchmarks/queries.py [--users 100000] [--repeats 5] [--seed N] [--record docs/records/queries.md]
+    python benchmarks/queries.py [--users 100000] [--repeats 5] [--seed N] [--record docs/records/peers.md]
 
-The data are those of examples/url_shares, of a fresh seed unless one is given. Peers bound each user to 20 rows; Dither
-is asked with its defaults: it finds its bound privately out of the same epsilon, and chooses itself how to bound.
-Errors are relative to the unbounded truth, a missing group counts as 100%. CPU is that of the whole process for one
-answer (planning, charge, reading, noise, estimates), over that of raw DuckDB for the bare query. Dither reads data that
-`dither prepare` has prepared, once and outside these figures, and then the bare files; its peers read data frames in
-memory.
+`make bench-peers` runs it. The data are those of examples/url_shares, of a fresh seed unless one is given. Peers bound
+each user to 20 rows (to 1,000 as well where the peer takes any bound); Dither is asked with its defaults: it finds its
+bound privately out of the same epsilon, and chooses itself how to bound. Errors are relative to the unbounded truth, a
+missing group counts as 100%. CPU is that of the whole process for one answer (planning, charge, reading, noise,
+estimates), over that of raw DuckDB for the bare query. Dither reads data that `dither prepare` has prepared, once and
+outside these figures, and then the bare files; its peers read data frames in memory, or Spark tables. Memory is the
+largest process of a system's whole run. Code is what a user writes for the four queries, without blank lines:
+descriptions, queries, and preparation that the system leaves to its user.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import peer
 
 import dither
 from dither.access.snapshot import prepare
@@ -43,7 +46,16 @@ QUERIES = (
 )
 NAMES = ("COUNT by action", "COUNT by country x age, joined", "AVG(age) by country", "COUNT(DISTINCT user)")
 PLANNED = 50
-PEERS = {"SmartNoise SQL 1.0.10": ("smartnoise-sql", "smartnoise.py"), "Qrlew 0.9.27": ("qrlew", "qrlew.py")}
+PEERS = {
+    "SmartNoise SQL 1.0.10": ("smartnoise-sql", "smartnoise.py", 20),
+    "Qrlew 0.9.27": ("qrlew", "qrlew.py", 20),
+    "OpenDP 0.16.0, 20 rows": ("opendp", "opendp_polars.py", 20),
+    "OpenDP 0.16.0, 1,000 rows": ("opendp", "opendp_polars.py", 1_000),
+    "Tumult Analytics 0.21.0, 20 rows": ("tumult", "tumult_analytics.py", 20),
+    "Tumult Analytics 0.21.0, 1,000 rows": ("tumult", "tumult_analytics.py", 1_000),
+    "PipelineDP 0.3.1, 20 rows": ("pipeline-dp", "pipelinedp.py", 20),
+    "PipelineDP 0.3.1, 1,000 rows": ("pipeline-dp", "pipelinedp.py", 1_000),
+}
 DESCRIPTION = """
 version: 1
 name: url_shares
@@ -80,6 +92,15 @@ class Result:
     missing: int
     cpu: float
     note: str = ""
+
+
+@dataclass(frozen=True)
+class System:
+    """One system's results for all queries, its peak memory in MB and the lines of code that its user writes."""
+
+    results: list[Result]
+    memory: float
+    lines: int
 
 
 def cpu() -> float:
@@ -137,28 +158,32 @@ def raw(folder: Path, repeats: int) -> tuple[list[Rows], list[float]]:
     return truths, seconds
 
 
-def ours(folder: Path, truths: list[Rows], repeats: int, name: str) -> list[Result]:
-    """Dither through its real kernel, charged and recorded, with the options that it has by default."""
-    session = dither.connect(
-        folder / "dataset.yml", account="benchmark", ledger=folder / f"{name}.ledger", another_ledger=True
-    )
+def ours(folder: Path, truths: list[Rows], repeats: int, name: str) -> System:
+    """Ask Dither in a process of its own, like its peers."""
+    script = HERE / "peers_queries" / "dither_sessions.py"
+    arguments = [str(folder), json.dumps(list(range(len(QUERIES)))), str(repeats), name]
+    done = peer.run_python(Path(sys.executable), "dither", script, arguments)
+    return system_of(done, truths, lines_of(script.read_text()) + lines_of(DESCRIPTION, whole=True))
+
+
+def system_of(done: peer.Run, truths: list[Rows], lines: int) -> System:
+    """Judge the answers of a run."""
     results = []
-    for query, truth in zip(QUERIES, truths, strict=True):
-        notes: list[str] = []
+    for found, truth in zip(done.result, truths, strict=True):
+        if not found["runs"]:
+            results.append(Result(float("nan"), len(truth), float("nan"), found.get("problem", "no answer")))
+        else:
+            results.append(judged(truth, found["runs"], found["cpu"], found.get("note", "")))
+    return System(results, done.peak_megabytes, lines)
 
-        def ask(number: int, query: str = query, notes: list[str] = notes) -> Rows:
-            answer = session.sql(query, epsilon=1, repeat=number + 1)
-            notes[:] = [note for note in answer.notes if "bound" in note]
-            columns = [
-                answer.keys.column(place).to_pylist() if column.key else column.estimate.value.tolist()
-                for place, column in enumerate(answer.columns)
-            ]
-            return [list(row) for row in zip(*columns, strict=True)]
 
-        runs, seconds = timed(ask, repeats)
-        results.append(judged(truth, runs, seconds, "; ".join(notes)))
-    session.kernel.close()  # type: ignore[attr-defined]
-    return results
+def lines_of(text: str, whole: bool = False) -> int:
+    """Count the lines that are not blank between "# user code" and "# end of user code", or in the whole text."""
+    counted, inside = 0, whole
+    for line in text.splitlines():
+        inside = (inside or line.strip() == "# user code") and line.strip() != "# end of user code"
+        counted += inside and bool(line.strip()) and line.strip() != "# user code"
+    return counted
 
 
 def planning(folder: Path) -> list[float]:
@@ -185,42 +210,37 @@ def prepared(folder: Path) -> float:
     return cpu() - start
 
 
-def theirs(name: str, folder: Path, truths: list[Rows], repeats: int) -> list[Result] | str:
-    """A peer in its own environment; a sentence where it cannot run."""
-    sys.path.insert(0, str(HERE))
-    import peer
-
-    package, script = PEERS[name]
+def theirs(name: str, folder: Path, truths: list[Rows], repeats: int) -> System | str:
+    """Ask a peer in its own environment; return a sentence where it cannot run."""
+    package, script, rows = PEERS[name]
     try:
-        arguments = [str(folder), json.dumps(list(range(len(QUERIES)))), str(repeats)]
+        arguments = [str(folder), json.dumps(list(range(len(QUERIES)))), str(repeats), str(rows)]
         done = peer.run(package, HERE / "peers_queries" / script, arguments)
     except peer.Unavailable as reason:
         return str(reason)
-    results = []
-    for found, truth in zip(done.result, truths, strict=True):
-        if not found["runs"]:
-            results.append(Result(float("nan"), len(truth), float("nan"), found.get("problem", "no answer")))
-        else:
-            results.append(judged(truth, found["runs"], found["cpu"]))
-    return results
+    return system_of(done, truths, lines_of((HERE / "peers_queries" / script).read_text()))
 
 
-def table(results: dict[str, list[Result] | str], truths: list[Rows], seconds: list[float]) -> list[str]:
-    """Markdown: a row for each query, a column for each system."""
-    lines = ["| query | raw DuckDB, CPU s | " + " | ".join(results) + " |", "|---" * (len(results) + 2) + "|"]
-    for place, name in enumerate(NAMES):
-        cells = []
-        for found in results.values():
-            if isinstance(found, str):
-                cells.append(f"not run: {found}")
-                continue
-            one = found[place]
-            gone = f", {one.missing} of {len(truths[place])} groups missing" if one.missing else ""
-            cells.append(
-                f"{100 * one.error:.3g}%{gone}; {one.cpu / seconds[place]:.1f}x" if one.error == one.error else one.note
-            )
-        lines.append(f"| {name} | {seconds[place]:.3f} | " + " | ".join(cells) + " |")
+def table(systems: dict[str, System | str], truths: list[Rows], seconds: list[float]) -> list[str]:
+    """Markdown: a row for each system, a column for each query."""
+    sizes = [f"{name} ({len(truth)} groups; raw {took:.3f} CPU s)"
+             for name, truth, took in zip(NAMES, truths, seconds, strict=True)]  # fmt: skip
+    lines = ["| system | " + " | ".join(sizes) + " | peak MB | lines of code |", "|---" * (len(NAMES) + 3) + "|"]
+    for name, found in systems.items():
+        if isinstance(found, str):
+            lines.append(f"| {name} | not run: {found} |" + " |" * (len(NAMES) + 1))
+            continue
+        cells = [cell(one, took) for one, took in zip(found.results, seconds, strict=True)]
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {found.memory:,.0f} | {found.lines} |")
     return lines
+
+
+def cell(one: Result, raw_seconds: float) -> str:
+    """Return error, missing groups and CPU as a multiple of the raw query."""
+    if one.error != one.error:
+        return " ".join(one.note.split())
+    gone = f", {one.missing} missing" if one.missing else ""
+    return f"{100 * one.error:.3g}%{gone}; {one.cpu / raw_seconds:.1f}x"
 
 
 def main() -> None:
@@ -231,6 +251,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="of the data; a fresh one unless given")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--only", nargs="*", choices=list(PEERS), help="these peers alone")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6) + 1
     with tempfile.TemporaryDirectory() as temporary:
@@ -240,14 +261,14 @@ def main() -> None:
         truths, seconds = raw(folder, options.repeats)
         bare = ours(folder, truths, options.repeats, "bare")
         took, planned = prepared(folder), planning(folder)
-        results: dict[str, list[Result] | str] = {
+        results: dict[str, System | str] = {
             "Dither": ours(folder, truths, options.repeats, "prepared"),
             "Dither, files not prepared": bare,
         }
         if not options.alone:
-            results |= {name: theirs(name, folder, truths, options.repeats) for name in PEERS}
+            results |= {name: theirs(name, folder, truths, options.repeats) for name in options.only or PEERS}
     lines = [
-        "# Queries beside SQL peers",
+        "# Queries beside other systems",
         "",
         f"`python benchmarks/queries.py --users {options.users} --repeats {options.repeats} --seed {seed}`, "
         f"{date.today()}, {platform.machine()}, {options.users:,} users, {rows:,} actions, user level, epsilon 1.",
@@ -263,7 +284,7 @@ def main() -> None:
     ]
     mine = results["Dither"]
     if not isinstance(mine, str):
-        lines += [f"- {name}: {one.note}" for name, one in zip(NAMES, mine, strict=True) if one.note]
+        lines += [f"- {name}: {one.note}" for name, one in zip(NAMES, mine.results, strict=True) if one.note]
     print("\n".join(lines))
     if options.record is not None:
         options.record.parent.mkdir(parents=True, exist_ok=True)

@@ -14,12 +14,12 @@ import duckdb
 import pyqrlew
 import sqlalchemy
 
-FOLDER, QUERIES, REPEATS = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+FOLDER, QUERIES, REPEATS, ROWS = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 COUNTRIES = ["US", "GB", "DE", "FR", "IN", "BR", "JP", "NG", "other"]
 ACTIONS = ["view", "click", "share", "like", "comment", "report"]
+# user code
 UNIT = [("users", [], "user_id"), ("actions", [], "user_id")]
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
-ROWS = 20
 ASKED = [
     "SELECT action, COUNT(*) AS n FROM actions GROUP BY action",
     "SELECT country, FLOOR(age / 10) AS decade, COUNT(*) AS n FROM actions "
@@ -27,6 +27,7 @@ ASKED = [
     "SELECT country, AVG(age) AS a FROM users GROUP BY country",
     "SELECT COUNT(DISTINCT user_id) AS n FROM actions",
 ]
+# end of user code
 
 
 def cpu():
@@ -34,6 +35,7 @@ def cpu():
     return usage.ru_utime + usage.ru_stime
 
 
+# user code
 def described(con):
     """Qrlew's own description of the tables, with the ranges and values that Dither's schema declares."""
     file = Path(tempfile.mkdtemp()) / "tables.sqlite"
@@ -52,6 +54,7 @@ def described(con):
     return found.with_possible_values(None, "actions", "action", ACTIONS)
 
 
+# end of user code
 con = duckdb.connect()
 for table in ("users", "actions"):
     con.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{FOLDER / table}.parquet')")
@@ -62,9 +65,11 @@ for place in QUERIES:
     for _ in range(REPEATS):
         start = cpu()
         try:
+            # user code
             relation = dataset.relation(ASKED[place])
             private = relation.rewrite_with_differential_privacy(dataset, UNIT, BUDGET, max_multiplicity=ROWS)
             rows = con.execute(private.relation().to_query(pyqrlew.Dialect.PostgreSql)).fetchall()
+            # end of user code
         except BaseException as error:  # Rust panics are not Exceptions
             problem = f"{type(error).__name__}: {str(error)[:150]}"
             break

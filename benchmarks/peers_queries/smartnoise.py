@@ -13,7 +13,7 @@ import duckdb
 import pandas
 import snsql
 
-FOLDER, QUERIES, REPEATS = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+FOLDER, QUERIES, REPEATS, ROWS = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 
 
 def cpu():
@@ -21,6 +21,7 @@ def cpu():
     return usage.ru_utime + usage.ru_stime
 
 
+# user code
 def column(kind, **facts):
     return {"type": kind, **facts}
 
@@ -74,17 +75,20 @@ ASKED = [
     ("actions", "SELECT COUNT(DISTINCT user_id) AS n FROM db.actions", {"action": DEED["action"]}),
 ]
 
+# end of user code
 results = []
 for place in QUERIES:
     name, query, columns = ASKED[place]
     data = frame(name)
-    bound = 1 if name == "users" else 20
+    bound = 1 if name == "users" else ROWS
     described = metadata(name, len(data), {**USER, **columns}, bound)
     runs, spent = [], 0.0
     for _ in range(REPEATS):
         start = cpu()
+        # user code
         reader = snsql.from_df(data, privacy=snsql.Privacy(epsilon=1.0, delta=1e-6), metadata=described)
         rows = reader.execute(query)
+        # end of user code
         spent += cpu() - start
         runs.append(
             [[None if pandas.isna(v) else (v if isinstance(v, str) else float(v)) for v in row] for row in rows[1:]]
