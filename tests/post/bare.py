@@ -56,7 +56,7 @@ class BareKernel:
         sensitivity = part.measure.sensitivity(self.context, unit)
         mechanism = part.mechanism
         if isinstance(mechanism, Calibrate):
-            mechanism = calibrate(mechanism.kind, mechanism.loss, sensitivity)
+            mechanism = calibrate(mechanism.kind, mechanism.loss, sensitivity, **dict(mechanism.options))
         steps = part.measure.steps(self.context)
         return QuotedMeasurement(mechanism, sensitivity, mechanism.loss(sensitivity), steps, (), ())
 

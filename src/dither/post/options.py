@@ -29,9 +29,11 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{0,56}")
 # The form of an option's values: an exact number above 0 ("amount") or between 0 and 1 ("probability"), a whole number
 # from 1 ("positive") or from 0 ("count"), a text, a contribution bound, or yes or no ("flag").
 Form = Literal["amount", "probability", "positive", "count", "text", "contributions", "flag"]
-# Where an option may be given: for a single query, a batch, a split, an explanation, or in the text of a query.
-Place = Literal["question", "batch", "split", "explain", "text"]
+# Where an option may be given: for a single query, a batch, a split, an explanation, in the text of a query, or for a
+# statistic.
+Place = Literal["question", "batch", "split", "explain", "text", "statistic"]
 ASKED: tuple[Place, ...] = ("question", "batch", "split")
+ANY: tuple[Place, ...] = (*ASKED, "statistic")
 
 
 class QueryOptions(TypedDict, total=False):
@@ -68,8 +70,8 @@ def option(help: str, form: Form, *places: Place, default: Any = None) -> Any:
 class ResolvedOptions:
     """The options of a query; those that were not given have their defaults."""
 
-    epsilon: Rational | None = option("spend this much epsilon, such as 0.5 or 1/2", "amount", *ASKED, "text")
-    rho: Rational | None = option("spend this much zCDP", "amount", *ASKED, "text")
+    epsilon: Rational | None = option("spend this much epsilon, such as 0.5 or 1/2", "amount", *ANY, "text")
+    rho: Rational | None = option("spend this much zCDP", "amount", *ANY, "text")
     max_error: Rational | None = option(
         "spend the least epsilon that brings every column this close to the truth",
         "amount",
@@ -79,14 +81,12 @@ class ResolvedOptions:
     )
     max_contributions: object = option(
         "rows that one unit may add: a number, auto, or max_groups=3,max_rows_per_group=5 (,how=clip or rows)",
-        "contributions", *ASKED, "explain", "text",
+        "contributions", *ANY, "explain", "text",
     )  # fmt: skip
-    confidence: Rational = option(
-        "confidence level of the intervals", "probability", *ASKED, "text", default=CONFIDENCE
-    )
-    unit: str | None = option("unit of privacy; by default the first budget's", "text", *ASKED, "explain", "text")
+    confidence: Rational = option("confidence level of the intervals", "probability", *ANY, "text", default=CONFIDENCE)
+    unit: str | None = option("unit of privacy; by default the first budget's", "text", *ANY, "explain", "text")
     max_rows_per_key: int | None = option(
-        "rows of one key that a join on another key keeps", "positive", *ASKED, "explain", "text"
+        "rows of one key that a join on another key keeps", "positive", *ANY, "explain", "text"
     )
     delta: Rational | None = option(
         "select keys that the schema does not list, privately, for half of the loss", "probability", "question", "text"
@@ -95,7 +95,12 @@ class ResolvedOptions:
         "rows of a group, for expected errors that depend on it", "amount", *ASKED
     )
     repeat: int = option(
-        "a different number asks for a new draw, and is charged again", "count", "question", "batch", default=0
+        "a different number asks for a new draw, and is charged again",
+        "count",
+        "question",
+        "batch",
+        "statistic",
+        default=0,
     )
     nonnegative: bool = option(
         "raise negative counts, and sums that cannot be negative, to 0; the raw values stay in the measurements",

@@ -14,14 +14,14 @@ from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
-from dither.plan.traversal import unfilled_limits
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
-from dither.post.display import Budgets, History, ReadableStatement, Tables, html_table, loss_text
+from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
 from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
-from dither.post.estimate.explain import Expected, Explanation, expected_errors, explain_plan
+from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.measured import chosen_bounds, measured_columns
+from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import rehearse
 from dither.post.options import (
     Place,
@@ -39,11 +39,13 @@ from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query, sql_options
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
+from dither.post.query.query_plan import QueryPlan, bound_name, with_bounds
 from dither.post.query.question import Question
-from dither.post.query.request import default_bound, selection_measurement, with_known_bounds
+from dither.post.query.request import selection_measurement
 from dither.post.query.spend import Spend, parse_spend
 from dither.post.query.split import units_with_at_most, units_with_more_than
+from dither.post.statistics.core import default_unit
+from dither.post.statistics.interface import Statistics
 from dither.privacy.codec import digest, schema_hash
 from dither.privacy.protocol import (
     BoundSearch,
@@ -52,7 +54,6 @@ from dither.privacy.protocol import (
     Measurement,
     Page,
     Request,
-    UnitLoss,
 )
 from dither.schema import Dataset, Scalar
 from dither.schema.model import table_names
@@ -64,45 +65,7 @@ SELECTION_NOTE = (
 
 
 @dataclass(frozen=True, repr=False)
-class Quote:
-    """The cost and the expected error of a query, computed without reading or spending anything.
-
-    `loss` is that of the query's own unit; `losses` holds what every budget would be charged.
-    """
-
-    loss: Loss
-    losses: tuple[UnitLoss, ...]
-    expected: tuple[Expected, ...]
-    bounds: Mapping[str, int]
-    affordable: bool
-    free: bool
-    time_class: str
-    milliseconds: int
-    notes: tuple[str, ...]
-
-    def __getitem__(self, name: str) -> Expected:
-        for column in self.expected:
-            if column.name == name:
-                return column
-        raise KeyError(f"no column {name!r}; there are: {', '.join(column.name for column in self.expected)}")
-
-    @property
-    def cost(self) -> str:
-        """The cost in words, and whether the budget covers it."""
-        if self.free:
-            return f"cost: nothing more, because this was answered before for {loss_text([self.loss])}"
-        return f"cost: {loss_text([self.loss])}; {'affordable' if self.affordable else 'exceeds the budget'}"
-
-    def __repr__(self) -> str:
-        return "\n".join([*map(repr, self.expected), self.cost, *(f"note: {note}" for note in self.notes)])
-
-    def _repr_html_(self) -> str:
-        rows = [(column.name, column.width) for column in self.expected]
-        return html_table(("column", "expected ±"), rows, below=[self.cost, *self.notes])
-
-
-@dataclass(frozen=True, repr=False)
-class Session:
+class Session(Statistics):
     """Queries one dataset on behalf of one account; `token` is its token, or its name for a kernel in this process."""
 
     kernel: Kernel
@@ -315,26 +278,8 @@ class Session:
         self, batch: BatchPlan, planned: _PlannedQueries, measurements: Sequence[Measurement] | None = None
     ) -> tuple[Expected, ...]:
         """Return the expected error of each column, at default values of bounds that are still to be chosen."""
-        defaults = batch.default_bounds()
-        assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)}
         parts = batch.answer_measurements(planned.spend, self.context) if measurements is None else measurements
-        measurements = with_known_bounds(parts, defaults)
-        return tuple(
-            column
-            for position, plan in enumerate(planned.plans)
-            for column in expected_errors(
-                self.context,
-                with_bounds(batch.plan_of(position, plan), self.context, defaults),
-                batch.measurements_of(position, measurements),
-                planned.confidence,
-                planned.assumed_group_size,
-                [
-                    index
-                    for index, part in enumerate(batch.measurements_of(position, parts))
-                    if not assumed.isdisjoint(limit.tag for limit in unfilled_limits(part.measure))
-                ],
-            )
-        )
+        return batch_errors(self.context, batch, planned.plans, parts, planned.confidence, planned.assumed_group_size)
 
     def _quote(self, planned: _PlannedQueries, extra: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
         """Quote planned queries together with extra measurements; `loss` is the total if it is not their spend."""
@@ -520,43 +465,3 @@ def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answe
 def with_shared_loss(answers: Sequence[Answer], note: str) -> list[Answer]:
     """Add a note to each of several answers that one charge paid for; a single answer stays as it is."""
     return [replace(answer, notes=(*answer.notes, note)) for answer in answers] if len(answers) > 1 else list(answers)
-
-
-def batch_notes(plans: Sequence[QueryPlan]) -> tuple[str, ...]:
-    """Return the notes on planned queries; one that does not concern all of them names its queries."""
-    places: dict[str, list[str]] = {}
-    for number, plan in enumerate(plans, 1):
-        for note in dict.fromkeys(plan.notes):
-            places.setdefault(note, []).append(str(number))
-    return tuple(
-        note if len(numbers) == len(plans) else f"query {', '.join(numbers)}: {note}"
-        for note, numbers in places.items()
-    )
-
-
-def assumed_searches(plan: QueryPlan) -> list[ContributionSearch]:
-    """Return the searches whose bound may come out larger than quotes assume."""
-    contributions = [search for search in plan.searches if isinstance(search, ContributionSearch)]
-    return [search for search in contributions if default_bound(search) < search.candidates[-1]]
-
-
-def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
-    """Return notes on what a quote assumes about the data."""
-    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    bounds = (
-        f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
-        f"{bound_text(default_bound(search), search)}"
-        for group in batch.groups
-        for search in assumed_searches(group.plan)
-    )
-    return (
-        *dict.fromkeys(bounds),
-        *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
-    )
-
-
-def default_unit(dataset: Dataset) -> str:
-    """Return the unit of the first budget, under which queries are answered unless they name another."""
-    if not dataset.budgets:
-        raise InvalidParameter(f"the dataset {dataset.name!r} has no budget; the curator must declare one")
-    return dataset.budgets[0].unit

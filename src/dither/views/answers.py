@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dither.loss import to_json as loss_data
 from dither.post.estimate.answer import Answer
-from dither.post.session import Quote
+from dither.post.estimate.quote import Quote
 from dither.views.ledger import json_value, losses_data
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dither.post.display import loss_text
 from dither.post.estimate.answer import Answer
-from dither.post.session import Quote
+from dither.post.estimate.quote import Quote
 from dither.privacy.protocol import Balance, HistoryEntry
 from dither.views.ledger import decimal_text
 

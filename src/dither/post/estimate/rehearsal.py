@@ -27,7 +27,7 @@ NOISE = DiscreteLaplace(Fraction(2))
 def rehearse(context: Context, plan: QueryPlan, draws: int = 1) -> None:
     """Compute an answer from made-up measurements of a few groups, at both ends of the bounds; refuse if that fails."""
     try:
-        for chosen in _ends_of_bounds(plan):
+        for chosen in ends_of_bounds(plan):
             rehearsed = with_bounds(plan, context, chosen.limits)
             _check_groups(context, rehearsed)
             _rehearse_at(context, _with_few_groups(context, rehearsed), chosen.bounds, draws)
@@ -42,14 +42,14 @@ def rehearse(context: Context, plan: QueryPlan, draws: int = 1) -> None:
 
 def _rehearse_at(context: Context, plan: QueryPlan, bounds: dict[str, EstimatedBound], draws: int) -> None:
     """Put an answer together as a session does, from one draw and, if wanted, from several."""
-    parts = tuple(_made_up_release(context, planned.measure) for planned in plan.measures)
+    parts = tuple(made_up_release(context, planned.measure) for planned in plan.measures)
     build_answer(plan, context, measured_columns(plan, parts, bounds, CONFIDENCE), CONFIDENCE, [], bounds)
     if draws > 1:
         combined, columns = combine_measurements(QuestionDraws(plan, (parts,) * draws), bounds, CONFIDENCE)
         build_answer(combined, context, columns, CONFIDENCE, [], bounds)
 
 
-def _ends_of_bounds(plan: QueryPlan) -> Iterator[ChosenBounds]:
+def ends_of_bounds(plan: QueryPlan) -> Iterator[ChosenBounds]:
     """Yield the smallest and the largest of the bounds that may be chosen, as if chosen from an empty histogram."""
     for end in (0, -1) if plan.searches else (0,):
         yield ChosenBounds(
@@ -91,7 +91,7 @@ def _with_keys(measure: Any, values: Sequence[tuple[Scalar, ...]]) -> Any:
     return replace(measure, keys=(*listed, *measure.keys[len(listed) :]))
 
 
-def _made_up_release(context: Context, measure: Measure) -> ReleasedMeasurement:
+def made_up_release(context: Context, measure: Measure) -> ReleasedMeasurement:
     """Return a release with small numbers of either sign."""
     steps = measure.steps(context)
     shape = (*(len(axis.values) for axis in measure.axes(context)), len(steps))

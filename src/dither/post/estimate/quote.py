@@ -1,0 +1,117 @@
+"""Quotes: the cost and the expected error of queries, computed without reading or spending anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dither.loss import Loss
+from dither.plan.context import Context
+from dither.plan.traversal import unfilled_limits
+from dither.post.display import html_table, loss_text
+from dither.post.estimate.explain import Expected, expected_errors
+from dither.post.query.batch import BatchPlan
+from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
+from dither.post.query.request import default_bound, with_known_bounds
+from dither.privacy.protocol import Measurement, UnitLoss
+
+
+@dataclass(frozen=True, repr=False)
+class Quote:
+    """The cost and the expected error of a query, computed without reading or spending anything.
+
+    `loss` is that of the query's own unit; `losses` holds what every budget would be charged.
+    """
+
+    loss: Loss
+    losses: tuple[UnitLoss, ...]
+    expected: tuple[Expected, ...]
+    bounds: Mapping[str, int]
+    affordable: bool
+    free: bool
+    time_class: str
+    milliseconds: int
+    notes: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Expected:
+        for column in self.expected:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; there are: {', '.join(column.name for column in self.expected)}")
+
+    @property
+    def cost(self) -> str:
+        """The cost in words, and whether the budget covers it."""
+        if self.free:
+            return f"cost: nothing more, because this was answered before for {loss_text([self.loss])}"
+        return f"cost: {loss_text([self.loss])}; {'affordable' if self.affordable else 'exceeds the budget'}"
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(repr, self.expected), self.cost, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        rows = [(column.name, column.width) for column in self.expected]
+        return html_table(("column", "expected ±"), rows, below=[self.cost, *self.notes])
+
+
+def batch_notes(plans: Sequence[QueryPlan]) -> tuple[str, ...]:
+    """Return the notes on planned queries; one that does not concern all of them names its queries."""
+    places: dict[str, list[str]] = {}
+    for number, plan in enumerate(plans, 1):
+        for note in dict.fromkeys(plan.notes):
+            places.setdefault(note, []).append(str(number))
+    return tuple(
+        note if len(numbers) == len(plans) else f"query {', '.join(numbers)}: {note}"
+        for note, numbers in places.items()
+    )
+
+
+def assumed_searches(plan: QueryPlan) -> list[ContributionSearch]:
+    """Return the searches whose bound may come out larger than quotes assume."""
+    contributions = [search for search in plan.searches if isinstance(search, ContributionSearch)]
+    return [search for search in contributions if default_bound(search) < search.candidates[-1]]
+
+
+def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
+    """Return notes on what a quote assumes about the data."""
+    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+    bounds = (
+        f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
+        f"{bound_text(default_bound(search), search)}"
+        for group in batch.groups
+        for search in assumed_searches(group.plan)
+    )
+    return (
+        *dict.fromkeys(bounds),
+        *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
+    )
+
+
+def batch_errors(
+    context: Context,
+    batch: BatchPlan,
+    plans: Sequence[QueryPlan],
+    measurements: Sequence[Measurement],
+    confidence: float,
+    group_size: float | None = None,
+) -> tuple[Expected, ...]:
+    """Return the expected error of each column, at default values of bounds that are still to be chosen."""
+    defaults = batch.default_bounds()
+    assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)}
+    known = with_known_bounds(measurements, defaults)
+    return tuple(
+        column
+        for position, plan in enumerate(plans)
+        for column in expected_errors(
+            context,
+            with_bounds(batch.plan_of(position, plan), context, defaults),
+            batch.measurements_of(position, known),
+            confidence,
+            group_size,
+            [
+                index
+                for index, part in enumerate(batch.measurements_of(position, measurements))
+                if not assumed.isdisjoint(limit.tag for limit in unfilled_limits(part.measure))
+            ],
+        )
+    )

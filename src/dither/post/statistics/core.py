@@ -1,0 +1,520 @@
+"""A statistic is one request and one charge: the parts it measures, and the function that builds its result.
+
+    @statistic                                          in `interface.py`, the methods that Session inherits
+    def medians(self, source, column, **options) -> Statistic[Medians]:
+        rows = read_rows(self, source, options)   # a table's name, or a SELECT without aggregates
+        part = Part(rows.plan(["COUNT(*)"], by=[column]))
+        return Statistic(rows.settings, (part,), build) # build(Measurements) -> Medians, a subclass of Result
+
+The method is then called in two ways, with the same arguments:
+
+    session.medians("people", "age", epsilon=1)         # asks: one charge of epsilon 1
+    session.medians.quote("people", "age", epsilon=1)   # quotes: free, reads nothing
+
+`rows.plan` is the planner of SQL queries: bounds of units with many rows are chosen privately in the same charge, and
+`MeasuredPart.columns` allows for what they clip. A part may have other measures (`replace(plan, measures=...)`), and
+another mechanism than additive noise (`Part(plan, mechanism="top_k", options=(("count", 3),))`). Parts share the loss
+in proportion to their weights. Before anything is charged, `build` runs on made-up measurements at both ends of the
+bounds, so that no result can fail after the charge.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product as combinations
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
+
+import numpy as np
+
+from dither.errors import DitherError, InvalidParameter, NotFound, Unsupported
+from dither.loss import Loss, Rational
+from dither.plan.context import Context
+from dither.plan.expressions.core import Expr
+from dither.plan.sql.scope import Scope
+from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
+from dither.post.estimate import typecheck
+from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
+from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.explain import Expected
+from dither.post.estimate.intervals import NoisyColumn
+from dither.post.estimate.measured import ChosenBounds, chosen_bounds, measured_columns
+from dither.post.estimate.quote import Quote, batch_errors, batch_notes, quote_assumptions
+from dither.post.estimate.rehearsal import ends_of_bounds, made_up_release
+from dither.post.noise import Floats, ScaledNoise, interval_half_width, noise_of
+from dither.post.options import read_request_id, resolve_options
+from dither.post.query.batch import BatchPlan, QueryGroup
+from dither.post.query.date_literals import resolve_date_literals
+from dither.post.query.parser import parse_query
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds, with_bounds, with_tags
+from dither.post.query.question import Question
+from dither.post.query.request import mechanism_of, search_share, with_known_bounds
+from dither.post.query.spend import Spend, parse_spend
+from dither.privacy.codec import schema_hash
+from dither.privacy.protocol import (
+    Calibrate,
+    Kernel,
+    Measurement,
+    Release,
+    ReleasedMeasurement,
+    Request,
+)
+from dither.schema import Dataset, Domain
+
+MechanismOptions = tuple[tuple[str, int | Fraction | tuple[Fraction, ...]], ...]
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="Asker")
+
+
+class Asker(Protocol):
+    """The parts of a session that a statistic needs: a kernel, a dataset, an account, and the public facts."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that answers."""
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset."""
+
+    @property
+    def token(self) -> str:
+        """The account's token."""
+
+    @property
+    def context(self) -> Context:
+        """The dataset's public facts."""
+
+
+class StatisticOptions(TypedDict, total=False):
+    """The options of every statistic; they mean what they mean for a query (`dither.post.options`)."""
+
+    epsilon: Rational | None
+    rho: Rational | None
+    max_contributions: object
+    confidence: Rational
+    unit: str | None
+    max_rows_per_key: int | None
+    repeat: int
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The session, the unit, the loss, the contribution bound and the confidence that a statistic is asked with."""
+
+    asker: Asker
+    unit: str
+    spend: Spend
+    bound: ContributionBound
+    confidence: float
+    join_limit: int | None
+    repeat: int
+    request_id: str
+
+    @property
+    def context(self) -> Context:
+        """The dataset's public facts."""
+        return self.asker.context
+
+    @property
+    def planner(self) -> Planner:
+        """The planner of questions with these settings."""
+        return Planner(self.context, self.bound, self.spend.gaussian)
+
+
+def read_settings(asker: Asker, options: StatisticOptions) -> Settings:
+    """Check the options of a statistic and fill in defaults."""
+    given = {name: value for name, value in options.items() if name != "request_id"}
+    resolved = resolve_options(given, "statistic")
+    return Settings(
+        asker=asker,
+        unit=resolved.unit or default_unit(asker.context.dataset),
+        spend=parse_spend(resolved.epsilon, resolved.rho),
+        bound=parse_contribution_bound(resolved.max_contributions),
+        confidence=float(resolved.confidence),
+        join_limit=resolved.max_rows_per_key,
+        repeat=resolved.repeat,
+        request_id=read_request_id(options.get("request_id", "")),
+    )
+
+
+def default_unit(dataset: Dataset) -> str:
+    """Return the unit of the first budget, under which queries are answered unless they name another."""
+    if not dataset.budgets:
+        raise InvalidParameter(f"the dataset {dataset.name!r} has no budget; the curator must declare one")
+    return dataset.budgets[0].unit
+
+
+# --- the rows that a statistic reads -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """The rows that a statistic reads: those of a table, or of a SELECT ... FROM ... WHERE without aggregates."""
+
+    settings: Settings
+    source: str
+
+    @property
+    def context(self) -> Context:
+        """The dataset's public facts."""
+        return self.settings.context
+
+    def query(self, values: Sequence[str], by: Sequence[str] = (), where: str = "") -> str:
+        """Write the SQL query of aggregates over these rows, for each group of the keys."""
+        rows = quote_name(self.source) if is_table(self.context.dataset, self.source) else f"({self.source}) AS rows_"
+        keys = [self.column(key) for key in by]
+        selected = ", ".join([*(f"{key} AS {quote_name(name)}" for key, name in zip(keys, by, strict=True)), *values])
+        condition, grouping = (["WHERE", where] if where else []), (["GROUP BY", ", ".join(keys)] if keys else [])
+        return " ".join(["SELECT", selected, "FROM", rows, *condition, *grouping])
+
+    def column(self, text: str) -> str:
+        """Write a column's name with quotes; an expression such as FLOOR(age / 10) stays as it is."""
+        return quote_name(text) if text.isidentifier() else text
+
+    def question(self, values: Sequence[str], by: Sequence[str] = (), where: str = "") -> Question:
+        """Parse and type-check the query of aggregates over these rows."""
+        settings, dataset = self.settings, self.context.dataset
+        text = self.query(values, by, where)
+        limit, join_limit = settings.bound.max_rows, settings.join_limit
+        parsed = parse_query(text, dataset, settings.unit, row_limit=limit, join_limit=join_limit)
+        question = resolve_date_literals(parsed, self.context)
+        typecheck.check_types(question, self.context)
+        return question
+
+    def plan(self, values: Sequence[str], by: Sequence[str] = (), where: str = "") -> QueryPlan:
+        """Plan the measures of aggregates over these rows, with private bounds for units with many rows."""
+        return self.settings.planner.plan(self.question(values, by, where))
+
+    def expression(self, text: str) -> Expr:
+        """Return the plan node of a column or of an SQL expression over these rows."""
+        (aggregate,) = self.question([f"COUNT({self.column(text)})"]).aggregates
+        return aggregate.values[0]
+
+    def domain(self, text: str) -> Domain:
+        """Return the declared domain of a column, or that which an expression has by its columns."""
+        return self.expression(text).domain(self.scope)
+
+    @property
+    def scope(self) -> Scope:
+        """The columns of these rows, with their domains at the largest bounds."""
+        return Scope(at_largest_bounds(self.question(["COUNT(*)"]).relation).domain(self.context))
+
+
+def read_rows(asker: Asker, source: Any, options: StatisticOptions) -> SourceRows:
+    """Return the rows of a source, checked with the options of the statistic."""
+    settings = read_settings(asker, options)
+    if not isinstance(source, str) or not source.strip():
+        raise InvalidParameter("the first argument must be the name of a table, or a query such as SELECT a FROM t")
+    if not is_table(asker.context.dataset, source) and not source.lstrip("( \n\t").lower().startswith(
+        ("select", "with")
+    ):
+        known = ", ".join(asker.context.dataset.tables)
+        raise NotFound(f"no table {source[:60]!r}; there are: {known}; a query must begin with SELECT")
+    return SourceRows(settings, source.strip().rstrip(";"))
+
+
+def is_table(dataset: Dataset, source: str) -> bool:
+    """Return True if a source is the name of a table."""
+    return source.strip().lower() in {name.lower() for name in dataset.tables}
+
+
+def quote_name(name: str) -> str:
+    """Write a name as an SQL identifier."""
+    return '"' + name.strip().replace('"', '""') + '"'
+
+
+# --- statistics ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Measures of one plan, its weight in the loss, and the mechanism of its measures.
+
+    Without a `mechanism`, each measure gets the additive noise of the least variance that the loss allows. `options`
+    are those of `dither.privacy.mechanisms.calibrate`.
+    """
+
+    plan: QueryPlan
+    weight: Fraction = Fraction(1)
+    mechanism: str = ""
+    options: MechanismOptions = ()
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """The release of a part: its plan at the chosen bounds, its noisy integers, and the bounds."""
+
+    plan: QueryPlan
+    released: tuple[ReleasedMeasurement, ...]
+    bounds: dict[str, EstimatedBound]
+    limits: dict[str, int]
+
+    def values(self, measure: int = 0) -> Floats:
+        """Return the noisy values of a measure, one row for each group and one column for each of its sums."""
+        part = self.released[measure]
+        return np.asarray(np.array(part.values, float).reshape(-1, len(part.steps)) * np.array(part.steps, float))
+
+    def noise(self, measure: int = 0, value: int = 0) -> ScaledNoise:
+        """Return the distribution of the noise in each cell of one sum of a measure; cells are independent."""
+        part = self.released[measure]
+        return noise_of(part.mechanism, part.steps[value])
+
+    def variances(self, measure: int = 0) -> Floats:
+        """Return the variances of the noise of a measure's sums; the noise has no covariance."""
+        return np.array([self.noise(measure, value).variance for value in range(len(self.released[measure].steps))])
+
+    def columns(self, confidence: float) -> list[NoisyColumn]:
+        """Return the noisy columns of the plan, with what clipping is estimated to have removed."""
+        return measured_columns(self.plan, self.released, self.bounds, confidence)
+
+    def answer(self, settings: Settings, releases: Sequence[Release]) -> Answer:
+        """Build the answer to the part's query, with intervals and notes."""
+        level = settings.confidence
+        return build_answer(self.plan, settings.context, self.columns(level), level, releases, self.bounds)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The releases of all parts of a statistic; there is no release yet when a result is rehearsed."""
+
+    settings: Settings
+    parts: tuple[MeasuredPart, ...]
+    releases: tuple[Release, ...] = ()
+
+    @property
+    def loss(self) -> tuple[Loss, ...]:
+        """The loss charged to the statistic's own unit."""
+        losses = (part for release in self.releases for part in release.losses)
+        return tuple(part.loss for part in losses if part.unit == self.settings.unit)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the plans, without repetitions, and on budgets of other units that pay more."""
+        spend, losses = self.settings.spend.loss, [part for release in self.releases for part in release.losses]
+        own = dict.fromkeys(note for part in self.parts for note in part.plan.notes)
+        return (*own, *other_budget_notes(losses, self.settings.unit, spend))
+
+
+@dataclass(frozen=True)
+class Statistic(Generic[R]):
+    """A statistic that can be asked or quoted: its parts, and the function that builds its result.
+
+    `expect` computes the expected errors of a quote from the parts' measurements; by default they are those of the
+    columns of the parts' queries.
+    """
+
+    settings: Settings
+    parts: tuple[Part, ...]
+    build: Callable[[Measurements], R]
+    expect: Callable[[Sequence[Sequence[Measurement]]], Sequence[Expected]] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> BatchPlan:
+        """The parts as groups that share the loss in proportion to their weights."""
+        groups = [
+            QueryGroup((position,), with_tags(part.plan, f" {position}") if position else part.plan, part.weight)
+            for position, part in enumerate(self.parts)
+        ]
+        return BatchPlan(tuple(groups))
+
+    def ask(self) -> R:
+        """Charge the loss once, and build the result from what is released."""
+        batch, request = self.batch, self.request()
+        self.rehearse(batch)
+        settings = self.settings
+        release = settings.asker.kernel.answer(request, settings.asker.token)
+        chosen = chosen_bounds(batch, release)
+        parts = [
+            self._measured_part(group.plan, tuple(release.parts[batch.slice_of(position)[1]]), chosen[position])
+            for position, group in enumerate(batch.groups)
+        ]
+        return self.build(Measurements(settings, tuple(parts), (release,)))
+
+    def quote(self) -> Quote:
+        """Compute the cost and the expected errors from public facts; read nothing and spend nothing."""
+        batch, settings = self.batch, self.settings
+        quoted = settings.asker.kernel.quote(self.request(), settings.asker.token)
+        columns = self._expected_errors(batch)
+        return Quote(
+            loss=settings.spend.loss,
+            losses=quoted.losses,
+            expected=columns,
+            bounds=batch.default_bounds(),
+            affordable=quoted.affordable,
+            free=quoted.free,
+            time_class=quoted.time_class,
+            milliseconds=quoted.milliseconds,
+            notes=(
+                *batch_notes([part.plan for part in self.parts]),
+                *quote_assumptions(batch, columns),
+                *self.notes,
+                *other_budget_notes(quoted.losses, settings.unit, settings.spend.loss),
+            ),
+        )
+
+    def request(self) -> Request:
+        """Build the request of all parts and their searches."""
+        settings = self.settings
+        return Request(
+            settings.asker.name,
+            tuple(measurement for own in self.measurements() for measurement in own),
+            self.batch.searches(settings.spend, settings.context),
+            unit=settings.unit,
+            request_id=settings.request_id,
+            repeat=settings.repeat,
+            schema_hash=schema_hash(settings.context),
+        )
+
+    def measurements(self) -> list[tuple[Measurement, ...]]:
+        """Build the measurements of each part, with its mechanism."""
+        batch, context, total = self.batch, self.settings.context, self.settings.spend
+        additive = batch.answer_measurements(total, context)
+        return [
+            _with_mechanism(part, batch.spend(group, total))
+            if part.mechanism
+            else tuple(additive[batch.slice_of(position)[1]])
+            for position, (part, group) in enumerate(zip(_tagged_parts(self.parts, batch), batch.groups, strict=True))
+        ]
+
+    def rehearse(self, batch: BatchPlan) -> None:
+        """Build the result from made-up measurements at both ends of the bounds; refuse if that fails."""
+        try:
+            for parts in self._made_up_parts(batch):
+                self.build(Measurements(self.settings, parts))
+        except DitherError:
+            raise
+        except Exception as problem:
+            raise Unsupported(
+                f"the result of this statistic cannot be put together ({type(problem).__name__}: {problem}), so "
+                "nothing was asked or spent; ask for something simpler, and please report it"
+            ) from problem
+
+    def _made_up_parts(self, batch: BatchPlan) -> Iterator[tuple[MeasuredPart, ...]]:
+        """Yield made-up releases of all parts, with every bound at its lower end, then at its upper end."""
+        ends = [list(ends_of_bounds(group.plan)) for group in batch.groups]
+        for end in (0, -1):
+            chosen = [own[end] for own in ends]
+            yield tuple(
+                self._measured_part(group.plan, self._made_up_releases(part, group, bounds), bounds)
+                for part, group, bounds in zip(self.parts, batch.groups, chosen, strict=True)
+            )
+
+    def _made_up_releases(self, part: Part, group: QueryGroup, bounds: ChosenBounds) -> tuple[ReleasedMeasurement, ...]:
+        """Make up small numbers for every measure, or places if the mechanism releases places."""
+        context = self.settings.context
+        plan = with_bounds(group.plan, context, bounds.limits)
+        releases = tuple(made_up_release(context, planned.measure) for planned in plan.measures)
+        if not part.mechanism:
+            return releases
+        return tuple(replace(each, values=made_up_places(part)) for each in releases)
+
+    def _measured_part(
+        self, plan: QueryPlan, released: tuple[ReleasedMeasurement, ...], chosen: ChosenBounds
+    ) -> MeasuredPart:
+        return MeasuredPart(
+            with_bounds(plan, self.settings.context, chosen.limits), released, chosen.bounds, chosen.limits
+        )
+
+    def _expected_errors(self, batch: BatchPlan) -> tuple[Expected, ...]:
+        """Return the expected errors, as the statistic computes them or else of the columns of its queries."""
+        measurements = self.measurements()
+        if self.expect is not None:
+            return tuple(self.expect([with_known_bounds(own, batch.default_bounds()) for own in measurements]))
+        plans = [group.plan for group in batch.groups]
+        flat = [measurement for own in measurements for measurement in own]
+        return batch_errors(self.settings.context, batch, plans, flat, self.settings.confidence)
+
+
+def _tagged_parts(parts: Sequence[Part], batch: BatchPlan) -> list[Part]:
+    """Return the parts with the plans of the batch, whose bounds have their own tags."""
+    return [replace(part, plan=group.plan) for part, group in zip(parts, batch.groups, strict=True)]
+
+
+def _with_mechanism(part: Part, budget: Spend) -> tuple[Measurement, ...]:
+    """Build the measurements of a part whose mechanism is not additive noise."""
+    rest = 1 - search_share(part.plan)
+    return tuple(
+        Measurement(planned.measure, Calibrate(part.mechanism, budget.share(rest * planned.share), part.options))
+        for planned in part.plan.measures
+    )
+
+
+def made_up_places(part: Part) -> tuple[int, ...]:
+    """Return places that a selection mechanism might release, for a rehearsal."""
+    options: Mapping[str, Any] = dict(part.options)
+    count = int(options.get("count", 1))
+    match part.mechanism:
+        case "noisy_max" | "exponential":
+            return (0,)
+        case "top_k":
+            return tuple(range(count))
+        case "above_threshold":
+            return (0, *(-1,) * (count - 1))
+        case "sparse_vector":
+            return (0, *(-1,) * (count - 1), *(0,) * count)
+        case "quantiles":
+            return (0,) * len(options.get("quantiles", (0,)))
+        case _:
+            raise InvalidParameter(f"a statistic cannot use the mechanism {part.mechanism!r}")
+
+
+def expected_noise(
+    settings: Settings, name: str, plan: QueryPlan, parts: Sequence[Measurement], source: int = 0, terms: int = 1
+) -> Expected:
+    """Return the expected error of a sum of `terms` cells of one column of a plan, from noise alone."""
+    ref = plan.sources[source]
+    part = parts[ref.measure_index]
+    mechanism = mechanism_of(part, part.measure.sensitivity(settings.context, settings.unit))
+    value, factor = (ref.value_index, ref.factor) if isinstance(ref, CellRef) else (0, 1)
+    noise = noise_of(mechanism, part.measure.steps(settings.context)[value] / factor)
+    half = interval_half_width([noise] * terms, settings.confidence)
+    return Expected(name, noise.std * terms**0.5, half, False, known=not plan.searches)
+
+
+def group_labels(settings: Settings, plan: QueryPlan, measure: int = 0) -> list[tuple[Any, ...]]:
+    """Return the keys of a measure's groups in the order of its cells."""
+    axes = plan.measures[measure].measure.axes(settings.context)
+    return list(combinations(*(axis.values for axis in axes)))
+
+
+# --- methods of a session ------------------------------------------------------------------------------------------
+
+
+class BoundStatistic(Generic[P, R]):
+    """A statistic of one session: call it to ask; its `quote`, with the same arguments, is free."""
+
+    def __init__(self, make: Callable[P, Statistic[R]]) -> None:
+        self._make = make
+        functools.update_wrapper(self, make)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Ask: charge the loss once and return the result."""
+        return self._make(*args, **kwargs).ask()
+
+    def quote(self, *args: P.args, **kwargs: P.kwargs) -> Quote:
+        """Compute the cost and the expected error; read nothing and spend nothing."""
+        return self._make(*args, **kwargs).quote()
+
+
+class statistic(Generic[S, P, R]):
+    """Turn a method that makes a `Statistic` into one that asks it, with `.quote` beside it."""
+
+    def __init__(self, make: Callable[Concatenate[S, P], Statistic[R]]) -> None:
+        self.__func__ = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> statistic[S, P, R]: ...
+
+    @overload
+    def __get__(self, instance: S, owner: type) -> BoundStatistic[P, R]: ...
+
+    def __get__(self, instance: S | None, owner: type) -> statistic[S, P, R] | BoundStatistic[P, R]:
+        return self if instance is None else BoundStatistic(functools.partial(self.__func__, instance))

@@ -1,0 +1,69 @@
+"""The base class of the results of statistics: answers with a summary above their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dither.post.estimate.answer import Answer, AnswerColumn
+from dither.post.estimate.intervals import Estimate
+from dither.post.statistics.core import Measurements
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Answer):
+    """The result of a statistic: a table with intervals, as answers have, below a few lines of summary.
+
+    `loss`, `measurements`, `notes`, `table`, `to_pandas()`, `to_dicts()` and `plot()` are those of an answer.
+    """
+
+    summary: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [*self.summary, *([super().__str__()] if self.columns else [])]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary)
+        return lines + super()._repr_html_()
+
+
+def key_column(name: str, values: Sequence[Any]) -> AnswerColumn:
+    """Return a column of exact values, such as names and keys."""
+    nothing = np.zeros(len(values))
+    return AnswerColumn(name, Estimate(np.array(list(values), dtype=object), nothing, nothing, nothing), key=True)
+
+
+def noisy_column(name: str, value: Any, std_error: Any, low: Any, high: Any) -> AnswerColumn:
+    """Return a column of estimates with standard errors and intervals."""
+    return AnswerColumn(name, Estimate(*(np.asarray(part, float) for part in (value, std_error, low, high))), False)
+
+
+def result_fields(
+    measured: Measurements,
+    title: str,
+    columns: Sequence[AnswerColumn],
+    summary: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Mapping[str, Any]:
+    """Return the fields of a `Result`, with cost and notes of what was measured; pass them on by **."""
+    keys = {
+        f"{position}": pa.array(list(column.estimate.value) if column.key else [None] * len(column.estimate.value))
+        for position, column in enumerate(columns)
+    }
+    return {
+        "query": title,
+        "columns": tuple(columns),
+        "keys": pa.table(keys),
+        "confidence": measured.settings.confidence,
+        "loss": measured.loss,
+        "releases": measured.releases,
+        "bounds": {tag: bound for part in measured.parts for tag, bound in part.bounds.items()},
+        "notes": (*measured.notes, *notes),
+        "summary": tuple(summary),
+    }
