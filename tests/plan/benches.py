@@ -42,7 +42,7 @@ class PostgresBench:
             self.connection.execute(f"DROP TABLE IF EXISTS pg_temp.raw_{name}")
             self.connection.execute(f"CREATE TEMP TABLE raw_{name} ({columns})")
             with self.connection.cursor() as cursor, cursor.copy(f"COPY pg_temp.raw_{name} FROM STDIN") as copy:
-                for row in zip(*(_texts(column) for column in table.columns), strict=True):
+                for row in zip(*(copied_texts(column) for column in table.columns), strict=True):
                     copy.write_row(row)
         return {name: self._source(name, table) for name, table in tables.items()}
 
@@ -81,7 +81,7 @@ class SparkBench:
         return self.session.sql(self.dialect.render(statement)).toArrow()
 
 
-def _texts(column: pa.ChunkedArray) -> list[Any]:
+def copied_texts(column: pa.ChunkedArray) -> list[Any]:
     """What COPY reads: microseconds and days as ISO text with BC where need be."""
     if pa.types.is_timestamp(column.type):
         return [None if v is None else moment(v) for v in column.cast(pa.int64()).to_pylist()]

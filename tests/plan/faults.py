@@ -1,4 +1,4 @@
-"""Ten faults, planted one at a time: what the random plans must find."""
+"""Twelve faults, planted one at a time: what the random plans must find."""
 
 from __future__ import annotations
 
@@ -107,6 +107,16 @@ def rank_not_per_unit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqlStatement, "first_rows", among_all)
 
 
+def marks_of_others_counted_not(patch: pytest.MonkeyPatch) -> None:
+    """States only the rows of the left side, also for units whose rows turn the marks of others."""
+    patch.setattr(relation.MarkJoin, "stability", lambda self, ctx, unit: self.left.stability(ctx, unit))
+
+
+def marks_without_distinct(patch: pytest.MonkeyPatch) -> None:
+    """Joins all rows of the right side, not one per unit, so that rows of the left side are repeated."""
+    patch.setattr(exp.Select, "distinct", lambda self, **_: self)
+
+
 def huge_numbers(patch: pytest.MonkeyPatch) -> None:
     """Not a fault: steers the generator to sums that pass 64 bits."""
     patch.setattr(plans, "number_domain", lambda rng: Number(Fraction(-(2**61)), Fraction(2**61)))
@@ -119,6 +129,8 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] 
     "group-by stability 1": (group_by_stability_one, ("group",)),
     "distinct that merges units": (distinct_merges_units, ("distinct",)),
     "join multiplicity ignored": (multiplicity_ignored, ("public",)),
+    "marks of others not counted": (marks_of_others_counted_not, ("mark",)),
+    "marks that repeat rows": (marks_without_distinct, ("mark",)),
     "NaN passing a clamp": (nan_passes_the_clamp, ("where",)),
     "saturation missing": (saturation_missing, ("rows",)),
     "key set from data": (keys_from_data, ("rows",)),

@@ -66,8 +66,8 @@ STRINGS = [
     "1970-02-30",
 ]
 STEPS: tuple[str, ...] = (
-    "where", "where", "project", "union", "distinct", "public", "public", "unit", "key", "group", "group", "sample",
-    "rows", "rows", "groups",
+    "where", "where", "project", "union", "distinct", "public", "public", "unit", "mark", "key", "group", "group",
+    "sample", "rows", "rows", "groups",
 )  # fmt: skip
 # One name in several spellings, and names that only look alike.
 SPELLINGS = ["é", "e\u0301", "\u1e69", "s\u0323\u0307", "s\u0307\u0323", "K", "\u212a", "e", "é "]
@@ -478,6 +478,10 @@ class Planner:
                 other = self.renamed(self.relation(min(depth - 1, 2)))
                 other = r.LimitRowsPerUnit(other, unit, limit) if rng.random() < 0.5 else other
                 return r.UnitJoin(node, other, unit, rng.choice(["inner", "left"]))
+            case "mark":
+                other = self.relation(min(depth - 1, 2))
+                node = r.LimitRowsPerUnit(node, unit, limit) if rng.random() < 0.5 else node
+                return r.MarkJoin(node, other, unit, self.name())
             case "key":
                 other = self.renamed(self.relation(min(depth - 1, 1)))
                 pairs = [

@@ -650,6 +650,13 @@ class Interpreter:
                 result.append(Row(row.cells | blank, units, remix([row.order, 0], 31)))
         return result
 
+    def _mark_join(self, node: r.MarkJoin) -> list[Row]:
+        known, present = self.known(node), {row.units[node.unit] for row in self.rows(node.right)}
+        return [
+            Row(row.cells | {node.name: row.units[node.unit] in present}, {u: row.units[u] for u in known}, row.order)
+            for row in self.rows(node.left)
+        ]
+
     def _key_join(self, node: r.KeyJoin) -> list[Row]:
         left = self._first(self.rows(node.left), lambda row: tuple(row.cells[a] for a, _ in node.on), node.left_limit)
         right = self._first(

@@ -48,6 +48,12 @@ CASES: dict[str, tuple[r.Relation, str, list[Any]]] = {
         acts(1, ("b", "like", 3)),
     ),
     "join on the unit": (r.UnitJoin(TWO, r.Project(TWO, (("u2", x.ColumnRef("url")),)), "user"), "user", MINE),
+    "membership by the unit": (r.MarkJoin(TWO, ACTIONS, "user", "m"), "user", MINE),
+    "membership, one row of many": (
+        r.MarkJoin(r.Scan("users"), r.Filter(ACTIONS, x.In(x.ColumnRef("action"), ("like",))), "user", "m"),
+        "action",
+        acts(2, ("a", "like", 1)),
+    ),
     "group by with the unit": (r.GroupBy(TWO, (("t", x.ColumnRef("t")),), (), "user"), "user", MINE),
     "group by": (
         r.GroupBy(

@@ -31,6 +31,7 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.facts import needs_order, window_range
 from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
+from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.relations.project import columns_read
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import count_star, select
@@ -471,7 +472,7 @@ def work_of(measures: Iterable[Measure], rows: Mapping[str, int], cells: int) ->
     """Estimate the work of plans: passes and sorts over tables of noisy size `rows`, cells, and plan nodes."""
     nodes = [node for measure in measures for node in walk(measure)]
     scans = [node.table for node in nodes if isinstance(node, Scan)]
-    sorting_nodes = (LimitRowsPerUnit, LimitGroupsPerUnit, GroupBy, Distinct, UnitJoin, KeyJoin, ClippedSums)
+    sorting_nodes = (LimitRowsPerUnit, LimitGroupsPerUnit, GroupBy, Distinct, UnitJoin, MarkJoin, KeyJoin, ClippedSums)
     sorts, rows_read = (
         sum(isinstance(node, sorting_nodes) for node in nodes),
         sum(rows.get(table, 0) for table in scans),

@@ -150,26 +150,18 @@ SELECT COUNT(*) FROM users WHERE AGE(joined) > INTERVAL 3 YEAR;
 SELECT COUNT(*) FROM users, actions;
 SELECT COUNT(*) FROM users CROSS JOIN actions;
 SELECT COUNT(*) FROM users JOIN actions ON users.age > actions.seconds;
-SELECT COUNT(*) FROM users FULL JOIN actions ON users.user_id = actions.user_id;
 SELECT COUNT(*) FROM users NATURAL JOIN actions;
-SELECT COUNT(*) FROM users SEMI JOIN actions ON users.user_id = actions.user_id;
-SELECT COUNT(*) FROM users ANTI JOIN actions ON users.user_id = actions.user_id;
 SELECT COUNT(*) FROM users ASOF JOIN actions ON users.user_id = actions.user_id AND users.joined >= actions.moment;
 SELECT COUNT(*) FROM users POSITIONAL JOIN actions;
 SELECT COUNT(*) FROM users a JOIN users b ON a.age = b.age;
 SELECT COUNT(*) FROM users a LEFT JOIN users b ON a.age = b.age;
-SELECT COUNT(*) FROM users u LEFT JOIN actions a ON u.user_id = a.user_id AND a.price > 10;
 SELECT COUNT(*) FROM users, LATERAL (SELECT * FROM actions WHERE actions.user_id = users.user_id) t;
 SELECT COUNT(*) FROM urls LEFT JOIN users ON urls.shares > users.age;
 -- subqueries in expressions
-SELECT COUNT(*) FROM users WHERE user_id IN (SELECT user_id FROM actions);
-SELECT COUNT(*) FROM users WHERE user_id NOT IN (SELECT user_id FROM actions WHERE action = 'click');
-SELECT COUNT(*) FROM users WHERE EXISTS (SELECT 1 FROM actions WHERE actions.user_id = users.user_id);
 SELECT COUNT(*) FROM users WHERE age > (SELECT AVG(age) FROM users);
 SELECT (SELECT COUNT(*) FROM users) / (SELECT COUNT(*) FROM actions);
 SELECT COUNT(*), (SELECT MAX(age) FROM users) FROM users;
 SELECT COUNT(*) FROM actions WHERE url_id IN (SELECT shares FROM urls);
-SELECT COUNT(*) FROM actions WHERE url_id IN (SELECT url_id FROM urls) OR price > 3;
 SELECT COUNT(*) FROM actions WHERE url_id + 1 IN (SELECT url_id FROM urls);
 SELECT COUNT(*) FROM users WHERE age > ALL (SELECT seconds FROM actions);
 SELECT COUNT(*) FROM (SELECT COUNT(*) AS n FROM users) t;
@@ -246,8 +238,6 @@ SELECT SUM(LOG(age, 2)) FROM users;
 -- what newcomers wrote
 SELECT COUNT(*) FROM users WHERE age > (SELECT AVG(age) FROM users)
 SELECT COUNT(*) / (SELECT COUNT(*) FROM users) FROM users WHERE vip
-SELECT COUNT(*) FROM users WHERE user_id IN (SELECT user_id FROM actions)
-SELECT COUNT(*) FROM users WHERE user_id NOT IN (SELECT user_id FROM actions WHERE seconds > 5)
 SELECT REGR_SLOPE(salary, age) FROM users
 SELECT REGR_INTERCEPT(salary, age) FROM users
 SELECT REGR_R2(salary, age) FROM users

@@ -8,6 +8,7 @@ from dither.plan.relations.facts import window_range
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import Distinct, GroupAggregate, GroupBy
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
+from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
 from dither.plan.stability import EstimatedLimit
@@ -23,6 +24,7 @@ BY_NAME: dict[str, type] = {
     "public_join": PublicJoin,
     "unit_join": UnitJoin,
     "key_join": KeyJoin,
+    "mark_join": MarkJoin,
     "group_aggregate": GroupAggregate,
     "group_by": GroupBy,
     "sample": Sample,

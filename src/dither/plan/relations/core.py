@@ -9,10 +9,10 @@ A plan is pure data that names tables, columns and units; it is read in a `Conte
     relation.select(statement)     -> SQL, for engines
 
 Rows carry hidden columns that identify their units; no expression can read or rewrite them. A GroupBy, Distinct,
-UnitJoin, LimitRowsPerUnit or LimitGroupsPerUnit names the unit that it works by. Column names of two joined sides must
-differ (rename with Project). A limit may be an `EstimatedLimit(tag)`: the kernel replaces it by `fill_limits(plan,
-{tag: value})`; `unfilled_limits(plan)` lists them. `window_range(ctx, plan, unit)` returns the public time range of a
-plan for window units.
+UnitJoin, MarkJoin, LimitRowsPerUnit or LimitGroupsPerUnit names the unit that it works by. Column names of two joined
+sides must differ (rename with Project). A limit may be an `EstimatedLimit(tag)`: the kernel replaces it by
+`fill_limits(plan, {tag: value})`; `unfilled_limits(plan)` lists them. `window_range(ctx, plan, unit)` returns the
+public time range of a plan for window units.
 """
 
 from __future__ import annotations

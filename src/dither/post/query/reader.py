@@ -13,6 +13,7 @@ from dither.plan import expressions as expr
 from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.group_by import GroupBy
+from dither.post.query import supported_syntax
 from dither.post.query.group_keys import (
     group_keys,
     is_unit_key,
@@ -22,9 +23,18 @@ from dither.post.query.group_keys import (
 )
 from dither.post.query.grouped_subquery import GroupedSubquery
 from dither.post.query.literals import sql_excerpt
+from dither.post.query.membership import (
+    find_key,
+    has_query,
+    is_condition_of,
+    keep_rows,
+    mark_rows,
+    matching_column,
+    subquery_tests,
+)
 from dither.post.query.outer_select import OuterSelect
 from dither.post.query.question import OutputColumn, Question
-from dither.post.query.scalars import MEMBERSHIP, ExpressionTranslator, conjuncts
+from dither.post.query.scalars import ExpressionTranslator, conjuncts
 from dither.post.query.syntax import (
     REFUSED_CLAUSES,
     column_title,
@@ -43,8 +53,8 @@ from dither.post.query.tables import (
     dataset_table,
     filter_rows,
     find_equality,
-    join_membership,
     project_columns,
+    semi_join_pairs,
     union_all,
 )
 from dither.schema import Dataset, Unit
@@ -111,7 +121,44 @@ class QueryReader:
         source = self.translate_from_item(origin.this)
         for join in query.args.get("joins") or []:
             source, conditions = self.translate_join(source, join, conditions)
-        return self.translate_where(source, conditions)
+        return self.translate_where(self.mark_subqueries(source, query), conditions)
+
+    def mark_subqueries(self, source: NamedTable, query: exp.Select) -> NamedTable:
+        """Add a column for each IN (SELECT ...) and EXISTS of a SELECT, which replaces it there.
+
+        A test of WHERE that every row must pass is left to `translate_where`.
+        """
+        clauses = [query.args.get(name) for name in ("where", "group", "having", "order")]
+        where = query.args["where"].this if query.args.get("where") else None
+        for test in subquery_tests([*query.expressions, *(clause for clause in clauses if clause is not None)]):
+            if not is_condition_of(test, where):
+                source = mark_rows(source, *self.translate_test(source, test), self.unit, test)
+                test.replace(exp.column(source.fields[-1].name, table=source.fields[-1].alias))
+        return source
+
+    def translate_test(self, source: NamedTable, test: exp.Expr) -> tuple[NamedColumn, NamedTable]:
+        """Translate IN (SELECT ...) or EXISTS: return the column that is searched for, and the table to search in."""
+        supported_syntax.refuse_unread_parts(test)
+        if isinstance(test, exp.In):
+            return find_key(source, test.this, test), self.translate_subquery(test.args["query"].this)
+        select = test.this.this if isinstance(test.this, exp.Subquery) else test.this
+        if not isinstance(select, exp.Select):
+            raise Unsupported(f"{sql_excerpt(test)}: EXISTS takes a subquery that begins with SELECT")
+        reader = self.with_ctes(select)
+        whole = select.copy()
+        whole.set("where", None)
+        key, alone = matching_column(source, reader.translate_from(whole), select, test)
+        return next(field for field in source.fields if field.column == key), reader.translate_subquery(alone)
+
+    def translate_semi_join(self, source: NamedTable, other: NamedTable, join: exp.Join) -> NamedTable:
+        """Translate SEMI JOIN and ANTI JOIN, which keep rows with a match and rows without one."""
+        test = exp.Join(this=join.this, on=join.args.get("on"), using=join.args.get("using"), kind=join.kind)
+        pairs, other = semi_join_pairs(source, other, join)
+        if len(pairs) != 1:
+            raise Unsupported(f"{sql_excerpt(test)}: a semi- or anti-join needs one equality, of the unit's key")
+        key, found = pairs[0]
+        only = project_columns(other, {found.name: found.reference()}, False, self.unit)
+        return keep_rows(source, key, only, self.unit, test, join.kind.upper() == "ANTI")
 
     def translate_from_item(self, node: exp.Expr) -> NamedTable:
         """Translate one item of FROM: a table, a WITH name or a subquery."""
@@ -138,7 +185,9 @@ class QueryReader:
         other = self.translate_from_item(join.this)
         for alias in {f.alias for f in source.fields} & {f.alias for f in other.fields}:
             raise InvalidQuery(f"two tables are called {alias!r}; give one of them another name with AS")
-        if join.args.get("method") or join.kind.upper() in {"SEMI", "ANTI", "STRAIGHT", "ASOF"}:
+        if join.kind.upper() in {"SEMI", "ANTI"}:
+            return self.translate_semi_join(source, other, join), conditions
+        if join.args.get("method") or join.kind.upper() in {"STRAIGHT", "ASOF"}:
             raise _join_refusal(join.args.get("method") or join.kind)
         side = (join.side or "inner").lower()
         if join.args.get("using"):
@@ -152,12 +201,12 @@ class QueryReader:
         return self.joiner.join(source, other, condition, "inner"), [part for part in conditions if part not in linking]
 
     def translate_where(self, source: NamedTable, conditions: list[exp.Expr]) -> NamedTable:
-        """Translate WHERE; IN (SELECT ...) becomes a join with a public table."""
+        """Translate WHERE; IN (SELECT ...) and EXISTS become joins by the unit's key, or with a public table."""
         plain = []
         for part in conditions:
             inner, negated = (part.this, True) if isinstance(part, exp.Not) else (part, False)
-            if isinstance(inner, exp.In) and inner.args.get("query") is not None:
-                source = join_membership(source, inner, self.translate_subquery(inner.args["query"].this), negated)
+            if isinstance(inner, exp.Exists) or (isinstance(inner, exp.In) and has_query(inner)):
+                source = keep_rows(source, *self.translate_test(source, inner), self.unit, inner, negated)
             else:
                 plain.append(part)
         to = source.translator()
@@ -249,6 +298,4 @@ class QueryReader:
 
 def _join_refusal(kind: str) -> Unsupported:
     """Return the error for a kind of join that is not supported, with what to write instead."""
-    if kind.upper() in {"SEMI", "ANTI"}:
-        return Unsupported(f"{kind.upper()} JOIN is not supported; {MEMBERSHIP}")
     return Unsupported(f"{kind.upper()} JOIN is not supported; write JOIN ... ON, or JOIN ... USING with named columns")

@@ -23,8 +23,8 @@ NO_PATTERNS = "regular expressions are not supported: their running time depends
 NO_FORMATS = "dates are not written as texts; group by YEAR(x) and MONTH(x), or by DATE_TRUNC('month', x)"
 NO_INTERVALS = "intervals are not supported; compare with a DATE or TIMESTAMP literal, or use DATE_DIFF"
 MEMBERSHIP = (
-    "for rows with a match, write JOIN (SELECT key FROM ... GROUP BY key) AS t USING (key), which repeats no row; "
-    "for rows without one, LEFT JOIN the same and add WHERE t.key IS NULL"
+    "EXISTS and IN (SELECT ...) are conditions of WHERE, CASE, FILTER or GROUP BY, with the unit's key on both sides; "
+    "inside another subquery or in ON, put them into a subquery of their own"
 )
 SUBQUERY = (
     "a subquery inside an expression is not supported; ask for its value in a query of its own, and write the number "
@@ -38,7 +38,7 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.ILike: "ILIKE is not supported; write LOWER(column) LIKE 'prefix%'",
     exp.DPipe: "texts cannot be concatenated; group by both columns instead",
     exp.Concat: "texts cannot be concatenated; group by both columns instead",
-    exp.Exists: f"EXISTS is not supported; {MEMBERSHIP}",
+    exp.Exists: MEMBERSHIP,
     exp.Subquery: SUBQUERY,
     exp.Rand: "random values are not supported: the same query must give the same answer",
     exp.CurrentTimestamp: "the current time is not available; write it as a literal, such as DATE '2020-01-31'",
@@ -135,12 +135,10 @@ class ExpressionTranslator:
     def member(self, node: exp.In) -> expr.Expr:
         """Translate x IN (literals)."""
         if node.args.get("query") is not None:
-            raise Unsupported(
-                "IN (SELECT ...) must be a condition of WHERE by itself, with AND to the others, over a public table"
-            )
+            raise Unsupported(f"{sql_excerpt(node)}: {MEMBERSHIP}")
         options = node.expressions
         if not options or not all(is_literal(option) or isinstance(option, exp.Cast) for option in options):
-            raise Unsupported(f"{sql_excerpt(node)}: IN takes a list of literals or a subquery over a public table")
+            raise Unsupported(f"{sql_excerpt(node)}: IN takes a list of literals or a subquery")
         if len(options) > MAX_LITERALS:
             raise Unsupported(f"IN takes at most {MAX_LITERALS} literals; put the list in a public table")
         return expr.In(self(node.this), tuple(self._list_member(option) for option in options))

@@ -15,10 +15,11 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import Distinct
 from dither.plan.relations.joins import KeyJoin, PublicJoin, UnitJoin
+from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.relations.project import Project, Union
 from dither.plan.relations.scan import Scan
 from dither.post.query.literals import sql_excerpt
-from dither.post.query.scalars import MEMBERSHIP, ExpressionTranslator, conjuncts
+from dither.post.query.scalars import ExpressionTranslator, conjuncts
 from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Reference, Unit
 
 Pair = tuple["NamedColumn", "NamedColumn"]
@@ -105,17 +106,18 @@ class JoinBuilder:
 
     def join(self, left: NamedTable, right: NamedTable, condition: exp.Expr | None, side: str) -> NamedTable:
         """Build left JOIN right ON condition."""
-        right = _rename_clashes(left, right)
+        right = rename_clashes(left, right)
         pairs, rest = _split_condition(left, right, condition)
+        if side == "full" and not rest:
+            return self._join_full(left, right, pairs)
         if not pairs:
             raise Unsupported(
                 "a join needs ON with an equality between a column of each side; cross joins are not supported"
             )
-        joined = self._choose(left, right, pairs, side)
         if rest and side != "inner":
-            raise Unsupported(
-                "ON of an outer join may only have equalities; put other conditions in a subquery or in WHERE"
-            )
+            left, right = _filter_missing_side(left, right, rest, side)
+            rest = []
+        joined = self._choose(left, right, pairs, side)
         if rest:
             to = joined.translator()
             return replace(joined, relation=Filter(joined.relation, expr.And(tuple(map(to, rest)))))
@@ -124,12 +126,39 @@ class JoinBuilder:
     def join_using(self, left: NamedTable, right: NamedTable, names: Iterable[str], side: str) -> NamedTable:
         """Build left JOIN right USING (names); the bare names mean the columns of the side whose rows are all kept."""
         columns = [exp.column(name) for name in names]
-        right = _rename_clashes(left, right)
+        right = rename_clashes(left, right)
         pairs = [(left.find(column), right.find(column)) for column in columns]
+        if side == "full":
+            return _hide_full_keys(self._join_full(left, right, pairs), pairs)
         joined = self._choose(left, right, pairs, side)
         hidden = {(one if side == "right" else two).column for one, two in pairs}
         fields = tuple(replace(field, bare=field.bare and field.column not in hidden) for field in joined.fields)
         return replace(joined, fields=fields)
+
+    def _join_full(self, left: NamedTable, right: NamedTable, pairs: list[Pair]) -> NamedTable:
+        """Build a FULL JOIN on the unit's key: a left join, and the right rows of units without a left row.
+
+        Its last column is the key of the side that a row has.
+        """
+        on_key = len(pairs) == 1 and all(field.key for field in pairs[0]) and left.knows_unit and right.knows_unit
+        if not on_key:
+            raise Unsupported(
+                "a FULL JOIN must be on the unit's key of two private tables; use a LEFT or RIGHT JOIN, or join both "
+                "ways in two queries"
+            )
+        (one, two), key = pairs[0], f"{pairs[0][0].column} of either"
+        names = [field.column for field in left.fields + right.fields]
+        both = UnitJoin(left.relation, right.relation, self.unit.name, "left")
+        matched = Project(both, (*((name, expr.ColumnRef(name)) for name in names), (key, expr.ColumnRef(one.column))))
+        marked = MarkJoin(right.relation, left.relation, self.unit.name, key)
+        missing = {field.column: expr.LiteralValue(None) for field in left.fields}
+        alone = Project(
+            Filter(marked, expr.Not(expr.ColumnRef(key))),
+            (*((name, missing.get(name, expr.ColumnRef(name))) for name in names), (key, expr.ColumnRef(two.column))),
+        )
+        fields = tuple(replace(field, key=False, unique=False) for field in left.fields + right.fields)
+        either = NamedColumn(key, one.name, key, key=True, bare=False)
+        return NamedTable(Union(matched, alone), (*fields, either), private=True, knows_unit=True)
 
     def _choose(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
         """Build the join that the privacy of both sides allows; its columns are those of the left side, then the right.
@@ -143,7 +172,7 @@ class JoinBuilder:
 
     def _build_join(self, left: NamedTable, right: NamedTable, pairs: list[Pair], side: str) -> NamedTable:
         if side not in {"inner", "left", "right"}:
-            raise Unsupported(f"{side.upper()} JOIN is not supported; use an inner, left or right join")
+            raise Unsupported(f"{side.upper()} JOIN is not supported; use an inner, left, right or full join")
         if not left.private and not right.private:
             raise Unsupported(
                 "both tables of this join are public; have the curator join them and declare the result as a table"
@@ -204,7 +233,7 @@ class JoinBuilder:
         return NamedTable(relation, fields, private=True, knows_unit=knows_unit)
 
 
-def _rename_clashes(left: NamedTable, right: NamedTable) -> NamedTable:
+def rename_clashes(left: NamedTable, right: NamedTable) -> NamedTable:
     """Rename the right side's plan columns that the left side also has."""
     taken = {field.column for field in left.fields}
     names = {field.column: field.column for field in right.fields}
@@ -238,6 +267,13 @@ def _key_rank(field: NamedColumn) -> int:
     return 1 if isinstance(field.domain, Category | Reference | Boolean) else 2
 
 
+def _hide_full_keys(joined: NamedTable, pairs: Iterable[Pair]) -> NamedTable:
+    """Let the bare name of a FULL JOIN's key mean that of the side that a row has."""
+    hidden = {field.column for pair in pairs for field in pair}
+    fields = tuple(replace(field, bare=field.bare and field.column not in hidden) for field in joined.fields)
+    return replace(joined, fields=(*fields[:-1], replace(fields[-1], bare=True)))
+
+
 def _join_fields(left: NamedTable, right: NamedTable, kind: str) -> tuple[NamedColumn, ...]:
     """The fields of a join; after a left join the right side's key may be NULL, so it is no longer the unit's key."""
     return left.fields + tuple(replace(f, key=f.key and kind == "inner") for f in right.fields)
@@ -253,6 +289,34 @@ def _split_condition(
         pair = find_equality(left, right, part)
         pairs, rest = ([*pairs, pair], rest) if pair else (pairs, [*rest, part])
     return pairs, rest
+
+
+def _filter_missing_side(
+    left: NamedTable, right: NamedTable, conditions: list[exp.Expr], side: str
+) -> tuple[NamedTable, NamedTable]:
+    """Apply the conditions of an outer join's ON to the side whose rows may be missing, before the join."""
+    kept, missing = (left, right) if side == "left" else (right, left)
+    for part in conditions:
+        columns = list(part.find_all(exp.Column))
+        if side == "full" or not all(missing.has(column) for column in columns):
+            raise Unsupported(
+                f"{sql_excerpt(part)}: besides equalities, ON of an outer join may have conditions on the side that "
+                "may be missing (of a LEFT JOIN, the right one); put others into CASE over the joined columns"
+            )
+        for column in columns:
+            if not column.table and kept.has(column):
+                raise InvalidQuery(f"{column.name!r} is in several tables; write it with its table's name")
+    filtered = filter_rows(missing, map(missing.translator(), conditions))
+    return (left, filtered) if side == "left" else (filtered, right)
+
+
+def semi_join_pairs(source: NamedTable, other: NamedTable, join: exp.Join) -> tuple[list[Pair], NamedTable]:
+    """Return the equalities of a semi- or anti-join, and its right side filtered by the other conditions of ON."""
+    if join.args.get("using"):
+        columns = [exp.column(name.name) for name in join.args["using"]]
+        return [(source.find(column), other.find(column)) for column in columns], other
+    pairs, rest = _split_condition(source, other, join.args.get("on"))
+    return pairs, _filter_missing_side(source, other, rest, "left")[1] if rest else other
 
 
 def find_equality(left: NamedTable, right: NamedTable, part: exp.Expr) -> Pair | None:
@@ -333,23 +397,3 @@ def union_all(left: NamedTable, right: NamedTable) -> NamedTable:
 def _visible_columns(source: NamedTable) -> Relation:
     """The relation reduced to its visible columns, in order."""
     return Project(source.relation, tuple((field.column, expr.ColumnRef(field.column)) for field in source.fields))
-
-
-def join_membership(source: NamedTable, node: exp.In, public: NamedTable, negated: bool) -> NamedTable:
-    """Build x IN (SELECT key FROM public), or NOT IN, as a join with the public table's unique key."""
-    if public.private:
-        raise Unsupported(
-            f"{sql_excerpt(node)}: the subquery of IN must read a public table, and this one is private; {MEMBERSHIP}"
-        )
-    if len(public.fields) != 1 or not public.fields[0].unique:
-        raise Unsupported(f"{sql_excerpt(node)}: the subquery of IN must select the unique key of a public table")
-    if not isinstance(node.this, exp.Column):
-        raise Unsupported(f"{sql_excerpt(node)}: the left side of IN (SELECT ...) must be a column")
-    public = _rename_clashes(source, public)
-    on = ((source.find(node.this).column, public.fields[0].column),)
-    joined = PublicJoin(source.relation, public.relation, on, "left" if negated else "inner")
-    relation: Relation = joined
-    if negated:
-        unmatched = expr.IsNull(expr.ColumnRef(public.fields[0].column))
-        relation = Filter(joined, expr.And((unmatched, expr.Not(expr.IsNull(expr.ColumnRef(on[0][0]))))))
-    return replace(source, relation=relation)
