@@ -12,7 +12,6 @@ from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure
 from dither.plan.traversal import fill_limits, fill_values
 from dither.privacy.bits import SystemBits
-from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import (
     Calibrate,
@@ -24,6 +23,7 @@ from dither.privacy.protocol import (
     Request,
     UnitLoss,
 )
+from dither.privacy.search_rules import choose_values
 from dither.schema import Dataset
 
 
@@ -67,7 +67,7 @@ class BareKernel:
         for search in request.searches:
             step = Measurement(fill_values(search.histogram, tags), search.mechanism)
             find = (*find, self._released(step, request.unit))
-            tags[search.tag] = choose_contribution_bound(search, find[-1].values, find[-1].mechanism)
+            tags |= choose_values(search, find[-1], tags)
         bounds = tuple(tags.values())
         filled = [fill_values(fill_limits(part, tags), tags) for part in request.parts]
         parts = tuple(self._released(part, request.unit) for part in filled)

@@ -254,7 +254,7 @@ def bound_errors(model: ContributionModel, bounds: Sequence[int], rule: BoundRul
 def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechanism: Mechanism) -> int:
     """Return the grid point that a search chose: the one of least error by its rule, or at the released index."""
     grid, rule = search.grid, search.rule
-    if rule is None:
+    if not isinstance(rule, BoundRule):
         index = values[0] if values else 0
         return grid[min(max(index, 0), len(grid) - 1)]
     model = fit_contributions(rule.points, values, mechanism.std() / math.sqrt(2), rule.step, grid[-1], rule.row)

@@ -52,7 +52,16 @@ from dither.privacy.mechanisms import (
     calibrate,
 )
 from dither.privacy.pacing import Work
-from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, QuotedMeasurement, Request, UnitLoss
+from dither.privacy.protocol import (
+    BoundRule,
+    BoundSearch,
+    Calibrate,
+    Measurement,
+    NewtonRule,
+    QuotedMeasurement,
+    Request,
+    UnitLoss,
+)
 from dither.schema import Boolean, BudgetCap, Category, Domain, Identifier, Moment, Number, Reference, Table
 
 # The mechanisms that may release keys that come from the data.
@@ -110,9 +119,9 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     """
     _check_values_open(request)
     _check_order(request.searches)
-    used_tags = {limit.tag for part in request.parts for limit in unfilled_limits(part.measure)}
-    used_tags |= {value.tag for part in request.parts for value in unfilled_values(part.measure)}
-    if unused_tags := [search.tag[:40] for search in request.searches if search.tag not in used_tags]:
+    plans = [*(part.measure for part in request.parts), *(search.histogram for search in request.searches)]
+    used_tags = {each.tag for plan in plans for each in (*unfilled_limits(plan), *unfilled_values(plan))}
+    if unused_tags := [search.tag[:40] for search in request.searches if used_tags.isdisjoint(search.tags)]:
         raise InvalidPlan(f"no part uses the bound {unused_tags[0]!r}; remove its search")
     searches = tuple(_search_step(ctx, request, search) for search in request.searches)
     parts = [_bounded_part(request.searches, part) for part in request.parts]
@@ -122,7 +131,7 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     ]
     steps = [costed[-1] for costed in fillings]
     cells = sum(prod(step.quoted.shape) for step in searches)
-    cells += CHOICE_CELLS * sum(len(search.rule.points) for search in request.searches if search.rule is not None)
+    cells += CHOICE_CELLS * sum(_rule_cells(search.rule) for search in request.searches if search.rule is not None)
     cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
     widest = [step.measure for step in (*searches, *steps)]
     losses = tuple(
@@ -137,7 +146,7 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
         if ctx.unit(budget.unit).kind == "window"
     }
     ends = [*widest, *(costed[0].measure for costed in fillings)]
-    values = [{search.tag: search.grid[end] for search in request.searches} for end in (0, -1)]
+    values = [{tag: search.grid[end] for search in request.searches for tag in search.tags} for end in (0, -1)]
     for measure in dict.fromkeys(fill_values(each, end) for each in ends for end in values) if compile_sql else ():
         check_compilable(ctx, measure)
     return PrivacyCost(losses, windows, searches, tuple(steps), cells)
@@ -151,12 +160,21 @@ def _check_values_open(request: Request) -> None:
 
 
 def _check_order(searches: Sequence[BoundSearch]) -> None:
-    """Refuse a search whose histogram has an estimated limit, or a value that no earlier search chooses."""
+    """Refuse a search whose histogram has an estimated limit, or a value that no earlier search chooses.
+
+    A Newton rule starts at the weights of an earlier search with the same grid, as many of them.
+    """
     chosen: set[str] = set()
+    starts: dict[str, BoundSearch] = {}
     for search in searches:
         if unfilled_limits(search.histogram) or {value.tag for value in unfilled_values(search.histogram)} - chosen:
             raise InvalidPlan(f"the search {search.tag[:40]!r} needs a bound or value that no earlier search chooses")
-        chosen.add(search.tag)
+        if isinstance(search.rule, NewtonRule) and search.rule.start:
+            start = starts.get(search.rule.start)
+            if start is None or start.grid != search.grid or len(start.tags) != len(search.tags):
+                raise InvalidPlan(f"the search {search.tag[:40]!r} must start at weights of its own grid and size")
+        chosen.update(search.tags)
+        starts |= {search.tag: search} if isinstance(search.rule, NewtonRule) else {}
 
 
 def _check_combinations(parts: Sequence[BoundedPart]) -> None:
@@ -172,9 +190,14 @@ def _search_step(ctx: Context, request: Request, search: BoundSearch) -> CostedS
     step = cost_step(ctx, request, Measurement(search.histogram, search.mechanism))
     if search.rule is not None:
         step.mechanism.std()
-        if prod(step.quoted.shape) != len(search.rule.points) + 1:
-            raise InvalidPlan(f"the search {search.tag[:40]!r} needs {len(search.rule.points) + 1} histogram cells")
+        if prod(step.quoted.shape) != _rule_cells(search.rule):
+            raise InvalidPlan(f"the search {search.tag[:40]!r} needs {_rule_cells(search.rule)} histogram cells")
     return step
+
+
+def _rule_cells(rule: BoundRule | NewtonRule) -> int:
+    """Return the number of cells that a rule reads."""
+    return rule.cells if isinstance(rule, NewtonRule) else len(rule.points) + 1
 
 
 def check_compilable(ctx: Context, measure: Measure) -> None:

@@ -30,7 +30,6 @@ from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.traversal import fill_values
 from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash
-from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.cost import (
     CostedStep,
     PrivacyCost,
@@ -61,6 +60,7 @@ from dither.privacy.protocol import (
     Request,
 )
 from dither.privacy.registration import size_measurements
+from dither.privacy.search_rules import choose_values
 from dither.schema import Dataset, Scalar, Unit, load
 
 
@@ -590,7 +590,7 @@ def _search_bounds(
     for number, (search, step) in enumerate(zip(request.searches, cost.searches, strict=True)):
         part = reader.release(f"find {number}", replace(step, measure=fill_values(step.measure, chosen)))
         released.append(part)
-        chosen[search.tag] = choose_contribution_bound(search, part.values, part.mechanism)
+        chosen |= choose_values(search, part, chosen)
     return tuple(released), chosen
 
 

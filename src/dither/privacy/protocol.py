@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_PARTS = 256
 MAX_BOUNDS = 512
 MAX_SEARCHES = 128
+MAX_WEIGHTS = 128
 LARGEST_BOUND = 1 << 62
 MAX_PAGE = 2000  # reading a page delays charges, and takes about 3 KB for each charge
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -71,23 +72,55 @@ class BoundRule:
 
 
 @dataclass(frozen=True)
+class NewtonRule:
+    """The public rule that improves weights by a Newton step on a noisy gradient and its noisy derivatives.
+
+    The vector has the gradient at the weights that the search `start` chose ("": all are 0), then the upper triangle of
+    the second derivatives, row by row. Weights are multiples of `step`, and 0 is the middle of the grid. `ridge` times
+    the standard deviation of the noise is added to every eigenvalue of the derivatives.
+    """
+
+    size: int
+    step: Fraction
+    start: str = ""
+    ridge: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_WEIGHTS or not 0 < self.step <= 1 or not 0 < self.ridge <= LARGEST_BOUND:
+            raise InvalidPlan(f"a Newton rule needs 1 to {MAX_WEIGHTS} weights, a step up to 1, and a positive ridge")
+
+    @property
+    def cells(self) -> int:
+        """The number of cells of the vector."""
+        return self.size + self.size * (self.size + 1) // 2
+
+
+@dataclass(frozen=True)
 class BoundSearch:
     """A private search for a bound before the parts are answered: `mechanism` chooses an index of `grid`.
 
     The mechanism reads the vector `histogram`. With a `rule`, it releases that vector with noise and the rule chooses.
     In every part, and in the histograms of later searches, `EstimatedLimit(tag)` becomes the chosen bound and
     `EstimatedValue(tag)` the chosen value; the charge covers the costliest bound of the grid. An index outside the grid
-    means the nearest end of the grid.
+    means the nearest end of the grid. A Newton rule chooses several values between the ends of the grid, with the tags
+    `tag.0`, `tag.1`, ...
     """
 
     histogram: Measure
     mechanism: Mechanism | Calibrate
     grid: tuple[int, ...]
     tag: str = "bound"
-    rule: BoundRule | None = None
+    rule: BoundRule | NewtonRule | None = None
 
     def __post_init__(self) -> None:
         _check_increasing(self.grid, "grid")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of the values that are chosen."""
+        if isinstance(self.rule, NewtonRule):
+            return tuple(f"{self.tag}.{place}" for place in range(self.rule.size))
+        return (self.tag,)
 
 
 def _check_increasing(points: tuple[int, ...], name: str) -> None:
@@ -122,7 +155,8 @@ class Request:
             raise InvalidParameter("request_id must be 1 to 64 characters from A-Z a-z 0-9 _ . : -")
         if not 0 <= self.repeat < 2**31:
             raise InvalidParameter("repeat must be from 0 to 2^31 - 1")
-        if not len({each.tag for each in self.searches}) == len(self.searches) <= MAX_SEARCHES:
+        tags = [tag for each in self.searches for tag in each.tags]
+        if not len(set(tags)) == len(tags) or not len(self.searches) <= MAX_SEARCHES:
             raise InvalidPlan(f"a request must have at most {MAX_SEARCHES} searches, each with its own tag")
 
 

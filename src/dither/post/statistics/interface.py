@@ -8,10 +8,11 @@ from typing import Literal, Unpack
 from dither.plan.context import Context
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
 from dither.post.statistics.core import Statistic, StatisticOptions, read_rows, statistic
+from dither.post.statistics.models import Models
 from dither.privacy.protocol import Kernel
 
 
-class Statistics:
+class Statistics(Models):
     """The statistics that a session offers, each for one charge; see docs/statistics.md."""
 
     kernel: Kernel

@@ -1,0 +1,274 @@
+"""Noisy sums of products of a model's columns, each unit's sums scaled into one ball, in one charge.
+
+The terms are 1 and the columns in standard units. A unit's sums of products are scaled down together, so a unit with
+many rows keeps its own regression and has less weight. The radius of the ball, and centres and scales if they are
+private, are chosen by private quantiles over units before anything is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from dither.plan import expressions as expr
+from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import Measure
+from dither.plan.measures.sums import Count, SumVector
+from dither.plan.relations.core import Relation
+from dither.plan.relations.group_by import GroupAggregate, GroupBy
+from dither.plan.relations.project import Project
+from dither.post.contribution_bound import centre_candidates
+from dither.post.noise import Floats, ScaledNoise
+from dither.post.statistics.design import FINE, LARGEST_ZOOM, ONE, ZOOM_STEPS, Design
+from dither.post.statistics.core import Settings
+from dither.post.statistics.steps import Released, listed_key
+from dither.privacy.protocol import BoundSearch, Calibrate
+
+# A unit's sums are scaled into a ball of this radius, in steps of the lattice.
+RADIUS = 1 << 20
+# Candidates for what the radius stands for: sizes from 1 on that grow by the square root of two.
+LARGEST_SIZE_LOG2 = 17
+SIZE_STEPS = 16
+# The share of units whose sums are scaled down, at about which the radius is chosen.
+SCALED_UNITS = Fraction(1, 20)
+# Rows, if each is a unit of its own, are moved to private limits in about this share.
+MOVED_ROWS = Fraction(1, 100)
+# A scale is this many times the median of the units' mean distances from the centre.
+SCALE_FACTOR = 2
+# Sums of products of two different columns are measured this much finer, so that a row's L2 norm is its squared size.
+OWN_WEIGHT, PAIR_WEIGHT = 5, 7
+DRAWS = 20_000
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Noisy sums of products of all pairs of terms, 1 and the columns, in standard units.
+
+    `matrix` has a row for each term. Cell c of the measure is entry `places[c]`, and `noises[c]` the standard deviation
+    of its noise, of one kind in all cells. Entries that follow from others are copied: the square of an indicator is
+    itself, and two levels of one category never meet.
+    """
+
+    matrix: Floats
+    places: tuple[tuple[tuple[int, int], ...], ...]
+    noises: Floats
+    laplace: bool
+
+    @property
+    def count(self) -> float:
+        """The noisy number of rows, at least 1."""
+        return max(1.0, float(self.matrix[0, 0]))
+
+    @cached_property
+    def draws(self) -> Floats:
+        """Draws of the noise of all cells, of unit variance; the same for the same number of cells."""
+        return unit_draws(len(self.places), self.laplace)
+
+    def map_of(self, derivative: Callable[[Floats], Floats]) -> Floats:
+        """Return the linear map from the cells' noise to what a linear function of the matrix's noise makes of it."""
+        size = len(self.matrix)
+        rows = []
+        for entries in self.places:
+            change = np.zeros((size, size))
+            for i, j in entries:
+                change[i, j] = change[j, i] = 1.0
+            rows.append(derivative(change))
+        return np.stack(rows, axis=-1) * self.noises
+
+
+def unit_draws(cells: int, laplace: bool) -> Floats:
+    """Return draws of independent noise of unit variance; a fixed sequence, for intervals only."""
+    sequence = np.random.Generator(np.random.PCG64(0))
+    shape = (DRAWS, cells)
+    return sequence.laplace(0, np.sqrt(0.5), shape) if laplace else sequence.standard_normal(shape)
+
+
+def half_widths(linear: Floats, draws: Floats, confidence: float) -> Floats:
+    """Return half the widths of intervals for errors that are linear in the noise, one for each row of `linear`."""
+    return np.asarray(np.quantile(np.abs(draws @ linear.T), confidence, axis=0))
+
+
+@dataclass(frozen=True)
+class MomentPlan:
+    """The plan of noisy moments of a design: the measure, and the searches that choose its values."""
+
+    settings: Settings
+    design: Design
+
+    @property
+    def keyed(self) -> bool:
+        """True if units have a key, so that each unit's sums can be scaled."""
+        return self.settings.context.dataset.units[self.settings.unit].kind != "row"
+
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows of one unit, by the plan or as given; None if that is to be bounded privately."""
+        known = self.design.rows.stability(self.settings.context, self.settings.unit).max_rows
+        return known if known is not None else self.settings.bound.max_rows
+
+    @property
+    def gaussian(self) -> bool:
+        """True if noise is Gaussian, and sums are scaled by their L2 norm."""
+        return self.settings.spend.gaussian
+
+    @property
+    def searches_radius(self) -> bool:
+        """True if the radius is chosen privately."""
+        return self.keyed and (self.most_rows is None or self.design.standard == "private")
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of terms whose products are measured; term 0 is 1."""
+        size = len(self.design.columns) + 1
+        return [(i, j) for i in range(size) for j in range(i, size) if not self._follows(i, j)]
+
+    def _follows(self, i: int, j: int) -> bool:
+        """Return True if a product follows from others: the square of an indicator, or two levels of one category."""
+        if i == 0:
+            return False
+        one, two = self.design.columns[i - 1], self.design.columns[j - 1]
+        return one.indicator and two.indicator and one.source == two.source
+
+    def radius(self) -> Expr:
+        """Return the number of lattice steps of one unit of a product: RADIUS over the size that the ball stands for."""
+        if self.searches_radius:
+            return EstimatedValue("radius", 1, RADIUS)
+        rows = self.most_rows or 1
+        return LiteralValue(Fraction(max(1, int(RADIUS / (rows * self.largest_row())))))
+
+    def largest_row(self) -> Fraction:
+        """Return the most that the norm of one row's products can be, in standard units."""
+        numbers, sources = len(self.design.numbers), {c.source for c in self.design.columns if c.indicator}
+        reach = self.design.reach if self.design.standard == "private" else 1
+        squares = Fraction(1 + numbers * reach**2 + len(sources))
+        total = Fraction(1 + numbers * reach + len(sources))
+        return squares if self.gaussian else (total**2 + squares) / 2
+
+    def measure(self) -> Measure:
+        """Build the measure of all products."""
+        relation, unit = self.design.relation(), self.settings.unit
+        values = tuple(self._cell(i, j) for i, j in self.pairs)
+        if not self.keyed:
+            return SumVector(relation, values)
+        return ClippedSums(relation, unit, values, RADIUS, "l2" if self.gaussian else "l1")
+
+    def _weight(self, i: int, j: int) -> int:
+        """Return how much finer a product is measured, in units of the step of its cell."""
+        if not self.gaussian:
+            return OWN_WEIGHT
+        return OWN_WEIGHT if i == j else PAIR_WEIGHT
+
+    def _cell(self, i: int, j: int) -> Expr:
+        """Return the value that a row adds to a cell, rounded to whole steps."""
+        weighted = expr.Arithmetic("*", LiteralValue(Fraction(self._weight(i, j))), term_product(i, j))
+        return expr.Rounded("round", expr.Arithmetic("*", self.radius(), weighted), Fraction(OWN_WEIGHT))
+
+    def read(self, values: Floats, noise: ScaledNoise, chosen: Mapping[str, int]) -> Moments:
+        """Return the moments that were released, in standard units."""
+        radius = self.radius()
+        per_unit = float(chosen["radius"]) if self.searches_radius else float(Fraction(radius.value))  # type: ignore
+        scales = np.array([1 / (self._weight(i, j) * per_unit) for i, j in self.pairs])
+        places = tuple(self._entries(i, j) for i, j in self.pairs)
+        matrix = np.zeros((len(self.design.columns) + 1,) * 2)
+        for cell, entries in enumerate(places):
+            for i, j in entries:
+                matrix[i, j] = matrix[j, i] = values[cell] * scales[cell]
+        return Moments(matrix, places, noise.std * scales, noise.kind == "laplace")
+
+    def _entries(self, i: int, j: int) -> tuple[tuple[int, int], ...]:
+        """Return the entries of the matrix that a cell has: the sum of an indicator is also that of its square."""
+        is_sum_of_indicator = i == 0 and j > 0 and self.design.columns[j - 1].indicator
+        return ((i, j), (j, j)) if is_sum_of_indicator else ((i, j),)
+
+    # --- searches ------------------------------------------------------------------------------------------------
+
+    def searches(self) -> list[BoundSearch]:
+        """Build the searches for centres, scales and the radius; their losses are still to be set."""
+        found: list[BoundSearch] = []
+        if self.design.standard == "private":
+            for place in self.design.numbers:
+                found += [self._centre_search(place), self._zoom_search(place)]
+        return [*found, self._radius_search()] if self.searches_radius else found
+
+    def _places_of(self, value: Expr, cuts: tuple[Fraction, ...], places: Sequence[int], name: str) -> Measure:
+        """Count units by the place of their mean of a value between cuts; a row unit has one value."""
+        relation: Relation = Project(self.design.rows, (("value", value),))
+        if self.keyed:
+            relation = GroupBy(relation, (), (GroupAggregate("value", name, expr.ColumnRef("value")),), self.settings.unit)  # type: ignore[arg-type]
+        return Count(relation, (listed_key("place", places, expr.Bucket(expr.ColumnRef("value"), cuts)),))
+
+    def _search(self, tag: str, histogram: Measure, grid: Sequence[int], level: Fraction) -> BoundSearch:
+        """Build a search for a quantile over units; its loss is set later."""
+        mechanism = Calibrate("quantiles", self.settings.spend.loss, (("quantiles", (level,)),))
+        return BoundSearch(histogram, mechanism, tuple(grid), tag)
+
+    def _centre_search(self, place: int) -> BoundSearch:
+        """Build the search for the centre of a column: the median over units of their means."""
+        points = centre_candidates(-FINE, FINE)
+        cuts = tuple(Fraction(low + high, 2) for low, high in pairwise(points))
+        value = expr.Rescale(self.design.columns[place].value, FINE)
+        histogram = self._places_of(value, cuts, range(len(points)), "avg")
+        return self._search(f"centre{place}", histogram, [point + FINE + 1 for point in points], Fraction(1, 2))
+
+    def _zoom_search(self, place: int) -> BoundSearch:
+        """Build the search for the scale of a column, from the units' mean distances from its centre."""
+        logs = range(2 * LARGEST_ZOOM.bit_length() - 1)
+        zooms = [round(ZOOM_STEPS * 2 ** (log / 2)) for log in logs]
+        factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, MOVED_ROWS)
+        ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
+        value = expr.Absolute(self.design.distance(place))
+        # The largest distance comes first, so that zooms increase.
+        histogram = self._places_of(value, tuple(ends[:-1]), range(len(zooms) - 1, -1, -1), "avg")
+        return self._search(f"zoom{place}", histogram, zooms, level)
+
+    def _radius_search(self) -> BoundSearch:
+        """Build the search for the size that the ball stands for: most units' products have a smaller norm."""
+        sizes = [Fraction(round(SIZE_STEPS * 2 ** (log / 2)), SIZE_STEPS) for log in range(2 * LARGEST_SIZE_LOG2 + 1)]
+        per_unit = GroupBy(
+            Project(self.design.relation(), (("size", self.row_size()),)),
+            (),
+            (GroupAggregate("size", "sum", expr.ColumnRef("size")),),
+            self.settings.unit,
+        )
+        places = range(len(sizes) - 1, -1, -1)
+        key = listed_key("place", places, expr.Bucket(expr.ColumnRef("size"), tuple(sizes[:-1])))
+        grid = [int(RADIUS / size) for size in reversed(sizes)]
+        return self._search("radius", Count(per_unit, (key,)), grid, SCALED_UNITS)
+
+    def row_size(self) -> Expr:
+        """Return the norm of a row's products: its squared length in L2; in L1 half of that and its squared L1 norm."""
+        columns: list[Expr] = [expr.ColumnRef(f"z{place}") for place in range(len(self.design.columns))]
+        squares = add_up([ONE, *(expr.Arithmetic("*", column, column) for column in columns)])
+        size = squares
+        if not self.gaussian:
+            total = add_up([ONE, *(expr.Absolute(column) for column in columns)])
+            both = expr.Arithmetic("+", expr.Arithmetic("*", total, total), squares)
+            size = expr.Arithmetic("*", LiteralValue(Fraction(1, 2)), both)
+        return expr.Rounded("ceil", size, Fraction(1, SIZE_STEPS))
+
+
+def add_up(values: Sequence[Expr]) -> Expr:
+    """Return the expression of a sum."""
+    total = values[0]
+    for value in values[1:]:
+        total = expr.Arithmetic("+", total, value)
+    return total
+
+
+def term_product(i: int, j: int) -> Expr:
+    """Return the product of two terms; term 0 is 1, and term p the column z(p-1)."""
+    terms = [ONE if place == 0 else expr.ColumnRef(f"z{place - 1}") for place in (i, j)]
+    if i == 0:
+        return terms[1]
+    return expr.Arithmetic("*", terms[0], terms[1])
+
+
+def read_moments(plan: MomentPlan, released: Released) -> Moments:
+    """Return the moments that the first step of a statistic released."""
+    return plan.read(released.values(), released.noise(), released.chosen)
