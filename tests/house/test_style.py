@@ -18,14 +18,15 @@ TRUSTED = {
     "access": (1262, ("access",)),
     "bits, noise, mechanisms": (1160, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
     "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
-    "protocol, codec": (340, ("privacy/protocol.py", "privacy/codec.py")),
-    "kernel, cost, registration, contribution_bound, pacing, private_log": (
-        980,
+    "protocol, codec": (360, ("privacy/protocol.py", "privacy/codec.py")),
+    "kernel, cost, registration, contribution_bound, search_rules, pacing, private_log": (
+        1005,
         (
             "privacy/kernel.py",
             "privacy/cost.py",
             "privacy/registration.py",
             "privacy/contribution_bound.py",
+            "privacy/search_rules.py",
             "privacy/pacing.py",
             "privacy/private_log.py",
         ),

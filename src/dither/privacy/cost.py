@@ -120,7 +120,8 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     _check_values_open(request)
     _check_order(request.searches)
     plans = [*(part.measure for part in request.parts), *(search.histogram for search in request.searches)]
-    used_tags = {each.tag for plan in plans for each in (*unfilled_limits(plan), *unfilled_values(plan))}
+    used_tags = {limit.tag for plan in plans for limit in unfilled_limits(plan)}
+    used_tags |= {value.tag for plan in plans for value in unfilled_values(plan)}
     if unused_tags := [search.tag[:40] for search in request.searches if used_tags.isdisjoint(search.tags)]:
         raise InvalidPlan(f"no part uses the bound {unused_tags[0]!r}; remove its search")
     searches = tuple(_search_step(ctx, request, search) for search in request.searches)
@@ -299,7 +300,7 @@ class BoundedPart:
 def _bounded_part(searches: Sequence[BoundSearch], part: Measurement) -> BoundedPart:
     """Return a part with every combination of candidate bounds that its limits may get."""
     tags = {limit.tag for limit in unfilled_limits(part.measure)}
-    used = [search for search in searches if search.tag in tags]
+    used = [search for search in searches if search.tag in tags.intersection(search.tags)]
     if prod(len(search.grid) for search in used) > MAX_BOUND_COMBINATIONS:
         raise InvalidPlan(f"a part may have at most {MAX_BOUND_COMBINATIONS} combinations of bounds; use fewer")
     names = [search.tag for search in used]

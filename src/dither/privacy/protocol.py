@@ -77,17 +77,21 @@ class NewtonRule:
 
     The vector has the gradient at the weights that the search `start` chose ("": all are 0), then the upper triangle of
     the second derivatives, row by row. Weights are multiples of `step`, and 0 is the middle of the grid. `ridge` times
-    the standard deviation of the noise is added to every eigenvalue of the derivatives.
+    the standard deviation of the noise is added to every eigenvalue of the derivatives, which the vector has divided by
+    `divisor`.
     """
 
     size: int
     step: Fraction
     start: str = ""
     ridge: Fraction = Fraction(1)
+    divisor: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= MAX_WEIGHTS or not 0 < self.step <= 1 or not 0 < self.ridge <= LARGEST_BOUND:
-            raise InvalidPlan(f"a Newton rule needs 1 to {MAX_WEIGHTS} weights, a step up to 1, and a positive ridge")
+        if not 1 <= self.size <= MAX_WEIGHTS or not min(self.step, self.ridge, self.divisor) > 0:
+            raise InvalidPlan(f"a Newton rule needs 1 to {MAX_WEIGHTS} weights, and a positive step, ridge and divisor")
+        if max(self.step, self.ridge, self.divisor, 1 / self.step) > LARGEST_BOUND:
+            raise InvalidPlan("the step, ridge and divisor of a Newton rule must be at most 2^62")
 
     @property
     def cells(self) -> int:

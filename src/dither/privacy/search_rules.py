@@ -34,6 +34,7 @@ def newton_step(
     except np.linalg.LinAlgError:  # after the charge, nothing may fail
         return {tag: middle + int(weight) for tag, weight in zip(search.tags, start, strict=True)}
     divisors = np.maximum(eigenvalues, 0) + float(rule.ridge) * released.mechanism.std()
+    divisors *= float(rule.divisor)
     weights = start - axes @ (axes.T @ values[:size] / divisors) / float(rule.step)
     numbers = np.clip(np.nan_to_num(np.rint(weights)) + middle, low, high).astype(np.int64)
     return dict(zip(search.tags, numbers.tolist(), strict=True))

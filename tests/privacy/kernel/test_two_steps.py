@@ -22,7 +22,7 @@ from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.stability import EstimatedLimit
 from dither.privacy import cost as cost_module
-from dither.privacy import kernel as kernel_module
+from dither.privacy import search_rules
 from dither.privacy.contribution_bound import choose_contribution_bound
 from dither.privacy.cost import recompute_losses
 from dither.privacy.ledger.maintenance import verify
@@ -128,7 +128,7 @@ def test_the_time_of_two_steps_is_public(world: Any, opened: Any, monkeypatch: A
     room = opened(world(), clock=clock, schedule=Schedule(floor=200))
     promised = room.kernel.quote(ruled(), "ann")
     for number, bound in enumerate(GRID):
-        monkeypatch.setattr(kernel_module, "choose_contribution_bound", lambda *_, bound=bound: bound)
+        monkeypatch.setattr(search_rules, "choose_contribution_bound", lambda *_, bound=bound: bound)
         start = clock.ticks
         assert room.kernel.answer(ruled("1/100", repeat=number), "ann").chosen_bounds == (bound,)
         assert clock.ticks - start == promised.milliseconds
@@ -170,7 +170,7 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
         ),
     }
     monkeypatch.setattr(cost_module, "_total_loss", wrong[bug])
-    monkeypatch.setattr(kernel_module, "choose_contribution_bound", lambda search, *_: search.grid[-1])
+    monkeypatch.setattr(search_rules, "choose_contribution_bound", lambda search, *_: search.grid[-1])
     assert excess(room, replace(request, repeat=1)) > 0
 
 

@@ -21,9 +21,8 @@ from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project
-from dither.plan.sql.scope import Scope
 from dither.post.noise import Floats
-from dither.post.statistics.core import Population
+from dither.post.statistics.core import SourceRows
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
 Standard = Literal["declared", "private"]
@@ -39,7 +38,7 @@ ONE = LiteralValue(Fraction(1))
 
 
 @dataclass(frozen=True)
-class Column:
+class ModelColumn:
     """A column of a model: a number with its declared bounds, or the indicator of one level of a category."""
 
     name: str
@@ -82,7 +81,7 @@ class Design:
     """
 
     rows: Relation
-    columns: tuple[Column, ...]
+    columns: tuple[ModelColumn, ...]
     standard: Standard
     reach: int
 
@@ -109,10 +108,10 @@ class Design:
         if column.indicator:
             return column.value
         if self.standard == "declared":
-            return _scaled(expr.Rescale(column.value, RESOLUTION), Fraction(1, RESOLUTION))
+            return _multiply(expr.Rescale(column.value, RESOLUTION), Fraction(1, RESOLUTION))
         zoomed = expr.Arithmetic("*", self.distance(place), self.zoom(place))
         rounded = expr.Rounded("round", zoomed, Fraction(FINE * self.reach, RESOLUTION))
-        return expr.Clamp(_scaled(rounded, Fraction(1, FINE)), Fraction(-self.reach), Fraction(self.reach))
+        return expr.Clamp(_multiply(rounded, Fraction(1, FINE)), Fraction(-self.reach), Fraction(self.reach))
 
     def relation(self) -> Relation:
         """Return the rows with the columns in standard units, named z0, z1, ..."""
@@ -133,13 +132,13 @@ class Design:
         return Scaling(centres, scales, reach if self.numbers else 1.0)
 
 
-def _scaled(value: Expr, factor: Fraction) -> Expr:
+def _multiply(value: Expr, factor: Fraction) -> Expr:
     return expr.Arithmetic("*", LiteralValue(factor), value)
 
 
-def read_columns(rows: Population, names: Sequence[str], all_levels: bool = False) -> tuple[Column, ...]:
+def read_columns(rows: SourceRows, names: Sequence[str], all_levels: bool = False) -> tuple[ModelColumn, ...]:
     """Return the columns of a model; a category has an indicator for each level but its first, or for all of them."""
-    columns: list[Column] = []
+    columns: list[ModelColumn] = []
     for name in names:
         columns += _columns_of(rows, name, all_levels)
     if len(columns) > MAX_COLUMNS:
@@ -147,17 +146,17 @@ def read_columns(rows: Population, names: Sequence[str], all_levels: bool = Fals
     return tuple(columns)
 
 
-def _columns_of(rows: Population, name: str, all_levels: bool) -> list[Column]:
+def _columns_of(rows: SourceRows, name: str, all_levels: bool) -> list[ModelColumn]:
     """Return the columns that one column or expression of the source makes."""
     value, domain = rows.expression(name), rows.domain(name)
     match domain:
         case Number(lo=low, hi=high):
             if low == high:
                 raise InvalidParameter(f"{name} has only one declared value; leave it out")
-            return [Column(name, name, value, low, high)]
+            return [ModelColumn(name, name, value, low, high)]
         case Boolean():
             present = expr.Coalesce((expr.AsNumber(value), LiteralValue(Fraction(0))))
-            return [Column(name, name, present, Fraction(0), Fraction(1), True, True)]
+            return [ModelColumn(name, name, present, Fraction(0), Fraction(1), True, True)]
         case Category() | Reference():
             levels = levels_of(rows.context, name, domain)
             return [_indicator(name, value, level) for level in (levels if all_levels else levels[1:])]
@@ -165,10 +164,10 @@ def _columns_of(rows: Population, name: str, all_levels: bool) -> list[Column]:
             raise Unsupported(f"{name} cannot be a column of a model: give numbers, booleans or declared categories")
 
 
-def _indicator(name: str, value: Expr, level: Scalar) -> Column:
+def _indicator(name: str, value: Expr, level: Scalar) -> ModelColumn:
     is_level = expr.AsNumber(expr.Compare("=", value, LiteralValue(level)))
     present = expr.Coalesce((is_level, LiteralValue(Fraction(0))))
-    return Column(f"{name}={level}", name, present, Fraction(0), Fraction(1), level, True)
+    return ModelColumn(f"{name}={level}", name, present, Fraction(0), Fraction(1), level, True)
 
 
 def levels_of(context: Context, name: str, domain: Category | Reference) -> tuple[Scalar, ...]:
@@ -179,7 +178,7 @@ def levels_of(context: Context, name: str, domain: Category | Reference) -> tupl
     return tuple(public)
 
 
-def rows_without_null(rows: Population, names: Sequence[str]) -> Relation:
+def rows_without_null(rows: SourceRows, names: Sequence[str]) -> Relation:
     """Return the relation of the source without the rows in which one of the columns is NULL."""
     relation, scope = rows.question(["COUNT(*)"]).relation, rows.scope
     values = [rows.expression(name) for name in names]
@@ -187,7 +186,7 @@ def rows_without_null(rows: Population, names: Sequence[str]) -> Relation:
     return Filter(relation, expr.And(tuple(present))) if present else relation
 
 
-def read_frame(columns: Sequence[Column], frame: Any) -> Floats:
+def read_frame(columns: Sequence[ModelColumn], frame: Any) -> Floats:
     """Return the raw values of a frame, one column for each of the model's; the frame maps names to sequences."""
     missing = [column.source for column in columns if column.source not in _names(frame)]
     if missing:
@@ -209,8 +208,8 @@ def frame_column(frame: Any, name: str) -> list[Any]:
     return list(values)
 
 
-def _read_values(column: Column, frame: Any) -> Floats:
+def _read_values(column: ModelColumn, frame: Any) -> Floats:
     values = frame_column(frame, column.source)
     if column.indicator:
         return np.array([float(value == column.level) for value in values])
-    return np.clip(np.array(values, float), float(column.low), float(column.high))
+    return np.asarray(np.clip(np.array(values, float), float(column.low), float(column.high)), np.float64)

@@ -14,10 +14,10 @@ from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_values, walk
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats
-from dither.post.statistics.core import Population, Statistic
+from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import (
-    Column,
     Design,
+    ModelColumn,
     Scaling,
     Standard,
     frame_column,
@@ -62,7 +62,7 @@ def fit_linear(moments: Moments, penalties: Floats) -> LinearFit:
     """
     gram, target = moments.matrix[:-1, :-1] + np.diag(penalties), moments.matrix[:-1, -1]
     gram, ridge, share = regular(gram, moments)
-    inverse = np.linalg.inv(gram)
+    inverse: Floats = np.linalg.inv(gram).astype(np.float64)
     weights = inverse @ target
 
     def derivative(change: Floats) -> Floats:
@@ -95,7 +95,7 @@ class LinearModel(Result):
     `r2_` is the share of variance that the model explains in the data that were read, estimated from noisy sums.
     """
 
-    features: tuple[Column, ...] = ()
+    features: tuple[ModelColumn, ...] = ()
     target: str = ""
     coef_: Floats = field(default_factory=lambda: np.zeros(0))
     intercept_: float = 0.0
@@ -120,7 +120,7 @@ class LinearModel(Result):
 
 
 def make_regression(
-    rows: Population,
+    rows: SourceRows,
     target: str,
     features: Sequence[str],
     alpha: float,
@@ -131,7 +131,7 @@ def make_regression(
     if not features:
         raise InvalidParameter("a regression needs at least one column in features=")
     columns, (outcome, *more) = read_columns(rows, features), read_columns(rows, [target])
-    if more or outcome.indicator and outcome.level is not True:
+    if more or (outcome.indicator and outcome.level is not True):
         raise Unsupported(f"the target {target} must be a number or a boolean; for a category, use classify")
     plan = moment_plan(rows, [*features, target], (*columns, outcome), standard)
     if population and (plan.most_rows != 1 or (plan.keyed and plan.design.standard == "private")):
@@ -146,9 +146,9 @@ def make_regression(
 
 
 def moment_plan(
-    rows: Population, names: Sequence[str], columns: tuple[Column, ...], standard: Standard | None
+    rows: SourceRows, names: Sequence[str], columns: tuple[ModelColumn, ...], standard: Standard | None
 ) -> MomentPlan:
-    """Plan noisy moments of columns; by default declared bounds for units with few rows, and private ones for others."""
+    """Plan noisy moments of columns; by default with private bounds if one unit may have any number of rows."""
     if standard not in (None, "declared", "private"):
         raise InvalidParameter(f"standardize= must be 'declared' or 'private', got {standard!r:.40}")
     settings, relation = rows.settings, rows_without_null(rows, names)
@@ -166,11 +166,12 @@ def moment_statistic(plan: MomentPlan, finish: Any, expect: Any) -> SteppedStati
         searches = list(with_shares(searches, plan.settings, SEARCH_SHARE / len(searches)))
     step = Step(plan.measure(), whole)
     return SteppedStatistic(
-        plan.settings, (), _not_built, expect, plan_notes(plan), tuple(searches), (step,), finish
+        plan.settings, (), not_built, expect, plan_notes(plan), tuple(searches), (step,), finish
     )  # fmt: skip
 
 
-def _not_built(measured: object) -> Any:
+def not_built(measured: object) -> Any:
+    """Refuse to build a statistic that is finished from its steps."""
     raise TypeError("a stepped statistic is finished, not built")
 
 
@@ -324,4 +325,3 @@ def even_moments(design: Design) -> Floats:
     matrix = np.outer(means, means)
     np.fill_diagonal(matrix, squares)
     return matrix
-

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+from dither.loss import Rational
 from dither.plan.context import Context
-from dither.post.statistics.core import Statistic, StatisticOptions, read_population, statistic
+from dither.post.statistics.core import Statistic, StatisticOptions, read_rows, statistic
 from dither.post.statistics.design import Standard
 from dither.post.statistics.linear import LinearModel, make_regression
+from dither.post.statistics.logistic import LogisticModel, make_logistic
 from dither.privacy.protocol import Kernel
+from dither.schema import Scalar
 
 
 class Models:
@@ -38,5 +41,27 @@ class Models:
         by private centres and scales (`standardize="private"`, the default for units with many rows). Intervals include
         the noise, and sampling error too with `population=True`.
         """
-        rows = read_population(self, source, options)
+        rows = read_rows(self, source, options)
         return make_regression(rows, target, features, alpha, standardize, population)
+
+    @statistic
+    def classify(
+        self,
+        source: str,
+        target: str,
+        features: Sequence[str],
+        *,
+        positive: Scalar = None,
+        alpha: float = 0.0,
+        standardize: Standard | None = None,
+        sample: Rational | None = None,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[LogisticModel]:
+        """Fit a logistic regression by Newton steps on noisy gradients, all in one charge.
+
+        The target is a boolean, a number with two values, or a category of which `positive` is one class. `alpha` is a
+        ridge penalty on weights in standard units. With `sample=0.1`, each unit is read with that probability only, and
+        the noise is calibrated to the loss that this amplifies.
+        """
+        rows = read_rows(self, source, options)
+        return make_logistic(rows, target, features, positive, alpha, standardize, sample)

@@ -25,8 +25,8 @@ from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.relations.project import Project
 from dither.post.contribution_bound import centre_candidates
 from dither.post.noise import Floats, ScaledNoise
-from dither.post.statistics.design import FINE, LARGEST_ZOOM, ONE, ZOOM_STEPS, Design
 from dither.post.statistics.core import Settings
+from dither.post.statistics.design import FINE, LARGEST_ZOOM, ONE, ZOOM_STEPS, Design
 from dither.post.statistics.steps import Released, listed_key
 from dither.privacy.protocol import BoundSearch, Calibrate
 
@@ -136,11 +136,18 @@ class MomentPlan:
         return one.indicator and two.indicator and one.source == two.source
 
     def radius(self) -> Expr:
-        """Return the number of lattice steps of one unit of a product: RADIUS over the size that the ball stands for."""
+        """Return the lattice steps of one unit of a product: RADIUS over the size that the ball stands for."""
         if self.searches_radius:
             return EstimatedValue("radius", 1, RADIUS)
         rows = self.most_rows or 1
         return LiteralValue(Fraction(max(1, int(RADIUS / (rows * self.largest_row())))))
+
+    def per_unit(self, chosen: Mapping[str, int]) -> float:
+        """Return the lattice steps of one unit of a product, as the kernel chose them."""
+        radius = self.radius()
+        if isinstance(radius, LiteralValue):
+            return float(Fraction(radius.value))  # type: ignore[arg-type]
+        return float(chosen["radius"])
 
     def largest_row(self) -> Fraction:
         """Return the most that the norm of one row's products can be, in standard units."""
@@ -171,8 +178,7 @@ class MomentPlan:
 
     def read(self, values: Floats, noise: ScaledNoise, chosen: Mapping[str, int]) -> Moments:
         """Return the moments that were released, in standard units."""
-        radius = self.radius()
-        per_unit = float(chosen["radius"]) if self.searches_radius else float(Fraction(radius.value))  # type: ignore
+        per_unit = self.per_unit(chosen)
         scales = np.array([1 / (self._weight(i, j) * per_unit) for i, j in self.pairs])
         places = tuple(self._entries(i, j) for i, j in self.pairs)
         matrix = np.zeros((len(self.design.columns) + 1,) * 2)
@@ -196,11 +202,12 @@ class MomentPlan:
                 found += [self._centre_search(place), self._zoom_search(place)]
         return [*found, self._radius_search()] if self.searches_radius else found
 
-    def _places_of(self, value: Expr, cuts: tuple[Fraction, ...], places: Sequence[int], name: str) -> Measure:
+    def _places_of(self, value: Expr, cuts: tuple[Fraction, ...], places: Sequence[int]) -> Measure:
         """Count units by the place of their mean of a value between cuts; a row unit has one value."""
         relation: Relation = Project(self.design.rows, (("value", value),))
         if self.keyed:
-            relation = GroupBy(relation, (), (GroupAggregate("value", name, expr.ColumnRef("value")),), self.settings.unit)  # type: ignore[arg-type]
+            mean = GroupAggregate("value", "avg", expr.ColumnRef("value"))
+            relation = GroupBy(relation, (), (mean,), self.settings.unit)
         return Count(relation, (listed_key("place", places, expr.Bucket(expr.ColumnRef("value"), cuts)),))
 
     def _search(self, tag: str, histogram: Measure, grid: Sequence[int], level: Fraction) -> BoundSearch:
@@ -213,7 +220,7 @@ class MomentPlan:
         points = centre_candidates(-FINE, FINE)
         cuts = tuple(Fraction(low + high, 2) for low, high in pairwise(points))
         value = expr.Rescale(self.design.columns[place].value, FINE)
-        histogram = self._places_of(value, cuts, range(len(points)), "avg")
+        histogram = self._places_of(value, cuts, range(len(points)))
         return self._search(f"centre{place}", histogram, [point + FINE + 1 for point in points], Fraction(1, 2))
 
     def _zoom_search(self, place: int) -> BoundSearch:
@@ -224,7 +231,7 @@ class MomentPlan:
         ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
         value = expr.Absolute(self.design.distance(place))
         # The largest distance comes first, so that zooms increase.
-        histogram = self._places_of(value, tuple(ends[:-1]), range(len(zooms) - 1, -1, -1), "avg")
+        histogram = self._places_of(value, tuple(ends[:-1]), range(len(zooms) - 1, -1, -1))
         return self._search(f"zoom{place}", histogram, zooms, level)
 
     def _radius_search(self) -> BoundSearch:

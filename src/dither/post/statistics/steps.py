@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
+
 from dither.errors import DitherError, Unsupported
 from dither.loss import Loss
 from dither.plan.context import Context
@@ -22,8 +24,6 @@ from dither.privacy.codec import schema_hash
 from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Release, ReleasedMeasurement, Request
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Step:
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Released:
-    """What the steps of a statistic released, and the values that were chosen, by tag; `releases` has the charge."""
+    """The release of a statistic's steps, and the values that were chosen, by tag; `releases` has the charge."""
 
     settings: Settings
     parts: tuple[ReleasedMeasurement, ...]
@@ -104,8 +104,10 @@ class SteppedStatistic(Statistic[R]):
         settings = self.settings
         quoted = settings.asker.kernel.quote(self.request(), settings.asker.token)
         expected: Sequence[Expected] = () if self.expect is None else self.expect([self.step_measurements()])
+        own = [part.loss for part in quoted.losses if part.unit == settings.unit]
+        loss = own[0] if own else settings.spend.loss
         return Quote(
-            loss=settings.spend.loss,
+            loss=loss,
             losses=quoted.losses,
             expected=tuple(expected),
             bounds={},
@@ -113,7 +115,7 @@ class SteppedStatistic(Statistic[R]):
             free=quoted.free,
             time_class=quoted.time_class,
             milliseconds=quoted.milliseconds,
-            notes=(*self.notes, *other_budget_notes(quoted.losses, settings.unit, settings.spend.loss)),
+            notes=(*self.notes, *other_budget_notes(quoted.losses, settings.unit, loss)),
         )
 
     def request(self) -> Request:

@@ -1,0 +1,326 @@
+"""Logistic regression by noisy gradients: a few Newton steps in one charge, each unit's sums scaled into one ball.
+
+Three searches improve the weights from zero, each by a noisy gradient and its noisy derivatives at the weights of the
+one before. The rest of the loss measures both at the third weights; the last step is taken here, and its errors are
+those of the noise. Gradients of first order alone would need tens of steps, each with a share of the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dither.errors import InvalidParameter, Unsupported
+from dither.loss import Pure, Rational, rational
+from dither.plan import expressions as expr
+from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import Measure
+from dither.plan.measures.sums import SumVector
+from dither.plan.relations.bounding import Sample
+from dither.plan.relations.core import Relation
+from dither.plan.relations.project import Project
+from dither.post.noise import Floats
+from dither.post.query.spend import Spend
+from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.design import (
+    ONE,
+    ModelColumn,
+    Scaling,
+    Standard,
+    frame_column,
+    levels_of,
+    read_columns,
+    read_frame,
+)
+from dither.post.statistics.linear import INTERCEPT, moment_plan, not_built, plan_notes, reach_notes
+from dither.post.statistics.moments import RADIUS, MomentPlan, add_up, half_widths, term_product, unit_draws
+from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.steps import Released, Step, SteppedStatistic, additive, with_shares
+from dither.privacy.accounting.composition import sampled_loss
+from dither.privacy.protocol import BoundSearch, NewtonRule
+from dither.schema import Boolean, Category, Number, Reference, Scalar
+
+# Newton steps before the last one, and the shares of the loss for each and for choosing centres, scales and radius.
+NEWTON_STEPS = 3
+NEWTON_SHARE, SEARCH_SHARE = Fraction(1, 10), Fraction(1, 5)
+# Weights in standard units are within this limit, and multiples of this step.
+WEIGHT_LIMIT, WEIGHT_STEPS = 16, 1 << 10
+# Probabilities are multiples of this step.
+CHANCE_STEP = Fraction(1, 1 << 12)
+# Second derivatives are measured coarser than the gradient, of which errors matter more.
+CURVATURE_WEIGHT = 4
+# Added to eigenvalues of the second derivatives, in standard deviations of their noise.
+RIDGE = 2
+
+
+@dataclass(frozen=True)
+class LogisticPlan:
+    """The plan of a logistic regression: moments of the features for the searches, and the target as 0 or 1."""
+
+    moments: MomentPlan
+    outcome: Expr
+
+    @property
+    def size(self) -> int:
+        """The number of weights, with the intercept."""
+        return len(self.moments.design.columns) + 1
+
+    def weight(self, round_: int, place: int) -> EstimatedValue:
+        """Return a weight that the search of a round chooses."""
+        limit = WEIGHT_LIMIT * WEIGHT_STEPS
+        return EstimatedValue(f"weights{round_}.{place}", -limit, limit, Fraction(1, WEIGHT_STEPS))
+
+    def chance(self, round_: int) -> Expr:
+        """Return the predicted probability at the weights of a round; a half before the first."""
+        if round_ == 0:
+            return LiteralValue(Fraction(1, 2))
+        terms = [ONE, *(expr.ColumnRef(f"z{place}") for place in range(self.size - 1))]
+        score = add_up([expr.Arithmetic("*", self.weight(round_, p), term) for p, term in enumerate(terms)])
+        return expr.Function("logistic", score, CHANCE_STEP)
+
+    def relation(self, round_: int) -> Relation:
+        """Return the rows with standard columns, residual r and curvature h at the weights of a round."""
+        names = [f"z{place}" for place in range(self.size - 1)]
+        own = [(name, self.moments.design.standard_value(place)) for place, name in enumerate(names)]
+        columns = [(name, expr.ColumnRef(name)) for name in names]
+        rows: Relation = Project(self.moments.design.rows, (*own, ("y", self.outcome)))
+        rows = Project(rows, (*columns, ("y", expr.ColumnRef("y")), ("p", self.chance(round_))))
+        chance = expr.ColumnRef("p")
+        spread = expr.Arithmetic("*", chance, expr.Arithmetic("-", ONE, chance))
+        residual = expr.Arithmetic("-", chance, expr.ColumnRef("y"))
+        curvature = expr.Clamp(expr.Rounded("round", spread, CHANCE_STEP), Fraction(0), Fraction(1, 4))
+        return Project(rows, (*columns, ("r", residual), ("h", curvature)))
+
+    def measure(self, round_: int) -> Measure:
+        """Build the measure of the gradient and its derivatives at the weights of a round."""
+        pairs = zip(*np.triu_indices(self.size), strict=True)
+        gradient = [self._cell(expr.ColumnRef("r"), term_product(0, place), 1) for place in range(self.size)]
+        curvature = [self._cell(expr.ColumnRef("h"), term_product(int(i), int(j)), CURVATURE_WEIGHT) for i, j in pairs]
+        values, plan = (*gradient, *curvature), self.moments
+        if not plan.keyed:
+            return SumVector(self.relation(round_), values)
+        norm = "l2" if plan.gaussian else "l1"
+        return ClippedSums(self.relation(round_), plan.settings.unit, values, RADIUS, norm)  # type: ignore[arg-type]
+
+    def _cell(self, factor: Expr, product: Expr, coarser: int) -> Expr:
+        """Return what a row adds to a cell, in whole steps."""
+        value = expr.Arithmetic("*", expr.Arithmetic("*", factor, product), LiteralValue(Fraction(1, coarser)))
+        return expr.Rounded("round", expr.Arithmetic("*", self.moments.radius(), value), Fraction(1))
+
+    def newton_search(self, round_: int) -> BoundSearch:
+        """Build the search for the weights of a round, from those of the round before."""
+        rule = NewtonRule(
+            self.size,
+            Fraction(1, WEIGHT_STEPS),
+            f"weights{round_ - 1}" if round_ > 1 else "",
+            Fraction(RIDGE),
+            Fraction(CURVATURE_WEIGHT),
+        )
+        measure, settings = self.measure(round_ - 1), self.moments.settings
+        noise = additive(settings, measure, settings.spend.share(NEWTON_SHARE))
+        return BoundSearch(measure, noise, (1, 2 * WEIGHT_LIMIT * WEIGHT_STEPS + 1), f"weights{round_}", rule)
+
+    def statistic(self, finish: Any, notes: Sequence[str]) -> SteppedStatistic[Any]:
+        """Make the statistic: private centres and scales, Newton steps, and the last sums."""
+        chosen, whole = self.moments.searches(), 1 - NEWTON_STEPS * NEWTON_SHARE
+        if chosen:
+            whole -= SEARCH_SHARE
+            chosen = list(with_shares(chosen, self.moments.settings, SEARCH_SHARE / len(chosen)))
+        steps = [self.newton_search(round_) for round_ in range(1, NEWTON_STEPS + 1)]
+        last = Step(self.measure(NEWTON_STEPS), whole)
+        return SteppedStatistic(
+            self.moments.settings, (), not_built, None, tuple(notes), (*chosen, *steps), (last,), finish
+        )
+
+
+@dataclass(frozen=True)
+class LogisticFit:
+    """Weights in standard units after the last step, and the map from the cells' unit noise to their errors."""
+
+    weights: Floats
+    noise_map: Floats
+
+
+def last_step(values: Floats, noise: float, start: Floats, penalties: Floats) -> LogisticFit:
+    """Take the last Newton step from noisy sums, all in units of one cell; the error is linear in the noise."""
+    size = len(start)
+    gradient, rows = values[:size] + penalties * start, np.triu_indices(size)
+    curvature = np.zeros((size, size))
+    curvature[rows] = CURVATURE_WEIGHT * values[size:]
+    eigenvalues, axes = np.linalg.eigh(curvature, UPLO="U")
+    regular = axes @ np.diag(np.maximum(eigenvalues, 0) + RIDGE * CURVATURE_WEIGHT * noise) @ axes.T
+    inverse = np.linalg.inv(regular + np.diag(penalties))
+    step = inverse @ gradient
+    by_curvature = np.zeros((size, len(values) - size))
+    for cell, (i, j) in enumerate(zip(*rows, strict=True)):
+        change = np.zeros(size)
+        change[i] += step[j]
+        change[j] += step[i] if i != j else 0.0
+        by_curvature[:, cell] = inverse @ change * CURVATURE_WEIGHT
+    return LogisticFit(start - step, noise * np.hstack([-inverse, by_curvature]))
+
+
+@dataclass(frozen=True, repr=False)
+class LogisticModel(Result):
+    """A fitted logistic regression: `coef_` and `intercept_` in raw units, `predict`, `predict_proba` and `score`.
+
+    `classes_` has the two classes; `coef_` is about the second. `std_errors_` are those of noise, the intercept first.
+    """
+
+    features: tuple[ModelColumn, ...] = ()
+    target: str = ""
+    classes_: tuple[Scalar, ...] = ()
+    coef_: Floats = field(default_factory=lambda: np.zeros(0))
+    intercept_: float = 0.0
+    std_errors_: Floats = field(default_factory=lambda: np.zeros(0))
+    weights: Floats = field(default_factory=lambda: np.zeros(0))
+    scaling: Scaling | None = None
+
+    @property
+    def feature_names_in_(self) -> list[str]:
+        """The names of the coefficients."""
+        return [column.name for column in self.features]
+
+    def decision_function(self, frame: Any) -> Floats:
+        """Return the log-odds of the second class for each row of a frame; values beyond the reach are moved to it."""
+        raw = read_frame(self.features, frame)
+        standard = raw if self.scaling is None else self.scaling.standard(raw)
+        return np.asarray(standard @ self.weights[1:] + self.weights[0])
+
+    def predict_proba(self, frame: Any) -> Floats:
+        """Return the probabilities of both classes for each row of a frame."""
+        chance = 1 / (1 + np.exp(-np.clip(self.decision_function(frame), -500, 500)))
+        return np.column_stack([1 - chance, chance])
+
+    def predict(self, frame: Any) -> list[Any]:
+        """Return the likelier class for each row of a frame."""
+        return [self.classes_[int(score > 0)] for score in self.decision_function(frame)]
+
+    def score(self, frame: Any, target: Sequence[Any] | None = None) -> float:
+        """Return the share of rows of a frame whose class is predicted; by default the target is its own column."""
+        truth = frame_column(frame, self.target) if target is None else list(target)
+        return float(np.mean([one == two for one, two in zip(self.predict(frame), truth, strict=True)]))
+
+
+def make_logistic(
+    rows: SourceRows,
+    target: str,
+    features: Sequence[str],
+    positive: Scalar,
+    alpha: float,
+    standard: Standard | None,
+    sample: Rational | None,
+) -> Statistic[LogisticModel]:
+    """Make the statistic of a logistic regression."""
+    if not features:
+        raise InvalidParameter("a classification needs at least one column in features=")
+    outcome, classes = read_classes(rows, target, positive)
+    if sample is not None:
+        rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
+    plan = LogisticPlan(moment_plan(rows, [*features, target], read_columns(rows, features), standard), outcome)
+    if sample is not None:
+        plan = with_sample(plan, rational(sample, "sample"))
+    notes = [*plan_notes(plan.moments), *sample_notes(sample)]
+
+    def finish(released: Released) -> LogisticModel:
+        return build_logistic(plan, released, target, classes, alpha, notes)
+
+    return plan.statistic(finish, notes)
+
+
+def read_classes(rows: SourceRows, target: str, positive: Scalar) -> tuple[Expr, tuple[Scalar, ...]]:
+    """Return the target as 0 or 1, and the two classes: every other value, and `positive`."""
+    value, domain = rows.expression(target), rows.domain(target)
+    match domain:
+        case Boolean():
+            classes: tuple[Scalar, ...] = (False, True)
+            is_second: Expr = value
+        case Number(lo=low, hi=high, step=step) if high - low == step:
+            classes = (int(low) if low == int(low) else low, int(high) if high == int(high) else high)
+            is_second = expr.Compare("=", value, LiteralValue(high))
+        case Category() | Reference():
+            levels = levels_of(rows.context, target, domain)
+            if positive is None and len(levels) != 2:
+                raise InvalidParameter(f"{target} has {len(levels)} values; name one class with positive=")
+            second = levels[1] if positive is None else positive
+            if second not in levels:
+                raise InvalidParameter(f"positive= must be a declared value of {target}, got {positive!r:.40}")
+            others = [level for level in levels if level != second]
+            classes = (others[0] if len(others) == 1 else f"not {second}", second)
+            is_second = expr.Compare("=", value, LiteralValue(second))
+        case _:
+            raise Unsupported(f"the target {target} must be a boolean, a category, or a number with two values")
+    return expr.Coalesce((expr.AsNumber(is_second), LiteralValue(Fraction(0)))), classes
+
+
+def sampled_spend(rows: SourceRows, sample: Rational) -> Spend:
+    """Return the loss on a sample of units that costs the loss asked for, since sampling amplifies privacy."""
+    rate, loss = rational(sample, "sample"), rows.settings.spend.loss
+    unit = rows.context.dataset.units[rows.settings.unit]
+    if not 0 < rate <= 1 or not isinstance(loss, Pure) or unit.kind == "row":
+        raise InvalidParameter("sample= must be above 0 and at most 1, with epsilon=, and needs a unit with a key")
+    wanted = loss.epsilon
+    inner = rational(f"{math.log(1 + (math.exp(float(wanted)) - 1) / float(rate)):.9g}")
+    while sampled_loss(Pure(inner), rate).epsilon > wanted:
+        inner *= Fraction(999_999, 1_000_000)
+    return Spend(Pure(inner))
+
+
+def with_sample(plan: LogisticPlan, rate: Fraction) -> LogisticPlan:
+    """Read each unit with this probability only, in all steps the same ones."""
+    design = plan.moments.design
+    sampled = Sample(design.rows, rate, plan.moments.settings.unit, "classify")
+    return replace(plan, moments=replace(plan.moments, design=replace(design, rows=sampled)))
+
+
+def sample_notes(sample: Rational | None) -> list[str]:
+    """Say that a sample was read."""
+    if sample is None:
+        return []
+    return [f"each unit is read with probability {sample}; noise is smaller on the sample, for the same loss"]
+
+
+def build_logistic(
+    plan: LogisticPlan,
+    released: Released,
+    target: str,
+    classes: tuple[Scalar, ...],
+    alpha: float,
+    notes: Sequence[str],
+) -> LogisticModel:
+    """Build the fitted model: take the last step, and return to raw units."""
+    moments, design = plan.moments, plan.moments.design
+    middle = WEIGHT_LIMIT * WEIGHT_STEPS + 1
+    tags = [f"weights{NEWTON_STEPS}.{place}" for place in range(plan.size)]
+    start = np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
+    noise, scaling = released.noise(), design.scaling(released.chosen)
+    penalties = np.concatenate([[0.0], np.full(plan.size - 1, alpha * moments.per_unit(released.chosen))])
+    fit = last_step(released.values(), noise.std, start, penalties)
+    matrix = np.diag(np.concatenate([[1.0], 1 / scaling.scales]))
+    matrix[0, 1:] = -scaling.centres / scaling.scales
+    raw, linear = matrix @ fit.weights, matrix @ fit.noise_map
+    draws = unit_draws(linear.shape[1], noise.kind == "laplace")
+    half, errors = half_widths(linear, draws, moments.settings.confidence), np.sqrt((linear**2).sum(axis=1))
+    columns = [
+        key_column("term", [INTERCEPT, *(column.name for column in design.columns)]),
+        noisy_column("coefficient", raw, errors, raw - half, raw + half),
+    ]
+    summary = (f"logistic regression of {target} = {classes[1]} on {len(design.columns)} columns",)
+    all_notes = [*notes, ERROR_NOTE, *reach_notes(moments, scaling)]
+    fields = result_fields(released.measurements, f"classify {target}", columns, summary, all_notes)
+    return LogisticModel(
+        **fields, features=design.columns, target=target, classes_=classes, coef_=raw[1:], intercept_=float(raw[0]),
+        std_errors_=errors, weights=fit.weights, scaling=scaling,
+    )  # fmt: skip
+
+
+ERROR_NOTE = (
+    "coefficients are those after four Newton steps from zero; intervals include the noise of the last, not sampling "
+    "error, and not what is left to the optimum"
+)
