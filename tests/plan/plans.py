@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from random import Random
@@ -223,11 +223,21 @@ def schema(rng: Random) -> Dataset:
         units["window"] = Unit(
             "window", "window", {"events": "pid"}, {"events": "t"}, rng.choice(["day", "week", "month", "year"])
         )
+    units = with_cap(Random(repr(tables)), units)
     zone = rng.choice(["UTC", "UTC", "UTC", "Europe/Paris", "America/New_York"])
     moment = tables["events"].columns["t"].domain
     if zone != "UTC" and (moment.lo < 0 or moment.hi > 4_000_000_000_000_000):
         zone = "UTC"
     return Dataset("d", "p", "1", tables, units, (), timezone=zone)
+
+
+def with_cap(rng: Random, units: dict[str, Unit]) -> dict[str, Unit]:
+    """Now and then, cap the rows of a unit in one of its tables; this draws from numbers of its own."""
+    capped = rng.choice([None, None, *(unit for unit in units.values() if unit.kind != "row")])
+    if capped is None:
+        return units
+    caps = {table: rng.randint(1, 3) for table in capped.keys if rng.random() < 0.8}
+    return units | {capped.name: replace(capped, max_rows=caps)}
 
 
 def _table(name: str, private: bool, columns: dict[str, Domain], unique: str | None = None) -> Table:

@@ -542,6 +542,10 @@ class Interpreter:
             for row in sorted(result, key=lambda row: spread(row.order)):
                 best.setdefault(row.cells[table.unique], row)
             result = list(best.values())
+        else:
+            for unit in units:
+                if node.table in unit.max_rows:
+                    result = self._first(result, lambda row, name=unit.name: row.units[name], unit.max_rows[node.table])
         return result
 
     def _filter(self, node: r.Filter) -> list[Row]:

@@ -35,20 +35,26 @@ class ColumnInspection:
 
 @dataclass(frozen=True)
 class TableInspection:
-    """The records of a table, how many of them a scan drops, and the corrections in each column."""
+    """The records of a table, and the corrections in each column.
+
+    A scan drops `dropped` of the records for their keys, and further `capped` ones that are beyond a unit's max_rows.
+    """
 
     rows: int
     dropped: int
     columns: Mapping[str, ColumnInspection]
+    capped: int = 0
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableInspection:
         """Read what a snapshot's manifest has stored."""
-        return cls(data["rows"], data["dropped"], {k: ColumnInspection(**c) for k, c in data["columns"].items()})
+        columns = {k: ColumnInspection(**c) for k, c in data["columns"].items()}
+        return cls(data["rows"], data["dropped"], columns, data.get("capped", 0))
 
     def counts(self, table: str) -> dict[str, int]:
-        """Return corrected values by "table.column", and dropped rows by "table"."""
-        return {f"{table}.{name}": column.corrected for name, column in self.columns.items()} | {table: self.dropped}
+        """Return corrected values by "table.column", dropped rows by "table", and those beyond a cap apart."""
+        dropped = {table: self.dropped, f"{table} (beyond max_rows)": self.capped}
+        return {f"{table}.{name}": column.corrected for name, column in self.columns.items()} | dropped
 
 
 def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterator[str]:
@@ -64,6 +70,11 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
             yield (
                 f"{_share(table.dropped, table.rows)} rows of {name} are dropped: their unit's key or time cannot be"
                 " read, or they repeat a value of the unique column"
+            )
+        if table.capped:
+            yield (
+                f"{_share(table.capped, table.rows)} rows of {name} are beyond max_rows of their unit and are never"
+                " read; if units can have that many, raise max_rows"
             )
 
 

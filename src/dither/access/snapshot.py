@@ -125,7 +125,8 @@ def description_hash(dataset: Dataset) -> str:
         for name, table in dataset.tables.items()
     ]
     units = [(name, u.kind, dict(u.keys), dict(u.times), u.every) for name, u in dataset.units.items()]
-    return sha256(repr((FORMAT, dataset.timezone, tables, units)).encode()).hexdigest()
+    caps = [(name, sorted(u.max_rows.items())) for name, u in dataset.units.items() if u.max_rows]
+    return sha256(repr((FORMAT, dataset.timezone, tables, units, *caps)).encode()).hexdigest()
 
 
 def source_stamp(table: Table, dataset: Dataset) -> str:

@@ -95,7 +95,8 @@ def _unit_text(unit: dict[str, Any]) -> str:
     if unit["kind"] == "row":
         return f"one row of {', '.join(unit['tables'])}"
     keys = ", ".join(f"{table}.{column}" for table, column in unit["tables"].items())
-    return f"all rows with the same {keys}" + (f", within one {unit['every']}" if unit["every"] else "")
+    caps = "".join(f"; at most {rows:,} rows in {table}" for table, rows in unit["max_rows"].items())
+    return f"all rows with the same {keys}" + (f", within one {unit['every']}" if unit["every"] else "") + caps
 
 
 @app.command()

@@ -88,6 +88,14 @@ class Context:
         keys = {key for unit in self.dataset.units.values() if (key := unit.keys.get(table.name)) is not None}
         return table.unique is not None and keys <= {table.unique}
 
+    def row_cap(self, table: str) -> tuple[str, int] | None:
+        """Return the unit whose rows in a table are capped on reading, and the cap; None if nothing is dropped by it.
+
+        A unit has at most one row in a table with an enforced unique key, which no cap shortens.
+        """
+        caps = [(name, unit.max_rows[table]) for name, unit in self.dataset.units.items() if table in unit.max_rows]
+        return caps[0] if caps and not self.enforces_unique_key(self.table(table)) else None
+
     def multiplicity(self, table: Table, column: str) -> int | None:
         """Return the most rows that share a value of a column, or None if that is not public."""
         if table.unique == column and self.enforces_unique_key(table):

@@ -66,6 +66,8 @@ class Identifier:
     nullable: bool = False
 
 
+LARGEST_CAP = 1 << 31
+
 Domain = Number | Category | Reference | Boolean | Moment | Identifier
 Scalar = int | Fraction | str | bool | None
 
@@ -110,7 +112,8 @@ class Unit:
     Neighbouring datasets differ by one unit.
 
     `keys` maps each table that the unit covers to its key column (row units: the table to None);
-    `times` maps it to the column that places a row in a window.
+    `times` maps it to the column that places a row in a window; `max_rows` maps it to the most rows of one unit that
+    are ever read, if there is such a cap.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Unit:
     keys: Mapping[str, str | None]
     times: Mapping[str, str] = field(default_factory=dict)
     every: Every | None = None
+    max_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,8 @@ class Dataset:
     def __post_init__(self) -> None:
         for unit in self.units.values():
             _check_unit(unit, self.tables)
+        for table in {name for unit in self.units.values() for name in unit.max_rows}:
+            _check_row_cap(table, self.tables, self.units)
         for table in self.tables.values():
             for column in table.columns.values():
                 if isinstance(column.domain, Number):
@@ -208,6 +214,28 @@ def _check_unit(unit: Unit, tables: Mapping[str, Table]) -> None:
         times = [_domain_of(tables, table, time, subject) for table, time in unit.times.items()]
         if set(unit.times) != set(unit.keys) or unit.every is None or not all(isinstance(t, Moment) for t in times):
             raise InvalidSchema(f"{subject} needs a period, and a date or timestamp in each of its tables")
+
+
+def _check_row_cap(table: str, tables: Mapping[str, Table], units: Mapping[str, Unit]) -> None:
+    """Check the cap on a table's rows: one unit's, of a private table that no keyed unit covers by another key.
+
+    Rows beyond a cap are dropped by the key of its unit. Under another key, one person's rows could drop another's.
+    """
+    capped = [unit for unit in units.values() if table in unit.max_rows]
+    keys = {unit.keys[table] for unit in units.values() if unit.kind != "row" and table in unit.keys}
+    if len(capped) != 1:
+        raise InvalidSchema(f"only one unit can have max_rows for table {table}; remove the others")
+    (unit,) = capped
+    rows = unit.max_rows[table]
+    if unit.kind == "row" or table not in unit.keys or table not in tables or not tables[table].private:
+        raise InvalidSchema(f"max_rows of unit {unit.name}: {table} is no private table that it covers by a key")
+    if type(rows) is not int or not 1 <= rows <= LARGEST_CAP:
+        raise InvalidSchema(f"max_rows of unit {unit.name} must be whole numbers from 1 to 2^31; got {rows}")
+    if len(keys) > 1:
+        raise InvalidSchema(
+            f"max_rows of unit {unit.name}: other units cover table {table} by other keys, and the rows of one person"
+            " could then drop those of another; remove max_rows"
+        )
 
 
 def _domain_of(tables: Mapping[str, Table], table: str, column: str | None, subject: str) -> Domain:

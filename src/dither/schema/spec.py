@@ -10,8 +10,8 @@ from dither.schema.model import SourceKind
 FORMAT_VERSION = 1
 
 Kind = Literal[
-    "name", "text", "texts", "names", "boolean", "number", "moment", "version", "scalar", "names_by_name", "shape",
-    "shapes", "shapes_by_name",
+    "name", "text", "texts", "names", "boolean", "number", "moment", "version", "scalar", "names_by_name",
+    "counts_by_name", "shape", "shapes", "shapes_by_name",
 ]  # fmt: skip
 
 
@@ -43,6 +43,10 @@ class ObjectSpec:
 _BOUND_HELP = "inclusive; chosen by the curator, never read from the data"
 _PRECISIONS = ("day", "hour", "minute", "second", "millisecond", "microsecond")
 _WINDOW_LENGTHS = ("day", "week", "month", "quarter", "year")
+
+_ROW_CAP = FieldSpec(
+    "counts_by_name", "table: the most rows of one unit that are ever read; rows beyond are dropped, by the unit alone"
+)
 
 _MOMENT_FIELDS = {
     "min": FieldSpec("moment", f"first instant, {_BOUND_HELP}", required=True),
@@ -164,13 +168,15 @@ SHAPES: dict[str, ObjectSpec] = {
         variant_field="kind",
         variants={
             "user": {
-                "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True)
+                "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True),
+                "max_rows": _ROW_CAP,
             },
             "row": {"tables": FieldSpec("names", "the tables whose rows are units", required=True)},
             "window": {
                 "keys": FieldSpec("names_by_name", "table: key column, for each table that it covers", required=True),
                 "times": FieldSpec("names_by_name", "table: the column that places a row in a window", required=True),
                 "every": FieldSpec("text", "the length of a window", required=True, choices=_WINDOW_LENGTHS),
+                "max_rows": _ROW_CAP,
             },
         },
     ),
@@ -213,6 +219,7 @@ _SCHEMA_OF_KIND: dict[str, dict[str, Any]] = {
     "texts": {"type": "array", "items": {"type": ["string", "number", "boolean"]}, "minItems": 1},
     "names": {"type": "array", "items": {"type": "string", "pattern": NAME_PATTERN}, "minItems": 1},
     "names_by_name": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1},
+    "counts_by_name": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
     "boolean": {"type": "boolean"},
     "number": {"type": ["number", "string"]},
     "moment": {"type": "string"},

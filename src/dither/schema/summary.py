@@ -64,7 +64,8 @@ def _table(table: Table) -> dict[str, Any]:
 
 def _unit(unit: Unit) -> dict[str, Any]:
     """Return the public facts of a unit of privacy."""
-    return {"kind": unit.kind, "tables": dict(unit.keys), "times": dict(unit.times), "every": unit.every}
+    facts = {"kind": unit.kind, "tables": dict(unit.keys), "times": dict(unit.times), "every": unit.every}
+    return facts | {"max_rows": dict(unit.max_rows)}
 
 
 def _budget(cap: BudgetCap) -> dict[str, Any]:

@@ -143,8 +143,9 @@ class SqlEngine(ABC):
             key: ColumnInspection(source.kinds[key], row[f"c{i}"], row[f"m{i}"], row[f"l{i}"], row[f"h{i}"])
             for i, key in enumerate(columns)
         }
-        dropped = row["n"] - self._count_valid_rows(name) if limit is None else 0
-        return TableInspection(row["n"], dropped, inspected)
+        capped = self._count_capped_rows(name, source)
+        dropped = row["n"] - capped - self._count_valid_rows(name) if limit is None else 0
+        return TableInspection(row["n"], dropped, inspected, capped)
 
     def _flags(self, column: Column, kind: RawKind) -> dict[str, Sql]:
         """Build 1 for a record that is corrected (c), missing (m), below (l) or above (h) its bounds, else 0."""
@@ -154,9 +155,18 @@ class SqlEngine(ABC):
         flags = {key: case([(c, integer(1))], integer(0)) for key, c in {"m": missing, "l": below, "h": above}.items()}
         return flags | {"c": case([(is_clean(column, raw, kind, zone, self.dialect), integer(0))], integer(1))}
 
-    def _count_valid_rows(self, table: str) -> int:
-        """Count the rows that a scan of the table keeps."""
-        statement = SqlStatement(self.ctx, self._sources, self.dialect, keeps_order=False)
+    def _count_capped_rows(self, table: str, source: TableSource) -> int:
+        """Count the rows of a table, read from this source, that are dropped because their unit has too many."""
+        if self.ctx.row_cap(table) is None:
+            return 0
+        units = {name: replace(unit, max_rows={}) for name, unit in self.ctx.dataset.units.items()}
+        uncapped = replace(self.ctx, dataset=replace(self.ctx.dataset, units=units))
+        return self._count_valid_rows(table, source, uncapped) - self._count_valid_rows(table, source)
+
+    def _count_valid_rows(self, table: str, source: TableSource | None = None, ctx: Context | None = None) -> int:
+        """Count the rows that a scan of the table keeps; from another source, or under another description."""
+        sources = {**self._sources, table: source or self._sources[table]}
+        statement = SqlStatement(ctx or self.ctx, sources, self.dialect, keeps_order=False)
         scan = statement.table(Scan(table))
         counted = self._run(statement.finish(select(with_alias(count_star(), "n")).from_(scan, copy=False)))
         return int(counted.column("n")[0].as_py())

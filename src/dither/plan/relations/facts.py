@@ -28,8 +28,11 @@ def window_range(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
         read_unfiltered = any(
             child == scan for node in walk(plan) if not isinstance(node, Filter) for child in field_values(node)
         )
-        # A unique key keeps one row before any filter: a row of another window can displace a row in the range.
-        whole_range = read_unfiltered or plan == scan or ctx.enforces_unique_key(ctx.table(scan.table))
+        # A unique key, or a cap on the rows of another unit, selects rows before any filter: a row of another window can
+        # displace a row in the range.
+        cap = ctx.row_cap(scan.table)
+        selects_first = ctx.enforces_unique_key(ctx.table(scan.table)) or (cap is not None and cap[0] != unit)
+        whole_range = read_unfiltered or plan == scan or selects_first
         nodes: list[Relation] = [scan] if whole_range else [*filters]
         ranges += [span(node.domain(ctx)[time_columns[scan.table]]) for node in nodes]
     return (min(lo for lo, _ in ranges), max(hi for _, hi in ranges)) if ranges else None

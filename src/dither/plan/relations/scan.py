@@ -16,13 +16,16 @@ from dither.plan.relations.moments import source_with_moments
 from dither.plan.sql.builders import Sql, add_all, and_, case, integer, is_not_null, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
-from dither.plan.stability import UNAFFECTED, Stability
+from dither.plan.stability import UNAFFECTED, Stability, stability_after_bounding
 from dither.schema import Domain, Moment
 
 
 @dataclass(frozen=True)
 class Scan(Relation):
-    """A table of the dataset: each value corrected into its declared domain, rows without a valid unit key dropped."""
+    """A table of the dataset: each value corrected into its declared domain, rows without a valid unit key dropped.
+
+    If the description caps the rows of a unit, at most that many are kept, chosen among that unit's own rows.
+    """
 
     proof = "scan.md"
     table: str
@@ -36,6 +39,13 @@ class Scan(Relation):
         }
 
     def stability(self, ctx: Context, unit: str) -> Stability:
+        uncapped, cap = self._uncapped_stability(ctx, unit), ctx.row_cap(self.table)
+        if cap is None:
+            return uncapped
+        return stability_after_bounding(ctx, uncapped, unit, cap[0], changes_per_row=2, bound=cap[1])
+
+    def _uncapped_stability(self, ctx: Context, unit: str) -> Stability:
+        """Return the stability of the cleaned rows, before a cap on the rows of a unit."""
         table, keys = ctx.table(self.table), ctx.unit(unit).keys
         if not table.private or self.table not in keys:
             return UNAFFECTED
@@ -53,11 +63,17 @@ class Scan(Relation):
         with_units = self._with_hidden_columns(
             statement, statement.add_subquery(self._clean_columns(statement)), columns, tracked
         )
-        table = ctx.table(self.table)
-        if not ctx.enforces_unique_key(table) or table_source.deduplicated:
+        table, cap = ctx.table(self.table), ctx.row_cap(self.table)
+        carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
+        if table_source.deduplicated:
+            return with_units
+        if cap is not None:
+            # The partition is the unit: the choice depends on this unit's rows alone (limit_rows_per_unit.md, step 2).
+            unit_key = [column_ref(column) for column in statement.unit_columns(cap[0])]
+            return statement.first_rows(statement.add_subquery(with_units), carried, unit_key, cap[1])
+        if not ctx.enforces_unique_key(table):
             return with_units
         key = columns[list(self.domain(ctx)).index(str(table.unique))]
-        carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
         return statement.first_rows(statement.add_subquery(with_units), carried, [column_ref(key)], 1)
 
     def _clean_columns(self, statement: SqlStatement) -> exp.Select:
@@ -113,6 +129,7 @@ class Scan(Relation):
             table_source.order_column
             or statement.keeps_order
             or statement.ctx.enforces_unique_key(statement.ctx.table(self.table))
+            or statement.ctx.row_cap(self.table) is not None
         ):
             order = integer(0)
         selected += [with_alias(order, "o"), *map(column_ref, ["b", *statement.trial_columns()])]

@@ -49,7 +49,8 @@ class TableSource:
 
     `is_prepared`: the columns already hold encoded values, under the names of the schema (a prepared snapshot);
     `order_column` and `rank_columns`: stored columns with the row's order and its rank within each unit;
-    `deduplicated`: the snapshot has one row per unique key, and no rows without a valid unit key.
+    `deduplicated`: the snapshot has one row per unique key, no rows beyond a cap on those of a unit, and none without a
+    valid unit key.
     """
 
     source: Sql

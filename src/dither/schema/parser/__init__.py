@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from dither.schema.model import (
+    LARGEST_CAP,
     SAME_KEY_KIND,
     BudgetCap,
     Category,
@@ -98,12 +99,28 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
     keys = _columns_by_table(entries, "keys", tables, Identifier | Number | Category | Reference)
     if len({key_kind(tables[table].columns[column].domain) for table, column in keys.items()}) > 1:
         entries.need("keys").place.refuse(f"{entries.label('keys')} must be {SAME_KEY_KIND}")
+    caps = entries.read("max_rows", lambda node, subject: _row_caps(node, subject, tables, keys), {})
     if entries.variant == "user":
-        return Unit(name, "user", keys)
+        return Unit(name, "user", keys, max_rows=caps)
     times = _columns_by_table(entries, "times", tables, Moment)
     if set(times) != set(keys):
         entries.need("times").place.refuse(f"{entries.label('times')} must name the tables of keys: {join_names(keys)}")
-    return Unit(name, "window", keys, times, cast(Any, entries.read_choice("every", "month")))
+    return Unit(name, "window", keys, times, cast(Any, entries.read_choice("every", "month")), caps)
+
+
+def _row_caps(node: Node, subject: str, tables: dict[str, Table], keys: dict[str, str]) -> dict[str, int]:
+    """Read the caps on rows by table; refuse tables that are public or that the unit does not cover."""
+    caps: dict[str, int] = {}
+    entries = mapping(node, subject)
+    for name, place in entries.keys.items():
+        table = _private_table(YamlText(place, name), YamlText(place, name), tables, subject)
+        if table not in keys:
+            place.refuse(f"{subject}: the unit does not cover table {table}; it covers: {join_names(keys)}")
+        rows = scalars.number(entries.items[name], f"{subject} for {table}")
+        if rows.denominator != 1 or not 1 <= rows <= LARGEST_CAP:
+            entries.items[name].place.refuse(f"{subject} must be a whole number from 1 to 2^31; got {rows}")
+        caps[table] = int(rows)
+    return caps
 
 
 def _private_table(node: Node, place: Node, tables: dict[str, Table], subject: str) -> str:
