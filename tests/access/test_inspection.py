@@ -103,6 +103,23 @@ def test_few_corrections_are_counted_and_not_shouted(tmp_path: Path) -> None:
     assert said["findings"] == []
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_rows_beyond_a_cap_are_counted_for_the_curator_alone(tmp_path: Path, prepared: bool) -> None:
+    description = Path(written(tmp_path, person=pa.array([1] * 10 + [None] * 5 + list(range(2, 27)), pa.int64())))
+    capped = "{kind: user, keys: {visits: person}, max_rows: {visits: 4}}"
+    description.write_text(DESCRIPTION.replace("{kind: user, keys: {visits: person}}", capped))
+    if prepared:
+        assert "6 of 40 (15%) rows of visits are beyond max_rows" in run("prepare", str(description)).output
+    said = json.loads(run("check", "--data", "--json", str(description)).output)
+    assert said["corrected_or_dropped"] == {"visits.person": 5, "visits": 5, "visits (beyond max_rows)": 6}
+    assert said["units"]["person"]["max_rows"] == {"visits": 4}
+    session = dither.connect(description)
+    answer = session.sql("SELECT COUNT(*) AS n FROM visits", epsilon=1)
+    findings = [str(event["finding"]) for event in session.kernel.log.events]
+    assert any("6 of 40 (15%) rows of visits are beyond max_rows" in finding for finding in findings)
+    assert "beyond max_rows" not in f"{answer!r}{answer}{session.dataset!r}"
+
+
 @pytest.mark.tier("test")
 def test_prepare_tells_and_the_snapshot_remembers(tmp_path: Path) -> None:
     values, said = FAULTS["city"]

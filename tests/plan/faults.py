@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from inspect import signature
 from random import Random
@@ -115,6 +116,33 @@ def marks_of_others_counted_not(patch: pytest.MonkeyPatch) -> None:
 def marks_without_distinct(patch: pytest.MonkeyPatch) -> None:
     """Joins all rows of the right side, not one per unit, so that rows of the left side are repeated."""
     patch.setattr(exp.Select, "distinct", lambda self, **_: self)
+def cap_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """A scan that keeps one row more of each unit than the description allows."""
+    selected = relation.Scan.select
+
+    def loosened(self: Any, statement: SqlStatement) -> Any:
+        ctx = statement.ctx
+        caps = {k: replace(u, max_rows={t: n + 1 for t, n in u.max_rows.items()}) for k, u in ctx.dataset.units.items()}
+        statement.ctx = replace(ctx, dataset=replace(ctx.dataset, units=caps))
+        try:
+            return selected(self, statement)
+        finally:
+            statement.ctx = ctx
+
+    patch.setattr(relation.Scan, "select", loosened)
+
+
+def cap_forgets_displaced_rows(patch: pytest.MonkeyPatch) -> None:
+    """A capped scan that states, for the rows and windows of a unit, what they moved before the cap."""
+    stated = relation.Scan.stability
+
+    def undisplaced(self: Any, ctx: Any, unit: str) -> Stability:
+        cap = ctx.row_cap(self.table)
+        if cap is None or unit == cap[0] or ctx.unit(unit).kind == "user":
+            return stated(self, ctx, unit)
+        return self._uncapped_stability(ctx, unit)
+
+    patch.setattr(relation.Scan, "stability", undisplaced)
 
 
 def huge_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -135,6 +163,8 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] 
     "saturation missing": (saturation_missing, ("rows",)),
     "key set from data": (keys_from_data, ("rows",)),
     "rank not per unit": (rank_not_per_unit, ("rows",)),
+    "cap not kept": (cap_not_kept, ("project",)),
+    "cap forgets displaced rows": (cap_forgets_displaced_rows, ("project",)),
 }
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dither.access.engines.duckdb import DuckDBEngine
+from dither.access.snapshot import description_hash
 from dither.errors import InvalidPlan, InvalidSchema
 from dither.plan import expressions as x
 from dither.plan import measures as m
@@ -164,6 +165,69 @@ def test_one_row_per_key_is_chosen_among_all_windows(tmp_path: Path, unique: str
     february = r.Filter(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
     whole, part = (YEAR_2020, YEAR_2020 + 365 * DAY), (since.microseconds, until.microseconds)
     assert r.window_range(ctx, m.Count(february), "month") == (whole if unique else part)
+
+
+@pytest.mark.parametrize("capped", ["user", "month", None])
+def test_rows_within_a_cap_are_chosen_among_all_windows(tmp_path: Path, capped: str | None) -> None:
+    """A January row can push a February row out of its user's cap, but not out of February's own."""
+    user = Unit("user", "user", {"p": "u"}, max_rows={"p": 2} if capped == "user" else {})
+    month = replace(PERSON, max_rows={"p": 2} if capped == "month" else {})
+    ctx = Context(described(tmp_path, VISITS, user, month))
+    since, until = x.Instant(YEAR_2020 + 31 * DAY), x.Instant(YEAR_2020 + 60 * DAY - 1)
+    time = x.ColumnRef("t")
+    february = r.Filter(r.Scan("p"), x.And((x.Compare(">=", time, since), x.Compare("<=", time, until))))
+    whole, part = (YEAR_2020, YEAR_2020 + 365 * DAY), (since.microseconds, until.microseconds)
+    assert r.window_range(ctx, m.Count(february), "month") == (whole if capped == "user" else part)
+
+
+# --- Caps on the rows of a unit ---
+
+ROWS: dict[str, Columns] = {"t": {"u": (ID, pa.int64()), "x": (Number(Fraction(0), Fraction(9)), pa.int64())}}
+CAPPED = replace(USER, max_rows={"t": 3})
+
+
+def test_a_cap_is_kept_by_every_scan_and_bounds_what_a_unit_moves(tmp_path: Path) -> None:
+    """Duplicates, rows without a key, renamed keys and a union of the table with itself."""
+    rows = [(1, 5)] * 4 + [(1, place) for place in range(8)] + [(None, 1)] * 5 + [(2, 7)] * 2
+    found = world(tmp_path / "a", ROWS, {"t": rows}, CAPPED)
+    without = world(tmp_path / "b", ROWS, {"t": [row for row in rows if row[0] != 1]}, CAPPED)
+    scan = r.Scan("t")
+    renamed = r.Project(scan, (("u", x.ColumnRef("x")), ("x", x.LiteralValue(Fraction(1)))))
+    for relation, most in ((scan, 3), (renamed, 3), (r.Union(scan, scan), 6), (r.Union(renamed, renamed), 6)):
+        assert relation.stability(found.ctx, "user").max_rows == most
+        assert found.vector(m.Count(relation)).tolist() == [most + most * 2 // 3]
+        check(without, found, m.Count(relation), "user")
+
+
+def test_a_cap_shows_the_rows_of_no_other_unit(tmp_path: Path) -> None:
+    others = [(2, place) for place in range(9)]
+    key = (m.GroupKey("x", x.ColumnRef("x")),)
+    alone = world(tmp_path / "a", ROWS, {"t": others}, CAPPED).vector(m.Count(r.Scan("t"), key))
+    crowded = world(tmp_path / "b", ROWS, {"t": others + [(1, 0)] * 50}, CAPPED).vector(m.Count(r.Scan("t"), key))
+    assert (crowded - alone).tolist() == [3] + [0] * 9
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        ([replace(USER, max_rows={"t": 0})], "whole numbers from 1"),
+        ([replace(USER, max_rows={"other": 2})], "no private table that it covers"),
+        ([Unit("row", "row", {"t": None}, max_rows={"t": 2})], "no private table that it covers"),
+        ([CAPPED, Unit("x", "user", {"t": "x"})], "by other keys"),
+        ([CAPPED, replace(CAPPED, name="twin")], "only one unit"),
+    ],
+)
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, units: list[Unit], said: str) -> None:
+    with pytest.raises(InvalidSchema, match=said):
+        described(tmp_path, ROWS, *units)
+
+
+def test_another_cap_refuses_a_snapshot(tmp_path: Path) -> None:
+    world(tmp_path, ROWS, {"t": [(1, 5)]}, USER).close()
+    hashes = {
+        description_hash(described(tmp_path, ROWS, replace(USER, max_rows=caps))) for caps in ({}, {"t": 3}, {"t": 4})
+    }
+    assert len(hashes) == 3
 
 
 # --- Unit keys that are numbers or categories ---

@@ -49,11 +49,12 @@ units: # DECIDE who is protected
     kind: user
     keys: # for each private table, the column that names the person
 {keys}
+    # max_rows: {{{first}: 1000}} # if nobody can have more rows, by what is known beforehand; others are dropped
   # Instead, if every row is about somebody else (and `unit: row` in budgets):
   # row: {{kind: row, tables: [{names}]}}
 budgets:
   - {{unit: user, kind: pure, epsilon: }} # DECIDE the privacy loss of all answers together; 1 to 10 is usual
-# How many rows of one unit count is no part of this file: a query says it (max_contributions=20 or
+# How many rows of one unit count in an answer, a query says (max_contributions=20 or
 # max_contributions={{'max_rows': 20}}), or it is chosen privately, for a fifth of the query's loss.
 # A table with `unique` on the unit's key has one row a unit, and needs no such bound.
 """
@@ -93,9 +94,8 @@ def draft(tables: Sequence[DraftTable], out: Path | None) -> str:
         raise InvalidParameter(f"two tables of {file} would have one name: {', '.join(sorted(names))}; rename a file")
     head = HEADER.format(name=names[0], next_step=f"{save}dither check {out or 'dataset.yml'}")
     keys = "\n".join(f"      {name}: # DECIDE" for name in names)
-    return (
-        f"{head}tables:\n{''.join(table.text() for table in tables)}{UNITS.format(keys=keys, names=', '.join(names))}"
-    )
+    units = UNITS.format(keys=keys, names=", ".join(names), first=names[0])
+    return f"{head}tables:\n{''.join(table.text() for table in tables)}{units}"
 
 
 def file_tables(paths: Iterable[str], out: Path | None) -> tuple[DraftTable, ...]:

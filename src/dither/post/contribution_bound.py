@@ -87,6 +87,15 @@ def _parse_mapping(parts: dict[object, object]) -> ContributionBound:
     return ContributionBound(max_rows=max_rows, max_groups=max_groups, how=how)
 
 
+def up_to(bins: tuple[int, ...], most: int | None) -> tuple[int, ...]:
+    """Return the bins below the most that a unit may contribute, and this as the last one; all if there is no most.
+
+    >>> up_to((1, 2, 3, 4, 6, 8), 5)
+    (1, 2, 3, 4, 5)
+    """
+    return bins if most is None or most > bins[-1] else (*(bin for bin in bins if bin < most), most)
+
+
 def row_bins(unit: int) -> tuple[int, ...]:
     """Return the bins of contributions: multiples of `unit` that grow by the square root of two.
 

@@ -29,6 +29,8 @@ from dither.privacy.protocol import Request
 VERSION = 2
 # Fields of messages in ledgers of format 3; no longer written, and ignored when read.
 RETIRED_FIELDS = {"Request": {"expect_head"}, "Release": {"head"}}
+# Fields added since, with the value at which they are not written: what older ledgers hold keeps its bytes and hashes.
+ADDED_FIELDS: dict[str, Mapping[str, object]] = {"Unit": {"max_rows": {}}}
 T = TypeVar("T")
 
 FAMILIES: dict[type, Mapping[str, type]] = {
@@ -179,8 +181,11 @@ def _encode(hint: Any, value: Any) -> Any:
             inner = get_args(_member_with_origin(hint, Mapping))[1]
             return {str(name): _encode(inner, item) for name, item in value.items()}
         case _:
+            added = ADDED_FIELDS.get(type(value).__name__, {})
             return {"node": _node_name(hint, value)} | {
-                name: _encode(inner, getattr(value, name)) for name, (inner, _) in _init_fields(value.__class__).items()
+                name: _encode(inner, getattr(value, name))
+                for name, (inner, _) in _init_fields(value.__class__).items()
+                if name not in added or getattr(value, name) != added[name]
             }
 
 

@@ -94,12 +94,13 @@ def fit_contributions(
     """Infer the number of units in each bin from noisy counts, where noise has about this Laplace scale.
 
     Bin j + 1 holds contributions from `points[j]` to the next point; contributions are multiples of `step`, and none
-    is above `top` (by default, that of one more bin). A row contributes at most `row`.
+    is above `top` if that lies in the last bin (by default, there is one more bin's worth). A row contributes at most
+    `row`.
     """
     edges = np.asarray(points, float)
     counts = np.clip(np.asarray(noisy, float), -LARGEST_COUNT, LARGEST_COUNT)
     scale = max(scale, LEAST_SCALE)
-    last = max(float(top), edges[-1] * (edges[-1] / edges[-2] if len(edges) > 1 else 2.0))
+    last = float(top) if top >= edges[-1] else edges[-1] * (edges[-1] / edges[-2] if len(edges) > 1 else 2.0)
     lower = np.concatenate([[min(float(step), edges[0])], edges])
     upper = np.maximum(np.concatenate([edges - step, [last]]), lower)
     last_seen = _last_seen(counts, scale)

@@ -171,8 +171,8 @@ class Dataset:
     def __post_init__(self) -> None:
         for unit in self.units.values():
             _check_unit(unit, self.tables)
-        for table in {name for unit in self.units.values() for name in unit.max_rows}:
-            _check_row_cap(table, self.tables, self.units)
+        for name in {name for unit in self.units.values() for name in unit.max_rows}:
+            _check_row_cap(name, self.tables, self.units)
         for table in self.tables.values():
             for column in table.columns.values():
                 if isinstance(column.domain, Number):

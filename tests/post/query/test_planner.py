@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
+from dither.post.estimate.measured import estimated_bound
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import QueryPlan
+from dither.post.query.query_plan import ContributionSearch, QueryPlan
 from dither.post.session import Session
+from dither.privacy.mechanisms import DiscreteLaplace
 from post.small_world import build
 
 COUNTED = "SELECT action, COUNT(*) FROM actions GROUP BY action"
@@ -131,3 +135,39 @@ budgets: [{unit: person, kind: pure, epsilon: 1}]
         text.replace("name: {type: identifier, kind: text}", declared).replace("name: d\n", "name: e\n")
     )
     assert dither.connect(tmp_path / "e.yml").quote(query, epsilon="1/2").affordable
+
+
+def capped(context: Context, most: int) -> Context:
+    unit = context.dataset.units["user"]
+    units = {**context.dataset.units, "user": replace(unit, max_rows={"actions": most})}
+    return replace(context, dataset=replace(context.dataset, units=units))
+
+
+def test_searches_end_at_the_cap_of_the_description_and_a_small_cap_needs_none(blind: Session) -> None:
+    for query in (
+        COUNTED,
+        "SELECT COUNT(*), AVG(price) FROM actions",
+        "SELECT COUNT(*) FROM actions WHERE seconds > 3",
+    ):
+        plan = planned(capped(blind.context, 100), query)
+        for search in plan.searches:
+            if isinstance(search, ContributionSearch):
+                assert search.candidates[-1] == 100 * search.row_size > search.edges[-1] - search.step
+        assert plan.searches and not planned(capped(blind.context, 8), query).searches
+
+
+def test_nothing_is_removed_at_the_cap(blind: Session) -> None:
+    (search,) = planned(capped(blind.context, 100), COUNTED).searches
+    assert isinstance(search, ContributionSearch)
+    crowded = [500] * (len(search.edges) + 1)
+    bound = estimated_bound(search, crowded, DiscreteLaplace(Fraction(5)), search.candidates[-1])
+    assert bound.removed == 0 and not bound.removed_draws.any()
+    below = estimated_bound(search, crowded, DiscreteLaplace(Fraction(5)), search.candidates[-2])
+    assert below.removed > 0
+
+
+def test_a_given_bound_above_the_cap_is_the_cap_and_removes_nothing(blind: Session) -> None:
+    context = capped(blind.context, 100)
+    at_cap, above = (planned(context, COUNTED, bound) for bound in (100, 5000))
+    assert at_cap.measures == above.measures and at_cap.notes == above.notes == ("unit of privacy: user",)
+    assert any("estimates lack" in note for note in planned(context, COUNTED, 99).notes)

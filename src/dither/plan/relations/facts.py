@@ -28,8 +28,8 @@ def window_range(ctx: Context, plan: Any, unit: str) -> tuple[int, int] | None:
         read_unfiltered = any(
             child == scan for node in walk(plan) if not isinstance(node, Filter) for child in field_values(node)
         )
-        # A unique key, or a cap on the rows of another unit, selects rows before any filter: a row of another window can
-        # displace a row in the range.
+        # A unique key, or a cap on the rows of another unit, selects rows before any filter: a row of another window
+        # can displace a row in the range.
         cap = ctx.row_cap(scan.table)
         selects_first = ctx.enforces_unique_key(ctx.table(scan.table)) or (cap is not None and cap[0] != unit)
         whole_range = read_unfiltered or plan == scan or selects_first

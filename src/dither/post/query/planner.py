@@ -21,7 +21,7 @@ from dither.plan.relations.group_by import Distinct, GroupBy
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.stability import EstimatedLimit
+from dither.plan.stability import EstimatedLimit, smallest
 from dither.plan.traversal import fill_limits, unfilled_limits, walk
 from dither.post import formulas
 from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS, SIDE_COUNT_WEIGHTS, SUM_WEIGHTS
@@ -150,8 +150,12 @@ class Planner(RowBounds):
     def notes(self, question: Question) -> tuple[str, ...]:
         """Return notes on the unit of privacy, and on a given contribution bound."""
         unit = f"unit of privacy: {question.unit}"
-        stability = at_largest_bounds(question.relation).stability(self.context, question.unit)
-        if self.bound.auto or stability.max_rows is not None:
+        most = self.most_rows(question.relation, question.unit)
+        clips = most is None or (
+            self.is_loose(question.relation, question.unit)
+            and (self.bound.max_groups is not None or (self.bound.max_rows or most) < most)
+        )
+        if self.bound.auto or not clips:
             return (unit,)
         where = "" if self.bound.max_groups is None else f" in each of at most {self.bound.max_groups} groups"
         rows = f"{self.bound.max_rows:,} row{'' if self.bound.max_rows == 1 else 's'}"
@@ -341,8 +345,9 @@ class Planner(RowBounds):
         steps = STEPS_PER_ROW if keys and counts_only else 1
         factors = [factor * steps for factor in factors]
         largest = largest_row_steps(terms, factors)
-        limit = min((self.bound.max_rows or 1) * largest, LARGEST_CLIP)
         unit, relation = question.unit, question.relation
+        rows = smallest(self.bound.max_rows or 1, self.most_rows(relation, unit)) or 1
+        limit = min(rows * largest, LARGEST_CLIP)
         values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
         return ClippedSums(relation, unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
 
@@ -363,7 +368,7 @@ class Planner(RowBounds):
         relation, keys, _ = self.filter_rows(question.relation, keys, (), aggregate.condition)
         row_per_group: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
         grouped_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
-        if row_per_group.stability(self.context, question.unit).max_rows is None:
+        if self.is_loose(row_per_group, question.unit):
             groups = self.count_groups(row_per_group, grouped_keys)
             limit: int | EstimatedLimit = groups if groups <= FEW_GROUPS else self.row_limit()
             if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in builder.searches):

@@ -20,15 +20,17 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.relations.project import Project
+from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.stability import EstimatedLimit
-from dither.plan.traversal import transform
+from dither.plan.stability import EstimatedLimit, multiply
+from dither.plan.traversal import transform, walk
 from dither.post.contribution_bound import (
     CENTRED_WEIGHTS,
     SUM_WEIGHTS,
     ContributionBound,
     centre_candidates,
     row_bins,
+    up_to,
     value_bins,
 )
 from dither.post.query.query_plan import (
@@ -46,6 +48,8 @@ from dither.schema import Number
 
 # Values of this many steps come from per-unit counts and sums that nothing bounds.
 HUGE_VALUE = 1 << 30
+# A cap of this many rows is used as the bound at once; a search would cost more than it could save.
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class RowBounds:
         if has_huge_values(question, Scope(question.relation.domain(self.context))):
             relation, bounded_child = self.bound_rows_in_groups(question.relation, question.unit)
             question = replace(question, relation=relation)
-        if not question.knows_unit and question.relation.stability(self.context, question.unit).max_rows is None:
+        if not question.knows_unit and self.is_loose(question.relation, question.unit):
             relation, bounded_child = self.bound_rows_below(question.relation, question.unit)
             question = replace(question, relation=relation)
         return question, bounded_child
@@ -102,10 +106,9 @@ class RowBounds:
         children: list[Relation] = []
 
         def visit(node: Relation) -> Relation:
-            stability = node.stability(self.context, unit)
-            if stability.max_rows is not None:
+            if not self.is_loose(node, unit):
                 return node
-            if stability.tracks_unit:
+            if node.stability(self.context, unit).tracks_unit:
                 children.append(node)
                 return LimitRowsPerUnit(node, unit, self.row_limit())
             fields = {name: visit(value) for name, value in vars(node).items() if isinstance(value, Relation)}
@@ -118,9 +121,24 @@ class RowBounds:
         """The limit on rows of one unit: as given, or to be chosen privately."""
         return EstimatedLimit(ROWS, LARGEST_ROWS) if self.bound.max_rows is None else self.bound.max_rows
 
+    def most_rows(self, relation: Relation, unit: str) -> int | None:
+        """Return the most rows that one unit may have, or None if nothing bounds them."""
+        return at_largest_bounds(relation).stability(self.context, unit).max_rows
+
+    def is_loose(self, relation: Relation, unit: str) -> bool:
+        """Return True if a unit's rows have no bound, or none but the description's cap, which may be far too high."""
+        most = self.most_rows(relation, unit)
+        if most is None or most <= FEW_ROWS:
+            return most is None
+        nodes = list(walk(relation))
+        capped = any(isinstance(node, Scan) and self.context.row_cap(node.table) is not None for node in nodes)
+        return capped and not any(isinstance(node, LimitRowsPerUnit | LimitGroupsPerUnit) for node in nodes)
+
     def is_unbounded(self, question: Question, relation: Relation) -> bool:
-        """Return True if one unit may have any number of rows; refuse that for rows that belong to no single unit."""
-        if at_largest_bounds(relation).stability(self.context, question.unit).max_rows is not None:
+        """Return True if a unit's rows are to be bounded; refuse that for rows that belong to no single unit."""
+        if not self.is_loose(relation, question.unit):
+            return False
+        if not question.knows_unit and self.most_rows(relation, question.unit) is not None:
             return False
         if not question.knows_unit:
             raise Unbounded(
@@ -164,7 +182,7 @@ class RowBounds:
         per_row: Expr | None = None if list(counted) == [ONE] else sum_of(counted)
         aggregate = GroupAggregate("mass", "count") if per_row is None else GroupAggregate("mass", "sum", per_row)
         per_unit = GroupBy(relation, (), (aggregate,), unit)
-        bins = row_bins(steps)
+        bins = up_to(row_bins(steps), multiply(self.most_rows(relation, unit), steps * len(counted)))
         cuts = tuple(Fraction(bin, steps) + 1 for bin in bins[:-1])
         edges = tuple(bin + steps for bin in bins[:-1])
         return self._search(per_unit, expr.ColumnRef("mass"), cuts, edges, bins, groups, tag, steps, step=steps)
@@ -181,7 +199,9 @@ class RowBounds:
         if keys:
             per_unit = GroupBy(per_group, (), (GroupAggregate("mass", "sum", size),), question.unit)
             size = expr.ColumnRef("mass")
-        bins = value_bins(term.max_steps)
+        bins = up_to(
+            value_bins(term.max_steps), multiply(self.most_rows(question.relation, question.unit), term.max_steps)
+        )
         edges = tuple(bin + 1 for bin in bins[:-1])
         cuts = tuple(edge * term.step for edge in edges)
         groups = self.count_groups(question.relation, keys)

@@ -99,7 +99,8 @@ def _unit(name: str, node: Node, tables: dict[str, Table]) -> Unit:
     keys = _columns_by_table(entries, "keys", tables, Identifier | Number | Category | Reference)
     if len({key_kind(tables[table].columns[column].domain) for table, column in keys.items()}) > 1:
         entries.need("keys").place.refuse(f"{entries.label('keys')} must be {SAME_KEY_KIND}")
-    caps = entries.read("max_rows", lambda node, subject: _row_caps(node, subject, tables, keys), {})
+    no_caps: dict[str, int] = {}
+    caps = entries.read("max_rows", lambda node, subject: _row_caps(node, subject, tables, keys), no_caps)
     if entries.variant == "user":
         return Unit(name, "user", keys, max_rows=caps)
     times = _columns_by_table(entries, "times", tables, Moment)
