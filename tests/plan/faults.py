@@ -1,4 +1,4 @@
-"""Twelve faults, planted one at a time: what the random plans must find."""
+"""Faults, planted one at a time: what the random plans must find."""
 
 from __future__ import annotations
 
@@ -116,6 +116,8 @@ def marks_of_others_counted_not(patch: pytest.MonkeyPatch) -> None:
 def marks_without_distinct(patch: pytest.MonkeyPatch) -> None:
     """Joins all rows of the right side, not one per unit, so that rows of the left side are repeated."""
     patch.setattr(exp.Select, "distinct", lambda self, **_: self)
+
+
 def cap_not_kept(patch: pytest.MonkeyPatch) -> None:
     """A scan that keeps one row more of each unit than the description allows."""
     selected = relation.Scan.select
