@@ -23,7 +23,7 @@ from dither.post.statistics.consistency import (
     with_whole_numbers,
     without_negatives,
 )
-from dither.post.statistics.core import MeasuredPart, Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.result import Result
 from dither.privacy.protocol import Measurement
 
@@ -195,10 +195,3 @@ def with_fitted(
 def clip_below(values: Floats, least: float) -> Floats:
     """Raise values to `least`."""
     return np.asarray(np.maximum(values, least))
-
-
-def cell_counts(part: MeasuredPart) -> tuple[Floats, ScaledNoise]:
-    """Return the noisy counts of a part with a single count, and their noise."""
-    source = part.plan.sources[0]
-    factor = source.factor if isinstance(source, CellRef) else 1
-    return part.values()[:, 0] / factor, part.noise().times(1 / factor)

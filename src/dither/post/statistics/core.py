@@ -37,6 +37,7 @@ from dither.plan.sql.scope import Scope
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.estimate import typecheck
 from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
+from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.intervals import NoisyColumn
@@ -179,8 +180,11 @@ class SourceRows:
 
     def question(self, values: Sequence[str], by: Sequence[str] = (), where: str = "") -> Question:
         """Parse and type-check the query of aggregates over these rows."""
+        return self.parse(self.query(values, by, where))
+
+    def parse(self, text: str) -> Question:
+        """Parse and type-check a query with the settings of the statistic."""
         settings, dataset = self.settings, self.context.dataset
-        text = self.query(values, by, where)
         limit, join_limit = settings.bound.max_rows, settings.join_limit
         parsed = parse_query(text, dataset, settings.unit, row_limit=limit, join_limit=join_limit)
         question = resolve_date_literals(parsed, self.context)
@@ -217,6 +221,12 @@ def read_rows(asker: Asker, source: Any, options: StatisticOptions) -> SourceRow
         known = ", ".join(asker.context.dataset.tables)
         raise NotFound(f"no table {source[:60]!r}; there are: {known}; a query must begin with SELECT")
     return SourceRows(settings, source.strip().rstrip(";"))
+
+
+def plan_query(asker: Asker, query: str, options: StatisticOptions) -> tuple[SourceRows, QueryPlan]:
+    """Plan a whole query, with its own aggregates and keys."""
+    rows = read_rows(asker, query, options)
+    return rows, rows.settings.planner.plan(rows.parse(query))
 
 
 def is_table(dataset: Dataset, source: str) -> bool:
@@ -276,7 +286,8 @@ class MeasuredPart:
     def answer(self, settings: Settings, releases: Sequence[Release]) -> Answer:
         """Build the answer to the part's query, with intervals and notes."""
         level = settings.confidence
-        return build_answer(self.plan, settings.context, self.columns(level), level, releases, self.bounds)
+        answer = build_answer(self.plan, settings.context, self.columns(level), level, releases, self.bounds)
+        return replace(answer, draws=QuestionDraws(replace(self.plan, searches=()), (self.released,)))
 
 
 @dataclass(frozen=True)
@@ -298,7 +309,14 @@ class Measurements:
         """The notes of the plans, without repetitions, and on budgets of other units that pay more."""
         spend, losses = self.settings.spend.loss, [part for release in self.releases for part in release.losses]
         own = dict.fromkeys(note for part in self.parts for note in part.plan.notes)
-        return (*own, *other_budget_notes(losses, self.settings.unit, spend))
+        return (*own, *self._bound_notes(), *other_budget_notes(losses, self.settings.unit, spend))
+
+    def _bound_notes(self) -> tuple[str, ...]:
+        """Say which contribution bounds were chosen privately."""
+        limits = dict.fromkeys(bound.limit for part in self.parts for bound in part.bounds.values())
+        unit = self.settings.unit
+        note = f"contribution bounds chosen privately: each {unit} adds at most {', or '.join(limits)}"
+        return (f"{note}; what is beyond counts less",) if limits else ()
 
 
 @dataclass(frozen=True)
@@ -427,9 +445,11 @@ class Statistic(Generic[R]):
         measurements = self.measurements()
         if self.expect is not None:
             return tuple(self.expect([with_known_bounds(own, batch.default_bounds()) for own in measurements]))
-        plans = [group.plan for group in batch.groups]
-        flat = [measurement for own in measurements for measurement in own]
-        return batch_errors(self.settings.context, batch, plans, flat, self.settings.confidence)
+        additive = [place for place, part in enumerate(self.parts) if not part.mechanism]
+        groups = tuple(replace(batch.groups[place], positions=(i,)) for i, place in enumerate(additive))
+        flat = [measurement for place in additive for measurement in measurements[place]]
+        plans = [group.plan for group in groups]
+        return batch_errors(self.settings.context, BatchPlan(groups), plans, flat, self.settings.confidence)
 
 
 def _tagged_parts(parts: Sequence[Part], batch: BatchPlan) -> list[Part]:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from dither.plan.context import Context
+from dither.post.estimate.answer import Answer
+from dither.post.options import read_whole
+from dither.post.statistics.combination import combine_answers
+from dither.post.statistics.comparison import Comparison, make_comparison
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
-from dither.post.statistics.core import Statistic, StatisticOptions, read_rows, statistic
+from dither.post.statistics.core import Statistic, StatisticOptions, plan_query, read_rows, statistic
+from dither.post.statistics.independence import Independence, make_independence
 from dither.post.statistics.models import Models
+from dither.post.statistics.quantiles import (
+    DEFAULT_LEVELS,
+    Distribution,
+    Histogram,
+    QuantileTable,
+    make_distribution,
+    make_histogram,
+    make_quantiles,
+)
+from dither.post.statistics.result import Result
+from dither.post.statistics.selection import Alerts, Counted, TopKeys, make_top, make_watch
+from dither.post.statistics.summary import Description, make_description, make_proportion, make_ratio
 from dither.privacy.protocol import Kernel
 
 
@@ -41,3 +58,123 @@ class Statistics(Models):
         rows = read_rows(self, source, options)
         wanted = read_table_request(by, margins, value, consistent=consistent, nonnegative=nonnegative, whole=whole)
         return make_table(rows, wanted)
+
+    @statistic
+    def histogram(
+        self,
+        source: str,
+        column: str,
+        *,
+        bins: int | Sequence[Any] | Literal["private"] = 20,
+        most: int = 20,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[Histogram]:
+        """Count the rows in bins of a number: equal bins, given edges, or, with bins="private", edges from the data.
+
+        Private edges are about `most` noisy quantiles, so that bins are narrow where there are many rows.
+        """
+        return make_histogram(read_rows(self, source, options), column, bins, read_whole("most", most, 2))
+
+    @statistic
+    def quantiles(
+        self,
+        source: str,
+        column: str,
+        levels: Any = DEFAULT_LEVELS,
+        *,
+        population: bool = False,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[QuantileTable]:
+        """Estimate quantiles of a number by exponential mechanisms; most of the loss goes to the points.
+
+        With `population`, the intervals include sampling error as well as noise.
+        """
+        return make_quantiles(read_rows(self, source, options), column, levels, population)
+
+    @statistic
+    def distribution(
+        self, source: str, column: str, *, population: bool = False, **options: Unpack[StatisticOptions]
+    ) -> Statistic[Distribution]:
+        """Estimate the whole distribution function of a number, with a band that contains all of it at once."""
+        return make_distribution(read_rows(self, source, options), column, population)
+
+    @statistic
+    def compare(
+        self,
+        source: str,
+        value: str,
+        by: str,
+        *,
+        trend: bool | Sequence[Any] | None = None,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[Comparison]:
+        """Compare the means of a number, or the shares of a boolean, between groups, with a test that allows for noise.
+
+        With `trend`, the test is of a slope over the groups' numbers, or over the scores given.
+        """
+        return make_comparison(read_rows(self, source, options), value, by, trend)
+
+    @statistic
+    def independence(
+        self, source: str, one: str, two: str, **options: Unpack[StatisticOptions]
+    ) -> Statistic[Independence]:
+        """Test whether two columns are independent, by a chi-squared test that allows for noise."""
+        return make_independence(read_rows(self, source, options), one, two)
+
+    @statistic
+    def describe(
+        self, source: str, columns: Sequence[str] | None = None, **options: Unpack[StatisticOptions]
+    ) -> Statistic[Description]:
+        """Describe a table for one loss: size, means, standard deviations and quantiles, and counts of categories."""
+        return make_description(read_rows(self, source, options), columns)
+
+    @statistic
+    def proportion(
+        self,
+        source: str,
+        condition: str,
+        *,
+        by: str | Sequence[str] = (),
+        population: bool = False,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[Result]:
+        """Estimate the share of rows that meet a condition; with `population`, intervals include sampling error."""
+        return make_proportion(read_rows(self, source, options), condition, by, population)
+
+    @statistic
+    def ratio(
+        self, source: str, over: str, under: str, *, by: str | Sequence[str] = (), **options: Unpack[StatisticOptions]
+    ) -> Statistic[Result]:
+        """Estimate the ratio of two sums, such as spending to visits."""
+        return make_ratio(read_rows(self, source, options), over, under, by)
+
+    @statistic
+    def top(
+        self,
+        source: str,
+        by: str | Sequence[str],
+        k: int = 1,
+        *,
+        count: Counted = "units",
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[TopKeys]:
+        """Select the k keys that most units, or most rows, have, by noisy maxima; only the keys are released."""
+        return make_top(read_rows(self, source, options), by, read_whole("k", k, 1), count)
+
+    @statistic
+    def watch(
+        self, query: str, *, above: Any, alerts: int = 1, **options: Unpack[StatisticOptions]
+    ) -> Statistic[Alerts]:
+        """Find the first groups of a query, in the order of their keys, whose value reaches a threshold.
+
+        The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below.
+        """
+        rows, plan = plan_query(self, query, options)
+        return make_watch(rows, query, plan, above, read_whole("alerts", alerts, 1))
+
+    def combine(self, *answers: Answer) -> list[Answer]:
+        """Improve answers about the same rows by each other, at no cost: least squares over all that was released.
+
+        It takes answers of `sql` and `batch` and tables of `table`; counts and sums of the same rows are combined.
+        """
+        return combine_answers(answers)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from html import escape
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dither.post.display import answer_text
 from dither.post.estimate.answer import Answer, AnswerColumn
 from dither.post.estimate.intervals import Estimate
 from dither.post.statistics.core import Measurements
@@ -28,9 +30,18 @@ class Result(Answer):
         lines = [*self.summary, *([super().__str__()] if self.columns else [])]
         return "\n".join(lines)
 
+    def cells(self, row: int) -> list[str]:
+        """Return a row as text: keys, and estimates with their intervals."""
+        return [plain_text(column.estimate.value[row]) if column.key else column.cell(row) for column in self.columns]
+
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary)
         return lines + super()._repr_html_()
+
+
+def plain_text(value: Any) -> str:
+    """Write a key; a number without the digits that binary fractions add."""
+    return f"{value:.10g}" if isinstance(value, float) else answer_text(value)
 
 
 def key_column(name: str, values: Sequence[Any]) -> AnswerColumn:
@@ -53,7 +64,7 @@ def result_fields(
 ) -> Mapping[str, Any]:
     """Return the fields of a `Result`, with cost and notes of what was measured; pass them on by **."""
     keys = {
-        f"{position}": pa.array(list(column.estimate.value) if column.key else [None] * len(column.estimate.value))
+        f"{position}": pa.array(_plain_keys(column) if column.key else [None] * len(column.estimate.value))
         for position, column in enumerate(columns)
     }
     return {
@@ -67,3 +78,8 @@ def result_fields(
         "notes": (*measured.notes, *notes),
         "summary": tuple(summary),
     }
+
+
+def _plain_keys(column: AnswerColumn) -> list[Any]:
+    """Return keys as Arrow takes them: rationals as numbers."""
+    return [float(value) if isinstance(value, Fraction) else value for value in column.estimate.value]

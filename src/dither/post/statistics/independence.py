@@ -1,0 +1,105 @@
+"""A chi-squared test of independence of two columns that accounts for the noise and keeps its level.
+
+The statistic divides each squared difference from independence by the cell's expected count plus the variance of its
+noise. Its distribution under independence is simulated: multinomial tables with the estimated margins, plus noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dither.post.estimate.answer import Answer
+from dither.post.estimate.explain import Expected
+from dither.post.noise import Floats, ScaledNoise
+from dither.post.statistics.comparison import POPULATION_NOTE, p_text, tail_share
+from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.grid import draw_noise, level_counts
+from dither.post.statistics.result import Result
+from dither.privacy.protocol import Measurement
+
+SIMULATIONS = 1_999
+
+
+@dataclass(frozen=True, repr=False)
+class Independence(Result):
+    """A noisy contingency table of two columns, and a test that they are independent.
+
+    `p_value` is the probability of a statistic at least as large under independence, noise included, and `cramers_v`
+    an estimate of the strength of dependence, from 0 to 1, with what the noise and the sampling add taken off.
+    """
+
+    p_value: float = 1.0
+    statistic: float = 0.0
+    cramers_v: float = 0.0
+
+
+def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Independence]:
+    """Make the statistic that tests the independence of two columns."""
+    where = " AND ".join(f"{rows.column(c)} IS NOT NULL" for c in (one, two) if rows.domain(c).nullable)
+    plan = rows.plan(["COUNT(*) AS n"], by=[one, two], where=where)
+    shape = tuple(len(axis.values) for axis in plan.measures[0].measure.axes(rows.context))
+
+    def build(measured: Measurements) -> Independence:
+        counts, noise = level_counts(measured.parts[0])
+        found = chi_squared_test(counts.reshape(shape), noise)
+        answer: Answer = measured.parts[0].answer(measured.settings, measured.releases)
+        title = f"{one} and {two}"
+        summary = (f"{title}: {p_text(found.p_value)} under independence; Cramér's V about {found.cramers_v:.2f}",)
+        fields = {
+            name: getattr(answer, name) for name in ("columns", "keys", "confidence", "loss", "releases", "bounds")
+        }
+        notes = (*measured.notes, POPULATION_NOTE.format(unit=measured.settings.unit))
+        return Independence(
+            query=title, notes=notes, summary=summary, **fields,
+            p_value=found.p_value, statistic=found.statistic, cramers_v=found.cramers_v,
+        )  # fmt: skip
+
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return [expected_noise(rows.settings, "a cell", plan, parts[0])]
+
+    return Statistic(rows.settings, (Part(plan),), build, expect)
+
+
+@dataclass(frozen=True)
+class ChiSquared:
+    """The result of a chi-squared test on a noisy table."""
+
+    p_value: float
+    statistic: float
+    cramers_v: float
+
+
+def chi_squared_test(table: Floats, noise: ScaledNoise, simulations: int = SIMULATIONS, seed: int = 1) -> ChiSquared:
+    """Test the independence of the rows and columns of a noisy table."""
+    total = float(table.sum())
+    if total < 1:
+        return ChiSquared(1.0, 0.0, 0.0)
+    random = np.random.default_rng(seed)
+    row_share, column_share = (margin_shares(table, axis) for axis in (1, 0))
+    cells = np.outer(row_share, column_share).ravel()
+    drawn = random.multinomial(round(total), cells / cells.sum(), simulations).astype(float)
+    simulated = (drawn + draw_noise(noise, drawn.shape, random)).reshape(simulations, *table.shape)
+    found = float(noisy_chi_squared(table[None], noise.variance)[0])
+    null = noisy_chi_squared(simulated, noise.variance)
+    least = max(1, min(table.shape) - 1)
+    excess = float(noisy_chi_squared(table[None], 0.0)[0] - noisy_chi_squared(simulated, 0.0).mean())
+    strength = math.sqrt(max(0.0, excess) / (total * least))
+    return ChiSquared(tail_share(null, found), found, min(1.0, strength))
+
+
+def margin_shares(table: Floats, axis: int) -> Floats:
+    """Return the shares of a margin of a noisy table, of which none is negative."""
+    margin = np.maximum(table.sum(axis=axis), 1e-9)
+    return np.asarray(margin / margin.sum())
+
+
+def noisy_chi_squared(tables: Floats, variance: float) -> Floats:
+    """Return, for each table, the sum of squared differences from independence, over expected counts plus variance."""
+    rows, columns = np.maximum(tables.sum(axis=2), 0.0), np.maximum(tables.sum(axis=1), 0.0)
+    total = np.maximum(tables.sum(axis=(1, 2)), 1.0)
+    expected = rows[:, :, None] * columns[:, None, :] / total[:, None, None]
+    return np.asarray(((tables - expected) ** 2 / np.maximum(expected + variance, 1.0)).sum(axis=(1, 2)))

@@ -1,0 +1,315 @@
+"""Quantiles by exponential mechanisms on a fine grid, whole distribution functions with simultaneous bands, histograms.
+
+Quantiles spend most of the loss on the points, and the rest on a tree of counts, from which their intervals come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from dither.errors import InvalidParameter
+from dither.loss import rational
+from dither.plan import expressions as expr
+from dither.plan.relations.scan import Scan
+from dither.plan.traversal import walk
+from dither.post.estimate.explain import Expected
+from dither.post.noise import Floats, interval_half_width
+from dither.post.query.query_plan import QueryPlan
+from dither.post.statistics.contingency import normal_factor
+from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.grid import (
+    FittedTree,
+    Tree,
+    ValueGrid,
+    fit_tree,
+    level_counts,
+    make_grid,
+    make_tree,
+    plan_grid,
+    plan_tree,
+)
+from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.privacy.protocol import Measurement
+from dither.schema import Number
+
+FINEST_GRID = 1 << 18
+# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves.
+FEW_ROWS, FEW_LEAVES = 20_000, 64
+DEFAULT_LEVELS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
+SAMPLING_NOTE = (
+    "intervals include sampling error, as if the rows were drawn independently from a large population; without "
+    "population=True they are about these rows alone"
+)
+NO_ROWS = "the noisy number of rows is not above 0, so the shares are not defined"
+
+
+def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], population: bool) -> Statistic[QuantileTable]:
+    """Make the statistic of the quantiles of a column."""
+    wanted = read_levels(levels)
+    domain = rows.domain(column)
+    grid = make_grid(domain, FINEST_GRID)
+    fine = plan_grid(rows, column, grid)
+    tree, share = interval_tree(rows, domain, fine)
+    trees = plan_tree(rows, column, tree)
+    points = Part(fine, 1 - share, "quantiles", (("quantiles", wanted),))
+    parts = (points, *(Part(plan, share / len(trees)) for plan in trees))
+
+    def build(measured: Measurements) -> QuantileTable:
+        places = list(measured.parts[0].released[0].values)
+        fitted = fit_tree(tree, measured.parts[1:])
+        low, high = level_intervals(fitted, [float(level) for level in wanted], measured, population)
+        value = grid.middles()[places]
+        errors = (np.maximum(high, value) - np.minimum(low, value)) / (
+            2 * normal_factor(False, rows.settings.confidence)
+        )
+        columns = [
+            key_column("level", [float(level) for level in wanted]),
+            noisy_column(column, value, errors, np.minimum(low, value), np.maximum(high, value)),
+        ]
+        notes = (SAMPLING_NOTE,) if population else ()
+        return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=notes))
+
+    return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, trees, parts[1:]))
+
+
+def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tree, Fraction]:
+    """Choose the tree for the intervals of quantiles, and its share of the loss: more if there are few rows.
+
+    The public, noisy size of the table decides. Units with many rows need more as well.
+    """
+    tables = {node.table for node in walk(fine.question.relation) if isinstance(node, Scan)}
+    size = max((rows.context.noisy_rows(table) or 0 for table in tables), default=0)
+    if fine.searches or size * float(rows.settings.spend.amount) < FEW_ROWS:
+        return make_tree(domain, FEW_LEAVES), Fraction(1, 2)
+    return make_tree(domain), Fraction(1, 10)
+
+
+@dataclass(frozen=True, repr=False)
+class QuantileTable(Result):
+    """Quantiles of a column; each interval contains the quantile with the stated confidence."""
+
+
+def read_levels(levels: Any) -> tuple[Fraction, ...]:
+    """Return the levels of quantiles as increasing rationals between 0 and 1."""
+    given = [levels] if isinstance(levels, int | float | str | Fraction) else list(levels)
+    wanted = sorted({rational(level, "a level") for level in given})
+    if not wanted or wanted[0] <= 0 or wanted[-1] >= 1:
+        raise InvalidParameter("the levels of quantiles lie between 0 and 1, such as [0.25, 0.5, 0.75]")
+    return tuple(wanted)
+
+
+def expected_ranks(
+    rows: SourceRows, plans: Sequence[QueryPlan], parts: Sequence[Sequence[Measurement]]
+) -> list[Expected]:
+    """Return the expected half width of intervals, as a number of rows by which the rank may be off."""
+    leaves = expected_noise(rows.settings, "rank", plans[-1], parts[-1])
+    terms = sum(plan.measures[0].measure.size(rows.context) ** (1 / len(plans)) / 2 for plan in plans)
+    name = "rows by which the rank of an end of an interval may be off"
+    return [Expected(name, leaves.std_error * terms**0.5, leaves.half_width * terms**0.5, False, known=leaves.known)]
+
+
+def level_intervals(
+    fitted: FittedTree, levels: Sequence[float], measured: Measurements, population: bool
+) -> tuple[Floats, Floats]:
+    """Return the ends of the interval of each quantile: the leaves where the level may be crossed."""
+    grid, factor = fitted.tree.grid, normal_factor(fitted.laplace, measured.settings.confidence)
+    cumulative, total = fitted.cumulative, fitted.total
+    lows, highs = grid.low_ends(), grid.high_ends()
+    ends = []
+    for level in levels:
+        errors = fitted.cumulative_errors - level * fitted.errors.sum(axis=1, keepdims=True)
+        sampling = level * (1 - level) * max(total, 1.0) if population else 0.0
+        width = factor * np.sqrt(errors.var(axis=0) + sampling) + 1e-9 * (1 + abs(total))
+        excess = cumulative - level * total
+        before = np.concatenate([[-np.inf], (excess - width)[:-1]])
+        possible = np.flatnonzero((excess + width >= 0) & (before <= 0))
+        ends.append((lows[possible[0]], highs[possible[-1]]) if len(possible) else (lows[0], highs[-1]))
+    return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
+
+
+# --- the whole distribution ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Distribution(Result):
+    """The empirical distribution function of a column: the share of rows up to each value, with a simultaneous band.
+
+    With the stated confidence, the band contains the whole function.
+    """
+
+    values: Floats = field(default_factory=lambda: np.zeros(0))
+    starts: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def at(self, value: float) -> tuple[float, float, float]:
+        """Return the share of rows up to a value, with the ends of its band."""
+        place = int(np.searchsorted(self.values, value, side="right")) - 1
+        estimate = self.columns[-1].estimate
+        if place < 0:
+            return 0.0, 0.0, 0.0
+        return float(estimate.value[place]), float(estimate.low[place]), float(estimate.high[place])
+
+    def quantile(self, level: float) -> tuple[float, float, float]:
+        """Return a quantile, with the ends of its interval: those of all levels hold together."""
+        estimate = self.columns[-1].estimate
+        place, first, last = (
+            min(int(np.searchsorted(side, level)), len(self.values) - 1)
+            for side in (estimate.value, estimate.high, estimate.low)
+        )
+        middle = (self.starts[place] + self.values[place]) / 2
+        return float(middle), float(self.starts[first]), float(self.values[last])
+
+    def __str__(self) -> str:
+        rows = [f"{level:.0%} | {value:,.6g} [{low:,.6g}, {high:,.6g}]" for level, value, low, high in self._deciles()]
+        return "\n".join([*self.summary, "share of rows | up to", *rows])
+
+    def _deciles(self) -> list[tuple[float, float, float, float]]:
+        return [(level, *self.quantile(level)) for level in (0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.99)]
+
+
+def make_distribution(rows: SourceRows, column: str, population: bool) -> Statistic[Distribution]:
+    """Make the statistic of a column's empirical distribution function."""
+    tree = make_tree(rows.domain(column))
+    plans = plan_tree(rows, column, tree)
+
+    def build(measured: Measurements) -> Distribution:
+        fitted = fit_tree(tree, measured.parts)
+        share, error, low, high = simultaneous_band(fitted, measured.settings.confidence, population)
+        values = tree.grid.high_ends()
+        columns = [key_column("up to", values.tolist()), noisy_column("share", share, error, low, high)]
+        notes = [*((SAMPLING_NOTE,) if population else ()), *(() if fitted.total > 0 else (NO_ROWS,))]
+        level = f"{measured.settings.confidence:.0%}"
+        summary = [
+            f"{column}: about {max(0.0, fitted.total):,.0f} rows; {level} of such bands contain the whole function"
+        ]
+        return Distribution(
+            **result_fields(measured, f"distribution of {column}", columns, summary, notes),
+            values=values,
+            starts=tree.grid.low_ends(),
+        )
+
+    return Statistic(rows.settings, tuple(map(Part, plans)), build, lambda parts: expected_ranks(rows, plans, parts))
+
+
+def simultaneous_band(fitted: FittedTree, confidence: float, population: bool) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the shares of rows up to each leaf, their standard errors, and the ends of a simultaneous band.
+
+    The band is the same number of standard errors wide everywhere: the quantile of the largest simulated error. For a
+    population, the Dvoretzky-Kiefer-Wolfowitz bound is added, and each has half of what the confidence leaves.
+    """
+    total = max(fitted.total, 1.0)
+    share = np.clip(smooth(fitted.cumulative / total), 0.0, 1.0)
+    errors = (fitted.cumulative_errors - share * fitted.errors.sum(axis=1, keepdims=True)) / total
+    std = errors.std(axis=0)
+    largest = np.max(np.abs(errors) / np.maximum(std, 1e-300) * (std > 1e-12), axis=1)
+    level = 1 - (1 - confidence) / 2 if population else confidence
+    width = std * float(np.quantile(largest, level, method="higher"))
+    if population:
+        width = width + math.sqrt(math.log(2 / (1 - level)) / (2 * total))
+    return share, std, np.clip(smooth(share - width), 0.0, 1.0), np.clip(smooth(share + width), 0.0, 1.0)
+
+
+def smooth(values: Floats) -> Floats:
+    """Return a function that never falls, between its running maximum and its running minimum from the end."""
+    rising, falling = np.maximum.accumulate(values), np.minimum.accumulate(values[::-1])[::-1]
+    return np.asarray((rising + falling) / 2)
+
+
+# --- histograms ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Histogram(Result):
+    """A histogram: bin i has the values from `edges[i]` up to those below `edges[i + 1]`; the last includes its end."""
+
+    edges: tuple[float, ...] = ()
+
+
+def make_histogram(
+    rows: SourceRows, column: str, bins: int | Sequence[Any] | Literal["private"], most: int
+) -> Statistic[Histogram]:
+    """Make the statistic of a histogram with public edges, or with edges that are chosen privately."""
+    domain = rows.domain(column)
+    if isinstance(bins, str):
+        if bins != "private":
+            raise InvalidParameter("bins must be a number of bins, a list of edges, or 'private'")
+        return _private_histogram(rows, column, most)
+    grid = make_grid(domain, FINEST_GRID)
+    edges = public_edges(domain, bins)
+    plan = _bucket_plan(rows, column, grid, edges)
+    ends = [float(grid.lo), *map(float, edges), float(grid.hi)]
+
+    def build(measured: Measurements) -> Histogram:
+        counts, noise = level_counts(measured.parts[0])
+        half = interval_half_width([noise], measured.settings.confidence)
+        spread = np.full(len(counts), noise.std)
+        columns = [*bin_columns(ends), noisy_column("n", counts, spread, counts - half, counts + half)]
+        return Histogram(**result_fields(measured, f"histogram of {column}", columns), edges=tuple(ends))
+
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return [expected_noise(rows.settings, "a bin", plan, parts[0])]
+
+    return Statistic(rows.settings, (Part(plan),), build, expect)
+
+
+def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, ...]:
+    """Return the inner edges of public bins: as given, or of equal bins over the declared range."""
+    if isinstance(bins, int):
+        if bins < 2:
+            raise InvalidParameter("a histogram needs at least 2 bins")
+        grid = make_grid(domain, bins)
+        return tuple(grid.lo + number * grid.width for number in range(1, grid.size))
+    lo, hi = (domain.lo, domain.hi) if isinstance(domain, Number) else (Fraction(0), Fraction(0))
+    given = sorted({rational(edge, "an edge") for edge in bins})
+    inner = tuple(edge for edge in given if lo < edge <= hi)
+    if not inner:
+        raise InvalidParameter(f"no edge lies inside the declared range, from {float(lo):g} to {float(hi):g}")
+    return inner
+
+
+def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fraction, ...]) -> QueryPlan:
+    """Plan the counts of rows between edges."""
+    plan = plan_grid(rows, column, grid)
+    question = plan.question
+    ((_, cell),) = question.keys
+    cells = tuple((edge - grid.lo) for edge in edges)
+    shifted = cell.child if isinstance(cell, expr.Rounded) else cell
+    bucket = expr.Bucket(shifted, cells)
+    keys = (("bin", bucket),)
+    return rows.settings.planner.plan(replace(question, keys=keys))
+
+
+def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Histogram]:
+    """Make a histogram whose edges are noisy quantiles; its counts come from a tree with noise of its own."""
+    domain = rows.domain(column)
+    tree = make_tree(domain)
+    wanted = tuple(Fraction(number, most) for number in range(1, most))
+    plans = plan_tree(rows, column, tree)
+    chosen = Part(plans[-1], Fraction(1), "quantiles", (("quantiles", wanted),))
+    parts = (chosen, *(Part(plan, Fraction(2, len(plans))) for plan in plans))
+
+    def build(measured: Measurements) -> Histogram:
+        inner = sorted({int(place) for place in measured.parts[0].released[0].values} - {0})
+        starts = [0, *inner]
+        fitted = fit_tree(tree, measured.parts[1:])
+        counts, error = fitted.between(starts)
+        half = normal_factor(fitted.laplace, measured.settings.confidence) * error
+        lows = tree.grid.low_ends()
+        ends = [*(float(lows[start]) for start in starts), float(tree.grid.hi)]
+        columns = [*bin_columns(ends), noisy_column("n", counts, error, counts - half, counts + half)]
+        note = "the edges are noisy quantiles, chosen in the same charge; the counts have noise of their own"
+        return Histogram(**result_fields(measured, f"histogram of {column}", columns, notes=[note]), edges=tuple(ends))
+
+    return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, plans, parts[1:]))
+
+
+def bin_columns(ends: Sequence[float]) -> list[Any]:
+    """Return the key columns of a histogram: the ends of each bin."""
+    lows, highs = zip(*pairwise(ends), strict=True)
+    return [key_column("from", lows), key_column("to", highs)]
