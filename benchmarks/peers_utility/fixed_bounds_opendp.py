@@ -1,7 +1,7 @@
 """The questions of `benchmarks/utility.py` through OpenDP: prints the answers at each fixed bound that is tried.
 
 Run by `benchmarks/utility.py` with the peer's own Python: folder, questions as JSON, runs at each bound. OpenDP has no
-search for bounds: each plane keeps a fixed number of its rows, values are clipped to fixed ends, and the keys are given.
+search for bounds: each plane keeps a fixed number of rows, values are clipped to fixed ends, and the keys are given.
 """
 
 import json

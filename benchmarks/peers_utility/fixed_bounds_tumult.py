@@ -1,7 +1,7 @@
-"""The questions of `benchmarks/utility.py` through Tumult Analytics: prints the answers at each fixed bound that is tried.
+"""The questions of `benchmarks/utility.py` through Tumult Analytics: prints the answers at each bound that is tried.
 
-Run by `benchmarks/utility.py` with the peer's own Python: folder, questions as JSON, runs at each bound. It has no search
-for bounds: each plane keeps a fixed number of its rows, values are clamped to fixed ends, and the keys are given.
+Run by `benchmarks/utility.py` with the peer's own Python: folder, questions as JSON, runs at each bound. It has no
+search for bounds: each plane keeps a fixed number of rows, values are clamped to fixed ends, and the keys are given.
 """
 
 import json
@@ -20,11 +20,11 @@ spark.sparkContext.setLogLevel("ERROR")
 FLIGHTS = spark.read.parquet(str(FOLDER / "flights.parquet")).select(
     "tailnum", "carrier", "origin", "month", "dep_delay"
 )
-DELAYS = FLIGHTS.where("dep_delay is not null").withColumn(
-    "dep_delay", spark_functions.col("dep_delay").cast("long")
-)
+DELAYS = FLIGHTS.where("dep_delay is not null").withColumn("dep_delay", spark_functions.col("dep_delay").cast("long"))
 FRAMES = {"count": FLIGHTS.drop("dep_delay").cache(), "mean": DELAYS.cache()}
-KEYS = {name: sorted(row[0] for row in FLIGHTS.select(name).distinct().collect()) for name in ("carrier", "origin", "month")}
+KEYS = {
+    name: sorted(row[0] for row in FLIGHTS.select(name).distinct().collect()) for name in ("carrier", "origin", "month")
+}
 SESSIONS = {
     kind: Session.from_dataframe(
         PureDPBudget(float("inf")), "flights", frame, protected_change=AddRowsWithID("tailnum")

@@ -51,6 +51,7 @@ OPTION_TYPES: dict[Form, Any] = {
     "count": int,
     "text": str | None,
     "contributions": str | None,
+    "aim": str,
     "flag": bool,
 }
 OPTION_MINIMUMS: dict[Form, int] = {"positive": 1, "count": 0}

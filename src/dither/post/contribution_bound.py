@@ -17,6 +17,13 @@ COUNT_WEIGHTS = {"search": Fraction(1), "answer": Fraction(4)}
 SIDE_COUNT_WEIGHTS = {"search": Fraction(1), "answer": Fraction(2)}
 SUM_WEIGHTS = {"search": Fraction(3, 2), "answer": Fraction(6)}
 CENTRED_WEIGHTS = {"centre": Fraction(4, 5), "search": Fraction(2), "answer": Fraction(21, 5)}
+# What a chosen bound is best for: the whole answer, the total of its groups, a typical group, or the smallest ones.
+OptimizeFor = Literal["answer", "total", "typical", "smallest"]
+OPTIMIZE_FOR: dict[object, OptimizeFor] = {
+    "answer": "answer", "total": "total", "typical": "typical", "smallest": "smallest",
+}  # fmt: skip
+# The smallest groups have about this part of a group's equal share.
+SMALL_PART = 10
 BoundMethod = Literal["auto", "clip", "rows"]
 BOUND_METHODS: dict[object, BoundMethod] = {"auto": "auto", "clip": "clip", "rows": "rows"}
 # Contributions are told apart from this share of the largest row on.
@@ -25,7 +32,7 @@ FINEST_SHARE = 1 << 12
 EVEN_CENTRES, CENTRES_PER_OCTAVE = 256, 4
 ACCEPTED_FORMS = (
     "'auto', a number of rows such as 20, {'max_rows': 20} or {'max_groups': 3, 'max_rows_per_group': 5}; "
-    "the last two may also have 'how': 'clip', 'rows' or 'auto'"
+    "the last two may also have 'how': 'clip', 'rows' or 'auto', and max_rows 'report': True"
 )
 LARGEST_CONTRIBUTION = 1 << 31
 
@@ -37,13 +44,20 @@ class ContributionBound:
     It is `auto` (chosen privately), at most `max_rows` rows, or, with `max_groups`, at most `max_rows` rows in each of
     at most `max_groups` groups. `how` is "clip" to scale a unit's sums down to the bound, "rows" to keep that
     many of its rows (cheaper where the curator has prepared the data, since ranks are then stored), or "auto" to let
-    the planner choose.
+    the planner choose. With `report`, a part of the loss estimates what a given bound clips, so that answers are about
+    all rows; without, they are about the clipped data.
     """
 
     auto: bool = False
     max_rows: int | None = None
     max_groups: int | None = None
     how: BoundMethod = "auto"
+    report: bool = False
+
+    @property
+    def searched(self) -> bool:
+        """True if a noisy histogram of contributions is released, to choose a bound or to report on a given one."""
+        return self.auto or self.report
 
 
 def parse_contribution_bound(value: object) -> ContributionBound:
@@ -76,15 +90,33 @@ def _row_count(value: object) -> int | None:
 def _parse_mapping(parts: dict[object, object]) -> ContributionBound:
     groups, method = parts.pop("max_groups", None), parts.pop("how", "auto")
     rows = parts.pop("max_rows" if groups is None else "max_rows_per_group", "auto")
+    report = parts.pop("report", False) if groups is None else False
     how = BOUND_METHODS.get(method) if isinstance(method, str) else None
     if rows == "auto" and groups is None and not parts and how is not None:
         return ContributionBound(auto=True, how=how)
     max_rows, max_groups = _row_count(rows), _row_count(groups)
-    if parts or how is None or max_rows is None:
+    if parts or how is None or max_rows is None or not isinstance(report, bool):
         raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}")
     if groups is not None and max_groups is None:
         raise InvalidParameter("max_groups must be a positive whole number")
-    return ContributionBound(max_rows=max_rows, max_groups=max_groups, how=how)
+    return ContributionBound(max_rows=max_rows, max_groups=max_groups, how=how, report=report)
+
+
+def judged_cells(groups: int, optimize_for: OptimizeFor) -> int:
+    """Return the number of cells by which a rule judges bounds: it looks at a cell with 1 / sqrt(cells) of the total.
+
+    For the whole answer that share lies between the only group's and that of equal groups; for the smallest groups the
+    noise counts almost alone.
+    """
+    match optimize_for:
+        case "answer":
+            return groups
+        case "total":
+            return 1
+        case "typical":
+            return groups**2
+        case "smallest":
+            return (SMALL_PART * groups) ** 2 if groups > 1 else 1
 
 
 def up_to(bins: tuple[int, ...], most: int | None) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from dither.errors import InvalidParameter
 from dither.loss import Rational, rational
-from dither.post.contribution_bound import parse_contribution_bound
+from dither.post.contribution_bound import OPTIMIZE_FOR, OptimizeFor, parse_contribution_bound
 
 CONFIDENCE = 0.95
 LOSSES = ("epsilon", "rho", "max_error")
@@ -27,8 +27,9 @@ AMOUNT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?[0-
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{0,56}")
 
 # The form of an option's values: an exact number above 0 ("amount") or between 0 and 1 ("probability"), a whole number
-# from 1 ("positive") or from 0 ("count"), a text, a contribution bound, or yes or no ("flag").
-Form = Literal["amount", "probability", "positive", "count", "text", "contributions", "flag"]
+# from 1 ("positive") or from 0 ("count"), a text, a contribution bound, what a bound is best for ("aim"), or yes or no
+# ("flag").
+Form = Literal["amount", "probability", "positive", "count", "text", "contributions", "aim", "flag"]
 # Where an option may be given: for a single query, a batch, a split, an explanation, in the text of a query, or for a
 # statistic.
 Place = Literal["question", "batch", "split", "explain", "text", "statistic"]
@@ -43,6 +44,7 @@ class QueryOptions(TypedDict, total=False):
     rho: Rational | None
     max_error: Rational | None
     max_contributions: object
+    optimize_for: str
     confidence: Rational
     unit: str | None
     max_rows_per_key: int | None
@@ -82,6 +84,10 @@ class ResolvedOptions:
     max_contributions: object = option(
         "rows that one unit may add: a number, auto, or max_groups=3,max_rows_per_group=5 (,how=clip or rows)",
         "contributions", *ANY, "explain", "text",
+    )  # fmt: skip
+    optimize_for: OptimizeFor = option(
+        "what a contribution bound that is chosen is best for: answer (all groups), total, typical or smallest",
+        "aim", *ASKED, "explain", "text", default="answer",
     )  # fmt: skip
     confidence: Rational = option("confidence level of the intervals", "probability", *ANY, "text", default=CONFIDENCE)
     unit: str | None = option("unit of privacy; by default the first budget's", "text", *ANY, "explain", "text")
@@ -205,6 +211,14 @@ def _is_storable(value: str) -> bool:
     return "\x00" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def read_aim(name: str, value: Any) -> OptimizeFor:
+    """Return what a chosen contribution bound is best for."""
+    aim = OPTIMIZE_FOR.get(value.lower()) if isinstance(value, str) else None
+    if aim is None:
+        raise InvalidParameter(f"{name} must be one of {', '.join(map(str, OPTIMIZE_FOR))}, got {_excerpt(value)}")
+    return aim
+
+
 def read_flag(name: str, value: Any) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):
@@ -247,6 +261,7 @@ READERS: dict[Form, Callable[[str, Any], Any]] = {
     "count": lambda name, value: read_whole(name, value, 0),
     "text": read_text,
     "contributions": lambda name, value: parse_contribution_bound(value),
+    "aim": read_aim,
     "flag": read_flag,
 }
 

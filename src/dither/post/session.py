@@ -162,10 +162,10 @@ class Session(Statistics):
     def split(self, query: str, threshold: int, **options: Unpack[QueryOptions]) -> tuple[Answer, Answer]:
         """Run a query twice in one charge: over units with at most `threshold` rows, and over units with more."""
         resolved, threshold = options_for([query], options, "split"), read_whole("threshold", threshold, 1)
-        spend, bound = parse_spend(resolved.epsilon, resolved.rho), parse_contribution_bound(resolved.max_contributions)
+        spend = parse_spend(resolved.epsilon, resolved.rho)
         question = self._parse(query, resolved)
         light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
-        heavy = Planner(self.context, bound, spend.gaussian)
+        heavy = planner_for(self.context, resolved, spend.gaussian)
         plans = (
             light.plan(units_with_at_most(question, threshold)),
             heavy.plan(units_with_more_than(question, threshold)),
@@ -237,7 +237,7 @@ class Session(Statistics):
         if resolved.max_error is not None:
             return self._solve_epsilon(questions, resolved, confidence)
         spend = parse_spend(resolved.epsilon, resolved.rho)
-        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), spend.gaussian)
+        planner = planner_for(self.context, resolved, spend.gaussian)
         plans = tuple(map(planner.plan, questions))
         return _PlannedQueries(plans, spend, confidence, resolved.assumed_group_size, repeat=resolved.repeat)
 
@@ -248,7 +248,7 @@ class Session(Statistics):
         if resolved.epsilon is not None or resolved.rho is not None:
             raise InvalidParameter("give max_error= or a loss, not both: max_error= solves for epsilon")
         wanted = float(rational(resolved.max_error, "max_error"))  # type: ignore[arg-type]
-        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), False)
+        planner = planner_for(self.context, resolved, False)
         plans = tuple(map(planner.plan, questions))
 
         def plan_at(epsilon: Fraction) -> _PlannedQueries:
@@ -356,7 +356,7 @@ class Session(Statistics):
         if resolved.max_error is not None:
             raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
         question, spend = self._parse(query, resolved), parse_spend(resolved.epsilon, resolved.rho)
-        planner = Planner(self.context, parse_contribution_bound(resolved.max_contributions), spend.gaussian)
+        planner = planner_for(self.context, resolved, spend.gaussian)
         delta, half = rational(resolved.delta or 0, "delta"), Fraction(1, 2)
         measurement = selection_measurement(planner.selection_counts(question), spend, half, delta)
         return _KeySelection(question, planner, measurement, Spend(spend.share(half)), delta)
@@ -455,6 +455,13 @@ def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "q
             "queries of a batch share one loss and cannot have OPTIONS(...); give the options as arguments"
         )
     return resolve_options(options, place, written[0])
+
+
+def planner_for(context: Context, resolved: ResolvedOptions, gaussian: bool) -> Planner:
+    """Return the planner for a query's options."""
+    return Planner(
+        context, parse_contribution_bound(resolved.max_contributions), gaussian, resolved.optimize_for
+    )  # fmt: skip
 
 
 def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answer]:

@@ -39,7 +39,7 @@ BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
 # Tails: the count of a bin over that of the one before, at most, and by how much this ratio falls from bin to bin.
 MAX_RATIO = 0.72
 BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
-BEND_PRIOR = np.array([0.6, *[0.4 / 7] * 7])
+BEND_PRIOR = np.array([0.65, *[0.35 / 7] * 7])
 # The relative error that a tail of this form may have in each bin.
 MISFIT = 0.1
 # The error of the mean contribution in a bin, in widths of the bin; and how unevenly heavy units spread over cells.
@@ -70,9 +70,9 @@ class ContributionModel:
         """Return what bounds remove from all units together, in each draw; a column for each of several bounds."""
         return np.asarray(self.draws @ self._excess(bounds))
 
-    def removed_squares(self, bounds: ArrayLike) -> Floats:
-        """Return the median sum of squares of what each unit loses: how uneven clipping may be."""
-        return np.asarray(np.median(np.maximum(self.draws, 0) @ self._excess(bounds) ** 2, axis=0))
+    def removed_squares(self, bounds: ArrayLike, level: float = 0.5) -> Floats:
+        """Return a quantile of the sum of squares of what each unit loses: how uneven clipping may be."""
+        return np.asarray(np.quantile(np.maximum(self.draws, 0) @ self._excess(bounds) ** 2, level, axis=0))
 
     def bin_error(self, bounds: ArrayLike) -> Floats:
         """Return the error of `removed_totals` that comes from not knowing where in their bins the units lie."""

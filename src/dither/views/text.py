@@ -31,7 +31,7 @@ def dataset_text(dataset: Mapping[str, Any]) -> str:
 
 def answer_grid(answer: Answer) -> Grid:
     """Return a table of estimates, each with its interval."""
-    grid = Grid(*(column.name for column in answer.columns))
+    grid = Grid(*(column.title for column in answer.columns))
     for row in range(min(len(answer), MOST_ROWS)):
         grid.add_row(*(Text(cell) for cell in answer.cells(row)))
     return grid

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.post.estimate.answer import MAX_ROWS_SHOWN, _raised_notes, without_negatives
+from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
+from dither.post.estimate.clipping import raised_notes
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.query.query_plan import CellRef
 from dither.post.session import Session, options_for
@@ -92,7 +93,7 @@ def test_a_note_says_why_groups_may_add_up_to_more(bound: int, remedy: bool, bli
     def notes(query: str, removed: float) -> list[str]:
         (plan,) = blind._plan([query], options_for([query], {"epsilon": 1})).plans
         tags = [source.bound_tag for source in plan.sources if isinstance(source, CellRef)]
-        return list(_raised_notes(plan, {str(tag): bound_of(removed, bound) for tag in tags}))
+        return list(raised_notes(plan, {str(tag): bound_of(removed, bound) for tag in tags}))
 
     (note,) = notes("SELECT action, COUNT(*) FROM actions GROUP BY action", 10.0)
     assert "groups may add up to more" in note

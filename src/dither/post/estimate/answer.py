@@ -22,9 +22,17 @@ from dither.loss import to_json as loss_to_json
 from dither.plan.context import Context
 from dither.plan.sql.scope import Scope
 from dither.post.display import answer_text, html_lines, loss_text
+from dither.post.estimate.clipping import (
+    Clipping,
+    clipping_notes,
+    clipping_of,
+    is_clipped,
+    two_errors_note,
+    without_clipping,
+)
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn, estimate
+from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
@@ -35,26 +43,27 @@ from dither.schema import Domain, Moment, Scalar
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_ROWS_SHOWN = 60
-FEW_ROWS = 4
-# Add-backs below this share of all contributions are not worth a note.
-NOTICEABLE_SHARE = 0.02
-RAISED_NOTE = (
-    "counts and sums are raised by what clipping is estimated to remove, so groups may add up to more than there is"
-)
 
 
 @dataclass(frozen=True, repr=False)
 class AnswerColumn:
     """A column of an answer: a GROUP BY key, which is exact, or a noisy column.
 
-    `value`, `interval` and `noise` are single numbers if the query has no GROUP BY, and arrays with one element per
-    row of the answer if it has (`grouped`). `estimate` always has arrays.
+    `value`, `interval`, `std_error`, `noise` and `clipped` are single numbers if the query has no GROUP BY, and arrays
+    with one element per row of the answer if it has (`grouped`). `estimate` and `clipping` always have arrays.
     """
 
     name: str
     estimate: Estimate
     key: bool
     grouped: bool = True
+    clipping: Clipping | None = None
+    clipped_data: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name, and whether the column is about clipped data."""
+        return f"{self.name} (of clipped data)" if self.clipped_data else self.name
 
     @property
     def value(self) -> Any:
@@ -67,9 +76,22 @@ class AnswerColumn:
         return self._scalar_or_array(self.estimate.low), self._scalar_or_array(self.estimate.high)
 
     @property
-    def noise(self) -> Any:
-        """The standard error: of the noise, and of the clipping where the contribution bound was chosen privately."""
+    def std_error(self) -> Any:
+        """The standard error: of the noise, and of what clipping removed where that is estimated."""
         return self._scalar_or_array(self.estimate.std_error)
+
+    @property
+    def noise(self) -> Any:
+        """The standard error of the noise alone."""
+        return self._scalar_or_array(self.estimate.std_error if self.clipping is None else self.clipping.noise)
+
+    @property
+    def clipped(self) -> tuple[Any, Any]:
+        """What clipping removed: an estimate, which `value` includes, and the most that it may be; zeros if nothing."""
+        if self.clipping is None:
+            nothing = self._scalar_or_array(np.zeros(len(self.estimate.value)))
+            return nothing, nothing
+        return self._scalar_or_array(self.clipping.estimate), self._scalar_or_array(self.clipping.most)
 
     def _scalar_or_array(self, values: Values) -> Any:
         """The only element of an answer without GROUP BY; HAVING may have left none, then the empty array."""
@@ -93,7 +115,7 @@ class AnswerColumn:
         size = len(self.estimate.value)
         shown = [self.cell(row) for row in range(min(size, MAX_ROWS_SHOWN))]
         more = [rows_left_out(size)] if size > MAX_ROWS_SHOWN else []
-        return f"{self.name}: " + "\n  ".join([*shown, *more])
+        return f"{self.title}: " + "\n  ".join([*shown, *more])
 
     def _repr_html_(self) -> str:
         return html_lines(repr(self))
@@ -103,9 +125,9 @@ class AnswerColumn:
 class Answer:
     """The answer to one query.
 
-    `answer["n"]` is a column with its `value`, `interval` and `noise`; `table` has all columns, each noisy one with
-    `_std_error`, `_low` and `_high` beside it. `loss` is what the query's own unit was charged, `notes` are remarks
-    on bounds and on errors that the intervals do not cover.
+    `answer["n"]` is a column with its `value`, `interval`, `noise` and `clipped`; `table` has all columns, each noisy
+    one with `_std_error`, `_low` and `_high` beside it, and `_clipped` where a bound may have removed something. `loss`
+    is what the query's own unit was charged, `notes` are remarks on bounds and errors that the intervals do not cover.
     """
 
     query: str
@@ -131,6 +153,8 @@ class Answer:
             arrays[_unused_name(f"{name}_std_error", arrays)] = pa.array(column.estimate.std_error)
             arrays[_unused_name(f"{name}_low", arrays)] = pa.array(column.estimate.low)
             arrays[_unused_name(f"{name}_high", arrays)] = pa.array(column.estimate.high)
+            if column.clipping is not None:
+                arrays[_unused_name(f"{name}_clipped", arrays)] = pa.array(column.clipping.estimate)
         return pa.table(arrays)
 
     def __len__(self) -> int:
@@ -201,7 +225,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """The answer as an HTML table for notebooks, with a bar for every interval."""
-        head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
+        head = "".join(f"<th>{html.escape(column.title)}</th>" for column in self.columns)
         rows = "".join(f"<tr>{self._html_cells(row)}</tr>" for row in range(min(len(self), MAX_ROWS_SHOWN)))
         more = f"<p>{rows_left_out(len(self))}</p>" if len(self) > MAX_ROWS_SHOWN else ""
         foot = "".join(f"<p>{html.escape(line)}</p>" for line in self._remarks())
@@ -223,8 +247,7 @@ class Answer:
         return f"<td title='{low} to {high}'>{value} {picture}<br><small>[{low}, {high}]</small></td>"
 
     def __str__(self) -> str:
-        names = [column.name for column in self.columns]
-        lines = [" | ".join(names)]
+        lines = [" | ".join(column.title for column in self.columns)]
         for row in range(min(len(self), MAX_ROWS_SHOWN)):
             lines.append(" | ".join(self.cells(row)))
         if len(self) > MAX_ROWS_SHOWN:
@@ -324,6 +347,13 @@ def build_answer(
         _restore_booleans(estimate(output.node, columns, key_values, confidence), value_type(output.node, key_types))
         for output in plan.outputs
     ]
+    unclipped = without_clipping(columns)
+    clippings = [
+        clipping_of(output.node, columns, key_values, found, estimate(output.node, unclipped, key_values, confidence))
+        if is_clipped(output.node, columns)
+        else None
+        for output, found in zip(plan.outputs, estimates, strict=True)
+    ]
     size = len(groups)
     rows = _select_rows(plan, columns, key_values, groups)
     displayed = [
@@ -332,13 +362,19 @@ def build_answer(
     answer_columns, keys, undefined = [], {}, list[str]()
     for position, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
         is_key = isinstance(output.node, KeyValue)
-        answer_columns.append(AnswerColumn(output.name, _take_rows(result, rows, size), is_key, bool(plan.keys)))
+        clipping = clippings[position]
+        answer_columns.append(
+            AnswerColumn(
+                output.name, _take_rows(result, rows, size), is_key, bool(plan.keys),
+                None if clipping is None else clipping.take(rows, size),
+                bool(plan.clipped_to and cells_of(output.node)),
+            )
+        )  # fmt: skip
         if cells_of(output.node):
             undefined += undefined_notes(answer_columns[-1])
         values = displayed[output.node.index] if isinstance(output.node, KeyValue) else [None] * size
         keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
-    unclipped = [replace(column, less=0.0, more=0.0) if isinstance(column, Measured) else column for column in columns]
 
     def from_noise_alone(node: Formula) -> Estimate:
         return _take_rows(estimate(node, unclipped, key_values, confidence), rows, size)
@@ -351,8 +387,17 @@ def build_answer(
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
-        (*_answer_notes(plan, bounds), *undefined, *wide),
+        (*plan.notes, *clipping_notes(plan, bounds), *_two_errors_notes(answer_columns, confidence), *undefined, *wide),
     )  # fmt: skip
+
+
+def _two_errors_notes(columns: Iterable[AnswerColumn], confidence: float) -> list[str]:
+    """Tell noise and clipping apart for each column that has both."""
+    return [
+        two_errors_note(column.name, column.clipping, confidence, (column.estimate.high - column.estimate.low) / 2)
+        for column in columns
+        if column.clipping is not None and len(column.estimate.value)
+    ]
 
 
 UNDEFINED = "by the noisy values, as a quotient of 0 or a variance of one row is"
@@ -391,35 +436,6 @@ def _restore_booleans(result: Estimate, wanted: ValueType) -> Estimate:
         return result
     values = [None if value != value else bool(value) for value in np.atleast_1d(result.value)]
     return replace(result, value=np.array(values, dtype=object).reshape(np.shape(result.value)))
-
-
-def _answer_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
-    return (*plan.notes, *(_bound_note(plan, bound) for bound in bounds.values()), *_raised_notes(plan, bounds))
-
-
-def _raised_notes(plan: QueryPlan, bounds: dict[str, EstimatedBound]) -> tuple[str, ...]:
-    """Say why the groups of counts and sums may add up to more than there are, and how to avoid it."""
-    cells = [plan.sources[output.node.index] for output in plan.outputs if isinstance(output.node, NoisyCell)]
-    tags = {cell.bound_tag for cell in cells if isinstance(cell, CellRef)}
-    raised = [bound for tag, bound in bounds.items() if tag in tags and bound.removed_share > NOTICEABLE_SHARE]
-    few = any(bound.bound <= FEW_ROWS * bound.row_size for bound in raised)
-    remedy = f"; if each {plan.unit} has one row, give max_contributions=1, or have the curator declare unique"
-    return (RAISED_NOTE + (remedy if few else ""),) if raised and plan.keys else ()
-
-
-def _bound_note(plan: QueryPlan, bound: EstimatedBound) -> str:
-    """Describe a contribution bound that was chosen privately, and what it may have removed."""
-    added = "" if bound.signed else ", which the estimates add back"
-    assumed = (
-        f"intervals assume that the number of units keeps falling beyond {bound.seen} as it does before; "
-        f"about {bound.model.hidden:,.0f} units with far more could go unnoticed"
-        if bound.model.seen
-        else "there are too few units to see from the noise how they spread, and intervals allow for that"
-    )
-    return (
-        f"contribution bound chosen privately: each {plan.unit} adds at most {bound.limit}; clipping removed about "
-        f"{bound.removed_share:.1%} of all contributions, at most {bound.removed_share_high:.1%}{added}; {assumed}"
-    )
 
 
 def _take_rows(result: Estimate, rows: Sequence[int], size: int) -> Estimate:

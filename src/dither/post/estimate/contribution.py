@@ -11,6 +11,10 @@ from scipy import special
 from dither.post.noise import Floats
 from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
 
+# The part of the upper tail's probability that intervals leave beyond their upper end: tails are more often heavier
+# than lighter than believed. And the quantile of squares that stands for how unevenly heavy units spread over cells.
+UPPER_PART, SQUARES_LEVEL = 0.8, 0.75
+
 
 @dataclass(frozen=True)
 class EstimatedBound:
@@ -18,6 +22,7 @@ class EstimatedBound:
 
     Amounts are in steps of the bound. What is removed from a `signed` sum may have either sign. `limit` and `seen`
     describe the most that a unit may add, and the most that stands out from the noise. A row has at most `row_size`.
+    A `given` bound was not chosen, but stated by the analyst. Proof: clipping_intervals.md.
     """
 
     bound: int
@@ -26,6 +31,7 @@ class EstimatedBound:
     limit: str = ""
     seen: str = ""
     row_size: int = 1
+    given: bool = False
 
     @cached_property
     def removed_draws(self) -> Floats:
@@ -60,16 +66,15 @@ class EstimatedBound:
             middle = 0.0
             less = more = float(np.quantile(np.abs(self.removed_draws), confidence))
         else:
-            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - tail])
+            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - UPPER_PART * tail])
             less, more = middle - low, high - middle
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
         spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
         rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2
         if np.size(share) > 1:
             lean = UNEVENNESS * abs(self.removed)
-            rest = rest + spread**2 * (
-                share**2 * lean**2 + share * (1 - share) * self.model.removed_squares(self.bound)
-            )
+            squares = self.model.removed_squares(self.bound, SQUARES_LEVEL)
+            rest = rest + spread**2 * (share**2 * lean**2 + share * (1 - share) * squares)
         return share * middle, np.sqrt((share * less) ** 2 + rest), np.sqrt((share * more) ** 2 + rest)
 
 

@@ -49,7 +49,8 @@ def estimated_bound(
     scale = mechanism.std() / math.sqrt(2)
     model = fit_contributions(search.edges, values, scale, search.step, search.candidates[-1], search.row_size)
     seen = bound_text(round(model.seen), search)
-    return EstimatedBound(bound, model, search.signed, bound_text(bound, search), seen, search.row_size)
+    given = len(search.candidates) == 1
+    return EstimatedBound(bound, model, search.signed, bound_text(bound, search), seen, search.row_size, given)
 
 
 def measured_columns(

@@ -145,22 +145,38 @@ class Planner(RowBounds):
             substitute(question.having) if question.having is not None else None,
             tuple(replace(term, node=substitute(term.node)) for term in question.order),
             tuple(searches), (*self.notes(question), *builder.notes, *_uncovered_rows_notes(measures, builder.sources)),
+            clipped_to=self.clipped_to(question),
         )  # fmt: skip
 
     def notes(self, question: Question) -> tuple[str, ...]:
         """Return notes on the unit of privacy, and on a given contribution bound."""
         unit = f"unit of privacy: {question.unit}"
+        clipped_to = self.clipped_to(question)
+        if not clipped_to:
+            return (unit,)
+        report = (
+            ""
+            if self.bound.max_groups
+            else f"; max_contributions={{'max_rows': {self.bound.max_rows}, 'report': True}} estimates that"
+        )
+        return (
+            unit,
+            f"this is an answer about clipped data: {clipped_to}; estimates lack what is beyond, and the intervals do "
+            f"not cover that{report}",
+        )
+
+    def clipped_to(self, question: Question) -> str:
+        """Say what a given bound clips the data to; empty if none does, or if it is reported what the bound clips."""
         most = self.most_rows(question.relation, question.unit)
         clips = most is None or (
             self.is_loose(question.relation, question.unit)
             and (self.bound.max_groups is not None or (self.bound.max_rows or most) < most)
         )
-        if self.bound.auto or not clips:
-            return (unit,)
+        if self.bound.searched or not clips:
+            return ""
         where = "" if self.bound.max_groups is None else f" in each of at most {self.bound.max_groups} groups"
         rows = f"{self.bound.max_rows:,} row{'' if self.bound.max_rows == 1 else 's'}"
-        limit = f"max_contributions: each {question.unit} adds at most as much as {rows} can{where}"
-        return (unit, f"{limit}; estimates lack what is beyond, and the intervals do not cover that")
+        return f"each {question.unit} adds at most as much as {rows} can{where}"
 
     def check_keys_and_values(self, question: Question, scope: Scope, listed: bool) -> None:
         """Refuse keys that cannot be listed, and expressions without a domain."""
@@ -214,7 +230,7 @@ class Planner(RowBounds):
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
         needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
         clipped = needs_bound and not self.keeps_rows(question, aggregates)
-        separate = clipped and self.bound.auto
+        separate = clipped and self.bound.searched
         terms = Terms(
             scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS,
             private_centres=separate,

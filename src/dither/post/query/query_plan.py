@@ -73,7 +73,7 @@ class ContributionSearch:
     """A contribution bound to choose privately, from a histogram of what each unit contributes.
 
     `tag` names the limits that the bound fills in, `edges` are those of the histogram, `candidates` are the bounds to
-    choose from, `groups` is the number of groups of the answer, and `row_size` the most that one row contributes.
+    choose from, `cells` is the number of cells by which they are judged, `row_size` the most that one row contributes.
     Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
     value of one step, if values are summed and not rows, and `share` is that of the loss.
     """
@@ -82,7 +82,7 @@ class ContributionSearch:
     measure: Measure
     edges: tuple[int, ...]
     candidates: tuple[int, ...]
-    groups: int
+    cells: int
     row_size: int
     step: int = 1
     signed: bool = False
@@ -111,6 +111,7 @@ class QueryPlan:
     """A plan without its loss: measures, the noisy columns read from them, formulas, and bounds still to be chosen.
 
     `selected` has the keys that were selected privately; the answer leaves out other combinations of their values.
+    `clipped_to` says what a given bound clips the data to, if the answer is about clipped data.
     """
 
     question: Question
@@ -124,6 +125,7 @@ class QueryPlan:
     searches: tuple[CentreSearch | ContributionSearch, ...]
     notes: tuple[str, ...]
     selected: frozenset[tuple[Scalar, ...]] | None = None
+    clipped_to: str = ""
 
 
 @dataclass

@@ -64,7 +64,7 @@ def _bound_search(
         if search.tag in {limit.tag for limit in unfilled_limits(planned.measure)}
     ]
     noise = budget.noise((1 - search_share(plan)) * max(shares, default=Fraction(1)))
-    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.groups, search.row_size, search.step, search.signed)
+    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.cells, search.row_size, search.step, search.signed)
     mechanism = Calibrate(noise_kind(context, search.measure, plan.unit, loss), loss)
     affordable = tuple(bound for bound in search.candidates if noise * bound <= LARGEST_NOISE)
     return BoundSearch(search.measure, mechanism, affordable or search.candidates[:1], search.tag, rule)
@@ -99,4 +99,6 @@ def default_bound(search: CentreSearch | ContributionSearch) -> int:
     """Return the bound that quotes assume before one is chosen: sixteen rows; or the middle of a centre's range."""
     if isinstance(search, CentreSearch):
         return search.candidates[len(search.candidates) // 2]
+    if len(search.candidates) == 1:
+        return search.candidates[0]
     return min(TYPICAL_ROWS * search.row_size, search.candidates[-1])

