@@ -87,7 +87,7 @@ class AnswerColumn:
 
     @property
     def clipped(self) -> tuple[Any, Any]:
-        """What clipping removed: an estimate, which `value` includes, and the most that it may be; zeros if nothing."""
+        """The amount that clipping removed: an estimate, which `value` includes, and the most; zeros if nothing."""
         if self.clipping is None:
             nothing = self._scalar_or_array(np.zeros(len(self.estimate.value)))
             return nothing, nothing

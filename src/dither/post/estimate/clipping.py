@@ -26,7 +26,7 @@ RAISED_NOTE = (
 
 @dataclass(frozen=True)
 class Clipping:
-    """What clipping removed from a column, for each group: about `estimate`, which the column adds back, and `most`.
+    """The amount that clipping removed from a column, by group: about `estimate`, which is added back, at most `most`.
 
     `most` is the largest amount at the confidence of the intervals; for a sum of values of either sign nothing is
     added back, and `most` is an amount in either direction. `noise` is the standard error of the noise alone.
