@@ -19,6 +19,7 @@ from mpmath import mp, mpf
 from dither.loss import Sensitivity
 from dither.privacy.mechanisms import (
     AboveThreshold,
+    ColumnGaussian,
     DiscreteGaussian,
     DiscreteLaplace,
     ExponentialMechanism,
@@ -150,6 +151,17 @@ def laplace_distribution(reach: int) -> Callable[[Any, Exact], Distribution]:
 
 def gaussian_distribution(reach: int) -> Callable[[Any, Exact], Distribution]:
     return added(lambda mechanism, k: gaussian_mass(mechanism.variance, k), reach)
+
+
+def column_distribution(reach: int) -> Callable[[Any, Exact], Distribution]:
+    """Two columns, each with its own variance."""
+
+    def distribution(mechanism: ColumnGaussian, exact: Exact) -> Distribution:
+        pairs = zip(mechanism.variances, exact, strict=True)
+        columns = [gaussian_distribution(reach)(DiscreteGaussian(v), (x,)) for v, x in pairs]
+        return {(*one, *two): p * q for one, p in columns[0].items() for two, q in columns[1].items()}  # type: ignore[misc]
+
+    return distribution
 
 
 def staircase_distribution(reach: int) -> Callable[[Any, Exact], Distribution]:
@@ -383,6 +395,7 @@ CASES = [
     row(DiscreteGaussian(Fraction(2)), 1, 1, (0,), gaussian_distribution(40), 0.999),
     row(DiscreteGaussian(Fraction(9, 4)), 2, 2, (0, 1), gaussian_distribution(15), 0.99),
     row(DiscreteGaussian(Fraction(1, 5)), 1, 2, (0,), gaussian_distribution(10), 0.99),
+    row(ColumnGaussian((Fraction(9, 4), Fraction(1))), 1, 2, (0, 1), column_distribution(15), 0.99),
     row(Geometric(Fraction(2)), 1, 2, (0,), laplace_distribution(100), 1.0),
     row(Geometric(Fraction(2), lower=-3, upper=4), 1, 1, (3,), clamped_geometric_distribution, 1.0),
     row(Staircase(Fraction(1), 3, 1), 1, 3, (0,), staircase_distribution(120), 1.0),

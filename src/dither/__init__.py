@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "connect": "dither.connection",
     "Session": "dither.post.session",
+    "open_release": "dither.release.api",
     "Answer": "dither.post.estimate.answer",
     "load": "dither.schema",
     "Dataset": "dither.schema",
@@ -43,6 +44,7 @@ _MODULES = {
     "Busy": "dither.errors",
     "LedgerError": "dither.errors",
     "EngineFailure": "dither.errors",
+    "ReleaseStopped": "dither.errors",
 }
 
 __all__ = ["__version__", *_MODULES]

@@ -16,6 +16,7 @@ DitherError
 ├── NotFound             there is no such dataset, account or release
 ├── Busy                 too many requests are running; nothing was charged
 ├── LedgerError          the ledger is missing, damaged, lacks rows that were seen before, or has another format
+├── ReleaseStopped       a static release cannot go on; nothing was published
 └── EngineFailure        the computation failed after the charge; the message is always the same
 """
 
@@ -98,6 +99,12 @@ class LedgerError(DitherError):
     """The ledger is missing, damaged, lacks rows that were seen before, or has another format."""
 
     code = "ledger"
+
+
+class ReleaseStopped(DitherError):
+    """A static release cannot go on; nothing was published, and what was charged stays spent."""
+
+    code = "release_stopped"
 
 
 class EngineFailure(DitherError):

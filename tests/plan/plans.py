@@ -560,7 +560,19 @@ class Planner:
         keyed = [n for n, u in ctx.dataset.units.items() if u.kind != "row" and node.stability(ctx, n).tracks_unit]
         bounded = node.stability(ctx, "user").max_rows is not None
         kind = rng.choice(
-            ["count", "count", "sum", "sums", "ranks", "clipped", "clipped", "linear", "units", "contributions"]
+            [
+                "count",
+                "count",
+                "sum",
+                "sums",
+                "ranks",
+                "clipped",
+                "clipped",
+                "linear",
+                "units",
+                "contributions",
+                "columns",
+            ]
         )
         if kind in ("clipped", "units", "contributions") and keyed:
             unit = rng.choice(keyed)
@@ -580,6 +592,9 @@ class Planner:
                 return m.Sum(node, w.number(2), self.keys(node))
             case "sums":
                 return m.SumVector(node, (x.LiteralValue(1), w.number(1), w.number(1)), self.keys(node))
+            case "columns":
+                columns = tuple(m.CountColumn(f"n{i}", self._column_condition(w)) for i in range(rng.choice([1, 2, 4])))
+                return m.ColumnCounts(node, columns, self.keys(node))
             case "ranks":
                 return m.RankCounts(
                     node, w.number(1), (Fraction(-1), Fraction(0), Fraction(1, 2), Fraction(18), Fraction(40))
@@ -597,6 +612,18 @@ class Planner:
                     if rng.random() < 0.6
                     else self._by_bounded_keys(node)
                 )
+
+    def _column_condition(self, w: Writer) -> x.Expr | None:
+        """None, some values of a category, one number, or any condition; often with another one."""
+        rng, texts, numbers = self.rng, w.of(Category), w.of(Number)
+        parts: list[x.Expr] = []
+        if texts and rng.random() < 0.6:
+            parts.append(x.In(rng.choice(texts), tuple(rng.sample(WORDS, rng.choice([1, 2])))))
+        if numbers and rng.random() < 0.3:
+            parts.append(x.Compare("=", rng.choice(numbers), x.LiteralValue(rng.choice([0, 1, 18]))))
+        if rng.random() < 0.3:
+            parts.append(w.truth(1))
+        return x.And(tuple(parts)) if parts else None
 
     def _same_keys(self, node: r.Relation) -> r.Relation:
         return node

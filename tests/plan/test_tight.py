@@ -147,6 +147,10 @@ MEASURES: dict[str, m.Measure] = {
         r.Scan("users"),
         (x.LiteralValue(1), x.ColumnRef("age"), x.Arithmetic("*", x.ColumnRef("age"), x.ColumnRef("age"))),
     ),
+    "columns": m.ColumnCounts(
+        r.LimitRowsPerUnit(ACTIONS, "user", 1),
+        (m.CountColumn("all"), *(m.CountColumn(u, x.In(x.ColumnRef("url"), (u,))) for u in "ab")),
+    ),
     "covariance": m.covariance(r.Scan("users"), (x.Rescale(x.ColumnRef("age"), 100),)),
     "ranks": m.RankCounts(r.Scan("users"), x.ColumnRef("age"), (Fraction(65), Fraction(70))),
     "units by key": m.count_units(ACTIONS, "user", BY_ACTION),

@@ -13,6 +13,7 @@ from dither.privacy.mechanisms import BY_NAME
 MARGIN = mpf(10) ** -25
 OPTIONS: dict[str, dict[str, Any]] = {
     "snapping": {"bound": 100},
+    "column_gaussian": {"columns": 2},
     "top_k": {"count": 2},
     "above_threshold": {"threshold": 20, "count": 2},
     "sparse_vector": {"threshold": 20, "count": 2},

@@ -32,17 +32,22 @@ class GroupCounts:
 
 def to_vector(measure: Measure, query: VectorQuery, table: pa.Table) -> Vector:
     """Return the vector over all declared keys: 0 for keys without rows; undeclared keys are dropped."""
-    shape = [len(axis) for axis in query.keys]
-    positions = np.zeros(table.num_rows, dtype=np.int64)
-    valid = np.ones(table.num_rows, dtype=bool)
-    for index, axis in enumerate(query.keys):
-        key_positions = _positions(table.column(f"k{index}"), axis)
-        valid &= key_positions >= 0
-        positions = positions * len(axis) + np.maximum(key_positions, 0)
-    cells = np.zeros((prod(shape), query.value_count), dtype=np.int64)
+    positions, valid = key_positions(query, table)
+    cells = np.zeros((prod(len(axis) for axis in query.keys), query.value_count), dtype=np.int64)
     for index in range(query.value_count):
-        cells[positions[valid], index] = _integers(table.column(f"v{index}"))[valid]
+        cells[positions[valid], index] = integer_column(table.column(f"v{index}"))[valid]
     return measure.finish(cells.reshape(-1))
+
+
+def key_positions(query: VectorQuery, table: pa.Table) -> tuple[Vector, NDArray[np.bool_]]:
+    """Return the number of each group's key, row by row over the axes, and whether the key is declared."""
+    positions = np.zeros(table.num_rows, dtype=np.int64)
+    valid = np.ones(table.num_rows, dtype=np.bool_)
+    for index, axis in enumerate(query.keys):
+        on_axis = _positions(table.column(f"k{index}"), axis)
+        valid &= on_axis >= 0
+        positions = positions * len(axis) + np.maximum(on_axis, 0)
+    return positions, valid
 
 
 def _positions(column: pa.ChunkedArray, axis: Sequence[EncodedValue]) -> NDArray[np.int64]:
@@ -71,7 +76,7 @@ def _lattice_positions(column: pa.ChunkedArray, axis: Lattice) -> NDArray[np.int
     return np.where(is_missing, len(indices_range) if axis.nullable else -1, listed_positions)
 
 
-def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def integer_column(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Convert a column to int64, NULL to 0."""
     return np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), dtype=np.int64)
 
@@ -88,15 +93,15 @@ def to_groups(ctx: Context, measure: PartitionCounts, table: pa.Table) -> GroupC
         ]
         for column, domain in zip(columns, domains, strict=True)
     ]
-    counts = _integers(table.column("v0"))
+    counts = integer_column(table.column("v0"))
     keys = list(zip(*public_columns, strict=True))
     order = sorted(range(len(keys)), key=lambda row: tuple((value is None, str(value)) for value in keys[row]))
     return GroupCounts(tuple(keys[row] for row in order), counts[order])
 
 
-def corrections_in(table: pa.Table) -> int:
+def corrections_in(table: pa.Table | pa.RecordBatch) -> int:
     """Count the corrected values that went into an answer."""
-    return int(sum(value or 0 for value in table.column("b").to_pylist()))
+    return int(pc.sum(table.column("b")).as_py() or 0)
 
 
 def columns_to_count(measure: Measure) -> frozenset[str]:

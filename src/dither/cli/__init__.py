@@ -69,6 +69,9 @@ COMMANDS = {
     "statement": CommandEntry(
         "dither.cli.statement", "Print the privacy guarantee, its meaning, its assumptions and its limits."
     ),
+    "release": CommandEntry(
+        "dither.cli.release", "Write a static table of noisy counts, with its codebook and privacy statement."
+    ),
     "ledger": CommandEntry("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
     "audit": CommandEntry("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),
     "serve": CommandEntry("dither.cli.serve", "Start a kernel and a gateway on this machine.", "server"),

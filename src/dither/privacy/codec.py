@@ -24,7 +24,7 @@ from dither.plan import relations as relation
 from dither.plan.context import Context
 from dither.privacy import mechanisms
 from dither.privacy import protocol as model
-from dither.privacy.protocol import Request
+from dither.privacy.protocol import ReleaseRequest, Request
 
 VERSION = 2
 # Fields of messages in ledgers of format 3; no longer written, and ignored when read.
@@ -90,6 +90,11 @@ def digest(request: Request) -> str:
     tree = _encode(Request, request)
     question = {name: value for name, value in tree.items() if name not in ("request_id", "schema_hash")}
     return hashlib.sha256(json.dumps(question, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def table_digest(request: ReleaseRequest) -> str:
+    """Return the hash that identifies a static table, which is another question than the same request for an answer."""
+    return hashlib.sha256(b"table " + digest(request.question).encode()).hexdigest()
 
 
 def schema_hash(context: Context) -> str:
@@ -273,4 +278,7 @@ def _decode_node(hint: Any, name: str, value: dict[str, Any], path: str) -> Any:
     return classes[name](**arguments)
 
 
-__all__ = ["REQUEST", "RESPONSE", "VERSION", "MessageLimits", "decode", "digest", "encode", "model", "schema_hash"]
+__all__ = [
+    "REQUEST", "RESPONSE", "VERSION", "MessageLimits", "decode", "digest", "encode", "model", "schema_hash",
+    "table_digest",
+]  # fmt: skip

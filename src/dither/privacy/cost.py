@@ -6,6 +6,7 @@ schema, scales from the loss that was asked for, and losses from both.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,12 +18,13 @@ from typing import Any, assert_never
 from sqlglot import exp
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.loss import ZCDP, Loss, Pure, Sensitivity
+from dither.loss import ZCDP, Loss, Pure, Sensitivity, round_up
 from dither.plan.context import Context
 from dither.plan.domains import EPOCH, period_starts
 from dither.plan.expressions.core import EstimatedValue
 from dither.plan.expressions.numeric import Clamp
 from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.columns import ColumnCounts
 from dither.plan.measures.core import Measure
 from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
@@ -43,6 +45,7 @@ from dither.privacy.accounting.filters import filter_of
 from dither.privacy.amplification import amplify
 from dither.privacy.codec import decode
 from dither.privacy.mechanisms import (
+    ColumnGaussian,
     DiscreteGaussian,
     DiscreteLaplace,
     GaussianThreshold,
@@ -59,6 +62,7 @@ from dither.privacy.protocol import (
     Measurement,
     NewtonRule,
     QuotedMeasurement,
+    ReleaseRequest,
     Request,
     UnitLoss,
 )
@@ -256,8 +260,15 @@ def typical_kind(domain: Domain) -> RawKind:
 
 def recompute_losses(ctx: Context, request: str) -> tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]:
     """Recompute the losses of a recorded request and the windows that it touches, for the verifier."""
-    cost = privacy_cost(ctx, decode(request.encode(), Request), compile_sql=False)
+    cost = privacy_cost(ctx, decode_question(request), compile_sql=False)
     return cost.losses, cost.windows
+
+
+def decode_question(request: str) -> Request:
+    """Decode a recorded request, of an answer or of a table."""
+    if json.loads(request).get("node") == ReleaseRequest.__name__:
+        return decode(request.encode(), ReleaseRequest).question
+    return decode(request.encode(), Request)
 
 
 def steps_at_bounds(ctx: Context, request: Request, chosen: Mapping[str, int]) -> tuple[CostedStep, ...]:
@@ -324,9 +335,10 @@ def cost_step(ctx: Context, request: Request, part: Measurement) -> CostedStep:
     sensitivity = measure.sensitivity(ctx, calibration_unit(ctx, request))
     mechanism = _make_mechanism(part.mechanism, sensitivity)
     shape, steps = _vector_shape(ctx, measure, mechanism)
-    quoted = QuotedMeasurement(
-        mechanism, sensitivity, mechanism.loss(sensitivity), steps, shape, describe_processing(ctx, measure)
-    )
+    loss = mechanism.loss(sensitivity)
+    if isinstance(measure, ColumnCounts) and isinstance(mechanism, ColumnGaussian):
+        loss = column_loss(ctx, calibration_unit(ctx, request), measure, mechanism)
+    quoted = QuotedMeasurement(mechanism, sensitivity, loss, steps, shape, describe_processing(ctx, measure))
     return CostedStep(measure, mechanism, quoted)
 
 
@@ -409,8 +421,21 @@ def _largest_loss(ctx: Context, budget: BudgetCap, unit: str, part: BoundedPart)
 
 def _step_loss(ctx: Context, budget: BudgetCap, step: CalibratedMeasure) -> Loss:
     """Return the loss of one step to one budget, in the kind that the budget counts."""
+    if isinstance(step.measure, ColumnCounts) and isinstance(step.mechanism, ColumnGaussian):
+        return column_loss(ctx, budget.unit, step.measure, step.mechanism)
     sensitivity = step.measure.sensitivity(ctx, budget.unit)
     return step.mechanism.zcdp_loss(sensitivity) if budget.kind == "zcdp" else step.mechanism.loss(sensitivity)
+
+
+def column_loss(ctx: Context, unit: str, measure: ColumnCounts, mechanism: ColumnGaussian) -> ZCDP:
+    """Return the joint loss of all columns of a table: half the largest change of one unit, weighted by 1 / variance.
+
+    Proof: column_counts.md.
+    """
+    if len(mechanism.variances) != len(measure.columns):
+        raise InvalidPlan(f"the table has {len(measure.columns)} columns and {len(mechanism.variances)} variances")
+    weights = [1 / variance for variance in mechanism.variances]
+    return ZCDP(round_up(measure.weighted_square(ctx, unit, weights) / 2))
 
 
 def _joint_losses(ctx: Context, budget: BudgetCap, steps: Sequence[CalibratedMeasure]) -> list[Loss]:

@@ -14,22 +14,31 @@ from __future__ import annotations
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
 from dither.access.engines import Engine, another_engine, engine_pool, open_engine
-from dither.errors import BudgetExceeded, EngineFailure, InvalidPlan, NotAllowed, NotFound
+from dither.errors import (
+    BudgetExceeded,
+    EngineFailure,
+    InvalidParameter,
+    InvalidPlan,
+    NotAllowed,
+    NotFound,
+    Unsupported,
+)
 from dither.plan.context import Context, PublicTableFacts, with_public_facts
-from dither.plan.measures.core import Measure
+from dither.plan.measures.core import MAX_CELLS, Measure
 from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.traversal import fill_values
 from dither.privacy.bits import Bits, SystemBits
-from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash
+from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash, table_digest
 from dither.privacy.cost import (
     CostedStep,
     PrivacyCost,
@@ -57,10 +66,21 @@ from dither.privacy.protocol import (
     PrivacyStatement,
     Release,
     ReleasedMeasurement,
+    ReleaseRequest,
     Request,
 )
 from dither.privacy.registration import size_measurements
 from dither.privacy.search_rules import choose_values
+from dither.privacy.staging import Staging
+from dither.privacy.table_release import (
+    TableLayout,
+    TableWork,
+    check_table,
+    is_output_of,
+    release_table,
+    table_identity,
+    table_keys,
+)
 from dither.schema import Dataset, Scalar, Unit, load
 
 
@@ -133,13 +153,14 @@ class LocalKernel:
         schedule: Schedule | None = None,
         clock: Clock | None = None,
         slots: int = 1,
+        measure_size: bool = True,
         engine: Callable[[Dataset], Engine] = open_engine,
         sign_in: Callable[[str], str | None] = lambda token: None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._schedule, self._trusted, self._slots, self._open = schedule, trusted, slots, engine
         self._bits: Bits = SystemBits()
-        self._sign_in = sign_in
+        self._sign_in, self._measures_size = sign_in, measure_size
         self._datasets: dict[str, RegisteredDataset] = {}
         self.ledger = Ledger(ledger, self._clock)
         self.log = PrivateLog()
@@ -267,6 +288,75 @@ class LocalKernel:
         release, own = decode(outcome.release.encode(), Release, RESPONSE), outcome.own
         return replace(release, cached=cached, sequence=own.sequence, time=own.time, code=own.code, losses=own.losses)
 
+    # --- Static tables: the same steps, part by part ---
+
+    def quote_table(self, request: ReleaseRequest, token: str) -> CostQuote:
+        """Quote a static table. Charges nothing and reads no data."""
+        account, registered = self._authorize_query(request.question.dataset, token)
+        question, cost = self._cost_table(registered, request)
+        free, affordable = self.ledger.preview(self._build_table_charge(registered, question, cost, account.name))
+        parts = tuple(step.quoted for step in cost.steps)
+        return CostQuote(question.question.dataset, parts, cost.losses, None, free, affordable, "", 0)
+
+    def release_table(self, request: ReleaseRequest, token: str, staging: Path, out: Path, layout: TableLayout) -> bool:
+        """Release a static table into the folder `out`; a release that was interrupted goes on.
+
+        Return False if the finished release is there already. Only a kernel in its curator's own process does this: it
+        keeps no schedule.
+        """
+        if not self._trusted or self._schedule is not None:
+            raise NotAllowed("static tables are released by the curator, by a kernel in their own process")
+        account, registered = self._authorize_query(request.question.dataset, token)
+        request, cost = self._cost_table(registered, request)
+        admission, table = check_table(request, cost)
+        charge = self._build_table_charge(registered, request, cost, account.name)
+        with closing(Staging(staging, out)) as stage:
+            if self._finish_published(charge, stage):
+                return False
+            stage.begin(table_identity(charge.digest, registered.version, layout))
+            layout.check_space(table_keys(table, None), stage.folder)
+            outcome = self._charge(charge)
+            with registered.engine() as slot:
+                work = TableWork(admission, table, slot.engine, self._bits, self._bits.integer(128), stage, layout)
+                self._hide_engine_errors(slot, lambda: release_table(work, outcome, charge.digest, self.ledger.record))
+        return True
+
+    def _hide_engine_errors(self, slot: EngineSlot, work: Callable[[], None]) -> None:
+        """Run `work`; write the detail of a failed engine to the curator's log."""
+        try:
+            work()
+        except EngineFailure:
+            self.log.note(
+                event="failure", error="EngineFailure", detail=str(getattr(slot.engine, "failure", ""))[:2000]
+            )
+            raise
+
+    def _finish_published(self, charge: Charge, stage: Staging) -> bool:
+        """Return whether the output is this very release, published; then remove what an interruption left behind."""
+        if not stage.out.exists():
+            return False
+        paid = self.ledger.preview(charge)[0]
+        outcome = self.ledger.charge(charge) if paid else None
+        if not isinstance(outcome, RecordedAnswer) or not is_output_of(stage.out, outcome.release):
+            raise InvalidParameter(f"the output {stage.out} exists already; give another folder, or move it away")
+        self.ledger.record(outcome, outcome.release)
+        stage.remove()
+        return True
+
+    def _cost_table(self, registered: RegisteredDataset, request: ReleaseRequest) -> tuple[ReleaseRequest, PrivacyCost]:
+        """Return the request, decoded from its own JSON and with its unit named, and its cost."""
+        question, cost = self._cost_request(registered, request.question, most_cells=None)
+        check_table(ReleaseRequest(question), cost)
+        return ReleaseRequest(question), cost
+
+    def _build_table_charge(
+        self, registered: RegisteredDataset, request: ReleaseRequest, cost: PrivacyCost, account: str
+    ) -> Charge:
+        """Build the charge of a table; its digest and text differ from those of the same request for an answer."""
+        plain = self._build_charge(registered, request.question, cost, account)
+        question = ReleaseRequest(replace(request.question, request_id="", schema_hash=""))
+        return replace(plain, digest=table_digest(question), request=encode(question).decode(), request_id="")
+
     # --- Before the charge ---
 
     def _authorize_query(self, dataset: str, token: str) -> tuple[Account, RegisteredDataset]:
@@ -302,7 +392,9 @@ class LocalKernel:
             raise NotAllowed("this account may not see this; ask the dataset's curator for access")
         return account
 
-    def _cost_request(self, registered: RegisteredDataset, request: Request) -> tuple[Request, PrivacyCost]:
+    def _cost_request(
+        self, registered: RegisteredDataset, request: Request, most_cells: int | None = MAX_CELLS
+    ) -> tuple[Request, PrivacyCost]:
         """Return the request, decoded from its own JSON and with its unit named, and its cost.
 
         What the protocol cannot express is refused. The first budget, whose unit is the default, may change: so the
@@ -313,7 +405,10 @@ class LocalKernel:
         if decoded.schema_hash and decoded.schema_hash != schema_hash(registered.context):
             raise InvalidPlan("the dataset's schema has changed since this session began; connect again")
         named = replace(decoded, unit=calibration_unit(registered.context, decoded))
-        return named, privacy_cost(replace(registered.context), named)
+        cost = privacy_cost(replace(registered.context), named)
+        if most_cells is not None and max(prod(step.quoted.shape) for step in cost.all_steps) > most_cells:
+            raise Unsupported(f"an answer may have at most {most_cells} cells; release a static table instead")
+        return named, cost
 
     def _build_charge(self, registered: RegisteredDataset, request: Request, cost: PrivacyCost, account: str) -> Charge:
         """Build the charge of a request; the recorded text leaves out fields that do not change the query."""
@@ -432,7 +527,7 @@ class LocalKernel:
         for slot in slots:
             engines.put(slot)
         self.ledger.register(dataset, first.ctx.facts, privacy_cost=recompute_losses)
-        for finding in getattr(first, "findings", list[str])():
+        for finding in getattr(first, "findings", list[str])() if self._measures_size else ():
             self.log.note(event="finding", dataset=dataset.name, finding=finding)
         prepared = bool(getattr(first, "prepared", False))
         context = replace(first.ctx, scan_nodes=scan_sizes(first.ctx))
@@ -442,7 +537,7 @@ class LocalKernel:
     def _measure_size(self, registered: RegisteredDataset) -> dict[str, int]:
         """Return the noisy number of (clipped) rows of each private table, charged like any query."""
         parts, tables = size_measurements(registered.context)
-        if not parts:
+        if not parts or not self._measures_size:
             return {}
         request, cost = self._cost_request(registered, Request(registered.context.dataset.name, tuple(parts)))
         try:

@@ -165,6 +165,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class ReleaseRequest:
+    """A static table to release: its last part is the table; a first part, if any, admits values of its first key.
+
+    It is charged once, like any request, and is another question than the same request for an answer.
+    """
+
+    question: Request
+
+
+@dataclass(frozen=True)
 class LedgerHead:
     """The head of the ledger's hash chain: the number of rows, and the hash of the last one in hexadecimal."""
 

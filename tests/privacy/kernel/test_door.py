@@ -133,16 +133,30 @@ def outside(found: set[str], *rooms: str) -> set[str]:
 def test_only_the_kernel_reads_and_draws_and_only_with_a_receipt() -> None:
     """Walks every call in the package. Engines and mechanisms may call themselves; the auditor has no data, and by the
     import contracts neither have `post` and the gateway."""
-    assert outside(calls("vector"), "access.engines", "audit", "post") == {"privacy.kernel:_vector"}
+    assert outside(calls("vector"), "access.engines", "audit", "post") == {
+        "privacy.kernel:_vector",
+        "privacy.table_release:_draw_admission",
+    }
     assert calls("_vector") == {"privacy.kernel:_read"}
     assert outside(calls("groups"), "access.engines", "audit") == {"privacy.kernel:_read_groups"}
     drawing = outside(calls("release"), "audit", "privacy.mechanisms", "access.engines")
-    assert drawing == {f"privacy.kernel:{name}" for name in ("_make_release", "_search_bounds", "_draw")}
-    tree = ast.parse((SOURCE / "privacy" / "kernel.py").read_text())
-    for name in ("_read", "_read_groups", "_draw"):
+    assert drawing == {
+        "privacy.table_release:_draw_admission",
+        *(f"privacy.kernel:{name}" for name in ("_make_release", "_search_bounds", "_draw")),
+    }
+    assert calls("release_columns") == {"privacy.table_release:__call__"}
+    assert outside(calls("write_cells"), "access.engines") == {"privacy.table_release:_read_cells"}
+    check_redeeming("kernel", "_read", "_read_groups", "_draw", receipt="self._receipt")
+    check_redeeming("table_release", "_read_cells", "_draw_admission", "_redeem_draws", receipt="receipt")
+
+
+def check_redeeming(module: str, *names: str, receipt: str) -> None:
+    """Functions that read or draw begin by redeeming the receipt of the charge."""
+    tree = ast.parse((SOURCE / "privacy" / f"{module}.py").read_text())
+    for name in names:
         (function,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
         after_docstring = function.body[ast.get_docstring(function) is not None]
-        assert ast.unparse(after_docstring).startswith("self._receipt.redeem("), name
+        assert ast.unparse(after_docstring).startswith(f"{receipt}.redeem("), name
 
 
 def test_receipts_are_minted_in_one_place() -> None:
@@ -164,7 +178,7 @@ def test_engines_are_imported_by_the_kernel_alone() -> None:
                 importers.add(module)
     curators = {"cli.prepare"}  # `dither prepare` writes a snapshot where the data are, and answers nothing
     others = {each for each in importers if not each.startswith(("access.", "audit"))} - curators
-    assert others == {"privacy.kernel"}
+    assert others == {"privacy.kernel", "privacy.table_release"}
 
 
 @pytest.mark.tier("test")

@@ -119,7 +119,7 @@ def test_wrong_parameters_are_refused(name: str, wrong: dict[str, Any]) -> None:
 
 def test_lengths_are_refused_before_any_charge() -> None:
     for case in CASES:
-        case.mechanism.check_length(5)
+        case.mechanism.check_length(6)
     for made in (mechanisms.NoisyMax(1), mechanisms.ExponentialMechanism(1), mechanisms.Quantiles(("1/2",), 1)):
         for size in (0, 2**18 + 1):
             with pytest.raises(InvalidParameter):

@@ -4,6 +4,8 @@
     engine.ctx                                 # Context: the dataset and the facts about its public tables
     engine.vector(measure, deadline, secret)   # the exact integers, one per declared cell
     engine.groups(measure, deadline, secret)   # undeclared keys with their counts, for partition selection
+    engine.write_cells(measure, folder)        # the exact cells of a table, once, to private files
+    engine.each_part(folder, keys, parts, work)  # calls `work(part, exact)` for each part of these cells
     engine.corrections()                       # curator only: values corrected into their domain, in all answers so far
     engine.inspect()                           # curator only: corrected values and dropped rows of every table
     engine.findings()                          # curator only: sentences on columns that are largely corrected
@@ -14,14 +16,17 @@ run a statement to an Arrow table, cancel it, and close the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from dither.access.exact_cells import RowRange, TableKeys
 from dither.access.inspection import TableInspection
 from dither.access.result_vector import GroupCounts
 from dither.errors import InvalidSchema
 from dither.plan.context import Context
+from dither.plan.measures.columns import ColumnCounts
 from dither.plan.measures.core import Measure, Vector
 from dither.plan.measures.partitions import PartitionCounts
 from dither.schema import Dataset
@@ -37,6 +42,9 @@ SNAPSHOTS = MODULES["parquet"]
 WRITERS = {**MODULES, "postgres": "dither.access.engines.postgres_snapshot"}
 
 
+T = TypeVar("T")
+
+
 class Engine(Protocol):
     """Computes exact results, without noise; a failed query raises `EngineFailure`, whose message is constant."""
 
@@ -47,6 +55,14 @@ class Engine(Protocol):
 
     def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> GroupCounts:
         """Return the keys that occur and their counts."""
+
+    def write_cells(self, measure: ColumnCounts, folder: Path, secret: int = 0) -> None:
+        """Write the exact cells that have rows to a new private folder, sorted: the one read of a table's release."""
+
+    def each_part(
+        self, folder: Path, keys: TableKeys, parts: Iterable[RowRange], work: Callable[[RowRange, Vector], T]
+    ) -> Iterator[T]:
+        """Call `work` on the exact columns of each part of the written cells, and yield what it returns."""
 
     def corrections(self) -> Mapping[str, int]:
         """Return, for the curator, the number of values corrected in the answers so far."""

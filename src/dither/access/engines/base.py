@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from sqlglot import exp
 
+from dither.access.exact_cells import ROWS_PER_GROUP, CellReader, RowRange, TableKeys, write_sorted
 from dither.access.inspection import ROWS_AT_OPENING, ColumnInspection, TableInspection, findings
 from dither.access.result_vector import GroupCounts, columns_to_count, corrections_in, to_groups, to_vector
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context, PublicTableFacts
+from dither.plan.measures.columns import ColumnCounts
 from dither.plan.measures.core import Measure, Vector
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.cleaning import beyond_bounds, is_clean
@@ -25,6 +29,8 @@ from dither.plan.sql.builders import Sql, case, count_star, integer, is_not_null
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Column, Dataset, Reference, Scalar, Table
+
+T = TypeVar("T")
 
 
 class SqlEngine(ABC):
@@ -81,6 +87,34 @@ class SqlEngine(ABC):
         """Return the keys that occur and their counts."""
         query = measure.vector_query(self._statement(measure, secret))
         return to_groups(self.ctx, measure, self._run_safely(query.select, deadline))
+
+    def write_cells(self, measure: ColumnCounts, folder: Path, secret: int = 0) -> None:
+        """Write the exact cells that have rows to a new private folder, sorted: the one read of a table's release."""
+        query = measure.vector_query(self._statement(measure, secret))
+        with self._lock:
+            try:
+                write_sorted(query, self._counting_corrections(self._batches(query.select)), folder)
+            except Exception as error:  # a driver's error text may contain a value: for the curator only
+                self.failure = str(error)
+                raise EngineFailure from None
+
+    def _counting_corrections(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches, and count the corrections in them."""
+        for batch in batches:
+            self._corrections["values"] = self._corrections.get("values", 0) + corrections_in(batch)
+            yield batch
+
+    def _batches(self, statement: Sql) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a statement in batches."""
+        yield from self._run(statement).to_batches(max_chunksize=ROWS_PER_GROUP)
+
+    def each_part(
+        self, folder: Path, keys: TableKeys, parts: Iterable[RowRange], work: Callable[[RowRange, Vector], T]
+    ) -> Iterator[T]:
+        """Call `work` on the exact columns of each part of the written cells, and yield what it returns."""
+        cells = CellReader(folder, keys)
+        for part in parts:
+            yield work(part, cells.read(part))
 
     def sql(self, measure: Measure) -> str:
         """Return the SQL that would run, for the curator."""

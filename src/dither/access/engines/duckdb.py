@@ -312,6 +312,10 @@ class DuckDBEngine(SqlEngine):
             result: pa.Table = self._running_cursor.sql(self.dialect.render(statement)).to_arrow_table()
         return result
 
+    def _batches(self, statement: Sql) -> Iterator[pa.RecordBatch]:
+        with self._database.cursor() as self._running_cursor:
+            yield from self._running_cursor.sql(self.dialect.render(statement)).fetch_record_batch(1 << 17)
+
     def _table_source(self, table: Table) -> TableSource:
         try:
             source = self._source(table, table.source.options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.columns import ColumnCounts, CountColumn
 from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.grouped import sums_sensitivity
 from dither.plan.measures.linear import LinearQuery, RankCounts
@@ -20,4 +21,6 @@ BY_NAME: dict[str, type] = {
     "clipped_sums": ClippedSums,
     "linear_query": LinearQuery,
     "partition_counts": PartitionCounts,
+    "column_counts": ColumnCounts,
+    "count_column": CountColumn,
 }

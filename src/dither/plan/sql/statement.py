@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlglot import exp
 
-from dither.errors import InvalidPlan
+from dither.errors import InvalidPlan, Unsupported
 from dither.plan.context import Context
 from dither.plan.domains import span, storage_type
 from dither.plan.sql.builders import (
@@ -163,7 +163,14 @@ class SqlStatement:
     def tracked_units(self, node: Relation) -> list[str]:
         """List the keyed units that are tracked by a relation's rows."""
         units = [name for name, unit in self.ctx.dataset.units.items() if unit.kind != "row"]
-        return [name for name in units if node.stability(self.ctx, name).tracks_unit]
+        return [name for name in units if self._tracks(node, name)]
+
+    def _tracks(self, node: Relation, unit: str) -> bool:
+        """Tell whether a relation's rows track a unit; those of a join that holds it fixed do not."""
+        try:
+            return node.stability(self.ctx, unit).tracks_unit
+        except Unsupported:
+            return False
 
     def hidden_column_names(self, units: Sequence[str]) -> list[str]:
         """List all hidden columns except the stored ranks, for rows that track these units."""

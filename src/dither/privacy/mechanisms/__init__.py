@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Geometric, Snapping, Staircase
+from dither.privacy.mechanisms.additive import (
+    ColumnGaussian,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Geometric,
+    Snapping,
+    Staircase,
+)
 from dither.privacy.mechanisms.base import FLOOR, Mechanism, Vector, saturating_add
 from dither.privacy.mechanisms.calibration import BY_NAME, calibrate
 from dither.privacy.mechanisms.partitions import (

@@ -12,7 +12,14 @@ from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import LARGEST_TERM, ZCDP, Approximate, Loss, Pure, Renyi, Sensitivity
 from dither.privacy.accounting.conversion import largest_rho
 from dither.privacy.accounting.rounding import digits_down, digits_up, exp_down, exp_up, log_up
-from dither.privacy.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Geometric, Snapping, Staircase
+from dither.privacy.mechanisms.additive import (
+    ColumnGaussian,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Geometric,
+    Snapping,
+    Staircase,
+)
 from dither.privacy.mechanisms.base import HALF_INT64, Mechanism, changed_cells
 from dither.privacy.mechanisms.partitions import (
     GaussianThreshold,
@@ -215,9 +222,15 @@ def _randomized_response(loss: Loss, sensitivity: Sensitivity, categories: int =
 
 
 # The only mechanisms that a request can name: the class of each, and how it is made to cost at most a given loss.
+def _column_gaussian(loss: Loss, sensitivity: Sensitivity, columns: int) -> Mechanism:
+    """Calibrate the same variance for every column."""
+    return ColumnGaussian((_discrete_gaussian(loss, sensitivity).variance,) * columns)
+
+
 KINDS: dict[str, tuple[type[Mechanism], Calibrator]] = {
     "discrete_laplace": (DiscreteLaplace, calibrate_scale(DiscreteLaplace)),
     "discrete_gaussian": (DiscreteGaussian, _discrete_gaussian),
+    "column_gaussian": (ColumnGaussian, _column_gaussian),
     "geometric": (Geometric, calibrate_scale(Geometric)),
     "staircase": (Staircase, _staircase),
     "snapping": (Snapping, calibrate_scale(Snapping)),

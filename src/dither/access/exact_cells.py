@@ -1,0 +1,153 @@
+"""The exact cells of a table, written once, sorted, to a private folder; every draw of a release reads them there.
+
+    folder/*.parquet      columns cell (the number of the key, row by row over the keys' axes) and v0, v1, ...
+
+Cells without rows are absent. Files, and the rows in them, are sorted by cell. A folder appears by one rename.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from sqlglot import exp
+
+from dither.access.result_vector import integer_column, key_positions
+from dither.plan.measures.core import Vector, VectorQuery
+from dither.plan.sql.builders import Sql, select
+from dither.plan.sql.dialect import Dialect
+
+SORT_MEMORY = "512MB"
+ROWS_PER_GROUP = 1 << 17
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """The released rows of a table: `inner` keys for each kept value of the first key, or for all `outer` values."""
+
+    outer: int
+    inner: int
+    columns: int
+    kept: tuple[int, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of released rows."""
+        return (self.outer if self.kept is None else len(self.kept)) * self.inner
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """A part of a table: `rows` consecutive released rows from `first`."""
+
+    number: int
+    first: int
+    rows: int
+
+
+def cell_batches(query: VectorQuery, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Replace the encoded keys of each group by the number of its cell; undeclared keys are dropped."""
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        cells, valid = key_positions(query, table)
+        values = [integer_column(table.column(f"v{index}"))[valid] for index in range(query.value_count)]
+        yield pa.record_batch([pa.array(cells[valid]), *map(pa.array, values)], schema=cell_schema(query.value_count))
+
+
+def cell_schema(columns: int) -> pa.Schema:
+    """Return the columns of a file of cells."""
+    return pa.schema([("cell", pa.int64()), *((f"v{index}", pa.int64()) for index in range(columns))])
+
+
+def write_sorted(query: VectorQuery, batches: Iterable[pa.RecordBatch], folder: Path) -> None:
+    """Sort the groups of a query by cell and write them to a new folder, which appears whole or not at all."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(mode=0o700, parents=True)
+    reader = pa.RecordBatchReader.from_batches(cell_schema(query.value_count), cell_batches(query, batches))
+    with tempfile.TemporaryDirectory(dir=folder.parent) as spill, closing(duckdb.connect(":memory:")) as connection:
+        for name, value in {"temp_directory": spill, "memory_limit": SORT_MEMORY, "threads": "1"}.items():
+            connection.execute(f"SET {name} = '{value}'")
+        connection.register("cells", reader)
+        ordered = connection.sql(Dialect().render(_sorted_cells())).fetch_record_batch(ROWS_PER_GROUP)
+        _write_batches(ordered, unfinished / "cells.parquet")
+    os.rename(unfinished, folder)
+    sync_folder(folder.parent)
+
+
+def _sorted_cells() -> Sql:
+    """Build the statement that sorts the cells."""
+    return select(exp.Star()).from_("cells", copy=False).order_by("cell", copy=False)
+
+
+def _write_batches(batches: Iterable[pa.RecordBatch], path: Path) -> None:
+    """Write batches as the row groups of one file, durably."""
+    schema: pa.Schema = batches.schema  # type: ignore[attr-defined]
+    with open(path, "wb") as file:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch, row_group_size=ROWS_PER_GROUP)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class CellReader:
+    """Reads the exact cells of one part at a time from the folder that an engine wrote."""
+
+    def __init__(self, folder: Path, keys: TableKeys) -> None:
+        self._keys = keys
+        self._kept = None if keys.kept is None else np.array(keys.kept, np.int64)
+        self._groups: list[tuple[int, int, pq.ParquetFile, int]] = []
+        for path in sorted(folder.glob("*.parquet")):
+            file = pq.ParquetFile(path)
+            for group in range(file.metadata.num_row_groups):
+                statistics = file.metadata.row_group(group).column(0).statistics
+                self._groups.append((statistics.min, statistics.max, file, group))
+
+    def read(self, part: RowRange) -> Vector:
+        """Return the exact columns of a part, one line of the matrix for each, 0 where a key has no rows."""
+        matrix = np.zeros((self._keys.columns, part.rows), np.int64)
+        low, high = self._cell_of(part.first), self._cell_of(part.first + part.rows - 1)
+        for smallest, largest, file, group in self._groups:
+            if smallest <= high and largest >= low:
+                self._place(matrix, part, file.read_row_group(group))
+        return matrix
+
+    def _place(self, matrix: Vector, part: RowRange, table: pa.Table) -> None:
+        """Put the cells of a row group that belong to a part into its matrix."""
+        rows, released = self._rows_of(np.asarray(table.column("cell").to_numpy()))
+        inside = released & (rows >= part.first) & (rows < part.first + part.rows)
+        for index in range(self._keys.columns):
+            matrix[index, rows[inside] - part.first] = np.asarray(table.column(f"v{index}").to_numpy())[inside]
+
+    def _cell_of(self, row: int) -> int:
+        """Return the cell of a released row."""
+        outer, inner = divmod(row, self._keys.inner)
+        return (outer if self._kept is None else int(self._kept[outer])) * self._keys.inner + inner
+
+    def _rows_of(self, cells: Vector) -> tuple[Vector, NDArray[np.bool_]]:
+        """Return the released row of each cell, and whether it is released at all."""
+        if self._kept is None:
+            return cells, np.ones(len(cells), np.bool_)
+        outer, inner = np.divmod(cells, self._keys.inner)
+        places = np.minimum(np.searchsorted(self._kept, outer), max(0, len(self._kept) - 1))
+        return places * self._keys.inner + inner, self._kept[places] == outer

@@ -1,0 +1,248 @@
+"""The private folder of a release in progress: its state survives kill -9 at any point. Proof: table_release.md.
+
+    STAGING/                 mode 0700, of this user, not inside the output, on the same file system
+      lock                   held by the one process that makes the release
+      question               the digest of what is being released; another question is refused
+      exact/                 the exact cells, written once before the first draw
+      journal.jsonl          one durable line for each finished draw; a line without line break does not count
+      parts/                 files of draws; those that the journal does not list are deleted
+      manifest.json          the files to publish; the ledger records its digest
+      publish/               links to the listed files, and the documents; renamed to the output
+
+Every state is a prefix of: question, exact, journal, manifest, recorded, published, removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dither.errors import Busy, InvalidParameter, ReleaseStopped
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PartReceipt:
+    """The report of a worker on a part that it has drawn and written: number, file, rows, bytes and hash."""
+
+    part: int
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that is whole or absent after a crash."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    sync(unfinished)
+    os.rename(unfinished, path)
+    sync(path.parent)
+
+
+@contextmanager
+def clear_disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into an error that says how to continue; its text shows no record."""
+    try:
+        yield
+    except OSError as error:
+        raise ReleaseStopped(
+            f"the release stopped while writing to {folder}: {os.strerror(error.errno or 0).lower()}; nothing was"
+            " published, and a charge that was made stands; mend this and run the same release again to continue"
+        ) from None
+
+
+class Staging:
+    """The folder of a release in progress, locked by this process until `close`."""
+
+    def __init__(self, folder: Path, out: Path) -> None:
+        self.folder, self.out = folder.absolute(), out.absolute()
+        self.exact, self.parts = self.folder / "exact", self.folder / "parts"
+        self._journal, self._manifest = self.folder / "journal.jsonl", self.folder / "manifest.json"
+        self._publish, self._question = self.folder / "publish", self.folder / "question"
+        self._check_places()
+        with clear_disk_errors(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_private()
+        self._lock = self._take_lock()
+
+    def _check_places(self) -> None:
+        """Refuse a staging folder inside the output or around it, and an output that cannot be made."""
+        inside = self.folder.resolve().is_relative_to(self.out.resolve())
+        if inside or self.out.resolve().is_relative_to(self.folder.resolve()):
+            raise InvalidParameter(f"the staging folder {self.folder} must lie outside the output {self.out}")
+        if not self.out.parent.is_dir():
+            raise InvalidParameter(f"the folder {self.out.parent} does not exist; make it first")
+        if not os.access(self.out.parent, os.W_OK | os.X_OK):
+            raise InvalidParameter(
+                f"the folder {self.out.parent} is read-only; choose another output, or allow writing"
+            )
+
+    def _check_private(self) -> None:
+        """Refuse a folder of another user, one that others may enter, and one on another file system."""
+        state = os.lstat(self.folder)
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o077:
+            raise InvalidParameter(f"the staging folder {self.folder} must be a folder of this user with mode 0700")
+        if state.st_dev != os.stat(self.out.parent).st_dev:
+            raise InvalidParameter(
+                f"the staging folder {self.folder} and the output {self.out} must be on one file system, since the"
+                " output appears by one rename; give --staging a folder beside the output"
+            )
+
+    def _take_lock(self) -> int:
+        """Lock the folder; refuse if another process has it."""
+        place = self.folder / "lock"
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = place.exists() and os.stat(place).st_ino == os.fstat(descriptor).st_ino
+        except BlockingIOError:
+            held = False
+        if not held:
+            os.close(descriptor)
+            raise Busy(f"another process is making this release, in {self.folder}; wait for it, then run it again")
+        return descriptor
+
+    def close(self) -> None:
+        """Give up the lock."""
+        os.close(self._lock)
+
+    # --- Before the first draw ---
+
+    def begin(self, question: str) -> None:
+        """Note what is being released; refuse a folder in which another release was begun."""
+        if self._question.exists():
+            if self._question.read_text() != question:
+                raise InvalidParameter(
+                    f"an unfinished release of another question is in {self.folder}: the spec, the data's version or"
+                    " the layout has changed; finish it with the old ones, or delete that folder to give it up"
+                    " (what it was charged stays spent)"
+                )
+        else:
+            write_durably(self._question, question.encode())
+        self.parts.mkdir(mode=0o700, exist_ok=True)
+
+    def discard_draws(self) -> None:
+        """Delete every draw and the exact cells: none was published, and the cells will be read again."""
+        for path in (self._manifest, self._journal):
+            path.unlink(missing_ok=True)
+        sync(self.folder)
+        for path in (self.exact, self.parts):
+            shutil.rmtree(path, ignore_errors=True)
+        self.parts.mkdir(mode=0o700)
+
+    # --- The journal ---
+
+    def journal(self) -> tuple[list[int] | None, dict[int, PartReceipt]]:
+        """Return the admitted places and the receipts of finished parts; drop a torn line and unlisted files."""
+        content = self._journal.read_bytes() if self._journal.exists() else b""
+        whole, torn = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
+        if torn:
+            write_durably(self._journal, whole)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        admitted = next((line["admitted"] for line in lines if "admitted" in line), None)
+        receipts = [PartReceipt(**line["part"]) for line in lines if "part" in line]
+        listed = {receipt.file for receipt in receipts}
+        for path in self.parts.iterdir():
+            if path.name not in listed:
+                path.unlink()
+        return admitted, {receipt.part: receipt for receipt in receipts}
+
+    def note(self, line: Mapping[str, object]) -> None:
+        """Append a line to the journal, durably: the draw that it describes is the one of its step."""
+        is_new = not self._journal.exists()
+        with open(self._journal, "ab") as file:
+            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync(self.folder)
+
+    def note_part(self, receipt: PartReceipt) -> None:
+        """Append the receipt of a finished part to the journal; its file is durable already."""
+        self.note({"part": asdict(receipt)})
+
+    # --- The manifest and the output ---
+
+    def write_manifest(self, facts: Mapping[str, Any], receipts: Sequence[PartReceipt], suffix: str) -> str:
+        """Check every file against its receipt, write the manifest, and return its digest."""
+        files = [
+            {"file": f"data/part-{r.part:05d}{suffix}", "rows": r.rows, "bytes": r.bytes, "sha256": r.sha256}
+            for r in receipts
+        ]
+        staged = [receipt.file for receipt in receipts]
+        self._check_files(dict(zip(staged, (r.sha256 for r in receipts), strict=True)))
+        content = {"format": FORMAT, **facts, "files": files}
+        write_durably(self._manifest, json.dumps(content, indent=1).encode() + b"\n")
+        write_durably(self.folder / "staged.json", json.dumps(staged).encode())
+        return file_digest(self._manifest)
+
+    def _check_files(self, digests: Mapping[str, str]) -> None:
+        """Refuse to publish files that are not those that were drawn."""
+        for name, digest in digests.items():
+            path = self.parts / name
+            if not path.is_file() or file_digest(path) != digest:
+                raise ReleaseStopped(
+                    f"a file of the release in {self.folder} is missing or damaged; nothing was published; delete that"
+                    " folder and run the release again: unless it was recorded already, it draws anew for one charge"
+                )
+
+    def has_manifest(self, digest: str) -> bool:
+        """Return whether this folder holds the manifest with this digest."""
+        return self._manifest.is_file() and file_digest(self._manifest) == digest
+
+    def build_output(self) -> Path:
+        """Return a new folder with the manifest and a link to each file that it lists, under its public name."""
+        manifest = json.loads(self._manifest.read_bytes())
+        staged = json.loads((self.folder / "staged.json").read_bytes())
+        self._check_files({name: entry["sha256"] for name, entry in zip(staged, manifest["files"], strict=True)})
+        shutil.rmtree(self._publish, ignore_errors=True)
+        (self._publish / "data").mkdir(parents=True)
+        shutil.copyfile(self._manifest, self._publish / "manifest.json")
+        for name, entry in zip(staged, manifest["files"], strict=True):
+            os.link(self.parts / name, self._publish / entry["file"])
+        return self._publish
+
+    def publish(self) -> None:
+        """Make the folder that was built the output, in one step, durably."""
+        for path in (self._publish, *self._publish.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+            sync(path)
+        if self.out.exists():
+            raise InvalidParameter(
+                f"the output {self.out} has appeared meanwhile; move it away and run the release again"
+            )
+        os.rename(self._publish, self.out)
+        sync(self.out.parent)
+
+    def remove(self) -> None:
+        """Delete the folder: the exact cells first, the lock last."""
+        for path in (self.exact, self.parts, self._publish):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

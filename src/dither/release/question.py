@@ -1,0 +1,200 @@
+"""Turn a release's description into the request of one table, and solve its noise from a budget or wanted errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import isqrt
+
+from dither.errors import InvalidParameter, InvalidQuery
+from dither.plan.context import Context
+from dither.plan.expressions.core import ColumnRef, Expr, domain_of
+from dither.plan.measures.columns import ColumnCounts, CountColumn
+from dither.plan.measures.core import Axis, GroupKey
+from dither.plan.measures.sums import Count
+from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Filter
+from dither.plan.sql.scope import Scope
+from dither.post.formulas import NoisyCell
+from dither.post.query.parser import parse_query
+from dither.post.query.question import Question
+from dither.privacy.accounting.conversion import largest_rho
+from dither.privacy.cost import column_loss
+from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
+from dither.privacy.protocol import Measurement, ReleaseRequest, Request
+from dither.release.spec import ColumnSpec, ReleaseSpec
+from dither.schema import Boolean, Domain, Number, Scalar
+
+NORMAL_95 = Fraction(1959964, 1000000)
+DIGITS = 10**6
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class ReleaseQuestion:
+    """The table of a release: its measure, the noise of each column, and the admission of items."""
+
+    spec: ReleaseSpec
+    request: ReleaseRequest
+    measure: ColumnCounts
+    mechanism: ColumnGaussian
+    admission: PublicThreshold | None
+    axes: tuple[Axis, ...]
+    domains: tuple[Domain, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of declared keys; an admission releases fewer."""
+        count = 1
+        for axis in self.axes:
+            count *= len(axis.values)
+        return count
+
+
+def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
+    """Plan a release in the context of its dataset; refuse what is not a table of counts over declared keys."""
+    question = _parse(spec, ctx, spec.columns)
+    child = _limit_rows(spec, question.relation)
+    keys = tuple(
+        GroupKey(key.name, value, _key_values(ctx, child, key.values, value))
+        for key, (_, value) in zip(spec.keys, question.keys, strict=True)
+    )
+    measure = ColumnCounts(child, _count_columns(spec, question), keys)
+    admission = _admission(spec, ctx, keys)
+    threshold = None if admission is None else admission.mechanism
+    mechanism = solve_noise(spec, ctx, measure, admission)
+    parts = (*(() if admission is None else (admission,)), Measurement(measure, mechanism))
+    request = Request(ctx.dataset.name, parts, unit=spec.unit, repeat=spec.repeat)
+    scope = Scope(child.domain(ctx))
+    domains = tuple(domain_of(key.value, scope) for key in keys)
+    found = threshold if isinstance(threshold, PublicThreshold) else None
+    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, measure.axes(ctx), domains)
+
+
+def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Question:
+    """Parse the SQL that the description stands for."""
+    keys = ", ".join(f'{key.sql} AS "{key.name}"' for key in spec.keys)
+    counts = ", ".join(
+        f'COUNT(*) FILTER (WHERE {column.where}) AS "{column.name}"' if column.where else f'COUNT(*) AS "{column.name}"'
+        for column in columns
+    )
+    where = f" WHERE {spec.where}" if spec.where else ""
+    places = ", ".join(str(place + 1) for place in range(len(spec.keys)))
+    return parse_query(f"SELECT {keys}, {counts} FROM {spec.source}{where} GROUP BY {places}", ctx.dataset, spec.unit)  # noqa: S608
+
+
+def _count_columns(spec: ReleaseSpec, question: Question) -> tuple[CountColumn, ...]:
+    """Return the columns of counts in the order of the description."""
+    found = []
+    for column, output in zip(spec.columns, question.outputs[len(spec.keys) :], strict=True):
+        if not isinstance(output.node, NoisyCell):
+            raise InvalidQuery(f"the column {column.name} must be a count of rows with a condition")
+        found.append(CountColumn(column.name, question.aggregates[output.node.index].condition))
+    if len({repr(column.condition) for column in found}) != len(found):
+        raise InvalidQuery("two columns of the release have the same condition; keep one of them")
+    return tuple(found)
+
+
+def _limit_rows(spec: ReleaseSpec, relation: Relation) -> Relation:
+    """Bound the rows of each unit as the description says."""
+    if spec.value_limit is not None:
+        limit = spec.value_limit
+        relation = LimitGroupsPerUnit(relation, spec.unit, (ColumnRef(limit.column),), limit.values, limit.rows)
+    return relation if spec.max_rows is None else LimitRowsPerUnit(relation, spec.unit, spec.max_rows)
+
+
+def _key_values(
+    ctx: Context, child: Relation, listed: tuple[str, ...] | None, value: Expr
+) -> tuple[Scalar, ...] | None:
+    """Return the listed values of a key in the type of its domain."""
+    if listed is None:
+        return None
+    domain = domain_of(value, Scope(child.domain(ctx)))
+    if isinstance(domain, Boolean):
+        return tuple(text.lower() == "true" for text in listed)
+    if isinstance(domain, Number) or getattr(domain, "kind", "") == "integer":
+        return tuple(int(text) for text in listed)
+    return listed
+
+
+def _admission(spec: ReleaseSpec, ctx: Context, keys: tuple[GroupKey, ...]) -> Measurement | None:
+    """Return the measurement that admits values of the first key."""
+    if spec.admission is None:
+        return None
+    column = ColumnSpec("admission", spec.admission.where)
+    question = _parse(spec, ctx, (column,))
+    (aggregate,) = question.aggregates
+    child = question.relation if aggregate.condition is None else Filter(question.relation, aggregate.condition)
+    measure = Count(_limit_rows(spec, child), (GroupKey(keys[0].name, question.keys[0][1], keys[0].values),))
+    return Measurement(measure, PublicThreshold(spec.admission.scale, spec.admission.threshold))
+
+
+# --- Noise ---
+
+
+def solve_noise(
+    spec: ReleaseSpec, ctx: Context, measure: ColumnCounts, admission: Measurement | None
+) -> ColumnGaussian:
+    """Return the noise of each column: given, for a wanted error, or the least that the total loss allows."""
+    sigmas = [_known_sigma(spec, column) for column in spec.columns]
+    if None not in sigmas:
+        return ColumnGaussian(tuple(sigma * sigma for sigma in sigmas if sigma is not None))
+    total = spec.privacy.rho
+    if spec.privacy.epsilon is not None:
+        total = largest_rho(spec.privacy.epsilon, spec.privacy.delta)
+    if total is None:
+        missing = [column.name for column, sigma in zip(spec.columns, sigmas, strict=True) if sigma is None]
+        raise InvalidParameter(
+            f"the noise of {', '.join(missing)} is not given: give each a sigma or an error, or the release a total"
+            " under privacy (rho; epsilon and delta; or column_rho)"
+        )
+    spent = Fraction(0)
+    if admission is not None and isinstance(admission.mechanism, PublicThreshold):
+        spent = admission.mechanism.zcdp_loss(admission.measure.sensitivity(ctx, spec.unit)).rho
+    return _least_noise(ctx, spec, measure, sigmas, total - spent)
+
+
+def _known_sigma(spec: ReleaseSpec, column: ColumnSpec) -> Fraction | None:
+    """Return the standard deviation that a column states, or that its wanted error or its k determines."""
+    if column.sigma is not None:
+        return column.sigma
+    if column.error is not None:
+        return Fraction(int(column.error / NORMAL_95 * DIGITS), DIGITS)
+    if spec.privacy.column_rho is not None:
+        return _root_up(Fraction(column.k) / (2 * spec.privacy.column_rho))
+    return None
+
+
+def _least_noise(
+    ctx: Context, spec: ReleaseSpec, measure: ColumnCounts, sigmas: Sequence[Fraction | None], rho: Fraction
+) -> ColumnGaussian:
+    """Return the least common noise of the open columns at which all columns together cost at most `rho`."""
+
+    def at(sigma: Fraction) -> ColumnGaussian:
+        return ColumnGaussian(tuple((known or sigma) ** 2 for known in sigmas))
+
+    def fits(sigma: Fraction) -> bool:
+        return column_loss(ctx, spec.unit, measure, at(sigma)).rho <= rho
+
+    low, high = Fraction(1, 1 << 10), Fraction(1 << 30)
+    if not fits(high):
+        raise InvalidParameter(
+            "the total loss is spent by the admission and the columns whose noise is given; allow more, or add noise"
+        )
+    for _ in range(HALVINGS):
+        middle = Fraction(int((low + high) / 2 * DIGITS), DIGITS)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return at(high)
+
+
+def _root_up(value: Fraction) -> Fraction:
+    """Return a square root, rounded up to six decimals."""
+    return Fraction(isqrt(int(value * DIGITS * DIGITS)) + 1, DIGITS)
+
+
+def with_repeat(question: ReleaseQuestion, repeat: int) -> ReleaseQuestion:
+    """Return the same question as another repetition, which is drawn and charged anew."""
+    request = ReleaseRequest(replace(question.request.question, repeat=repeat))
+    return replace(question, request=request)
