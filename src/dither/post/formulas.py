@@ -72,7 +72,19 @@ class ClampedTo:
     high: float
 
 
-Formula = NoisyCell | FixedValue | ChosenValue | KeyValue | FunctionCall | Average | ClampedTo
+@dataclass(frozen=True)
+class WindowSum:
+    """SUM(inner) OVER (PARTITION BY ... ORDER BY ...), over the rows of the answer that HAVING keeps.
+
+    `order` has terms, each with whether it descends; without any, the sum is that of the whole partition.
+    """
+
+    inner: Formula
+    partition: tuple[Formula, ...]
+    order: tuple[tuple[Formula, bool], ...] = ()
+
+
+Formula = NoisyCell | FixedValue | ChosenValue | KeyValue | FunctionCall | Average | ClampedTo | WindowSum
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,8 @@ def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> 
             return np.asarray(math.nan if value is None else float(value))
         case ChosenValue():
             raise TypeError("the value is not chosen yet")
+        case WindowSum():
+            raise TypeError("windows are replaced by sums before formulas are computed")
         case Average():
             return _evaluate_average(node, cells, keys)
         case ClampedTo(inner, low, high):
@@ -278,7 +292,7 @@ def cells_of(node: Formula) -> frozenset[int]:
             return frozenset().union(*map(cells_of, arguments))
         case Average(total, size):
             return cells_of(total) | cells_of(size)
-        case ClampedTo(inner):
+        case ClampedTo(inner) | WindowSum(inner):
             return cells_of(inner)
         case _:
             return frozenset()
@@ -292,7 +306,7 @@ def is_folding(node: Formula) -> bool:
             return square or name in FOLDING_FUNCTIONS or any(map(is_folding, arguments))
         case Average(total, size):
             return is_folding(total) or is_folding(size)
-        case ClampedTo(inner):
+        case ClampedTo(inner) | WindowSum(inner):
             return is_folding(inner)
         case _:
             return False

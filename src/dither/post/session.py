@@ -20,6 +20,7 @@ from dither.post.estimate import typecheck
 from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
+from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.measured import chosen_bounds, measured_columns
 from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import rehearse
@@ -37,6 +38,7 @@ from dither.post.options import (
 from dither.post.query.aggregated_values import sample_value
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
+from dither.post.query.grouping_sets import ORDER_COLUMN, questions_of, refuse_grouping_sets
 from dither.post.query.parser import parse_query, sql_options
 from dither.post.query.planner import Planner
 from dither.post.query.query_plan import QueryPlan, bound_name, with_bounds
@@ -132,10 +134,11 @@ class Session(Statistics):
         """
         resolved, request_id = options_for([query], options), read_request_id(request_id)
         if resolved.delta is not None:
-            answers = [self._answer_selected_keys(query, resolved, request_id)]
+            answers = as_shown([self._answer_selected_keys(query, resolved, request_id)], resolved)
         else:
-            answers = self._answer(self._plan([query], resolved), request_id)
-        return as_shown(answers, resolved)[0]
+            planned = self._plan([query], resolved)
+            answers = planned.joined(as_shown(self._answer(planned, request_id), resolved))
+        return answers[0]
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
@@ -152,7 +155,8 @@ class Session(Statistics):
     def batch(self, queries: Sequence[str], *, request_id: str = "", **options: Unpack[QueryOptions]) -> list[Answer]:
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
         resolved, request_id = options_for(queries, options, "batch"), read_request_id(request_id)
-        answers = as_shown(self._answer(self._plan(queries, resolved), request_id), resolved)
+        planned = self._plan(queries, resolved)
+        answers = planned.joined(as_shown(self._answer(planned, request_id), resolved))
         return with_shared_loss(answers, f"the loss is that of all {len(answers)} queries of the batch, charged once")
 
     def quote_batch(self, queries: Sequence[str], **options: Unpack[QueryOptions]) -> Quote:
@@ -164,6 +168,7 @@ class Session(Statistics):
         resolved, threshold = options_for([query], options, "split"), read_whole("threshold", threshold, 1)
         spend = parse_spend(resolved.epsilon, resolved.rho)
         question = self._parse(query, resolved)
+        refuse_grouping_sets(question, "a split")
         light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
         heavy = planner_for(self.context, resolved, spend.gaussian)
         plans = (
@@ -184,7 +189,9 @@ class Session(Statistics):
         """
         draws = getattr(answer, "draws", None)
         if draws is None or {release.dataset for release in answer.releases} != {self.name}:
-            raise InvalidParameter("refine takes an answer that came from a session on this dataset")
+            raise InvalidParameter(
+                "refine takes an answer that came from a session on this dataset, to a query with a plain GROUP BY"
+            )
         self._check_version(answer, self.kernel.schema(self.name, self.token).data_version)
         given = {"epsilon": epsilon, "rho": rho}
         spend = parse_spend(*(None if value is None else read_option(name, value) for name, value in given.items()))
@@ -238,8 +245,9 @@ class Session(Statistics):
             return self._solve_epsilon(questions, resolved, confidence)
         spend = parse_spend(resolved.epsilon, resolved.rho)
         planner = planner_for(self.context, resolved, spend.gaussian)
-        plans = tuple(map(planner.plan, questions))
-        return _PlannedQueries(plans, spend, confidence, resolved.assumed_group_size, repeat=resolved.repeat)
+        plans = tuple(planner.plan(part) for question in questions for part in questions_of(question))
+        size, asked = resolved.assumed_group_size, tuple(questions)
+        return _PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
 
     def _solve_epsilon(
         self, questions: Sequence[Question], resolved: ResolvedOptions, confidence: float
@@ -249,11 +257,11 @@ class Session(Statistics):
             raise InvalidParameter("give max_error= or a loss, not both: max_error= solves for epsilon")
         wanted = float(rational(resolved.max_error, "max_error"))  # type: ignore[arg-type]
         planner = planner_for(self.context, resolved, False)
-        plans = tuple(map(planner.plan, questions))
+        plans = tuple(planner.plan(part) for question in questions for part in questions_of(question))
 
         def plan_at(epsilon: Fraction) -> _PlannedQueries:
             spend, size = Spend(Pure(epsilon)), resolved.assumed_group_size
-            return _PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat)
+            return _PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat, tuple(questions))
 
         low, high = Fraction(1, 10**6), Fraction(1000)
         if assumed := [search for plan in plans for search in assumed_searches(plan)]:
@@ -279,7 +287,9 @@ class Session(Statistics):
     ) -> tuple[Expected, ...]:
         """Return the expected error of each column, at default values of bounds that are still to be chosen."""
         parts = batch.answer_measurements(planned.spend, self.context) if measurements is None else measurements
-        return batch_errors(self.context, batch, planned.plans, parts, planned.confidence, planned.assumed_group_size)
+        size = planned.assumed_group_size
+        columns = batch_errors(self.context, batch, planned.plans, parts, planned.confidence, size)
+        return tuple(column for column in columns if not column.name.startswith(ORDER_COLUMN))
 
     def _quote(self, planned: _PlannedQueries, extra: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
         """Quote planned queries together with extra measurements; `loss` is the total if it is not their spend."""
@@ -356,6 +366,7 @@ class Session(Statistics):
         if resolved.max_error is not None:
             raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
         question, spend = self._parse(query, resolved), parse_spend(resolved.epsilon, resolved.rho)
+        refuse_grouping_sets(question, "delta=")
         planner = planner_for(self.context, resolved, spend.gaussian)
         delta, half = rational(resolved.delta or 0, "delta"), Fraction(1, 2)
         measurement = selection_measurement(planner.selection_counts(question), spend, half, delta)
@@ -415,7 +426,10 @@ class Session(Statistics):
 
 @dataclass(frozen=True)
 class _PlannedQueries:
-    """Planned queries and the loss they spend; `max_error` is the half width for which that loss was solved."""
+    """Planned queries and the loss they spend; `max_error` is the half width for which that loss was solved.
+
+    `questions` has the queries as they were asked: one with grouping sets has a plan for each of them.
+    """
 
     plans: tuple[QueryPlan, ...]
     spend: Spend
@@ -423,6 +437,16 @@ class _PlannedQueries:
     assumed_group_size: float | None
     max_error: float | None = None
     repeat: int = 0
+    questions: tuple[Question, ...] = ()
+
+    def joined(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Return one answer for each query; the answers of its grouping sets are put together."""
+        rest, whole = list(answers), []
+        for question in self.questions:
+            count = max(1, len(question.sets))
+            whole.append(join_answers(question, rest[:count]))
+            rest = rest[count:]
+        return whole
 
     def with_error_notes(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
         """Add notes on the assumptions under which `max_error` was solved, and on intervals that are wider."""

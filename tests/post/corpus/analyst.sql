@@ -37,6 +37,21 @@ SELECT clinic_id, COUNT(*) AS n FROM clinics JOIN visits USING (clinic_id) GROUP
 SELECT clinic_id, COUNT(*) AS n FROM visits JOIN clinics USING (clinic_id) GROUP BY clinic_id;
 SELECT region, AVG(cost) AS a FROM clinics c JOIN visits v ON c.clinic_id = v.clinic_id GROUP BY region;
 SELECT region, city, COUNT(*) AS n FROM clinics JOIN visits USING (clinic_id) JOIN people USING (person_id) GROUP BY region, city;
+-- ROLLUP, CUBE and GROUPING SETS
+SELECT kind, urgent, COUNT(*) AS n FROM visits GROUP BY ROLLUP (kind, urgent);
+SELECT city, smoker, GROUPING(city, smoker) AS grouping_both, COUNT(*) AS n, AVG(age) AS a FROM people GROUP BY CUBE (city, smoker);
+SELECT city, plan, GROUPING(city) AS grouping_city, GROUPING(plan) AS grouping_plan, COUNT(*) AS n FROM people GROUP BY ROLLUP (city, plan);
+SELECT kind, urgent, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY GROUPING SETS ((kind), (urgent), ());
+SELECT kind, GROUPING(kind) AS grouping_kind, COUNT(*) AS n FROM visits GROUP BY GROUPING SETS ((kind), ()) HAVING COUNT(*) > 50 ORDER BY n DESC;
+SELECT YEAR(day) AS y, kind, COUNT(*) AS n FROM visits GROUP BY ROLLUP (y, kind) ORDER BY n DESC LIMIT 5;
+SELECT kind, plan, COUNT(*) AS n FROM visits JOIN people USING (person_id) GROUP BY kind, ROLLUP (plan);
+SELECT city, plan, COUNT(*) AS n FROM people GROUP BY ALL;
+-- shares of totals
+SELECT city, COUNT(*) AS n, COUNT(*) * 1.0 / SUM(COUNT(*)) OVER () AS share FROM people GROUP BY city;
+SELECT kind, SUM(cost) AS s, 100.0 * SUM(cost) / SUM(SUM(cost)) OVER () AS percent FROM visits GROUP BY kind HAVING COUNT(*) > 10;
+SELECT city, plan, COUNT(*) * 1.0 / SUM(COUNT(*)) OVER (PARTITION BY city) AS share FROM people GROUP BY city, plan HAVING COUNT(*) > 0;
+SELECT YEAR(day) AS y, MONTH(day) AS m, SUM(COUNT(*)) OVER (ORDER BY YEAR(day), MONTH(day)) AS so_far FROM visits GROUP BY y, m;
+SELECT kind, urgent, SUM(COUNT(*)) OVER (PARTITION BY kind) AS of_kind, SUM(COUNT(*)) OVER () AS in_all FROM visits GROUP BY kind, urgent HAVING COUNT(*) > 0;
 -- truth values
 SELECT AVG(smoker::INT) AS a, SUM(smoker::INT) AS s FROM people;
 SELECT city, AVG(CAST(smoker AS DOUBLE)) AS a FROM people GROUP BY city;

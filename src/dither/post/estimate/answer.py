@@ -35,6 +35,7 @@ from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
+from dither.post.estimate.windows import estimate_with_windows, resolve_windows
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
 from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes
 from dither.post.query.question import Ordering
@@ -343,8 +344,12 @@ def build_answer(
     domains = _key_domains(plan, context)
     key_values = [_key_values([group[position] for group in groups], domain) for position, domain in enumerate(domains)]
     key_types = [domain_type(domain) for domain in domains]
+    windows = resolve_windows(plan, columns, key_values, len(groups), confidence)
+    plan, columns = windows.plan, windows.columns
     estimates = [
-        _restore_booleans(estimate(output.node, columns, key_values, confidence), value_type(output.node, key_types))
+        _restore_booleans(
+            estimate_with_windows(output.node, windows, key_values, confidence), value_type(output.node, key_types)
+        )
         for output in plan.outputs
     ]
     unclipped = without_clipping(columns)
@@ -457,12 +462,13 @@ def _select_rows(
         passes = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
     rows = [row for row in range(size) if passes[row] and (plan.selected is None or groups[row] in plan.selected)]
     for term in reversed(plan.order):
-        rows = _sort_rows(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
+        rows = sort_rows(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
     first = plan.question.offset
     return rows[first:] if plan.question.limit is None else rows[first : first + plan.question.limit]
 
 
-def _sort_rows(rows: list[int], values: Values, term: Ordering) -> list[int]:
+def sort_rows(rows: list[int], values: Values, term: Ordering) -> list[int]:
+    """Sort rows by their values, as one term of ORDER BY asks for."""
     null = is_missing(values)
     known = sorted((row for row in rows if not null[row]), key=lambda row: values[row], reverse=term.descending)
     nulls = [row for row in rows if null[row]]

@@ -15,6 +15,7 @@ from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_limits, walk
 from dither.post.display import html_lines
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
+from dither.post.estimate.windows import typical_windows
 from dither.post.formulas import (
     Average,
     ChosenValue,
@@ -24,6 +25,7 @@ from dither.post.formulas import (
     FunctionCall,
     KeyValue,
     NoisyCell,
+    WindowSum,
     as_affine,
     cells_of,
     strip_increasing,
@@ -84,7 +86,12 @@ def expected_errors(
 ) -> tuple[Expected, ...]:
     """Compute the expected error of each noisy column of the answer; bounds of `assumed` parts are not known yet."""
     size = default_group_size(context, plan, parts) if rows is None else float(rows)
-    columns = [_typical_column(context, plan, parts, source, size) for source in plan.sources]
+    columns: Sequence[NoisyColumn] = [_typical_column(context, plan, parts, source, size) for source in plan.sources]
+    measures = plan.sources
+    axes = parts[0].measure.axes(context)[: len(plan.keys)]
+    windows = typical_windows(plan, columns, [len(axis.values) for axis in axes], confidence)
+    plan, columns = windows.plan, windows.columns
+    read = [*(source.measure_index for source in measures), *(measures[i].measure_index for _, i in windows.added)]
     errors = []
     for output in plan.outputs:
         if isinstance(output.node, KeyValue) or not cells_of(output.node):
@@ -95,7 +102,7 @@ def expected_errors(
         with np.errstate(invalid="ignore"):
             # Both ends may be infinite: then nothing is known about the column.
             width = float(np.max(np.nan_to_num(result.high - result.low, nan=np.inf, posinf=np.inf))) / 2
-        known = all(plan.sources[index].measure_index not in assumed for index in cells_of(output.node))
+        known = all(read[index] not in assumed for index in cells_of(output.node))
         std_error = float(np.max(result.std_error))
         errors.append(Expected(output.name, std_error, width, depends, size if depends else None, known))
     return tuple(errors)
@@ -129,7 +136,8 @@ def _typical_column(
 def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:
     """Return True if a column's error depends on the size of a group; that of an affine formula is fixed."""
     outer, core = strip_increasing(node)
-    has_quantile = any(isinstance(plan.sources[index], QuantileRef) for index in cells_of(node))
+    quantiles = {index for index, source in enumerate(plan.sources) if isinstance(source, QuantileRef)}
+    has_quantile = not quantiles.isdisjoint(cells_of(node))
     return has_quantile or as_affine(core) is None or any(function.name not in STEP_FUNCTIONS for function in outer)
 
 
@@ -203,6 +211,13 @@ def _sensitivity_text(context: Context, plan: QueryPlan, measure: object) -> str
     return f"L0 {sensitivity.l0}, Linf {sensitivity.linf}, L1 {sensitivity.l1}, L2^2 {sensitivity.l2_squared}"
 
 
+def window_text(inner: Formula, partition: Sequence[Formula], order: Sequence[tuple[Formula, bool]]) -> str:
+    """Write a sum over a window as text."""
+    by = f" of equal {', '.join(map(formula_text, partition))}" if partition else ""
+    upto = f" up to this one by {', '.join(formula_text(term) for term, _ in order)}" if order else ""
+    return f"the sum of {formula_text(inner)} over the rows{by}{upto}"
+
+
 def formula_text(node: Formula) -> str:
     """Write a formula as text; c0, c1... are noisy columns, k0, k1... keys."""
     match node:
@@ -212,6 +227,8 @@ def formula_text(node: Formula) -> str:
             return f"k{index}"
         case Average(total, size, centre, low, high):
             return f"{formula_text(centre)} + {formula_text(total)} / {formula_text(size)} within [{low:g}, {high:g}]"
+        case WindowSum(inner, partition, order):
+            return window_text(inner, partition, order)
         case ClampedTo(inner, low, high):
             return f"{formula_text(inner)} within [{low:g}, {high:g}]"
         case FunctionCall(name, arguments):

@@ -17,6 +17,7 @@ from dither.post.formulas import (
     FunctionCall,
     KeyValue,
     NoisyCell,
+    WindowSum,
     cells_of,
 )
 from dither.post.query.question import Question
@@ -73,6 +74,9 @@ def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
             return "text"
         case FunctionCall(name, arguments):
             return _result_type(name, [value_type(argument, keys) for argument in arguments])
+        case WindowSum(inner):
+            _require_type("number", "SUM", [value_type(inner, keys)])
+            return "number"
         case NoisyCell() | FixedValue() | ChosenValue() | Average() | ClampedTo():
             return "number"
 
@@ -83,6 +87,8 @@ def _result_type(name: str, arguments: list[ValueType]) -> ValueType:
         paired = len(arguments) // 2 * 2
         _require_type("boolean", "WHEN", arguments[:paired:2])
         return _common_type("THEN and ELSE", [*arguments[1:paired:2], *arguments[paired:]])
+    if name == "grouping":
+        return "number"
     if name == "isnull":
         return "boolean"
     if name in COMPARISON_FUNCTIONS:

@@ -9,26 +9,42 @@ from sqlglot import exp
 
 from dither.errors import InvalidQuery, Unsupported
 from dither.plan import expressions as expr
+from dither.post.query.grouping_sets import sets_of_terms, terms_of_all
 from dither.post.query.literals import is_literal, literal_value, sql_excerpt
 from dither.post.query.syntax import column_title, translate_condition, without_alias
 from dither.post.query.tables import NamedTable
 
 
 def group_keys(query: exp.Select, source: NamedTable) -> list[tuple[str, expr.Expr]]:
-    """Translate GROUP BY into named keys."""
-    aliases = {item.alias.lower(): item.this for item in query.expressions if isinstance(item, exp.Alias)}
+    """Translate a plain GROUP BY into named keys; refuse grouping sets, whose rows would overlap."""
+    keys, sets = grouped_keys(query, source)
+    if len(sets) > 1:
+        raise Unsupported("ROLLUP, CUBE and GROUPING SETS are for the outermost SELECT; use a plain GROUP BY here")
+    return keys
+
+
+def grouped_keys(
+    query: exp.Select, source: NamedTable
+) -> tuple[list[tuple[str, expr.Expr]], tuple[tuple[int, ...], ...]]:
+    """Translate GROUP BY into named keys, and into the places of the keys of each grouping set."""
     group = query.args.get("group")
     if group is None:
-        return []
-    if any(group.args.get(kind) for kind in ("rollup", "cube", "grouping_sets", "all", "totals")):
-        raise Unsupported(
-            "ROLLUP, CUBE, GROUPING SETS and GROUP BY ALL are not supported; run one query per grouping, as a batch"
-        )
+        return [], ((),)
+    aliases = {item.alias.lower(): item.this for item in query.expressions if isinstance(item, exp.Alias)}
+    if group.args.get("all"):
+        group.set("expressions", terms_of_all(query))
     keys: list[tuple[str, expr.Expr]] = []
-    for term in group.expressions:
-        name, node = _group_key(query, source, aliases, term)
-        keys.append((_unused_key_name(name, keys), translate_condition(source.translator(), node)))
-    return keys
+    sets = []
+    for terms in sets_of_terms(group):
+        places = []
+        for term in terms:
+            name, node = _group_key(query, source, aliases, term)
+            value = translate_condition(source.translator(), node)
+            if value not in [known for _, known in keys]:
+                keys.append((_unused_key_name(name, keys), value))
+            places.append([known for _, known in keys].index(value))
+        sets.append(tuple(dict.fromkeys(places)))
+    return keys, tuple(sets)
 
 
 def _unused_key_name(name: str, keys: list[tuple[str, expr.Expr]]) -> str:
@@ -40,10 +56,6 @@ def _group_key(
     query: exp.Select, source: NamedTable, aliases: Mapping[str, exp.Expr], term: exp.Expr
 ) -> tuple[str, exp.Expr]:
     """Return the name and the expression of a GROUP BY term: a position, an alias or an expression."""
-    if isinstance(term, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
-        raise Unsupported(
-            "ROLLUP, CUBE, GROUPING SETS and tuples are not supported; run one query per grouping, as a batch"
-        )
     if is_literal(term):
         position = literal_value(term)
         if not isinstance(position, Fraction) or not 1 <= position <= len(query.expressions):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -134,12 +134,42 @@ class OuterSelect:
             case exp.Cast() if node.to.this in exp.DataType.NUMERIC_TYPES:
                 inner = self.translate(node.this)
                 return formulas.FunctionCall("round", (inner,)) if node.to.this in exp.DataType.INTEGER_TYPES else inner
+            case exp.Window():
+                return self.translate_window(node)
+            case exp.Grouping():
+                return formulas.FunctionCall("grouping", tuple(map(self.translate_key, node.expressions)))
             case exp.Column():
                 self.source.find(node)
         name = ANSWER_FUNCTIONS.get(type(node))
         if name is None:
             raise _refusal(node)
         return formulas.FunctionCall(name, tuple(map(self.translate, _answer_arguments(node))))
+
+    def translate_key(self, node: exp.Expr) -> formulas.Formula:
+        """Translate an argument of GROUPING, which is a key of GROUP BY."""
+        key = self.translate(node)
+        if not isinstance(key, formulas.KeyValue):
+            raise InvalidQuery(f"GROUPING takes keys of GROUP BY, and {sql_excerpt(node)} is none")
+        return key
+
+    def translate_window(self, node: exp.Window) -> formulas.Formula:
+        """Translate SUM(aggregate) OVER (...), which adds up noisy values over rows of the answer."""
+        inner = self.translate(node.this.this) if isinstance(node.this, exp.Sum) else formulas.FixedValue(None)
+        form = formulas.as_affine(inner)
+        if form is None or form.constant or not self._are_totals(form.weights):
+            raise Unsupported(
+                f"{sql_excerpt(node)}: over the rows of an answer, SUM(COUNT(*)) OVER (...) and SUM(SUM(x)) OVER (...) "
+                "are offered; other window functions would read rows of different people, or can be computed from the "
+                "answer"
+            )
+        ordered = node.args["order"].expressions if node.args.get("order") else []
+        terms = tuple((self.translate(term.this), bool(term.args.get("desc"))) for term in ordered)
+        return formulas.WindowSum(inner, tuple(map(self.translate, node.args.get("partition_by") or ())), terms)
+
+    def _are_totals(self, cells: Iterable[int]) -> bool:
+        """Return True if cells are counts and sums, which can be added up over groups."""
+        kinds = {self.aggregates[index].kind for index in cells}
+        return bool(kinds) and kinds <= {"count", "sum", "units", "distinct"}
 
     def _translate_case(self, node: exp.Case) -> formulas.Formula:
         parts: list[formulas.Formula] = []

@@ -163,6 +163,9 @@ def cell_substitution(cells: dict[int, formulas.Formula]) -> Callable[[formulas.
                 return replace(node, total=change(node.total), size=change(node.size))
             case formulas.ClampedTo():
                 return replace(node, inner=change(node.inner))
+            case formulas.WindowSum(inner, partition, order):
+                terms = tuple((change(term), descending) for term, descending in order)
+                return formulas.WindowSum(change(inner), tuple(map(change, partition)), terms)
             case _:
                 return node
 

@@ -48,7 +48,10 @@ class Ordering:
 
 @dataclass(frozen=True)
 class Question:
-    """A parsed query, before measures, bounds and noise are chosen; `knows_unit` if each row belongs to one unit."""
+    """A parsed query, before measures, bounds and noise are chosen; `knows_unit` if each row belongs to one unit.
+
+    `sets` has the keys of each grouping set, by their places; it is empty for a plain GROUP BY.
+    """
 
     text: str
     unit: str
@@ -61,3 +64,4 @@ class Question:
     order: tuple[Ordering, ...] = ()
     limit: int | None = None
     offset: int = 0
+    sets: tuple[tuple[int, ...], ...] = ()

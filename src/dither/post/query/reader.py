@@ -16,6 +16,7 @@ from dither.plan.relations.group_by import GroupBy
 from dither.post.query import supported_syntax
 from dither.post.query.group_keys import (
     group_keys,
+    grouped_keys,
     is_unit_key,
     require_distinct_names,
     subquery_column_name,
@@ -256,7 +257,7 @@ class QueryReader:
             raise Unsupported("UNION of answers is not supported; run the queries as a batch, and join their answers")
         if not isinstance(query, exp.Select):
             raise Unsupported("only SELECT is supported")
-        refuse_clauses(query)
+        refuse_clauses(query, outermost=True)
         if query.args.get("distinct") is not None:
             raise Unsupported(
                 "SELECT DISTINCT would reveal which values are in the data; write SELECT x, COUNT(*) ... GROUP BY x"
@@ -278,7 +279,8 @@ class QueryReader:
             raise Unsupported(
                 "rows of private tables cannot be returned; ask for aggregates such as COUNT, SUM or AVG, with GROUP BY"
             )
-        top = OuterSelect(source, group_keys(query, source))
+        grouped, sets = grouped_keys(query, source)
+        top = OuterSelect(source, grouped)
         outputs = tuple(
             OutputColumn(column_title(item), top.translate(without_alias(item))) for item in query.expressions
         )
@@ -292,7 +294,7 @@ class QueryReader:
         keys = tuple(top.keys)
         return Question(
             text, self.unit.name, source.relation, source.knows_unit, keys, tuple(top.aggregates), outputs, condition,
-            order, limit, offset,
+            order, limit, offset, sets if len(sets) > 1 else (),
         )  # fmt: skip
 
 

@@ -24,7 +24,10 @@ READ_PARTS: dict[type[exp.Expr], str] = {
     exp.Count: "this big_int",
     exp.DataType: "this",
     exp.Distinct: "expressions",
-    exp.Group: "expressions",
+    exp.Cube: "expressions",
+    exp.Group: "expressions all",
+    exp.Grouping: "expressions",
+    exp.GroupingSets: "expressions",
     exp.Identifier: "this quoted",
     exp.If: "this true false",
     exp.In: "this expressions query",
@@ -39,6 +42,7 @@ READ_PARTS: dict[type[exp.Expr], str] = {
     exp.Order: "expressions",
     exp.Ordered: "this desc nulls_first",
     exp.Quantile: "this quantile",
+    exp.Rollup: "expressions",
     exp.Select: "expressions from_ joins where group having order limit offset distinct with_",
     exp.Star: "",
     exp.Subquery: "this alias with_",
@@ -48,6 +52,7 @@ READ_PARTS: dict[type[exp.Expr], str] = {
     exp.TryCast: "this to safe requires_string",
     exp.Tuple: "expressions",
     exp.Union: "this expression distinct with_",
+    exp.Window: "this partition_by order over",
     exp.With: "expressions",
     **{node: function.reads for node, function in BY_NODE.items() if function.reads},
 }
@@ -66,6 +71,7 @@ ADVICE: dict[tuple[type[exp.Expr], str], str] = {
     (exp.Limit, "limit_options"): "LIMIT takes a number of rows, not a share",
     (exp.TableAlias, "columns"): "name the columns with AS inside the subquery",
     (exp.Round, "truncate"): "ROUND takes a number and digits; halves go away from zero",
+    (exp.Window, "spec"): "leave the frame out: a sum goes from the first row up to this one, or over all rows",
     (exp.Union, "by_name"): "columns are matched by position; write them in the same order",
 }
 

@@ -14,7 +14,8 @@ from dither.post.query.scalars import ExpressionTranslator
 
 def is_aggregate(node: exp.Expr) -> bool:
     """Return True if a node is an aggregate, and not part of a window function."""
-    return isinstance(node, exp.AggFunc | exp.Filter | exp.WithinGroup) and not isinstance(node.parent, exp.Window)
+    aggregates = isinstance(node, exp.AggFunc | exp.Filter | exp.WithinGroup) and not isinstance(node, exp.Grouping)
+    return aggregates and not isinstance(node.parent, exp.Window)
 
 
 def has_aggregates(query: exp.Select) -> bool:
@@ -95,15 +96,15 @@ REFUSED_CLAUSES = {
 }
 
 
-def refuse_clauses(query: exp.Select) -> None:
-    """Refuse clauses that are not supported in any SELECT."""
+def refuse_clauses(query: exp.Select, outermost: bool = False) -> None:
+    """Refuse clauses that are not supported in any SELECT; the outermost one may have sums over windows."""
     for clause, reason in REFUSED_CLAUSES.items():
         if query.args.get(clause):
             raise Unsupported(reason)
     distinct = query.args.get("distinct")
     if distinct is not None and distinct.args.get("on") is not None:
         raise Unsupported("DISTINCT ON is not supported; aggregate per unit with MIN or MAX instead")
-    for node in query.find_all(exp.Window):
+    for node in () if outermost else query.find_all(exp.Window):
         raise Unsupported(f"{sql_excerpt(node)}: {REFUSED_CLAUSES['windows']}")
 
 
