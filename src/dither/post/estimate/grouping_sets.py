@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dither.post.estimate.answer import Answer, AnswerColumn, sort_rows
+from dither.post.estimate.clipping import Clipping
 from dither.post.estimate.intervals import Estimate
 from dither.post.formulas import Values, is_missing
 from dither.post.query.question import Question
@@ -34,7 +35,7 @@ def join_answers(question: Question, answers: Sequence[Answer]) -> Answer:
     )
     return replace(
         answers[0],
-        columns=tuple(replace(column, estimate=_take(column.estimate, rows)) for column in columns[:shown]),
+        columns=tuple(_take_rows(column, rows) for column in columns[:shown]),
         keys=pa.table(keys),
         bounds={tag: bound for answer in answers for tag, bound in answer.bounds.items()},
         notes=tuple(dict.fromkeys([*(note for answer in answers for note in answer.notes), sets])),
@@ -46,7 +47,17 @@ def _join_columns(columns: Sequence[AnswerColumn]) -> AnswerColumn:
     """Return a column with the rows of several; it is a key if it is one in some grouping set."""
     estimates = [column.estimate for column in columns]
     parts = (_join_values(getattr(each, name) for each in estimates) for name in ("value", "std_error", "low", "high"))
-    return AnswerColumn(columns[0].name, Estimate(*parts), any(column.key for column in columns))
+    clippings = [column.clipping for column in columns if column.clipping is not None]
+    clipping = _join_clippings(clippings) if len(clippings) == len(columns) else None
+    is_key = any(column.key for column in columns)
+    return AnswerColumn(columns[0].name, Estimate(*parts), is_key, True, clipping, columns[0].clipped_data)
+
+
+def _join_clippings(parts: Sequence[Clipping]) -> Clipping:
+    """Join what clipping removed from the columns of several grouping sets."""
+    return Clipping(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("estimate", "most", "noise"))
+    )
 
 
 def _join_values(parts: Iterable[Values]) -> Values:
@@ -60,5 +71,9 @@ def _join_values(parts: Iterable[Values]) -> Values:
     return np.array(whole, dtype=object)
 
 
-def _take(result: Estimate, rows: Sequence[int]) -> Estimate:
-    return Estimate(*(part[list(rows)] for part in (result.value, result.std_error, result.low, result.high)))
+def _take_rows(column: AnswerColumn, rows: Sequence[int]) -> AnswerColumn:
+    """Return some rows of a column."""
+    found, size = column.estimate, len(column.estimate.value)
+    parts = (part[list(rows)] for part in (found.value, found.std_error, found.low, found.high))
+    clipping = None if column.clipping is None else column.clipping.take(rows, size)
+    return replace(column, estimate=Estimate(*parts), clipping=clipping)

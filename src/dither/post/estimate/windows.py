@@ -175,7 +175,12 @@ def _total_of_others(column: NoisyColumn, window: _Window, size: int, count: int
         return window.add_others(np.asarray(np.broadcast_to(np.asarray(values, float), (size,))))
 
     summed = Measured(
-        total(column.estimate), column.noise, 0.0, total(column.less), total(column.more), count * column.rounding
+        total(column.values),
+        column.noise,
+        total(column.missing),
+        total(column.less),
+        total(column.more),
+        count * column.rounding,
     )
     return _with_noise_of(summed, column, count, confidence)
 
