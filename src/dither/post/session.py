@@ -137,7 +137,7 @@ class Session(Statistics):
             answers = as_shown([self._answer_selected_keys(query, resolved, request_id)], resolved)
         else:
             planned = self._plan([query], resolved)
-            answers = planned.joined(as_shown(self._answer(planned, request_id), resolved))
+            answers = planned.join_sets(as_shown(self._answer(planned, request_id), resolved))
         return answers[0]
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
@@ -156,7 +156,7 @@ class Session(Statistics):
         """Run several queries in one charge of the total; counts over one table share their joint cost."""
         resolved, request_id = options_for(queries, options, "batch"), read_request_id(request_id)
         planned = self._plan(queries, resolved)
-        answers = planned.joined(as_shown(self._answer(planned, request_id), resolved))
+        answers = planned.join_sets(as_shown(self._answer(planned, request_id), resolved))
         return with_shared_loss(answers, f"the loss is that of all {len(answers)} queries of the batch, charged once")
 
     def quote_batch(self, queries: Sequence[str], **options: Unpack[QueryOptions]) -> Quote:
@@ -439,7 +439,7 @@ class _PlannedQueries:
     repeat: int = 0
     questions: tuple[Question, ...] = ()
 
-    def joined(self, answers: Sequence[Answer]) -> list[Answer]:
+    def join_sets(self, answers: Sequence[Answer]) -> list[Answer]:
         """Return one answer for each query; the answers of its grouping sets are put together."""
         rest, whole = list(answers), []
         for question in self.questions:
