@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from dither.loss import Rational
 from dither.plan.context import Context
+from dither.post.statistics.bayes import NaiveBayes, make_bayes
+from dither.post.statistics.clusters import Clusters, make_clusters
+from dither.post.statistics.components import PrincipalComponents, make_components
 from dither.post.statistics.core import Statistic, StatisticOptions, read_rows, statistic
 from dither.post.statistics.design import Standard
 from dither.post.statistics.linear import LinearModel, make_regression
 from dither.post.statistics.logistic import LogisticModel, make_logistic
+from dither.post.statistics.synthesis import SyntheticData, make_synthesis
 from dither.privacy.protocol import Kernel
 from dither.schema import Scalar
 
@@ -65,3 +69,65 @@ class Models:
         """
         rows = read_rows(self, source, options)
         return make_logistic(rows, target, features, positive, alpha, standardize, sample)
+
+    @statistic
+    def synthesize(
+        self,
+        source: str,
+        columns: Sequence[str],
+        *,
+        bins: Mapping[str, int | Sequence[float]] | None = None,
+        seed: int = 0,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[SyntheticData]:
+        """Make synthetic rows from noisy tables of all pairs of columns, with a report on each pair.
+
+        `bins` has, for numbers, a number of bins of equal width or a list of edges; a number with more than 16 declared
+        values is cut into 8 bins otherwise. A joint distribution of all columns is fitted to the noisy pairs; a tree of
+        the pairs with most mutual information if there are too many combinations.
+        """
+        return make_synthesis(read_rows(self, source, options), columns, bins, seed)
+
+    @statistic
+    def components(
+        self,
+        source: str,
+        columns: Sequence[str],
+        *,
+        count: int | None = None,
+        correlation: bool = True,
+        standardize: Standard | None = None,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[PrincipalComponents]:
+        """Find principal components from noisy sums of products, of columns in units of their standard deviations.
+
+        With `correlation=False` they are in raw units. `standardize` is that of `regress`.
+        """
+        rows = read_rows(self, source, options)
+        return make_components(rows, columns, count, correlation, standardize)
+
+    @statistic
+    def cluster(
+        self,
+        source: str,
+        columns: Sequence[str],
+        count: int,
+        *,
+        bins: int | None = None,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[Clusters]:
+        """Find clusters of numbers by k-means on a noisy grid of `bins` for each column."""
+        return make_clusters(read_rows(self, source, options), columns, count, bins)
+
+    @statistic
+    def naive_bayes(
+        self,
+        source: str,
+        target: str,
+        features: Sequence[str],
+        *,
+        bins: Mapping[str, int | Sequence[float]] | None = None,
+        **options: Unpack[StatisticOptions],
+    ) -> Statistic[NaiveBayes]:
+        """Fit a naive Bayes classifier from noisy tables of the target and each column; `bins` as in `synthesize`."""
+        return make_bayes(read_rows(self, source, options), target, features, bins)

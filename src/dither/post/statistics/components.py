@@ -1,0 +1,138 @@
+"""Principal components from noisy sums of products, with errors that include the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dither.errors import InvalidParameter
+from dither.post.noise import Floats
+from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.design import ModelColumn, Scaling, Standard, read_columns, read_frame
+from dither.post.statistics.linear import moment_plan, moment_statistic, plan_notes, reach_notes
+from dither.post.statistics.moments import MomentPlan, Moments, half_widths, read_moments
+from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.steps import Released
+
+# Variances of less than this share of the largest are taken to be this share.
+LEAST_SHARE = 1e-9
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Variances along principal axes, the axes in rows, and the maps from cell noise to the errors of both."""
+
+    variances: Floats
+    axes: Floats
+    variance_map: Floats
+    axis_map: Floats
+    means: Floats
+    deviations: Floats
+
+
+def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool) -> Spectrum:
+    """Return the principal axes of the columns in raw units, or in units of their standard deviations."""
+    rows, size = moments.count, len(moments.matrix) - 1
+    means = moments.matrix[0, 1:] / rows
+    second = moments.matrix[1:, 1:] / rows
+    units = np.outer(scaling.scales, scaling.scales)
+    covariance = (second - np.outer(means, means)) * units
+    own = np.maximum(np.diag(covariance), LEAST_SHARE * max(float(np.diag(covariance).max()), LEAST_SHARE))
+    deviations = np.sqrt(own) if correlation else np.ones(size)
+    shown = covariance / np.outer(deviations, deviations)
+    values, vectors = np.linalg.eigh(shown)
+    order = np.argsort(values)[::-1]
+    values, vectors = values[order], vectors[:, order]
+    vectors = vectors * np.where(vectors[np.abs(vectors).argmax(axis=0), np.arange(size)] < 0, -1.0, 1.0)
+    gaps = values[:, None] - values[None, :]
+    inverse_gaps = np.where(np.abs(gaps) > 0, 1 / np.where(gaps == 0, 1.0, gaps), 0.0)
+
+    def derivative(change: Floats) -> Floats:
+        rows_change = change[0, 0]
+        means_change = (change[0, 1:] - means * rows_change) / rows
+        outer = np.outer(means_change, means)
+        moved = ((change[1:, 1:] - second * rows_change) / rows - outer - outer.T) * units
+        moved = moved / np.outer(deviations, deviations)
+        if correlation:
+            relative = np.diag(moved) / 2
+            moved = moved - shown * (relative[:, None] + relative[None, :])
+        turned = vectors.T @ moved @ vectors
+        turns = vectors @ (turned * inverse_gaps.T)
+        return np.concatenate([np.diag(turned)[:count], turns[:, :count].T.ravel()])
+
+    linear = moments.map_of(derivative)
+    raw_means = scaling.centres + scaling.scales * means
+    return Spectrum(
+        np.maximum(values, 0.0), vectors.T[:count], linear[:count], linear[count:], raw_means, deviations
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class PrincipalComponents(Result):
+    """Principal components: `components_` in rows, `explained_variance_` and its shares, `mean_`, and `transform`.
+
+    `component_errors_` has the standard errors of the components by noise; large where two variances are close.
+    """
+
+    features: tuple[ModelColumn, ...] = ()
+    components_: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    component_errors_: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    explained_variance_: Floats = field(default_factory=lambda: np.zeros(0))
+    explained_variance_ratio_: Floats = field(default_factory=lambda: np.zeros(0))
+    mean_: Floats = field(default_factory=lambda: np.zeros(0))
+    scale_: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def feature_names_in_(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.features]
+
+    def transform(self, frame: Any) -> Floats:
+        """Return the coordinates of a frame's rows along the components."""
+        return np.asarray((read_frame(self.features, frame) - self.mean_) / self.scale_ @ self.components_.T)
+
+
+def make_components(
+    rows: SourceRows, columns: Sequence[str], count: int | None, correlation: bool, standard: Standard | None
+) -> Statistic[PrincipalComponents]:
+    """Make the statistic of principal components."""
+    features = read_columns(rows, columns, all_levels=True)
+    wanted = len(features) if count is None else count
+    if len(features) < 2 or isinstance(wanted, bool) or not 1 <= wanted <= len(features):
+        raise InvalidParameter("components need at least two columns, and count= from 1 to their number")
+    plan = moment_plan(rows, columns, features, standard)
+
+    def finish(released: Released) -> PrincipalComponents:
+        return build_components(plan, released, wanted, correlation)
+
+    return moment_statistic(plan, finish, None)
+
+
+def build_components(plan: MomentPlan, released: Released, count: int, correlation: bool) -> PrincipalComponents:
+    """Build the components from what was released."""
+    moments, scaling = read_moments(plan, released), plan.design.scaling(released.chosen)
+    found = find_axes(moments, scaling, count, correlation)
+    half = half_widths(found.variance_map, moments.draws, plan.settings.confidence)
+    shares = found.variances / max(float(found.variances.sum()), 1e-300)
+    errors = np.sqrt((found.variance_map**2).sum(axis=1))
+    values = found.variances[:count]
+    turns = np.sqrt((found.axis_map**2).sum(axis=1)).reshape(count, -1)
+    names = [column.name for column in plan.design.columns]
+    columns = [
+        key_column("component", [f"PC{number + 1}" for number in range(count)]),
+        noisy_column("variance", values, errors, np.maximum(values - half, 0), values + half),
+        key_column("share", [round(float(share), 4) for share in shares[:count]]),
+        *(key_column(name, np.round(found.axes[:, place], 4).tolist()) for place, name in enumerate(names)),
+    ]
+    unit = "standard deviations" if correlation else "raw units"
+    summary = (f"principal components of {len(names)} columns in {unit}, about {moments.count:,.0f} weighted rows",)
+    notes = [*plan_notes(plan), *reach_notes(plan, scaling), "intervals include the noise, not sampling error"]
+    fields = result_fields(released.measurements, "components", columns, summary, notes)
+    return PrincipalComponents(
+        **fields, features=plan.design.columns, components_=found.axes, component_errors_=turns,
+        explained_variance_=values, explained_variance_ratio_=shares[:count], mean_=found.means,
+        scale_=found.deviations,
+    )  # fmt: skip
