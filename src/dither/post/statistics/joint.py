@@ -1,8 +1,8 @@
 """Joint distributions from noisy pair tables: one table of all columns, or a tree of pairs where that is too large.
 
 The table is p(x) proportional to exp(sum of weights w_ij(x_i, x_j)) over independent columns. Its weights minimize
-n log Z(w) - <w, noisy pairs> + variance PRIOR_ROWS / (2 n) |w|^2: the distribution of most entropy whose pairs are as near the
-noisy ones as noise allows. With all columns as indicators, all pair tables are one product of three matrices.
+n log Z(w) - <w, noisy pairs> + variance PRIOR_ROWS / (2 n) |w|^2: it has the most entropy of those whose pairs are as
+near the noisy ones as noise allows. With all columns as indicators, all pairs are one product of three matrices.
 """
 
 from __future__ import annotations
