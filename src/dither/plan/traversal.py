@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from dither.plan.expressions.core import EstimatedValue
 from dither.plan.stability import EstimatedLimit
 
 Node = TypeVar("Node")
+# A tuple of these alone, such as the edges of a histogram, holds no node.
+PLAIN = frozenset((Fraction, int, str, bool, type(None)))
 
 
 def walk(plan: Any) -> Iterator[Any]:
@@ -20,7 +23,7 @@ def walk(plan: Any) -> Iterator[Any]:
     while pending:
         node = pending.pop()
         if isinstance(node, tuple):
-            pending.extend(reversed(node))
+            pending.extend(() if PLAIN.issuperset(map(type, node)) else reversed(node))
         elif (names := _field_names(node.__class__)) is not None:
             yield node
             pending.extend(getattr(node, name) for name in reversed(names))
@@ -70,6 +73,8 @@ def transform(node: Any, change: Callable[[Any], Any]) -> Any:
     An unchanged node is returned itself, not as a copy, so that cached results still apply to it.
     """
     if isinstance(node, tuple):
+        if PLAIN.issuperset(map(type, node)):
+            return node
         items = [transform(item, change) for item in node]
         return node if _identical(items, node) else tuple(items)
     if (names := _field_names(node.__class__)) is None:

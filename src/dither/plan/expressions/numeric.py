@@ -45,6 +45,7 @@ from dither.plan.sql.builders import (
     binary,
     call,
     case,
+    cast,
     clamp_integer,
     detach,
     double,
@@ -54,6 +55,7 @@ from dither.plan.sql.builders import (
     not_,
     sub,
     times,
+    wrap,
 )
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Number
@@ -446,7 +448,8 @@ class Bucket(Expr):
     def _edges(self, child: Domain) -> list[int]:
         """Encode each edge as the smallest encoded integer that reaches it."""
         step = child.step if isinstance(child, Number) else Fraction(1)
-        return [ceil(edge / step) for edge in self.edges]
+        over, under = step.denominator, step.numerator
+        return [-(-edge.numerator * over // (edge.denominator * under)) for edge in self.edges]
 
     def sql(self, scope: Scope) -> Sql:
         child, value = self.child.domain(scope), self.child.sql(scope)
@@ -507,9 +510,14 @@ def _with_sign_of(value: Sql, size: int) -> Sql:
 
 
 def bisect_edges(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
-    """Build the number of edges at most the value, known to be `first` to `last`, as a balanced tree of CASEs."""
+    """Build the number of edges at most the value, a 64-bit integer known to be `first` to `last`."""
+    return cast(_bisection(value, edges, first, last), "bigint")
+
+
+def _bisection(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
+    """Build a balanced tree of CASEs; constants without casts, since databases take long to read hundreds of them."""
     if first >= last:
-        return integer(first)
+        return literal(first)
     middle = (first + last) // 2
-    below = binary(exp.LT, value, integer(edges[middle]))
-    return case([(below, bisect_edges(value, edges, first, middle))], bisect_edges(value, edges, middle + 1, last))
+    below = exp.LT(this=wrap(value), expression=literal(edges[middle]))
+    return case([(below, _bisection(value, edges, first, middle))], _bisection(value, edges, middle + 1, last))

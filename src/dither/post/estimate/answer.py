@@ -381,14 +381,17 @@ def build_answer(
         keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
 
-    def from_noise_alone(node: Formula) -> Estimate:
+    def from_noise_alone(node: Formula, found: Estimate) -> Estimate:
+        if not any(isinstance(columns[index], Measured) and columns[index].biased for index in cells_of(node)):
+            return found
         return _take_rows(estimate(node, unclipped, key_values, confidence), rows, size)
 
     wide = [
         note
         for output, column in zip(plan.outputs, answer_columns, strict=True)
         if cells_of(output.node)
-        for note in wide_notes(column.name, column.estimate, partial(from_noise_alone, output.node), losses, plan.unit)
+        for noise_alone in [partial(from_noise_alone, output.node, column.estimate)]
+        for note in wide_notes(column.name, column.estimate, noise_alone, losses, plan.unit)
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,

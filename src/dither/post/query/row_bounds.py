@@ -243,9 +243,10 @@ class RowBounds:
         value = centre.value if centre.condition is None else expr.Case(((centre.condition, centre.value),), NULL)
         per_unit = GroupBy(question.relation, (), (GroupAggregate("mean", "avg", value),), question.unit)
         cuts = tuple((low + high) * number.step / 2 for low, high in pairwise(points))
-        nearest = expr.Bucket(expr.ColumnRef("mean"), cuts)
-        # Units without a mean count nowhere: the places are listed, and NULL is none of them.
-        histogram = Count(per_unit, (GroupKey("mean", nearest, tuple(map(Fraction, range(len(points))))),))
+        # Units without a mean count nowhere. A filter says so in less SQL than a list of the places would.
+        mean = expr.ColumnRef("mean")
+        present = Filter(per_unit, expr.Not(expr.IsNull(mean)))
+        histogram = Count(present, (GroupKey("mean", expr.Bucket(mean, cuts)),))
         return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
 
     def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
