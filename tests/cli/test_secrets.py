@@ -47,6 +47,7 @@ def test_a_password_in_an_address_is_refused(
     result = CliRunner().invoke(cli.app, given)
     assert result.exit_code == 2 and "other users can read" in result.output + result.stderr, result.output
     assert "hidden" not in result.output + result.stderr
+    assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
 
 
 def test_an_address_without_a_password_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,12 +93,16 @@ def test_a_database_address_comes_from_the_environment_or_a_file_only(
 ) -> None:
     """All users of a machine can read a process's arguments."""
     address = "postgresql://ann:secret@db/ledger"
+    monkeypatch.chdir(tmp_path)
     assert started("kernel", "town.yml", DITHER_LEDGER=address).ledger == address
     assert started("kernel", "town.yml", "--config", written(tmp_path, ledger=address)).ledger == address
-    for words in (["kernel", "town.yml", "--ledger", address], ["serve", "town.yml", f"--ledger={address}"]):
+    refused = [["kernel", "town.yml", "--ledger", address], ["serve", "town.yml", f"--ledger={address}"]]
+    refused += [["serve", "town.yml", "--ledger", "postgresql://db/ledger"]]
+    for words in refused:
         monkeypatch.setattr(sys, "argv", ["dither", *words])
         result = CliRunner().invoke(cli.app, words)
         assert result.exit_code == 2 and "environment" in result.stderr and "secret" not in result.stderr
+        assert not Path("dither-state").exists(), "a refused command leaves nothing behind"
     kernel, gateway = started("serve", "town.yml", "--state", str(tmp_path / "s"), DITHER_LEDGER=address)
     assert address not in str(kernel.command) and address not in str(gateway.command)
     assert kernel.environment["DITHER_LEDGER"] == address and address not in str(gateway.environment)

@@ -257,6 +257,7 @@ def serve(
 ) -> None:
     """Start a kernel and a gateway on this machine, each in its own process, and keep them running."""
     _check_installed("serve")
+    ledger = _check_ledger_argument(ledger)  # before a folder is made: a refused command leaves nothing behind
     state = state.absolute()
     gateway_state = state / "gateway"
     gateway_state.mkdir(parents=True, exist_ok=True)
@@ -267,7 +268,7 @@ def serve(
         shutil.chown(gateway_state, gateway_user)
     if ledger:
         # The kernel process reads the location from its environment, because arguments are public.
-        os.environ["DITHER_LEDGER"] = _check_ledger_argument(ledger)
+        os.environ["DITHER_LEDGER"] = ledger
     numbers = {"slots": slots, "waiting": waiting, "account-questions": account_questions}
     numbers |= {"floor": floor, "misses": misses}
     kernel_command = [*_program("kernel"), *(str(path.absolute()) for path in descriptions), "--state", str(state)]
