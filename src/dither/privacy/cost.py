@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from fractions import Fraction
 from itertools import product
@@ -282,10 +282,14 @@ def steps_at_bounds(ctx: Context, request: Request, chosen: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class BoundedPart:
-    """A part of a request, and the bounds that its limits may get, by tag: the smallest first, the largest last."""
+    """A part of a request, and the bounds that its limits may get, by tag: the smallest first, the largest last.
+
+    What was calibrated for one budget is kept for the others, as long as this request is costed.
+    """
 
     part: Measurement
     choices: tuple[Mapping[str, int], ...]
+    calibrated: dict[tuple[object, ...], CalibratedMeasure] = field(default_factory=dict, compare=False)
 
     def measurement_at(self, bounds: Mapping[str, int]) -> Measurement:
         """Return the part with its limits filled in."""
@@ -293,8 +297,11 @@ class BoundedPart:
 
     def calibrated_at(self, ctx: Context, unit: str, bounds: Mapping[str, int]) -> CalibratedMeasure:
         """Return the part's measure at these bounds, with its mechanism calibrated for `unit`."""
-        measure = self.measurement_at(bounds).measure
-        return CalibratedMeasure(measure, _make_mechanism(self.part.mechanism, measure.sensitivity(ctx, unit)))
+        if (key := (unit, *bounds.items())) not in self.calibrated:
+            measure = self.measurement_at(bounds).measure
+            mechanism = _make_mechanism(self.part.mechanism, measure.sensitivity(ctx, unit))
+            self.calibrated[key] = CalibratedMeasure(measure, mechanism)
+        return self.calibrated[key]
 
     def checked_choices(self) -> tuple[Mapping[str, int], ...]:
         """Return the bounds at which the part is checked in full: the largest, or all if more may go wrong at others.
