@@ -19,7 +19,7 @@ def interval(values: list[float], half: float) -> Estimate:
 
 
 def notes(found: Estimate, noise: Estimate | None = None, loss: tuple[Loss, ...] = (Pure(1),)) -> tuple[str, ...]:
-    return wide_notes("n", found, lambda: noise or found, loss, "person")
+    return wide_notes("n", found, noise or found, loss, "person")
 
 
 def test_narrow_and_undefined_values_and_texts_need_no_note() -> None:

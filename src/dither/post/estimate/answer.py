@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
-from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any, assert_never
@@ -353,11 +352,13 @@ def build_answer(
         for output in plan.outputs
     ]
     unclipped = without_clipping(columns)
-    clippings = [
-        clipping_of(output.node, columns, key_values, found, estimate(output.node, unclipped, key_values, confidence))
-        if is_clipped(output.node, columns)
-        else None
+    noise_alone = [
+        estimate(output.node, unclipped, key_values, confidence) if is_clipped(output.node, columns) else found
         for output, found in zip(plan.outputs, estimates, strict=True)
+    ]
+    clippings = [
+        clipping_of(output.node, columns, key_values, found, alone) if is_clipped(output.node, columns) else None
+        for output, found, alone in zip(plan.outputs, estimates, noise_alone, strict=True)
     ]
     size = len(groups)
     rows = _select_rows(plan, columns, key_values, groups)
@@ -381,17 +382,11 @@ def build_answer(
         keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
 
-    def from_noise_alone(node: Formula, found: Estimate) -> Estimate:
-        if not any(isinstance(columns[index], Measured) and columns[index].biased for index in cells_of(node)):
-            return found
-        return _take_rows(estimate(node, unclipped, key_values, confidence), rows, size)
-
     wide = [
         note
-        for output, column in zip(plan.outputs, answer_columns, strict=True)
+        for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
         if cells_of(output.node)
-        for noise_alone in [partial(from_noise_alone, output.node, column.estimate)]
-        for note in wide_notes(column.name, column.estimate, noise_alone, losses, plan.unit)
+        for note in wide_notes(column.name, column.estimate, _take_rows(alone, rows, size), losses, plan.unit)
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,

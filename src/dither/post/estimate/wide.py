@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,10 +16,8 @@ WIDE = 0.5
 LARGEST_FACTOR = 50.0
 
 
-def wide_notes(
-    name: str, found: Estimate, noise_alone: Callable[[], Estimate], losses: Sequence[Loss], unit: str
-) -> tuple[str, ...]:
-    """Return a note if a column has wide intervals; `noise_alone` gives those that leave clipping out."""
+def wide_notes(name: str, found: Estimate, noise_alone: Estimate, losses: Sequence[Loss], unit: str) -> tuple[str, ...]:
+    """Return a note if a column has wide intervals; `noise_alone` has those that leave clipping out."""
     if np.asarray(found.value).dtype.kind not in "fiu":
         return ()
     value, width = np.abs(np.asarray(found.value, float)), _width(found)
@@ -27,7 +25,7 @@ def wide_notes(
     if not np.any(wide):
         return ()
     with np.errstate(invalid="ignore", divide="ignore"):
-        noise_share = np.median(np.nan_to_num(_width(noise_alone())[wide] / width[wide], nan=1.0))
+        noise_share = np.median(np.nan_to_num(_width(noise_alone)[wide] / width[wide], nan=1.0))
         factor = float(np.median(width[wide] / (WIDE * value[wide])))
     if noise_share < 0.5:
         reason = (
