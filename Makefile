@@ -7,12 +7,15 @@ CORE   := $(VENV)/.stamp-core
 SERVER := $(VENV)/.stamp-server
 DEV    := $(VENV)/.stamp-dev
 WORKERS ?= 2
+# The size of release-demo.
+USERS ?= 50000
+URLS ?= 500
 # The workers share the cores already.
 export OPENBLAS_NUM_THREADS := 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-deep lint format bench bench-peers serve build docs proofs clean
+.PHONY: help demo release-demo test test-quick test-deep lint format bench bench-peers serve build docs proofs clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +38,9 @@ $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 demo: $(CORE)  ## Five questions to a small private dataset
 	@$(BIN)/dither demo
+
+release-demo: $(CORE)  ## A static release of generated data, measured; USERS=1000000 URLS=10000 for the large one
+	@$(BIN)/python examples/url_shares/release_demo.py --users $(USERS) --urls $(URLS)
 
 test: $(DEV)  ## All tests but the deep ones
 	$(PYTEST) --tier test

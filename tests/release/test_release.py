@@ -118,6 +118,15 @@ def test_a_bounded_user_is_a_unit_too(tmp_path: Path) -> None:
         assert release.cost.losses[0].loss == ZCDP(8)  # 4^2 / (2 1^2)
 
 
+@pytest.mark.tier("test")
+def test_a_release_may_admit_nothing(tmp_path: Path) -> None:
+    spec = write_world(tmp_path / "world", SPEC + ADMISSION.replace("threshold: 30", "threshold: 100000"))
+    with open_release(spec) as release:
+        assert release.write(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == 0
+    assert list((tmp_path / "out" / "data").iterdir()) == []
+
+
 # --- Cost and noise ---
 
 

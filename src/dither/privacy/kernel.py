@@ -690,11 +690,18 @@ def _search_bounds(
 
 
 def open_kernel(
-    target: str | Path, *, ledger: str | Path | None = None, another_ledger: bool = False, **options: Any
+    target: str | Path,
+    *,
+    ledger: str | Path | None = None,
+    another_ledger: bool = False,
+    memory: str | None = None,
+    **options: Any,
 ) -> LocalKernel:
     """Open a kernel in this process from a schema file, on the ledger that the file has; a new one is put beside it."""
     path = Path(target)
     dataset = load(path)
+    if memory is not None and all(table.source.kind != "spark" for table in dataset.tables.values()):
+        options["engine"] = partial(open_engine, memory=memory)
     place = find_ledger([path], file_beside(path), ledger, another=another_ledger)
     kernel = LocalKernel(dataset, place, **options)
     note_ledger([path], place, kernel.ledger.identity)

@@ -78,21 +78,27 @@ class StaticRelease:
 
     def _quote_lines(self, columns: tuple[ColumnFacts, ...]) -> list[str]:
         """Return the lines of a quote."""
-        delta, total = self.spec.privacy.delta, total_for_k(columns)
         lines = [f"{'column':24} {'sigma':>10} {'95% error':>10} {'k':>8} {'rho for k':>10} {'epsilon':>8}"]
-        lines += [
-            f"{c.name:24} {c.sigma:10.6g} {c.error_95:10.4g} {c.k:8,} {float(c.k_rho):10.5f} {c.k_epsilon:8.2f}"
-            for c in columns
-        ]
-        lines.append(
-            f"a user with k actions in every column, each in its own cell: rho {float(total):.4f}, epsilon"
-            f" {formula_epsilon(float(total), float(delta)):.2f} by the formula,"
-            f" {tight_epsilon(ZCDP(total), delta):.2f} tight, at delta {float(delta):g}"
-        )
+        for c in columns:
+            for_k = f" {c.k:8,} {float(c.k_rho):10.5f} {c.k_epsilon:8.2f}" if self.question.is_row_level else ""
+            lines.append(f"{c.name:24} {c.sigma:10.6g} {c.error_95:10.4g}{for_k}")
+        if self.question.is_row_level:
+            lines.append(self._total_line(columns))
+        else:
+            lines[0] = lines[0][:46]
         for each in self.cost.losses:
             lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}")
         state = "paid already" if self.cost.free else "within budget" if self.cost.affordable else "BEYOND THE BUDGET"
         return [*lines, f"this release is {state}; nothing was read and nothing charged"]
+
+    def _total_line(self, columns: tuple[ColumnFacts, ...]) -> str:
+        """Return the line on somebody with k actions in every column."""
+        delta, total = self.spec.privacy.delta, total_for_k(columns)
+        return (
+            f"a user with k actions in every column, each in its own cell: rho {float(total):.4f}, epsilon"
+            f" {formula_epsilon(float(total), float(delta)):.2f} by the formula,"
+            f" {tight_epsilon(ZCDP(total), delta):.2f} tight, at delta {float(delta):g}"
+        )
 
     def plan(self) -> str:
         """Return what would be written: keys, rows, parts, files and their estimated size."""
@@ -147,11 +153,14 @@ class StaticRelease:
 
 
 def open_release(
-    spec: str | Path, *, ledger: str | Path | None = None, account: str = "curator", memory: str = "1GB"
+    spec: str | Path, *, ledger: str | Path | None = None, account: str = "curator", memory: str = "800MB"
 ) -> StaticRelease:
-    """Open the release that a file describes: check it, and open its dataset's ledger and data."""
+    """Open the release that a file describes: check it, and open its dataset's ledger and data.
+
+    `memory` is the most that the database uses; it writes the rest to disk.
+    """
     loaded = load_spec(spec)
     if not loaded.dataset.is_file():
         raise InvalidParameter(f"{spec}: there is no dataset description {loaded.dataset}")
-    kernel = open_kernel(loaded.dataset, ledger=ledger, measure_size=False)
+    kernel = open_kernel(loaded.dataset, ledger=ledger, memory=memory, measure_size=False)
     return StaticRelease(loaded, kernel, account)

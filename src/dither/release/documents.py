@@ -35,6 +35,10 @@ COLUMNS_TEXT = (
     "deviation sigma. 95% of values are off by less than the error. Values may be negative; do not set these to 0",
     "before adding up or averaging, since that would bias sums upwards.",
 )
+BOUNDED_TEXT = (
+    "Rows of a unit beyond its limit are not counted (see the statement), so counts are lower than in the records;\n"
+    "by how much is not released."
+)
 SUMS_TEXT = (
     "The sum of n cells of a column has a standard deviation of sqrt(n) sigma. A regression on noisy columns can be",
     "corrected: the noise adds its variance to the variance of a column, and nothing to any covariance.",
@@ -162,6 +166,8 @@ class Documents:
         if book["admission"]:
             rule = book["admission"]
             lines += [f"Not every {rule['key']} is here: one is {rule['rule']}. {rule['description']}", ""]
+        if self.question.is_bounded:
+            lines += [BOUNDED_TEXT, ""]
         lines += [
             "## Columns",
             *COLUMNS_TEXT,
@@ -186,8 +192,6 @@ class Documents:
     def _statement_text(self) -> str:
         """Return the privacy statement: the guarantee, columns for k actions, groups, and what is not promised."""
         spec, delta = self.question.spec, self.question.spec.privacy.delta
-        facts = column_facts(self.question)
-        total = total_for_k(facts)
         lines = [
             f"# Privacy statement of {spec.title or spec.name}",
             "",
@@ -202,7 +206,20 @@ class Documents:
         for each in self.quote.losses:
             lines.append(f"| {each.unit} | {loss_text([each.loss])} | {tight_epsilon(each.loss, delta):.4g} |")
         lines += ["", *self._group_text(delta)]
-        lines += [
+        if self.question.is_row_level:
+            lines += self._column_text(delta)
+        if self.question.admission is not None:
+            lines += ["The admission of items is part of the loss of the whole release above, not of the columns.", ""]
+        lines += ["## Not promised", *(f"- {text}" for text in NOT_PROMISED)]
+        notes = [note for part in self.quote.parts for note in part.notes]
+        lines += ["", "## Processing before noise", *(f"- {note}" for note in dict.fromkeys(notes))]
+        return "\n".join(lines) + "\n"
+
+    def _column_text(self, delta: Fraction) -> list[str]:
+        """Return the table of columns for somebody with k actions in each."""
+        facts = column_facts(self.question)
+        total = total_for_k(facts)
+        lines = [
             "## By column, for somebody with k actions in it",
             "rho = k / (2 sigma^2), if each of the k actions is in a cell of its own. Epsilon by the formula",
             f"rho + sqrt(4 rho ln(sqrt(pi rho) / delta)) and by the tight conversion, at delta = {float(delta):g}.",
@@ -222,12 +239,7 @@ class Documents:
             "Somebody with more than k actions has proportionally more rho.",
             "",
         ]
-        if self.question.admission is not None:
-            lines += ["The admission of items is part of the loss of the whole release above, not of the columns.", ""]
-        lines += ["## Not promised", *(f"- {text}" for text in NOT_PROMISED)]
-        notes = [note for part in self.quote.parts for note in part.notes]
-        lines += ["", "## Processing before noise", *(f"- {note}" for note in dict.fromkeys(notes))]
-        return "\n".join(lines) + "\n"
+        return lines
 
     def _group_text(self, delta: Fraction) -> list[str]:
         """Return the table for somebody with several units."""
@@ -235,19 +247,18 @@ class Documents:
         rows = group_rows(as_zcdp(loss.loss), delta)
         if not rows:
             return []
-        own = "its own cell" if self.question.admission is None else "a cell and an item of its own"
-        return [
-            f"## For somebody with several units ({loss.unit})",
-            "",
-            f"| units | each in {own}: rho | epsilon at {float(delta):g} | all in one cell: rho | epsilon |",
-            "|---|---|---|---|---|",
-            *(
-                f"| {r.size:,} | {r.distinct_rho:.4g} | {r.distinct_epsilon:.3g} | {r.same_rho:.4g}"
-                f" | {r.same_epsilon:.3g} |"
-                for r in rows
-            ),
-            "",
-        ]
+        header, line = "| units | rho | epsilon at", "|---|---|---|"
+        if self.question.is_row_level:
+            own = "its own cell" if self.question.admission is None else "a cell and an item of its own"
+            header, line = (
+                f"| units | all in one cell: rho | epsilon | each in {own}: rho | epsilon at",
+                f"{line}---|---|",
+            )
+        lines = [f"## For somebody with several units ({loss.unit})", "", f"{header} {float(delta):g} |", line]
+        for r in rows:
+            distinct = f" {r.distinct_rho:.4g} | {r.distinct_epsilon:.3g} |" if self.question.is_row_level else ""
+            lines.append(f"| {r.size:,} | {r.same_rho:.4g} | {r.same_epsilon:.3g} |{distinct}")
+        return [*lines, ""]
 
     # --- README, charts and checksums ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
 
@@ -43,6 +43,13 @@ class ReleaseQuestion:
     admission: PublicThreshold | None
     axes: tuple[Axis, ...]
     domains: tuple[Domain, ...]
+    is_row_level: bool
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if rows of a unit beyond a limit are left out."""
+        spec = self.spec
+        return any(limit is not None for limit in (spec.max_rows, spec.key_limit, spec.value_limit))
 
     @property
     def rows(self) -> int:
@@ -56,7 +63,7 @@ class ReleaseQuestion:
 def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     """Plan a release in the context of its dataset; refuse what is not a table of counts over declared keys."""
     question = _parse(spec, ctx, spec.columns)
-    child = _limit_rows(spec, question.relation)
+    child = _limit_rows(spec, question.relation, question)
     keys = tuple(
         GroupKey(key.name, value, _key_values(ctx, child, key.values, value))
         for key, (_, value) in zip(spec.keys, question.keys, strict=True)
@@ -69,8 +76,9 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     request = Request(ctx.dataset.name, parts, unit=spec.unit, repeat=spec.repeat)
     scope = Scope(child.domain(ctx))
     domains = tuple(domain_of(key.value, scope) for key in keys)
+    is_row = ctx.unit(spec.unit).kind == "row"
     found = threshold if isinstance(threshold, PublicThreshold) else None
-    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, measure.axes(ctx), domains)
+    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, measure.axes(ctx), domains, is_row)
 
 
 def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Question:
@@ -97,12 +105,17 @@ def _count_columns(spec: ReleaseSpec, question: Question) -> tuple[CountColumn, 
     return tuple(found)
 
 
-def _limit_rows(spec: ReleaseSpec, relation: Relation) -> Relation:
+def _limit_rows(spec: ReleaseSpec, relation: Relation, question: Question) -> Relation:
     """Bound the rows of each unit as the description says."""
     if spec.value_limit is not None:
         limit = spec.value_limit
         relation = LimitGroupsPerUnit(relation, spec.unit, (ColumnRef(limit.column),), limit.values, limit.rows)
-    return relation if spec.max_rows is None else LimitRowsPerUnit(relation, spec.unit, spec.max_rows)
+    if spec.max_rows is not None:
+        relation = LimitRowsPerUnit(relation, spec.unit, spec.max_rows)
+    if spec.key_limit is not None:
+        keys = tuple(value for _, value in question.keys)
+        relation = LimitGroupsPerUnit(relation, spec.unit, keys, *spec.key_limit)
+    return relation
 
 
 def _key_values(
@@ -127,7 +140,7 @@ def _admission(spec: ReleaseSpec, ctx: Context, keys: tuple[GroupKey, ...]) -> M
     question = _parse(spec, ctx, (column,))
     (aggregate,) = question.aggregates
     child = question.relation if aggregate.condition is None else Filter(question.relation, aggregate.condition)
-    measure = Count(_limit_rows(spec, child), (GroupKey(keys[0].name, question.keys[0][1], keys[0].values),))
+    measure = Count(_limit_rows(spec, child, question), (GroupKey(keys[0].name, question.keys[0][1], keys[0].values),))
     return Measurement(measure, PublicThreshold(spec.admission.scale, spec.admission.threshold))
 
 
@@ -192,9 +205,3 @@ def _least_noise(
 def _root_up(value: Fraction) -> Fraction:
     """Return a square root, rounded up to six decimals."""
     return Fraction(isqrt(int(value * DIGITS * DIGITS)) + 1, DIGITS)
-
-
-def with_repeat(question: ReleaseQuestion, repeat: int) -> ReleaseQuestion:
-    """Return the same question as another repetition, which is drawn and charged anew."""
-    request = ReleaseRequest(replace(question.request.question, repeat=repeat))
-    return replace(question, request=request)

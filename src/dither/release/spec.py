@@ -31,6 +31,7 @@ TOP = {
     "admission": "a noisy threshold for the values of the first key",
     "privacy": "a total loss to solve noise from",
     "max_rows": "the most rows counted of one unit",
+    "max_rows_per_key": "the most rows of one unit with one key, and the most keys",
     "max_rows_per_value": "the most rows of one unit for each value of the column that tells columns apart",
     "consistency": "columns to add: nonnegative",
     "output": "the files: format, rows_per_part",
@@ -42,6 +43,7 @@ ENTRIES = {
     "a column": ("where", "sigma", "error", "k", "description"),
     "admission": ("where", "threshold", "scale", "description"),
     "privacy": ("rho", "epsilon", "delta", "column_rho"),
+    "max_rows_per_key": ("rows", "keys"),
     "max_rows_per_value": ("column", "rows", "values"),
     "consistency": ("nonnegative",),
     "output": ("format", "rows_per_part"),
@@ -118,6 +120,7 @@ class ReleaseSpec:
     admission: AdmissionSpec | None = None
     privacy: PrivacySpec = PrivacySpec()
     max_rows: int | None = None
+    key_limit: tuple[int, int] | None = None
     value_limit: ValueLimit | None = None
     nonnegative: bool = False
     format: Literal["parquet", "csv"] = "parquet"
@@ -155,6 +158,7 @@ def load_spec(path: str | Path) -> ReleaseSpec:
         admission=_admission(top["admission"]) if "admission" in top else None,
         privacy=_privacy(_options(top, "privacy")),
         max_rows=_integer(top["max_rows"], "max_rows", 1) if "max_rows" in top else None,
+        key_limit=_key_limit(top["max_rows_per_key"]) if "max_rows_per_key" in top else None,
         value_limit=_value_limit(top["max_rows_per_value"]) if "max_rows_per_value" in top else None,
         nonnegative="nonnegative" in consistency and _truth(consistency["nonnegative"], "nonnegative"),
         format="csv" if form == "csv" else "parquet",
@@ -213,6 +217,15 @@ def _privacy(entries: Mapping[str, Node]) -> PrivacySpec:
     if len(given.keys() & {"rho", "epsilon", "column_rho"}) > 1:
         next(iter(entries.values())).place.refuse("privacy takes one of rho, epsilon and column_rho")
     return PrivacySpec(**given)
+
+
+def _key_limit(node: Node) -> tuple[int, int]:
+    """Read the limits on the keys of a unit, and on its rows in each."""
+    entries = _entries(node, ENTRIES["max_rows_per_key"], "max_rows_per_key")
+    for name in ("rows", "keys"):
+        if name not in entries:
+            node.place.refuse(f"max_rows_per_key needs '{name}:'")
+    return _integer(entries["keys"], "keys", 1), _integer(entries["rows"], "rows", 1)
 
 
 def _value_limit(node: Node) -> ValueLimit:

@@ -13,6 +13,7 @@ from dither.errors import NotFound
 from dither.loss import Approximate, Loss, Pure, Sensitivity
 from dither.privacy.mechanisms import (
     AboveThreshold,
+    ColumnGaussian,
     DiscreteGaussian,
     DiscreteLaplace,
     ExponentialMechanism,
@@ -86,6 +87,7 @@ CASES: tuple[CertifiedCase, ...] = (
     CertifiedCase(DiscreteLaplace(F(1)), (0,), (1,)),
     CertifiedCase(DiscreteLaplace(F(3)), (5,), (4,)),
     CertifiedCase(DiscreteGaussian(F(4)), (0,), (1,)),
+    CertifiedCase(ColumnGaussian((F(4),)), (0,), (1,)),
     CertifiedCase(Geometric(F(1), -5, 5), (0,), (1,)),
     CertifiedCase(Staircase(F(1), 2, 1), (0,), (1,)),
     CertifiedCase(Snapping(F(1), 8), (0,), (1,)),

@@ -50,9 +50,9 @@ def users(first: int, count: int, random: np.random.Generator) -> pa.Table:
     return pa.table(
         {
             "user_id": np.arange(first, first + count, dtype=np.int64),
-            "country": _text_column(COUNTRIES, random.choice(len(COUNTRIES), count, p=COUNTRY_SHARES)),
+            "country": text_column(COUNTRIES, random.choice(len(COUNTRIES), count, p=COUNTRY_SHARES)),
             "age": age.astype(np.int32),
-            "gender": _text_column(GENDERS, random.choice(len(GENDERS), count, p=(0.5, 0.47, 0.03))),
+            "gender": text_column(GENDERS, random.choice(len(GENDERS), count, p=(0.5, 0.47, 0.03))),
         }
     )
 
@@ -69,13 +69,13 @@ def actions(first: int, count: int, links: int, mean: float, random: np.random.G
         {
             "user_id": np.repeat(np.arange(first, first + count, dtype=np.int64), rows),
             "url_id": link,
-            "action": _text_column(ACTIONS, random.choice(len(ACTIONS), total, p=ACTION_SHARES)),
+            "action": text_column(ACTIONS, random.choice(len(ACTIONS), total, p=ACTION_SHARES)),
             "at": pa.array(YEAR_START + seconds * np.timedelta64(1_000_000, "us")),
         }
     )
 
 
-def _text_column(values: tuple[str, ...], codes: Any) -> pa.Array:
+def text_column(values: tuple[str, ...], codes: Any) -> pa.Array:
     """Return a text column from values and their codes."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(values)).cast(pa.string())
 

@@ -15,7 +15,6 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, Expr, LiteralValue
 from dither.plan.expressions.logic import And, Case, Compare, In
 from dither.plan.measures.core import (
-    LARGEST_INT64,
     Axis,
     GroupKey,
     Measure,
@@ -32,8 +31,9 @@ from dither.plan.measures.grouped import (
     sums_sensitivity,
 )
 from dither.plan.relations.core import Relation
+from dither.plan.sql.builders import Sql
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import SqlStatement, column_ref, saturate
+from dither.plan.sql.statement import SqlStatement, column_ref
 from dither.plan.stability import Stability
 
 MAX_TABLE_CELLS = 1 << 56  # numbers of cells fit into 64 bits
@@ -152,8 +152,8 @@ class ColumnCounts(Measure):
         scope = statement.scope(self.child)
         keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
         table = keyed_subquery(statement, self.child, self.keys, keys, self.summands(), ())
-        counts = [saturate(exp.Count(this=column_ref(f"v{i}")), LARGEST_INT64) for i in range(len(self.columns))]
-        return VectorQuery(grouped_select(statement, table, len(self.keys), list(counts)), keys, len(counts))
+        counts: list[Sql] = [exp.Count(this=column_ref(f"v{i}")) for i in range(len(self.columns))]
+        return VectorQuery(grouped_select(statement, table, len(self.keys), counts), keys, len(counts))
 
 
 def conjuncts(condition: Expr | None) -> Iterator[Expr]:

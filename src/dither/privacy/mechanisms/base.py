@@ -111,5 +111,7 @@ def saturating_add(exact: Vector, noise: Vector) -> Vector:
     """Return the sums, clamped to 64 bits; the noisy sum is clamped, so this is postprocessing."""
     total = exact + noise
     overflowed = ((exact ^ total) & (noise ^ total)) < 0
+    if not overflowed.any():
+        return total
     limits = np.iinfo(np.int64)
     return np.where(overflowed, np.where(exact < 0, limits.min, limits.max), total)

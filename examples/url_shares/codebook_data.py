@@ -1,0 +1,1 @@
+../../src/dither/examples/url_shares/codebook_data.py

@@ -1,0 +1,1 @@
+../../src/dither/examples/url_shares/release_demo.py
