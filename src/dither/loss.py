@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import ClassVar, assert_never
@@ -53,12 +53,16 @@ def round_up(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A bound on how far one unit can change a vector: the number of changed cells, and norms of the change."""
+    """A bound on how far one unit can change a vector: the number of changed cells, and norms of the change.
+
+    With `equal_shares`, a unit that changes k cells adds (or removes) at most sqrt(l2_squared / k) in each of them.
+    """
 
     l0: Fraction
     linf: Fraction
     l1: Fraction
     l2_squared: Fraction
+    equal_shares: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("l0", "linf", "l1", "l2_squared"):

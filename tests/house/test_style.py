@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "dither"
 # Code lines that each trusted room may have, without imports; raising one is a dated decision in docs/design.md.
 TRUSTED = {
-    "plan": (3460, ("plan",)),
-    "access": (1400, ("access",)),
+    "plan": (3470, ("plan",)),
+    "access": (1440, ("access",)),
     "bits, noise, mechanisms": (1160, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
     "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
-    "protocol, codec": (383, ("privacy/protocol.py", "privacy/codec.py")),
+    "protocol, codec": (400, ("privacy/protocol.py", "privacy/codec.py")),
     "kernel, cost, registration, contribution_bound, search_rules, pacing, private_log": (
-        1085,
+        1140,
         (
             "privacy/kernel.py",
             "privacy/cost.py",

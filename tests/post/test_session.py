@@ -227,7 +227,7 @@ def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
         spent = session.budget[0].spent
         dear = session.quote(query, rho=4, delta="1/10000", max_contributions=1)
         assert not dear.affordable
-        with pytest.raises(BudgetExceeded, match="nothing was spent"):
+        with pytest.raises(BudgetExceeded, match="nothing was read"):
             session.sql(query, rho=4, delta="1/10000", max_contributions=1)
         assert session.budget[0].spent == spent
         with pytest.raises(InvalidParameter, match="max_error"):
@@ -238,7 +238,7 @@ def test_selected_keys_have_a_quote(tmp_path: Path) -> None:
             query, rho=2, delta="1/10000", max_contributions=1
         )  # paid for: what is left need not cover it twice
         assert again.to_dicts() == answer.to_dicts() and all(release.cached for release in again.releases)
-        with pytest.raises(BudgetExceeded, match="nothing was spent"):
+        with pytest.raises(BudgetExceeded, match="nothing was read"):
             session.sql(query, rho=2, delta="1/10000", max_contributions=1, repeat=1)
         assert session.budget[0].spent[0] - spent[0] == 2 * 10**15
 

@@ -10,6 +10,7 @@ import pytest
 
 from dither.errors import InvalidPlan
 from dither.loss import Pure
+from dither.plan.measures.partitions import SHARE
 from dither.post.contribution_bound import ContributionBound
 from dither.post.options import ResolvedOptions
 from dither.post.query.planner import Planner
@@ -123,11 +124,11 @@ def test_keys_are_selected_at_the_cost_of_one_row_in_each(key: str, kernel: Loca
     )
     found = (
         Planner(session.context, ContributionBound(max_rows=30))
-        .selection_counts(question)
+        .selection_shares(question)
         .sensitivity(session.context, "user")
     )
-    assert found.linf == 1
-    assert found.l2_squared == found.l1 == found.l0 <= 30
+    assert found.linf**2 == found.l2_squared == SHARE**2 and found.equal_shares
+    assert found.l0 <= 30 and found.l1 <= SHARE * found.l0
 
 
 def test_numbers_of_a_public_table_can_be_listed(kernel: LocalKernel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dither.plan.context import Context
 from dither.plan.domains import Lattice, normalise
 from dither.plan.measures.core import Measure, Vector, VectorQuery
-from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.measures.partitions import KeyShares, PartitionCounts, share_of
 from dither.plan.relations.project import columns_read
 from dither.plan.sql.scope import Scope
 from dither.schema import Number, Scalar
@@ -22,12 +22,43 @@ from dither.schema import Number, Scalar
 EncodedValue = int | str | bool | None
 
 
+Key = tuple[Scalar, ...]
+
+
 @dataclass(frozen=True)
 class GroupCounts:
     """Exact counts of undeclared keys: the input of partition selection, never released directly."""
 
-    keys: tuple[tuple[Scalar, ...], ...]
+    keys: tuple[Key, ...]
     counts: Vector
+
+    def without(self, closed: Collection[Key]) -> Vector:
+        """Return the counts, 0 for closed keys."""
+        return np.where(_open_keys(self.keys, closed), self.counts, 0)
+
+
+@dataclass(frozen=True)
+class KeyHolders:
+    """The keys that each unit has, one pair of numbers for each: the input of partition selection, never released."""
+
+    keys: tuple[Key, ...]
+    pair_units: NDArray[np.int64]
+    pair_keys: NDArray[np.int64]
+
+    def without(self, closed: Collection[Key]) -> Vector:
+        """Return the sum of the units' shares in each key; a unit divides its share among its keys that are open."""
+        is_open = _open_keys(self.keys, closed)[self.pair_keys]
+        units, keys = self.pair_units[is_open], self.pair_keys[is_open]
+        held = np.bincount(units)
+        shares = np.array([0, *map(share_of, range(1, 1 + held.max(initial=0)))], dtype=np.int64)
+        totals = np.zeros(len(self.keys), dtype=np.int64)
+        np.add.at(totals, keys, shares[held[units]])
+        return totals
+
+
+def _open_keys(keys: Sequence[Key], closed: Collection[Key]) -> NDArray[np.bool_]:
+    """Return which of the keys are not closed."""
+    return np.array([key not in closed for key in keys], dtype=bool)
 
 
 def to_vector(measure: Measure, query: VectorQuery, table: pa.Table) -> Vector:
@@ -81,8 +112,32 @@ def integer_column(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), dtype=np.int64)
 
 
-def to_groups(ctx: Context, measure: PartitionCounts, table: pa.Table) -> GroupCounts:
-    """Return the keys that occur, as public values in a fixed order, with their counts."""
+def to_groups(ctx: Context, measure: PartitionCounts, table: pa.Table) -> GroupCounts | KeyHolders:
+    """Return the keys that occur, as public values in a fixed order, with their counts or their holders."""
+    key_columns = [f"k{index}" for index in range(len(measure.keys))]
+    if isinstance(measure, KeyShares):
+        pair_keys, first = _number_rows(table, key_columns)
+        pair_units, _ = _number_rows(table, [name for name in table.column_names if name not in {*key_columns, "b"}])
+        keys, order = _public_keys(ctx, measure, table.select(key_columns).take(first))
+        return KeyHolders(keys, pair_units, np.argsort(order)[pair_keys])
+    keys, order = _public_keys(ctx, measure, table)
+    return GroupCounts(keys, integer_column(table.column("v0"))[order])
+
+
+def _number_rows(table: pa.Table, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number the different rows of some columns; return the number of each row, and the first row of each number."""
+    numbers = np.zeros(table.num_rows, dtype=np.int64)
+    first = np.zeros(0, dtype=np.int64)
+    for name in names:
+        encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
+        codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+        pairs = numbers * max(1, len(encoded.dictionary)) + codes
+        _, first, numbers = np.unique(pairs, return_index=True, return_inverse=True)
+    return numbers, first
+
+
+def _public_keys(ctx: Context, measure: PartitionCounts, table: pa.Table) -> tuple[tuple[Key, ...], list[int]]:
+    """Return the keys of a table's rows as public values, sorted, and the place of each of them in the table."""
     scope = Scope(measure.child.domain(ctx))
     columns = [table.column(f"k{index}").to_pylist() for index in range(len(measure.keys))]
     domains = [key.value.domain(scope) for key in measure.keys]
@@ -93,10 +148,9 @@ def to_groups(ctx: Context, measure: PartitionCounts, table: pa.Table) -> GroupC
         ]
         for column, domain in zip(columns, domains, strict=True)
     ]
-    counts = integer_column(table.column("v0"))
     keys = list(zip(*public_columns, strict=True))
     order = sorted(range(len(keys)), key=lambda row: tuple((value is None, str(value)) for value in keys[row]))
-    return GroupCounts(tuple(keys[row] for row in order), counts[order])
+    return tuple(keys[row] for row in order), order
 
 
 def corrections_in(table: pa.Table | pa.RecordBatch) -> int:

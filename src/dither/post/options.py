@@ -95,7 +95,10 @@ class ResolvedOptions:
         "rows of one key that a join on another key keeps", "positive", *ANY, "explain", "text"
     )
     delta: Rational | None = option(
-        "select keys that the schema does not list, privately, for half of the loss", "probability", "question", "text"
+        "select keys that the schema does not list, privately, for two thirds of the loss",
+        "probability",
+        "question",
+        "text",
     )
     assumed_group_size: float | None = option(
         "rows of a group, for expected errors that depend on it", "amount", *ASKED

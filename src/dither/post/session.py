@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from html import escape
@@ -10,10 +10,9 @@ from typing import Unpack
 
 import numpy as np
 
-from dither.errors import BudgetExceeded, Busy, InvalidParameter, NotFound
+from dither.errors import InvalidParameter, NotFound
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
 from dither.plan.context import Context
-from dither.plan.sql.scope import Scope
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
@@ -35,7 +34,6 @@ from dither.post.options import (
     read_whole,
     resolve_options,
 )
-from dither.post.query.aggregated_values import sample_value
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.grouping_sets import ORDER_COLUMN, questions_of, refuse_grouping_sets
@@ -43,7 +41,8 @@ from dither.post.query.parser import parse_query, sql_options
 from dither.post.query.planner import Planner
 from dither.post.query.query_plan import QueryPlan, bound_name, with_bounds
 from dither.post.query.question import Question
-from dither.post.query.request import selection_measurement
+from dither.post.query.request import key_selection
+from dither.post.query.selected_keys import SELECTION_NOTE, all_combinations, with_sample_keys, with_selected_keys
 from dither.post.query.spend import Spend, parse_spend
 from dither.post.query.split import units_with_at_most, units_with_more_than
 from dither.post.statistics.core import default_unit
@@ -53,17 +52,13 @@ from dither.privacy.protocol import (
     BoundSearch,
     CostQuote,
     Kernel,
+    KeySelection,
     Measurement,
     Page,
     Request,
 )
-from dither.schema import Dataset, Scalar
+from dither.schema import Dataset
 from dither.schema.model import table_names
-
-SELECTION_NOTE = (
-    "half of the loss selects the keys, and is charged even if none is released: only those that enough share are; "
-    "the expected errors are those of a released key"
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,18 +128,12 @@ class Session(Statistics):
         is not charged twice.
         """
         resolved, request_id = options_for([query], options), read_request_id(request_id)
-        if resolved.delta is not None:
-            answers = as_shown([self._answer_selected_keys(query, resolved, request_id)], resolved)
-        else:
-            planned = self._plan([query], resolved)
-            answers = planned.join_sets(as_shown(self._answer(planned, request_id), resolved))
-        return answers[0]
+        planned = self._plan([query], resolved)
+        return planned.join_sets(as_shown(self._answer(planned, request_id), resolved))[0]
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
         """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
         resolved = options_for([query], options)
-        if resolved.delta is not None:
-            return self._quote_selected_keys(query, resolved)
         return self._quote(self._plan([query], resolved))
 
     def explain(self, query: str, **options: Unpack[QueryOptions]) -> Explanation:
@@ -220,7 +209,8 @@ class Session(Statistics):
         """Build a request that differs from those of the earlier draws, so that the kernel draws new noise."""
         known = {release.digest for release in answer.releases}
         unit = answer.draws.plan.unit if answer.draws else ""
-        requests = (self._request(unit, measurements, (), request_id, repeat) for repeat in range(1, len(known) + 2))
+        repeats = range(1, len(known) + 2)
+        requests = (self._request(unit, measurements, (), None, request_id, repeat) for repeat in repeats)
         return next(request for request in requests if digest(request) not in known)
 
     # --- planning and answering ----------------------------------------------------------------------------------
@@ -237,6 +227,8 @@ class Session(Statistics):
 
     def _plan(self, queries: Sequence[str], resolved: ResolvedOptions) -> _PlannedQueries:
         """Plan queries, and decide what they spend."""
+        if resolved.delta is not None:
+            return self._plan_with_selection(queries[0], resolved)
         questions, confidence = (
             [self._parse(query, resolved) for query in queries],
             float(resolved.confidence),
@@ -291,14 +283,18 @@ class Session(Statistics):
         columns = batch_errors(self.context, batch, planned.plans, parts, planned.confidence, size)
         return tuple(column for column in columns if not column.name.startswith(ORDER_COLUMN))
 
-    def _quote(self, planned: _PlannedQueries, extra: Sequence[Measurement] = (), loss: Loss | None = None) -> Quote:
-        """Quote planned queries together with extra measurements; `loss` is the total if it is not their spend."""
+    def _quote(self, planned: _PlannedQueries) -> Quote:
+        """Quote planned queries; keys that are still to be selected do not affect the cost."""
         batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
         searches = batch.searches(planned.spend, self.context)
-        unit, total = planned.plans[0].unit, loss or planned.spend.loss
-        request = self._request(unit, [*extra, *measurements], searches, repeat=planned.repeat)
+        unit, total = planned.plans[0].unit, planned.total or planned.spend.loss
+        request = self._request(unit, measurements, searches, planned)
         quoted: CostQuote = self.kernel.quote(request, self.token)
+        if planned.selection is not None:
+            planned = replace(planned, plans=tuple(with_sample_keys(plan, self.context) for plan in planned.plans))
+            batch = plan_batch(self.context, planned.plans)
+            measurements = batch.answer_measurements(planned.spend, self.context)
         columns = self._expected_errors(batch, planned, measurements)
         return Quote(
             loss=total,
@@ -313,6 +309,7 @@ class Session(Statistics):
                 *batch_notes(planned.plans),
                 *quote_assumptions(batch, columns),
                 *other_budget_notes(quoted.losses, unit, total),
+                *(() if planned.selection is None else (SELECTION_NOTE,)),
                 *(() if quoted.affordable or quoted.free else self._remaining_notes()),
             ),
         )
@@ -326,13 +323,15 @@ class Session(Statistics):
         unit: str,
         measurements: Sequence[Measurement],
         searches: Sequence[BoundSearch],
+        planned: _PlannedQueries | None = None,
         request_id: str = "",
         repeat: int = 0,
     ) -> Request:
         """Build a request pinned to this session's schema hash."""
         return Request(
-            self.name, tuple(measurements), tuple(searches), unit=unit, request_id=request_id, repeat=repeat,
-            schema_hash=schema_hash(self.context),
+            self.name, tuple(measurements), tuple(searches), unit=unit, request_id=request_id,
+            repeat=repeat if planned is None else planned.repeat, schema_hash=schema_hash(self.context),
+            selection=None if planned is None else planned.selection,
         )  # fmt: skip
 
     def _answer(self, planned: _PlannedQueries, request_id: str) -> list[Answer]:
@@ -341,18 +340,25 @@ class Session(Statistics):
         measurements = batch.answer_measurements(planned.spend, self.context)
         searches = batch.searches(planned.spend, self.context)
         for position, plan in enumerate(planned.plans):
-            rehearse(self.context, batch.plan_of(position, plan))
-        request = self._request(planned.plans[0].unit, measurements, searches, request_id, planned.repeat)
+            own = batch.plan_of(position, plan)
+            rehearse(self.context, own if planned.selection is None else with_sample_keys(own, self.context))
+        request = self._request(planned.plans[0].unit, measurements, searches, planned, request_id)
         release = self.kernel.answer(request, self.token)
+        released = release.parts
+        if planned.selection is not None:
+            plan = with_selected_keys(planned.plans[0], self.context, release)
+            planned, batch = replace(planned, plans=(plan,)), plan_batch(self.context, (plan,))
+            released = all_combinations(plan, release.parts)
         chosen = chosen_bounds(batch, release)
         answers = []
         for position, plan in enumerate(planned.plans):
             limits, bounds = chosen[position].limits, chosen[position].bounds
             own_plan = with_bounds(batch.plan_of(position, plan), self.context, limits)
-            parts = tuple(released_parts_of(batch, position, release.parts))
+            parts = tuple(released_parts_of(batch, position, released))
             columns = measured_columns(own_plan, parts, bounds, planned.confidence)
             answer = build_answer(own_plan, self.context, columns, planned.confidence, [release], bounds)
-            notes = other_budget_notes(release.losses, plan.unit, planned.spend.loss)
+            notes = other_budget_notes(release.losses, plan.unit, planned.total or planned.spend.loss)
+            notes += planned.selection_notes()
             draws = QuestionDraws(replace(own_plan, searches=()), (parts,))
             answers.append(replace(answer, notes=(*answer.notes, *notes), draws=draws))
         if planned.max_error is None:
@@ -361,74 +367,27 @@ class Session(Statistics):
 
     # --- partition selection -------------------------------------------------------------------------------------
 
-    def _key_selection(self, query: str, resolved: ResolvedOptions) -> _KeySelection:
-        """Plan partition selection with half of the loss; the other half is for the answer."""
+    def _plan_with_selection(self, query: str, resolved: ResolvedOptions) -> _PlannedQueries:
+        """Plan a query whose keys are selected with a part of the loss; the rest is for the answer."""
         if resolved.max_error is not None:
             raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
         question, spend = self._parse(query, resolved), parse_spend(resolved.epsilon, resolved.rho)
         refuse_grouping_sets(question, "delta=")
-        planner = planner_for(self.context, resolved, spend.gaussian)
-        delta, half = rational(resolved.delta or 0, "delta"), Fraction(1, 2)
-        measurement = selection_measurement(planner.selection_counts(question), spend, half, delta)
-        return _KeySelection(question, planner, measurement, Spend(spend.share(half)), delta)
-
-    def _plan_with_keys(
-        self, selection: _KeySelection, keys: Mapping[str, tuple[Scalar, ...]], resolved: ResolvedOptions
-    ) -> _PlannedQueries:
-        """Plan the answer over the selected keys."""
-        plan = selection.planner.plan(selection.question, keys)
-        level, size = float(resolved.confidence), resolved.assumed_group_size
-        return _PlannedQueries((plan,), selection.spend, level, size, repeat=resolved.repeat)
-
-    def _quote_selected_keys(self, query: str, resolved: ResolvedOptions) -> Quote:
-        """Quote selection and answer together, with a sample key: the number of keys does not affect the cost."""
-        selection = self._key_selection(query, resolved)
-        scope = Scope(selection.question.relation.domain(self.context))
-        sample = {name: (sample_value(key.domain(scope), self.context),) for name, key in selection.question.keys}
-        planned = self._plan_with_keys(selection, sample, resolved)
-        rehearse(self.context, planned.plans[0])
-        loss = parse_spend(resolved.epsilon, resolved.rho).loss
-        total = (
-            Approximate(loss.epsilon, selection.delta) if isinstance(loss, Pure) else ZCDP(loss.rho, selection.delta)
-        )
-        quote = self._quote(planned, [selection.measurement], total)
-        return replace(quote, notes=(*quote.notes, SELECTION_NOTE))
-
-    def _answer_selected_keys(self, query: str, resolved: ResolvedOptions, request_id: str) -> Answer:
-        """Select the keys that enough units have, then answer over those; refuse if the budget does not cover both."""
-        selection = self._key_selection(query, resolved)
-        own_id = f"{request_id}:keys" if request_id else ""
-        request = self._request(selection.question.unit, [selection.measurement], (), own_id, resolved.repeat)
-        # Keys that were selected before are free, and the kernel refuses an answer that the budget does not cover.
-        affordable = self._quote_selected_keys(query, resolved).affordable
-        if not (affordable or self.kernel.quote(request, self.token).free):
-            raise BudgetExceeded("the budget does not cover selecting keys and answering; nothing was spent")
-        first = self.kernel.answer(request, self.token)
-        keys = first.parts[0].keys or ()
-        if not keys:
-            raise NotFound(
-                "no key had enough units behind it to be released; spend more, or group by something coarser "
-                "(half of the loss was spent on selecting keys)"
-            )
-        values = {
-            name: tuple(dict.fromkeys(key[position] for key in keys))
-            for position, (name, _) in enumerate(selection.question.keys)
-        }
-        try:
-            planned = self._plan_with_keys(selection, values, resolved)
-            plan = replace(planned.plans[0], selected=frozenset(keys))
-            (answer,) = self._answer(replace(planned, plans=(plan,)), request_id)
-        except Busy:
-            raise Busy("the keys are selected and paid for; ask again: they are not charged twice") from None
-        note = f"{len(keys)} keys were selected privately, with delta {selection.delta}; rarer ones are left out"
-        return replace(answer, releases=(first, *answer.releases), notes=(*answer.notes, note))
+        delta = rational(resolved.delta or 0, "delta")
+        shares = planner_for(self.context, resolved, spend.gaussian).selection_shares(question)
+        selection, rest = key_selection(self.context, shares, spend, delta)
+        plan = planner_for(self.context, resolved, rest.gaussian).plan(question, select_keys=True)
+        planned = _PlannedQueries((plan,), rest, float(resolved.confidence), resolved.assumed_group_size)
+        total = Approximate(spend.amount, delta) if isinstance(spend.loss, Pure) else ZCDP(spend.amount, delta)
+        return replace(planned, repeat=resolved.repeat, questions=(question,), selection=selection, total=total)
 
 
 @dataclass(frozen=True)
 class _PlannedQueries:
     """Planned queries and the loss they spend; `max_error` is the half width for which that loss was solved.
 
-    `questions` has the queries as they were asked: one with grouping sets has a plan for each of them.
+    `questions` has the queries as they were asked: one with grouping sets has a plan for each of them. With a
+    `selection` of keys before, `total` is the loss of both.
     """
 
     plans: tuple[QueryPlan, ...]
@@ -438,6 +397,8 @@ class _PlannedQueries:
     max_error: float | None = None
     repeat: int = 0
     questions: tuple[Question, ...] = ()
+    selection: KeySelection | None = None
+    total: Loss | None = None
 
     def join_sets(self, answers: Sequence[Answer]) -> list[Answer]:
         """Return one answer for each query; the answers of its grouping sets are put together."""
@@ -447,6 +408,13 @@ class _PlannedQueries:
             whole.append(join_answers(question, rest[:count]))
             rest = rest[count:]
         return whole
+
+    def selection_notes(self) -> tuple[str, ...]:
+        """Return a note on the number of keys that were selected, if they were."""
+        if self.selection is None or not isinstance(self.total, Approximate | ZCDP):
+            return ()
+        keys = len(self.plans[0].selected or ())
+        return (f"{keys} keys were selected privately, with delta {self.total.delta}; rarer ones are left out",)
 
     def with_error_notes(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
         """Add notes on the assumptions under which `max_error` was solved, and on intervals that are wider."""
@@ -458,17 +426,6 @@ class _PlannedQueries:
         if self.max_error is not None and max(widths, default=0.0) > self.max_error:
             notes.append(f"some intervals are wider than {self.max_error:g}: the data were not as assumed")
         return replace(answer, notes=(*answer.notes, *notes))
-
-
-@dataclass(frozen=True)
-class _KeySelection:
-    """A query whose keys are selected first: the measurement that selects them, and the spend left for the answer."""
-
-    question: Question
-    planner: Planner
-    measurement: Measurement
-    spend: Spend
-    delta: Fraction
 
 
 def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "question") -> ResolvedOptions:

@@ -30,7 +30,12 @@ VERSION = 2
 # Fields of messages in ledgers of format 3; no longer written, and ignored when read.
 RETIRED_FIELDS = {"Request": {"expect_head"}, "Release": {"head"}}
 # Fields added since, with the value at which they are not written: what older ledgers hold keeps its bytes and hashes.
-ADDED_FIELDS: dict[str, Mapping[str, object]] = {"Unit": {"max_rows": {}}}
+ADDED_FIELDS: dict[str, Mapping[str, object]] = {
+    "Unit": {"max_rows": {}},
+    "Request": {"selection": None},
+    "Release": {"selection_results": None},
+    "Sensitivity": {"equal_shares": False},
+}
 T = TypeVar("T")
 
 FAMILIES: dict[type, Mapping[str, type]] = {

@@ -18,14 +18,14 @@ from typing import Any, assert_never
 from sqlglot import exp
 
 from dither.errors import InvalidPlan, Unsupported
-from dither.loss import ZCDP, Loss, Pure, Sensitivity, round_up
+from dither.loss import ZCDP, Approximate, Loss, Pure, Sensitivity, round_up
 from dither.plan.context import Context
 from dither.plan.domains import EPOCH, period_starts
 from dither.plan.expressions.core import EstimatedValue
 from dither.plan.expressions.numeric import Clamp
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.columns import ColumnCounts
-from dither.plan.measures.core import Measure
+from dither.plan.measures.core import Measure, SelectedValues
 from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit, Sample
@@ -41,6 +41,7 @@ from dither.plan.sql.dialect import RawKind
 from dither.plan.sql.statement import MAX_SQL_NODES, SqlStatement, TableSource
 from dither.plan.traversal import fill_limits, fill_values, unfilled_limits, unfilled_values, walk
 from dither.privacy.accounting.composition import compose, compose_parallel, joint_gaussian, joint_laplace
+from dither.privacy.accounting.conversion import as_zcdp, delta_of, epsilon_at
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.amplification import amplify
 from dither.privacy.codec import decode
@@ -99,18 +100,22 @@ class CostedStep(CalibratedMeasure):
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """A request's losses to every budget, the windows touched, its steps at the largest bounds, and its most cells."""
+    """A request's losses to every budget, the windows touched, its steps at the largest bounds, and its most cells.
+
+    The steps are the rounds that select keys, the searches, and the parts.
+    """
 
     losses: tuple[UnitLoss, ...]
     windows: Mapping[str, tuple[str, ...]]
     searches: tuple[CostedStep, ...]
     steps: tuple[CostedStep, ...]
     cells: int
+    rounds: tuple[CostedStep, ...] = ()
 
     @property
     def all_steps(self) -> tuple[CostedStep, ...]:
         """All steps in the order in which the kernel takes them."""
-        return (*self.searches, *self.steps)
+        return (*self.rounds, *self.searches, *self.steps)
 
 
 def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> PrivacyCost:
@@ -123,11 +128,13 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     """
     _check_values_open(request)
     _check_order(request.searches)
+    _check_selection(request)
     plans = [*(part.measure for part in request.parts), *(search.histogram for search in request.searches)]
     used_tags = {limit.tag for plan in plans for limit in unfilled_limits(plan)}
     used_tags |= {value.tag for plan in plans for value in unfilled_values(plan)}
     if unused_tags := [search.tag[:40] for search in request.searches if used_tags.isdisjoint(search.tags)]:
         raise InvalidPlan(f"no part uses the bound {unused_tags[0]!r}; remove its search")
+    rounds = tuple(cost_step(ctx, request, part) for part in (request.selection.rounds if request.selection else ()))
     searches = tuple(_search_step(ctx, request, search) for search in request.searches)
     parts = [_bounded_part(request.searches, part) for part in request.parts]
     _check_combinations(parts)
@@ -138,13 +145,15 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     cells = sum(prod(step.quoted.shape) for step in searches)
     cells += CHOICE_CELLS * sum(_rule_cells(search.rule) for search in request.searches if search.rule is not None)
     cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
-    widest = [step.measure for step in (*searches, *steps)]
-    losses = tuple(
-        UnitLoss(
-            budget.unit, budget.kind, _total_loss(ctx, budget, calibration_unit(ctx, request), searches, parts, widest)
-        )
-        for budget in ctx.dataset.budgets
-    )
+    widest = [step.measure for step in (*rounds, *searches, *steps)]
+    unit, conversion = calibration_unit(ctx, request), request.selection.conversion_delta if request.selection else 0
+    losses = []
+    for budget in ctx.dataset.budgets:
+        converted = budget.kind == "pure" and conversion > 0
+        counted = replace(budget, kind="zcdp", epsilon=None, rho=Fraction(1)) if converted else budget
+        loss = _total_loss(ctx, counted, unit, (*rounds, *searches), parts)
+        total = convert_to_pure(loss, Fraction(conversion)) if converted else loss
+        losses.append(UnitLoss(budget.unit, budget.kind, amplify(ctx, budget.unit, widest, total)))
     windows = {
         budget.unit: _touched_windows(ctx, widest, budget.unit)
         for budget in ctx.dataset.budgets
@@ -154,7 +163,7 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     values = [{tag: search.grid[end] for search in request.searches for tag in search.tags} for end in (0, -1)]
     for measure in dict.fromkeys(fill_values(each, end) for each in ends for end in values) if compile_sql else ():
         check_compilable(ctx, measure)
-    return PrivacyCost(losses, windows, searches, tuple(steps), cells)
+    return PrivacyCost(tuple(losses), windows, searches, tuple(steps), cells, rounds)
 
 
 def _check_values_open(request: Request) -> None:
@@ -180,6 +189,20 @@ def _check_order(searches: Sequence[BoundSearch]) -> None:
                 raise InvalidPlan(f"the search {search.tag[:40]!r} must start at weights of its own grid and size")
         chosen.update(search.tags)
         starts |= {search.tag: search} if isinstance(search.rule, NewtonRule) else {}
+
+
+def _check_selection(request: Request) -> None:
+    """Refuse rounds that do not select the same keys, and parts whose first keys are not the selected ones in order."""
+    rounds = [part.measure for part in request.selection.rounds] if request.selection else []
+    numbers = {len(measure.keys) if isinstance(measure, PartitionCounts) else 0 for measure in rounds}
+    wanted = [SelectedValues(position) for position in range(max(numbers, default=0))]
+    first_keys = [[key.values for key in getattr(part.measure, "keys", ())[: len(wanted)]] for part in request.parts]
+    plans = (tuple(rounds), request.searches, request.parts)
+    found = sum(isinstance(node, SelectedValues) for node in walk(plans))
+    if len(numbers) > 1 or 0 in numbers or any(keys != wanted for keys in first_keys):
+        raise InvalidPlan("all rounds must select the same keys, and every part must have these keys first, in order")
+    if found != len(wanted) * len(request.parts):
+        raise InvalidPlan("only the first keys of parts can be keys that the request selects")
 
 
 def _check_combinations(parts: Sequence[BoundedPart]) -> None:
@@ -402,13 +425,24 @@ def _total_loss(
     unit: str,
     searches: Sequence[CostedStep],
     parts: Sequence[BoundedPart],
-    widest: Sequence[Measure],
 ) -> Loss:
-    """Return the loss of a whole request to one budget; `unit` is the one that mechanisms are calibrated for."""
+    """Return the sum of the losses of all steps to one budget; `unit` is the one that mechanisms are calibrated for."""
     single = [part.calibrated_at(ctx, unit, part.choices[0]) for part in parts if len(part.choices) == 1]
     losses = _joint_losses(ctx, budget, [*single, *searches])
     losses += [_largest_loss(ctx, budget, unit, part) for part in parts if len(part.choices) > 1]
-    return amplify(ctx, budget.unit, widest, compose(losses))
+    return compose(losses)
+
+
+def convert_to_pure(total: Loss, conversion_delta: Fraction) -> Loss:
+    """Return the epsilon that a zCDP loss implies for a pure budget at this additional delta.
+
+    Proof: selected_keys.md.
+    """
+    own_delta = delta_of(total)
+    if as_zcdp(total) == ZCDP(Fraction(0)):
+        return Pure(Fraction(0))
+    delta = round_up(own_delta + (1 - own_delta) * conversion_delta)
+    return Approximate(round_up(epsilon_at(total, delta)), delta)
 
 
 def _largest_loss(ctx: Context, budget: BudgetCap, unit: str, part: BoundedPart) -> Loss:

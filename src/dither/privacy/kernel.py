@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,7 +22,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, assert_never
 
+import numpy as np
+
 from dither.access.engines import Engine, another_engine, engine_pool, open_engine
+from dither.access.result_vector import GroupCounts, Key, KeyHolders
 from dither.errors import (
     BudgetExceeded,
     EngineFailure,
@@ -33,10 +36,10 @@ from dither.errors import (
     Unsupported,
 )
 from dither.plan.context import Context, PublicTableFacts, with_public_facts
-from dither.plan.measures.core import MAX_CELLS, Measure
+from dither.plan.measures.core import MAX_CELLS, MAX_SELECTED, Measure, SelectedValues
 from dither.plan.measures.linear import LinearQuery
-from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.traversal import fill_values
+from dither.plan.measures.partitions import PartitionCounts, fill_keys, fitting_keys, key_columns, selected_cells
+from dither.plan.traversal import fill_values, walk
 from dither.privacy.bits import Bits, SystemBits
 from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash, table_digest
 from dither.privacy.cost import (
@@ -81,7 +84,9 @@ from dither.privacy.table_release import (
     table_identity,
     table_keys,
 )
-from dither.schema import Dataset, Scalar, Unit, load
+from dither.schema import Dataset, Unit, load
+
+NO_CELLS = np.zeros(0, dtype=np.int64)
 
 
 @cache
@@ -236,15 +241,17 @@ class LocalKernel:
             raise EngineFailure from None
 
     def _make_release(self, task: ChargedRequest, deadline: int | None) -> Release:
-        """Read the data and add noise for each step: first the bound searches, then the parts at the chosen bounds."""
+        """Read the data and add noise for each step: select keys, search bounds, and answer the parts with both."""
         outcome, request, cost = task.outcome, task.request, task.cost
         if isinstance(outcome, RecordedAnswer):
             return self._decode_recorded(outcome, cached=False)
         seconds_left, secret = partial(self._seconds_left, deadline), self._bits.integer(128)
         reader = ReceiptedRead(outcome, self._working_engine(task), self._bits, secret, seconds_left)
-        search_parts, chosen = _search_bounds(reader, request, cost)
+        rounds, keys = _select_keys(reader, cost)
+        search_parts, chosen = _search_bounds(reader, request, cost) if keys or not rounds else ((), {})
         steps = steps_at_bounds(replace(task.registered.context), request, chosen) if search_parts else cost.steps
-        parts = tuple(reader.release(f"part {number}", step) for number, step in enumerate(steps))
+        selected = keys if rounds else None
+        parts = tuple(reader.release(f"part {number}", step, selected) for number, step in enumerate(steps))
         return Release(
             dataset=request.dataset,
             data_version=task.registered.context.dataset.data_version,
@@ -257,6 +264,7 @@ class LocalKernel:
             sequence=outcome.own.sequence,
             time=outcome.own.time,
             code=code_version(),
+            selection_results=rounds or None,
         )
 
     def _record(self, task: ChargedRequest, result: Release) -> Release:
@@ -616,20 +624,25 @@ class ReceiptedRead:
             seconds_left,
         )
         self._vectors: dict[Measure, Vector] = {}
+        self._groups: dict[PartitionCounts, GroupCounts | KeyHolders] = {}
 
-    def release(self, name: str, step: CostedStep) -> ReleasedMeasurement:
-        """Read the exact integers of one step and release them through its mechanism."""
-        keys: tuple[tuple[Scalar, ...], ...] | None = None
+    def release(self, name: str, step: CostedStep, keys: tuple[Key, ...] | None = None) -> ReleasedMeasurement:
+        """Read the exact integers of one step and release them through its mechanism; only the cells of given keys."""
         if isinstance(step.measure, PartitionCounts):
-            all_keys, exact = self._read_groups(name, step.measure)
-            # Release keys, not indices: the list depends on the data, so indices would reveal more than the keys do.
-            keys, values = tuple(all_keys[place] for place in self._draw(name, step.mechanism, exact)), ()
-        else:
-            values = tuple(self._draw(name, step.mechanism, self._read(name, step.measure)).tolist())
-        quoted = step.quoted
-        return ReleasedMeasurement(
-            values, quoted.steps, quoted.shape, keys, step.mechanism, quoted.sensitivity, quoted.loss, quoted.notes
-        )
+            return self.select(name, step)
+        if keys is None:
+            return released_measurement(step, self._draw(name, step.mechanism, self._read(name, step.measure)), None)
+        if not keys:
+            return released_measurement(step, NO_CELLS, keys)
+        exact = selected_cells(self._read(name, fill_keys(step.measure, key_columns(keys))), keys)
+        return released_measurement(step, self._draw(name, step.mechanism, exact), keys)
+
+    def select(self, name: str, step: CostedStep, closed: Collection[Key] = ()) -> ReleasedMeasurement:
+        """Read the counts of undeclared keys, without closed keys, and release those that the mechanism names."""
+        keys, exact = self._read_groups(name, step.measure, closed)
+        # Release keys, not indices: the list depends on the data, so indices would reveal more than the keys do.
+        named = tuple(keys[place] for place in self._draw(name, step.mechanism, exact))
+        return released_measurement(step, NO_CELLS, named)
 
     def _read(self, name: str, measure: Measure) -> Vector:
         """Redeem the receipt for reading this step, then return its exact vector."""
@@ -645,16 +658,25 @@ class ReceiptedRead:
             self._vectors[measure] = self._engine.vector(measure, self._seconds_left(), self._secret)
         return self._vectors[measure]
 
-    def _read_groups(self, name: str, measure: PartitionCounts) -> tuple[tuple[tuple[Scalar, ...], ...], Vector]:
-        """Redeem the receipt for reading this step, then return the keys in the data and the exact count of each."""
+    def _read_groups(self, name: str, measure: Any, closed: Collection[Key]) -> tuple[tuple[Key, ...], Vector]:
+        """Redeem the receipt for reading this step; return the keys in the data and exact counts, 0 for closed keys."""
         self._receipt.redeem(f"read {name}")
-        groups = self._engine.groups(measure, self._seconds_left(), self._secret)
-        return groups.keys, groups.counts
+        if measure not in self._groups:
+            self._groups[measure] = self._engine.groups(measure, self._seconds_left(), self._secret)
+        return self._groups[measure].keys, self._groups[measure].without(closed)
 
     def _draw(self, name: str, mechanism: Mechanism, exact: Vector) -> Vector:
         """Redeem the receipt for drawing this step, then release the exact vector through the mechanism."""
         self._receipt.redeem(f"draw {name}")
         return mechanism.release(exact, self._bits)
+
+
+def released_measurement(step: CostedStep, values: Vector, keys: tuple[Key, ...] | None) -> ReleasedMeasurement:
+    """Return a release: of all cells of a step, of no cells but keys, or of the cells of selected keys."""
+    quoted, selected = step.quoted, sum(isinstance(node, SelectedValues) for node in walk(step.measure))
+    shape = quoted.shape if not selected or keys is None else (len(keys), *quoted.shape[selected:])
+    facts = (step.mechanism, quoted.sensitivity, quoted.loss, quoted.notes)
+    return ReleasedMeasurement(tuple(values.tolist()), quoted.steps, shape, keys, *facts)
 
 
 def _rows_by_table(tables: Sequence[str], size: Release) -> dict[str, int]:
@@ -674,6 +696,18 @@ def _describe_unit(unit: Unit) -> str:
             return f"{unit.name}: all rows of one {unit.name} in {tables}"
         case _:
             assert_never(unit.kind)
+
+
+def _select_keys(reader: ReceiptedRead, cost: PrivacyCost) -> tuple[tuple[ReleasedMeasurement, ...], tuple[Key, ...]]:
+    """Take the rounds in turn, each over the keys that no earlier one named; return as many keys as the parts take."""
+    released: list[ReleasedMeasurement] = []
+    keys: dict[Key, None] = {}
+    for number, step in enumerate(cost.rounds):
+        part = reader.select(f"select {number}", step, keys)
+        released.append(part)
+        keys |= dict.fromkeys(part.keys or ())
+    cells = max(prod(step.quoted.shape) for step in cost.steps) // MAX_SELECTED
+    return tuple(released), fitting_keys(keys, max(1, cells))
 
 
 def _search_bounds(

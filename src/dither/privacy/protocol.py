@@ -20,6 +20,7 @@ MAX_PARTS = 256
 MAX_BOUNDS = 512
 MAX_SEARCHES = 128
 MAX_WEIGHTS = 128
+MAX_ROUNDS = 8
 LARGEST_BOUND = 1 << 62
 MAX_PAGE = 2000  # reading a page delays charges, and takes about 3 KB for each charge
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -135,8 +136,25 @@ def _check_increasing(points: tuple[int, ...], name: str) -> None:
 
 
 @dataclass(frozen=True)
+class KeySelection:
+    """A private selection of keys, in rounds, before the parts are answered: what all rounds name is selected.
+
+    Every round reads the units of the keys that no earlier round has named. In every part, `SelectedValues` becomes the
+    list of the selected keys; the cells of the answer are those of the selected keys. With a `conversion_delta`, a pure
+    budget is charged the epsilon that the zCDP of the whole request implies for so much more delta.
+    """
+
+    rounds: tuple[Measurement, ...]
+    conversion_delta: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.rounds) <= MAX_ROUNDS or not 0 <= self.conversion_delta < 1:
+            raise InvalidPlan(f"a selection must have 1 to {MAX_ROUNDS} rounds, and a delta from 0 to below 1")
+
+
+@dataclass(frozen=True)
 class Request:
-    """A query: searches for bounds, then measurements, all in one charge.
+    """A query: a selection of keys, searches for bounds, then measurements, all in one charge.
 
     `unit` is the unit that every `Calibrate` refers to (default: the unit of the dataset's first budget). Two requests
     with the same `request_id` from one account are one request. `repeat` distinguishes repetitions of a query: a new
@@ -151,6 +169,7 @@ class Request:
     unit: str | None = None
     repeat: int = 0
     schema_hash: str = ""
+    selection: KeySelection | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.parts) <= MAX_PARTS:
@@ -221,8 +240,8 @@ class CostQuote:
 class ReleasedMeasurement:
     """The noisy integers of one measurement, in the order of the measure's labels, and how they were made.
 
-    The value of a cell is its integer times its step. `keys` holds the keys that partition selection released; for
-    every other measure the keys are the declared ones, and `keys` is None.
+    The value of a cell is its integer times its step. `keys` holds the keys that partition selection released, or the
+    selected keys whose cells these are; for every other measure the keys are the declared ones, and `keys` is None.
     """
 
     values: tuple[int, ...]
@@ -239,6 +258,8 @@ class ReleasedMeasurement:
 class Release:
     """The recorded answer to a request; `search_results` and `chosen_bounds` hold each bound search and its result.
 
+    `selection_results` holds the keys that each round of a selection named. If none did, there is no search.
+
     `sequence`, `time`, `code` and `losses` are those of the account's own charge (see `HistoryEntry`).
     """
 
@@ -253,6 +274,7 @@ class Release:
     sequence: int
     time: str
     code: str
+    selection_results: tuple[ReleasedMeasurement, ...] | None = None
 
 
 @dataclass(frozen=True)

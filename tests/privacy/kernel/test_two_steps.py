@@ -161,12 +161,18 @@ def test_a_wrong_price_of_two_steps_is_caught(bug: str, world: Any, opened: Any,
         return replace(part, choices=part.choices[:1])
 
     wrong: dict[str, Any] = {
-        "the first step is free": lambda ctx, cap, unit, found, parts, widest: total(ctx, cap, unit, (), parts, widest),
-        "the answer is priced at the smallest bound": lambda ctx, cap, unit, found, parts, widest: total(
-            ctx, cap, unit, found, [*map(first_choice, parts)], widest
+        "the first step is free": lambda ctx, cap, unit, found, parts: total(
+            ctx,
+            cap,
+            unit,
+            (),
+            parts,
         ),
-        "only the first part is priced at every bound": lambda ctx, cap, unit, found, parts, widest: total(
-            ctx, cap, unit, found, [parts[0], *map(first_choice, parts[1:])], widest
+        "the answer is priced at the smallest bound": lambda ctx, cap, unit, found, parts: total(
+            ctx, cap, unit, found, [*map(first_choice, parts)]
+        ),
+        "only the first part is priced at every bound": lambda ctx, cap, unit, found, parts: total(
+            ctx, cap, unit, found, [parts[0], *map(first_choice, parts[1:])]
         ),
     }
     monkeypatch.setattr(cost_module, "_total_loss", wrong[bug])

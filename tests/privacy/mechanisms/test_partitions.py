@@ -11,10 +11,10 @@ import pytest
 from mpmath import mp, mpf
 
 from cases import laplace_reaches, optimal_chance, real
-from dither.loss import Pure, Sensitivity
+from dither.loss import ZCDP, Pure, Sensitivity
 from dither.privacy import mechanisms
 from dither.privacy.bits import SystemBits, Words
-from dither.privacy.mechanisms import partitions
+from dither.privacy.mechanisms import calibrate, partitions
 from dither.privacy.mechanisms.partitions import keep_probabilities
 
 
@@ -117,3 +117,38 @@ def alone_chance(mechanism: Any) -> Any:
         return laplace_reaches(mechanism.scale, need)
     weights = {k: mp.exp(-mpf(k * k) / (2 * real(mechanism.variance))) for k in range(-200, 201)}
     return sum(weight for k, weight in weights.items() if k >= need) / sum(weights.values())
+
+
+def shares(groups: int) -> Sensitivity:
+    """At most `groups` groups, among which a unit divides a share of 60 equally."""
+    return Sensitivity(*map(Fraction, (groups, 60, 60 * groups, 3600)), equal_shares=True)
+
+
+def worst_lone_unit(mechanism: Any, groups: int) -> Any:
+    """The largest chance, over all numbers of groups of a lone unit, that one of them is released."""
+    weights = {k: mp.exp(-mpf(k * k) / (2 * real(mechanism.variance))) for k in range(-3000, 3001)}
+    total, tails, mass = sum(weights.values()), {}, mpf(0)
+    for k in range(3000, -3001, -1):
+        mass += weights[k]
+        tails[k] = mass / total
+    return max(1 - (1 - tails[mechanism.threshold - int((3600 // k) ** 0.5)]) ** k for k in range(1, groups + 1))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 7, 30, 100])
+@pytest.mark.parametrize("variance", [100, 3600, 40_000])
+def test_delta_covers_a_lone_unit_of_any_number_of_keys(groups: int, variance: int) -> None:
+    """Equal shares: one key with the whole share, or many with little each; delta for one group only is too small."""
+    mechanism = calibrate("gaussian_threshold", ZCDP(Fraction(1800, variance), "1/100000"), shares(groups))
+    with mp.workdps(40):
+        worst = worst_lone_unit(mechanism, groups)
+        stated = real(mechanism.zcdp_loss(shares(groups)).delta)
+        assert worst <= stated <= worst * mpf("1.5") and stated <= mpf("1.00001e-5")
+
+
+def test_a_delta_for_one_group_only_is_caught(monkeypatch: Any) -> None:
+    """With wide noise, many small shares are more likely to be named than one whole share."""
+    mechanism = calibrate("gaussian_threshold", ZCDP(Fraction(1800, 40_000), "1/100000"), shares(100))
+    with mp.workdps(40):
+        worst = worst_lone_unit(mechanism, 100)
+        monkeypatch.setattr(partitions, "lone_counts", lambda _: [(1, 60)])
+        assert real(mechanism.zcdp_loss(shares(100)).delta) < worst / 5

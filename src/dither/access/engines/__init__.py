@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from dither.access.exact_cells import RowRange, TableKeys
 from dither.access.inspection import TableInspection
-from dither.access.result_vector import GroupCounts
+from dither.access.result_vector import GroupCounts, KeyHolders
 from dither.errors import InvalidSchema
 from dither.plan.context import Context
 from dither.plan.measures.columns import ColumnCounts
@@ -53,8 +53,10 @@ class Engine(Protocol):
     def vector(self, measure: Measure, deadline: float | None = None, secret: int = 0) -> Vector:
         """Return the integers of a measure, one per declared cell; `deadline` in seconds, `secret` keys its samples."""
 
-    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> GroupCounts:
-        """Return the keys that occur and their counts."""
+    def groups(
+        self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0
+    ) -> GroupCounts | KeyHolders:
+        """Return the keys that occur and their counts, or the units that have them."""
 
     def write_cells(self, measure: ColumnCounts, folder: Path, secret: int = 0) -> None:
         """Write the exact cells that have rows to a new private folder, sorted: the one read of a table's release."""

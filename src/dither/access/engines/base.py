@@ -15,7 +15,14 @@ from sqlglot import exp
 
 from dither.access.exact_cells import ROWS_PER_GROUP, CellReader, RowRange, TableKeys, write_sorted
 from dither.access.inspection import ROWS_AT_OPENING, ColumnInspection, TableInspection, findings
-from dither.access.result_vector import GroupCounts, columns_to_count, corrections_in, to_groups, to_vector
+from dither.access.result_vector import (
+    GroupCounts,
+    KeyHolders,
+    columns_to_count,
+    corrections_in,
+    to_groups,
+    to_vector,
+)
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.columns import ColumnCounts
@@ -83,8 +90,10 @@ class SqlEngine(ABC):
         query = measure.vector_query(self._statement(measure, secret))
         return to_vector(measure, query, self._run_safely(query.select, deadline))
 
-    def groups(self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0) -> GroupCounts:
-        """Return the keys that occur and their counts."""
+    def groups(
+        self, measure: PartitionCounts, deadline: float | None = None, secret: int = 0
+    ) -> GroupCounts | KeyHolders:
+        """Return the keys that occur and their counts, or the units that have them."""
         query = measure.vector_query(self._statement(measure, secret))
         return to_groups(self.ctx, measure, self._run_safely(query.select, deadline))
 

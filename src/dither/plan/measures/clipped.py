@@ -20,7 +20,7 @@ from dither.plan.measures.core import (
     GroupKey,
     Measure,
     VectorQuery,
-    require_row_bound,
+    changed_vectors,
     stability_of,
 )
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery
@@ -66,13 +66,8 @@ class ClippedSums(Measure):
         require_unit(ctx, self.child, self.unit, "clipping")
         if unit_stability.max_rows == 0:
             return NO_CHANGE
-        if unit == self.unit:
-            return self._at_most_unclipped(self._ball_sensitivity(radius, 1, cells), ctx, unit_stability, unit)
-        if ctx.is_coarser(unit, self.unit) and unit_stability.tracks_unit:
-            return self._ball_sensitivity(radius, ctx.number_of_windows(self.unit), cells)
-        if ctx.is_coarser(self.unit, unit):
-            return self._ball_sensitivity(radius, 2, cells)
-        return self._ball_sensitivity(radius, 2 * require_row_bound(unit_stability, unit), cells)
+        ball = self._ball_sensitivity(radius, changed_vectors(ctx, self.unit, unit, unit_stability), cells)
+        return self._at_most_unclipped(ball, ctx, unit_stability, unit) if unit == self.unit else ball
 
     def _ball_sensitivity(self, radius: int, vectors: int, cells: int) -> Sensitivity:
         """Return the sensitivity of the sum of `vectors` integer vectors from the ball."""

@@ -49,8 +49,16 @@ from dither.schema import Domain, Identifier, Reference, Scalar
 MAX_CELLS = 1 << 26
 LARGEST_INT64 = (1 << 63) - 1
 MAX_PER_UNIT = 1 << 31
+MAX_SELECTED = 1 << 16
 
 Vector = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SelectedValues:
+    """Stands for the listed values of a key that the same request selects first: those at `position` of its keys."""
+
+    position: int
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,10 @@ class GroupKey:
 
     name: str
     value: Expr
-    values: tuple[Scalar, ...] | None = None
+    values: tuple[Scalar, ...] | SelectedValues | None = None
 
     def __post_init__(self) -> None:
-        for value in self.values or ():
+        for value in self.values if isinstance(self.values, tuple) else ():
             if isinstance(value, str):
                 check_text(value)
 
@@ -153,11 +161,25 @@ def require_row_bound(unit_stability: Stability, unit: str) -> int:
     )
 
 
+def changed_vectors(ctx: Context, own: str, unit: str, unit_stability: Stability) -> int:
+    """Return the most vectors, one for each `own` unit, that one `unit` adds or removes; a changed one counts twice."""
+    if unit == own:
+        return 1
+    if ctx.is_coarser(unit, own) and unit_stability.tracks_unit:
+        return ctx.number_of_windows(own)
+    return 2 if ctx.is_coarser(own, unit) else 2 * require_row_bound(unit_stability, unit)
+
+
 def axis_of(ctx: Context, key: GroupKey, columns: Mapping[str, Domain]) -> Axis:
-    """Return the declared or listed keys of a grouping expression."""
+    """Return the declared or listed keys of a grouping expression.
+
+    Keys that are still to be selected stand for MAX_SELECTED combinations: their first axis has them all.
+    """
     domain = domain_of(key.value, Scope(columns))
     if isinstance(domain, Identifier):
         raise Unsupported("identifiers cannot be GROUP BY keys, since their values are private")
+    if isinstance(key.values, SelectedValues):
+        return Axis(key.name, range(1 if key.values.position else MAX_SELECTED))
     if key.values is not None:
         if len(set(key.values)) != len(key.values) or not key.values:
             raise InvalidPlan(f"the key {key.name[:40]!r} needs at least one listed value, and no value twice")

@@ -21,6 +21,7 @@ from dither.plan.measures.core import (
     Axis,
     GroupKey,
     Measure,
+    SelectedValues,
     VectorQuery,
     axis_of,
     require_row_bound,
@@ -133,7 +134,10 @@ def encode_axes(
     """Encode the values of each axis as the engine does; refuse values off the lattice or beyond 64 bits."""
     domains = [key.value.domain(scope) for key in keys]
     encoded_axes: list[Sequence[Any]] = []
-    for axis, domain in zip(axes, domains, strict=True):
+    for key, axis, domain in zip(keys, axes, domains, strict=True):
+        if isinstance(key.values, SelectedValues):  # the SQL is only checked; it is built again to be run
+            encoded_axes.append(())
+            continue
         if isinstance(axis.values, Lattice):
             encoded_axes.append(axis.values.encoded)
             continue
@@ -164,7 +168,8 @@ def keyed_subquery(
     body = select(*columns_sql, *(column_ref(column) for column in hidden), column_ref("b")).from_(
         statement.table(child), copy=False
     )
-    listed_keys = [_is_listed(column_ref(f"k{i}"), encoded[i]) for i, key in enumerate(keys) if key.values is not None]
+    listed = [i for i, key in enumerate(keys) if isinstance(key.values, tuple)]
+    listed_keys = [_is_listed(column_ref(f"k{i}"), encoded[i]) for i in listed]
     if not listed_keys:
         return statement.add_subquery(body)
     columns = [*(f"k{i}" for i in range(len(keys))), *(f"v{i}" for i in range(len(values))), *hidden, "b"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -12,8 +12,8 @@ from dither.plan import expressions as expr
 from dither.plan.domains import ONLY_NULL, cardinality
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.clipped import ClippedSums
-from dither.plan.measures.core import GroupKey, Measure
-from dither.plan.measures.partitions import PartitionCounts
+from dither.plan.measures.core import GroupKey, Measure, SelectedValues
+from dither.plan.measures.partitions import KeyShares
 from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
 from dither.plan.relations.core import Relation
@@ -28,7 +28,6 @@ from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS, SIDE_
 from dither.post.query.aggregated_values import (
     count_values,
     has_stored_ranks,
-    in_domain_order,
     may_be_negative,
     plain_sums,
     quantile_level,
@@ -63,12 +62,12 @@ from dither.post.query.terms import (
     term_weights,
     weighted_value,
 )
-from dither.schema import Dataset, Identifier, Reference, Scalar
+from dither.schema import Dataset, Identifier, Reference
 
 # With at most this many groups, a unit may count in all of them without a search for a bound.
 FEW_GROUPS = 64
 # The default number of keys in which a unit counts in partition selection.
-SELECTED_KEYS = 10
+SELECTED_KEYS = 100
 MAX_GROUPS = 2_000_000
 # From this many groups on, a note says how many there are.
 MANY_GROUPS = 10_000
@@ -85,8 +84,8 @@ SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "c
 class Planner(RowBounds):
     """Plans questions over one dataset."""
 
-    def selection_counts(self, question: Question) -> PartitionCounts:
-        """Build the counts of units per key for partition selection; a unit counts in a limited number of keys."""
+    def selection_shares(self, question: Question) -> KeyShares:
+        """Build the shares of units in keys for partition selection; a unit counts in a limited number of keys."""
         if not question.keys:
             raise Unsupported("delta= selects the keys of GROUP BY, and this query has none; leave delta= out")
         if self.context.dataset.units[question.unit].kind == "row":
@@ -100,24 +99,29 @@ class Planner(RowBounds):
                 "join on the unit's key, or leave the join out"
             )
         row_per_key = GroupBy(question.relation, question.keys, (), question.unit)
-        limit = self.bound.max_groups or self.bound.max_rows or SELECTED_KEYS
+        limit = self.most_selected_keys()
         selected_keys = tuple(GroupKey(name, expr.ColumnRef(name)) for name, _ in question.keys)
         # LimitGroupsPerUnit states that a unit has one row in each key; LimitRowsPerUnit would allow all in one key.
-        return PartitionCounts(
+        return KeyShares(
             LimitGroupsPerUnit(row_per_key, question.unit, tuple(key.value for key in selected_keys), limit, 1),
             selected_keys,
+            question.unit,
         )
 
-    def plan(self, question: Question, listed: Mapping[str, tuple[Scalar, ...]] | None = None) -> QueryPlan:
-        """Plan a question with as few measures as possible; `listed` has key values that were selected privately."""
+    def most_selected_keys(self) -> int:
+        """Return the number of keys in which a unit counts, in the selection and where its keys are counted."""
+        return self.bound.max_groups or self.bound.max_rows or SELECTED_KEYS
+
+    def plan(self, question: Question, select_keys: bool = False) -> QueryPlan:
+        """Plan a question with as few measures as possible; its keys may be those that the same request selects."""
         question, bounded_child = self.bound_inner_rows(question)
         scope = Scope(at_largest_bounds(question.relation).domain(self.context))
-        self.check_keys_and_values(question, scope, listed is not None)
+        self.check_keys_and_values(question, scope, select_keys)
         keys = tuple(
-            GroupKey(name, value, None if listed is None else in_domain_order(listed[name], value.domain(scope)))
-            for name, value in question.keys
+            GroupKey(name, value, SelectedValues(position) if select_keys else None)
+            for position, (name, value) in enumerate(question.keys)
         )
-        builder = PlanBuilder([], [], {}, [], [] if listed is not None else self.large_answer_notes(question))
+        builder = PlanBuilder([], [], {}, [], [] if select_keys else self.large_answer_notes(question))
         self.plan_sums(question, scope, keys, builder)
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind == "units":
@@ -384,7 +388,9 @@ class Planner(RowBounds):
         relation, keys, _ = self.filter_rows(question.relation, keys, (), aggregate.condition)
         row_per_group: Relation = GroupBy(relation, tuple((key.name, key.value) for key in keys), (), question.unit)
         grouped_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
-        if self.is_loose(row_per_group, question.unit):
+        if any(isinstance(key.values, SelectedValues) for key in keys):
+            row_per_group = LimitRowsPerUnit(row_per_group, question.unit, self.most_selected_keys())
+        elif self.is_loose(row_per_group, question.unit):
             groups = self.count_groups(row_per_group, grouped_keys)
             limit: int | EstimatedLimit = groups if groups <= FEW_GROUPS else self.row_limit()
             if isinstance(limit, EstimatedLimit) and not any(search.tag == ROWS for search in builder.searches):

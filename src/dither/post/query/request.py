@@ -9,15 +9,22 @@ from dither.loss import ZCDP, Approximate, Loss, Pure, Sensitivity, rational
 from dither.plan.context import Context
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
-from dither.plan.measures.partitions import PartitionCounts
-from dither.plan.traversal import fill_limits, unfilled_limits
+from dither.plan.measures.partitions import KeyShares, PartitionCounts
+from dither.plan.relations.scan import Scan
+from dither.plan.traversal import fill_limits, unfilled_limits, walk
 from dither.post.noise import noise_of
 from dither.post.query.query_plan import CentreSearch, ContributionSearch, QueryPlan
 from dither.post.query.spend import Spend
+from dither.privacy.accounting.conversion import epsilon_at, largest_rho
 from dither.privacy.mechanisms import Mechanism, calibrate
-from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, KeySelection, Measurement
 
 TYPICAL_ROWS = 16
+# The share of the loss that selects keys, and of each round in it; up to FEW_KEYS keys a unit, Laplace noise is better.
+SELECTION_SHARE = Fraction(2, 3)
+ROUNDS = (Fraction(1, 10), Fraction(9, 10))
+FEW_KEYS = 2
+MOST_PAIRS = 50_000_000  # of units and keys, which the kernel holds in memory; one round of counts takes less
 # Bounds that would need more noise than this are no candidates; kernels refuse noise a few times as large.
 LARGEST_NOISE = 1 << 38
 LAPLACE, GAUSSIAN = "discrete_laplace", "discrete_gaussian"
@@ -33,12 +40,38 @@ def noise_kind(context: Context, measure: Measure, unit: str, loss: Loss) -> str
     return min((GAUSSIAN, LAPLACE), key=lambda name: noise_of(calibrate(name, loss, sensitivity), Fraction(1)).variance)
 
 
-def selection_measurement(measure: PartitionCounts, budget: Spend, fraction: Fraction, delta: Fraction) -> Measurement:
-    """Build the measurement that selects the keys that enough units have, for a fraction of the loss and `delta`."""
-    share = budget.share(fraction)
-    if isinstance(share, Pure):
-        return Measurement(measure, Calibrate("laplace_threshold", Approximate(share.epsilon, delta)))
-    return Measurement(measure, Calibrate("gaussian_threshold", ZCDP(share.rho, delta)))
+def key_selection(context: Context, measure: KeyShares, spend: Spend, delta: Fraction) -> tuple[KeySelection, Spend]:
+    """Build the selection of the keys that enough units have, and return what it leaves of the spend for the answer.
+
+    If a unit has one or two keys only, one threshold with Laplace noise finds the most. Else Gaussian noise does, also
+    in the answer: the loss is then counted in rho, and half of `delta` converts it to epsilon. Of two rounds, the first
+    cheaply finds the keys that very many have. In large tables, one round counts units in the engine.
+    """
+    limit, counts = getattr(measure.child, "groups", 1), PartitionCounts(measure.child, measure.keys)
+    if isinstance(spend.loss, Pure) and limit <= FEW_KEYS:
+        kind = "partition_selection" if limit == 1 else "laplace_threshold"
+        wanted = Approximate(spend.share(SELECTION_SHARE).epsilon, delta)  # type: ignore[union-attr]
+        return KeySelection((Measurement(counts, Calibrate(kind, wanted)),)), Spend(spend.share(1 - SELECTION_SHARE))
+    conversion = delta / 2 if isinstance(spend.loss, Pure) else Fraction(0)
+    rho = rho_within(spend.amount, conversion) if isinstance(spend.loss, Pure) else spend.amount
+    large = sum(context.noisy_rows(node.table) or 0 for node in walk(measure) if isinstance(node, Scan)) > MOST_PAIRS
+    measured, parts = (counts, (Fraction(1),)) if large else (measure, ROUNDS)
+    rounds = tuple(
+        Measurement(
+            measured,
+            Calibrate("gaussian_threshold", ZCDP(rho * SELECTION_SHARE * part, (delta - conversion) * part)),
+        )
+        for part in parts
+    )
+    return KeySelection(rounds, conversion), Spend(ZCDP(rho * (1 - SELECTION_SHARE)))
+
+
+def rho_within(epsilon: Fraction, delta: Fraction) -> Fraction:
+    """Return a rho, nearly the largest, that the kernel converts to at most this epsilon at this delta."""
+    rho = largest_rho(epsilon, delta)
+    while epsilon_at(ZCDP(rho), delta) > epsilon:
+        rho *= Fraction(999_999, 1_000_000)
+    return rho
 
 
 def search_share(plan: QueryPlan) -> Fraction:

@@ -13,7 +13,7 @@ from dither.plan import expressions as expr
 from dither.plan.context import Context
 from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
-from dither.plan.measures.core import GroupKey
+from dither.plan.measures.core import GroupKey, SelectedValues
 from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
 from dither.plan.relations.core import Relation
@@ -52,6 +52,8 @@ from dither.schema import Number
 HUGE_VALUE = 1 << 30
 # A cap of this many rows is used as the bound at once; a search would cost more than it could save.
 FEW_ROWS = 8
+# The number of groups that plans assume while their keys are still to be selected.
+TYPICAL_SELECTED = 100
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,9 @@ class RowBounds:
         return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
 
     def count_groups(self, relation: Relation, keys: tuple[GroupKey, ...]) -> int:
-        """The number of groups of the answer."""
+        """The number of groups of the answer; a typical one if they are still to be selected."""
+        if any(isinstance(key.values, SelectedValues) for key in keys):
+            return TYPICAL_SELECTED
         return Count(relation, keys).size(self.context)
 
     def filter_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from math import isqrt
 from typing import final
 
@@ -151,6 +152,21 @@ class LaplaceThreshold(Mechanism):
         return np.flatnonzero((exact > 0) & (noisy >= self.threshold)).astype(np.int64)
 
 
+def lone_counts(sensitivity: Sensitivity) -> list[tuple[int, int]]:
+    """Return numbers of groups that a unit alone may be in, each with the most that it then adds to one of them.
+
+    Every number is at most one of those returned, with at least as large a count: if shares are equal, a number from
+    `few` + 1 to `many` counts as `many` groups with the share of `few` + 1.
+    """
+    groups, most = changed_cells(sensitivity), int(sensitivity.linf)
+    if not sensitivity.equal_shares or not groups:
+        return [(groups, most)]
+    ends = [0]
+    while ends[-1] < groups:
+        ends.append(min(groups, ends[-1] + 1 + ends[-1] // 8))
+    return [(many, min(most, isqrt(int(sensitivity.l2_squared / (few + 1))))) for few, many in pairwise(ends)]
+
+
 @final
 @dataclass(frozen=True)
 class GaussianThreshold(Mechanism):
@@ -166,9 +182,12 @@ class GaussianThreshold(Mechanism):
         check_integer(self, "threshold", 1, HALF_INT64)
 
     def loss(self, sensitivity: Sensitivity) -> ZCDP:
-        alone = gaussian_tail(self.variance, self.threshold - int(sensitivity.linf))
         rho = round_up(sensitivity.l2_squared / (2 * self.variance))
-        return ZCDP(rho, any_probability(alone, changed_cells(sensitivity)))
+        return ZCDP(rho, max(self._delta(count, most) for count, most in lone_counts(sensitivity)))
+
+    def _delta(self, groups: int, most: int) -> Fraction:
+        """Return the probability that one of `groups` groups with a count of at most `most` each is released."""
+        return any_probability(gaussian_tail(self.variance, self.threshold - most), groups)
 
     def release(self, exact: Vector, bits: Bits) -> Vector:
         noisy = saturating_add(exact, discrete_gaussian(self.variance, len(exact), bits))
