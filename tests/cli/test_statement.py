@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from dither.cli import app
@@ -64,3 +65,23 @@ def test_a_statement_names_its_units_and_its_limits(description: Path) -> None:
         "Limits of the guarantee:",
     ):
         assert words in shown
+
+
+def test_a_statement_can_be_published_as_markdown_and_html(description: Path) -> None:
+    text = run("statement", str(description), "--format", "markdown")
+    assert text.startswith("# Privacy statement of visits") and "| 1% | 2.72% |" in text
+    assert "**unit of privacy**" in text and "not protected here" in text
+    page = run("statement", str(description), "--format", "html")
+    assert page.startswith("<!doctype html>") and "<td>2.72%</td>" in page
+
+
+def test_a_statement_as_yaml_has_the_fields_of_the_registry(description: Path) -> None:
+    data = yaml.safe_load(run("statement", str(description), "--format", "yaml"))
+    deployment = data["deployment"]
+    assert set(deployment) == {
+        "product", "dp_flavor", "privacy_loss", "model", "accounting", "implementation", "resources",
+    }  # fmt: skip
+    assert deployment["privacy_loss"]["privacy_parameters"] == {"person": "epsilon 1", "visit": "rho 0.01"}
+    assert deployment["dp_flavor"]["name"] == "Pure DP, Zero-Concentrated DP"
+    assert len(data["levels_of_sp_800_226"]) == 8
+    assert data["statement"]["dataset"] == "visits"

@@ -71,6 +71,8 @@ COMMANDS = {
     ),
     "release": CommandEntry(
         "dither.cli.release", "Write a static table of noisy counts, with its codebook and privacy statement."
+    "meaning": CommandEntry(
+        "dither.cli.meaning", "Print the meaning of a privacy loss in numbers, with its epsilon-delta curve."
     ),
     "ledger": CommandEntry("dither.cli.ledger", "Show, verify, back up and restore a ledger."),
     "audit": CommandEntry("dither.cli.audit", "Test mechanisms, samplers, services and the ledger."),

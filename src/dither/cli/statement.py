@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table as Grid
@@ -19,7 +19,10 @@ from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
+from dither.views.statement import statement_html, statement_markdown, statement_yaml
 
+Form = Literal["text", "markdown", "html", "yaml"]
+WRITERS = {"markdown": statement_markdown, "html": statement_html, "yaml": statement_yaml}
 DELTAS = (Fraction(1, 10**3), Fraction(1, 10**6), Fraction(1, 10**9))
 GROUP_SIZES = (1, 2, 5, 10, 50)
 NOT_PROMISED = (
@@ -103,14 +106,20 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield from (f"- {text}" for text in data["not_promised"])
 
 
-def statement(session: Session, as_json: AsJson = False) -> None:
+def statement(
+    session: Session,
+    form: Annotated[Form, typer.Option("--format", help="text, markdown, html or yaml")] = "text",
+    as_json: AsJson = False,
+) -> None:
     """Print the privacy guarantee of a dataset, its meaning in numbers, its assumptions and its limits."""
     data = statement_data(session.statement)
     if as_json:
         print_json(data)
-        return
-    for part in statement_parts(data):
-        CONSOLE.print(part)
+    elif form != "text":
+        typer.echo(WRITERS[form](data), nl=False)
+    else:
+        for part in statement_parts(data):
+            CONSOLE.print(part)
 
 
 app.command()(compose_command(statement, session=open_session))
