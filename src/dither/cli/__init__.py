@@ -71,6 +71,7 @@ COMMANDS = {
     ),
     "release": CommandEntry(
         "dither.cli.release", "Write a static table of noisy counts, with its codebook and privacy statement."
+    ),
     "meaning": CommandEntry(
         "dither.cli.meaning", "Print the meaning of a privacy loss in numbers, with its epsilon-delta curve."
     ),
