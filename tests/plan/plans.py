@@ -336,7 +336,9 @@ class Writer:
                 ),
             ]
         if self.of(Moment):
-            part = rng.choice(["year", "quarter", "month", "day", "hour", "minute", "second", "dayofweek", "dayofyear"])
+            part = rng.choice(
+                ["year", "quarter", "month", "week", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
+            )
             every = rng.choice(["second", "minute", "hour", "day", "week", "month", "quarter", "year"])
             choices += [
                 lambda: x.DatePart(part, self.moment(depth)),
@@ -352,6 +354,9 @@ class Writer:
         return self.safe(
             lambda: self.rng.choice([
                 lambda: x.DateTrunc(every, self.moment(depth - 1)),
+                lambda: x.MovedMoment(
+                    self.moment(depth - 1), self.rng.choice([0, 1, -1, 12, -25]), self.rng.choice([0, DAY, -DAY // 24])
+                ),
                 lambda: x.LeastGreatest("least", (self.moment(depth - 1), self.moment(depth - 1))),
                 lambda: x.Coalesce((self.moment(depth - 1), self.moment(depth - 1))),
             ])(),

@@ -254,6 +254,22 @@ def trunc_moment(value: int, every: str) -> int:
     return (datetime(date.year, month, 1) - EPOCH) // timedelta(microseconds=1)
 
 
+def in_months(value: int, months: int) -> int:
+    """The moment some months later or earlier; the day is the last one that the month has, at most."""
+    date = EPOCH + timedelta(microseconds=value)
+    for day in range(date.day, 27, -1) if date.day > 28 else [date.day]:
+        try:
+            moved = date.replace(
+                year=(date.year * 12 + date.month - 1 + months) // 12,
+                month=(date.month - 1 + months) % 12 + 1,
+                day=day,
+            )
+        except ValueError:
+            continue
+        return (moved - EPOCH) // timedelta(microseconds=1)
+    raise AssertionError("every month has 28 days")
+
+
 def period(value: int, every: str) -> int:
     if every in LENGTH:
         return (value + (3 * DAY if every == "week" else 0)) // LENGTH[every]
@@ -399,6 +415,9 @@ def evaluate(node: x.Expr, cells: Mapping[str, Any], scope: Scope) -> Any:
         case x.DatePart(part=part, child=child):
             a = val(child)
             return None if a is None else Fraction(date_part(part, a))
+        case x.MovedMoment(child=child, months=months, microseconds=more):
+            a = val(child)
+            return None if a is None else in_months(a, months) + more
         case x.DateTrunc(every=every, child=child):
             a = val(child)
             return None if a is None else trunc_moment(a, every)
@@ -433,6 +452,8 @@ def date_part(part: str, value: int) -> int:
             return date.isoweekday() % 7
         case "dayofyear":
             return date.timetuple().tm_yday
+        case "week":
+            return date.isocalendar().week
         case _:
             return int(getattr(date, part))
 

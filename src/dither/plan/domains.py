@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
+from calendar import monthrange
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -197,6 +198,16 @@ def truncate(moment: int, every: Period | Precision) -> int:
     date = EPOCH + timedelta(microseconds=moment)
     month = {"month": date.month, "quarter": date.month - (date.month - 1) % 3, "year": 1}[every]
     return (datetime(date.year, month, 1) - EPOCH) // timedelta(microseconds=1)
+
+
+def move_months(moment: int, months: int) -> int:
+    """Move a moment by calendar months, to the last day of the month where it has no such day."""
+    date = EPOCH + timedelta(microseconds=moment)
+    year, month = divmod(date.year * 12 + date.month - 1 + months, 12)
+    if not 1 <= year <= 9999:
+        raise Unsupported("a date moved by an interval must stay between the years 1 and 9999; use a shorter one")
+    day = min(date.day, monthrange(year, month + 1)[1])
+    return (date.replace(year=year, month=month + 1, day=day) - EPOCH) // timedelta(microseconds=1)
 
 
 def next_period(start: int, every: Period) -> int | None:

@@ -60,18 +60,42 @@ SELECT COUNT(*) AS n FROM visits WHERE urgent::INT = 0 AND cost > 100;
 SELECT kind, AVG(urgent::INT) AS a FROM visits GROUP BY kind;
 SELECT AVG((cost > 100)::INT) AS a FROM visits;
 SELECT COUNT(*) AS n FROM people WHERE smoker IS NOT TRUE;
+SELECT COUNT(*) AS n FROM people WHERE smoker IS DISTINCT FROM TRUE;
 -- dates
+SELECT COUNT(*) AS n FROM visits WHERE day >= DATE '2020-06-30' - INTERVAL 30 DAY;
+SELECT COUNT(*) AS n FROM visits WHERE day + INTERVAL 10 DAY > DATE '2020-03-01';
+SELECT COUNT(*) AS n FROM visits WHERE day BETWEEN DATE '2019-12-31' - INTERVAL '3 months' AND DATE '2019-12-31';
+SELECT COUNT(*) AS n FROM people JOIN visits USING (person_id) WHERE born + INTERVAL 30 YEAR <= day;
+SELECT COUNT(*) AS n FROM visits WHERE arrived < TIMESTAMP '2019-02-01 12:00:00' + INTERVAL 36 HOUR;
+SELECT AVG(day - DATE '2019-01-01') AS a FROM visits;
+SELECT WEEK(day) AS w, COUNT(*) AS n FROM visits GROUP BY w;
+SELECT EXTRACT(WEEK FROM day) AS w, COUNT(*) AS n FROM visits WHERE YEAR(day) = 2020 GROUP BY w;
 SELECT ISODOW(day) AS d, COUNT(*) AS n FROM visits GROUP BY d;
 SELECT DATE_PART('isodow', arrived) AS d, AVG(minutes) AS a FROM visits GROUP BY d;
 SELECT DATE_TRUNC('week', day) AS w, COUNT(*) AS n FROM visits GROUP BY w;
+SELECT DATE_TRUNC('month', day + INTERVAL 15 DAY) AS m, COUNT(*) AS n FROM visits GROUP BY m;
 SELECT AVG(DATE_DIFF('year', born, DATE '2020-01-01')) AS a FROM people;
 SELECT YEAR(born) // 10 * 10 AS decade, COUNT(*) AS n FROM people GROUP BY decade;
 -- texts
 SELECT UPPER(SUBSTR(city, 1, 2)) AS c, COUNT(*) AS n FROM people GROUP BY c;
+SELECT TRIM(plan) AS p, COUNT(*) AS n FROM people GROUP BY p;
+SELECT LENGTH(city) AS l, COUNT(*) AS n FROM people GROUP BY l;
+SELECT AVG(LENGTH(kind)) AS a FROM visits;
+SELECT REPLACE(plan, '-', '_') AS p, COUNT(*) AS n FROM people GROUP BY p;
+SELECT city || ', CH' AS c, COUNT(*) AS n FROM people GROUP BY c;
+SELECT CONCAT(kind, '/', urgent) AS c, COUNT(*) AS n FROM visits GROUP BY c;
+SELECT COUNT(*) AS n FROM people WHERE city LIKE '_er%';
+SELECT COUNT(*) AS n FROM people WHERE city ILIKE 'z%';
+SELECT RIGHT(city, 2) AS c, COUNT(*) AS n FROM people GROUP BY c;
+SELECT REVERSE(city) AS c, COUNT(*) AS n FROM people GROUP BY c;
 SELECT COUNT(*) AS n FROM people WHERE LEFT(city, 1) IN ('Z', 'B');
 -- the mean of people's means
+SELECT AVG(m) AS a FROM (SELECT person_id, AVG(cost) AS m FROM visits GROUP BY person_id) t;
+SELECT MEDIAN(m) AS a FROM (SELECT person_id, AVG(minutes) AS m FROM visits GROUP BY person_id) t;
+SELECT city, AVG(m) AS a FROM people JOIN (SELECT person_id, AVG(minutes) AS m FROM visits GROUP BY person_id) t USING (person_id) GROUP BY city;
 SELECT AVG(u) AS a FROM (SELECT person_id, AVG(urgent::INT) AS u FROM visits GROUP BY person_id) t;
 SELECT COUNT(*) AS n FROM (SELECT person_id, AVG(cost) AS m FROM visits GROUP BY person_id) t WHERE m > 250;
+SELECT AVG(s) AS a FROM (SELECT person_id, AVG(cost) FILTER (WHERE urgent) AS s FROM visits GROUP BY person_id) t;
 -- histograms
 SELECT FLOOR(age / 5) * 5 AS bin, COUNT(*) AS n FROM people GROUP BY bin;
 SELECT age - age % 5 AS bin, COUNT(*) AS n FROM people GROUP BY bin;
@@ -82,6 +106,14 @@ SELECT ROUND(income, -4) AS bin, COUNT(*) AS n FROM people GROUP BY bin;
 SELECT age // 10 AS decade, COUNT(*) AS n FROM people GROUP BY decade;
 SELECT CASE WHEN cost < 100 THEN 0 WHEN cost < 300 THEN 100 ELSE 300 END AS bin, COUNT(*) AS n FROM visits GROUP BY bin;
 -- quotients
+SELECT AVG(income / age) AS a FROM people;
+SELECT SUM(income / age) AS s FROM people WHERE age > 30;
 SELECT AVG(cost * 1.0 / minutes) AS a FROM visits WHERE minutes > 0;
 SELECT SUM(cost / (minutes + 1)) AS s FROM visits;
 SELECT AVG(cost / NULLIF(minutes, 0)) AS a FROM visits;
+-- regressions
+SELECT REGR_SLOPE(cost, minutes) AS b, REGR_INTERCEPT(cost, minutes) AS a FROM visits;
+SELECT REGR_R2(income, age) AS r FROM people;
+SELECT REGR_COUNT(cost, minutes) AS n, REGR_AVGX(cost, minutes) AS x, REGR_AVGY(cost, minutes) AS y FROM visits;
+SELECT kind, REGR_SLOPE(cost, minutes) AS b FROM visits GROUP BY kind HAVING COUNT(*) > 10;
+SELECT REGR_SXX(income, age) AS xx, REGR_SXY(income, age) AS xy, REGR_SYY(income, age) AS yy FROM people;

@@ -86,20 +86,11 @@ SELECT COUNT(*) FROM users WHERE RANDOM() < 0.5;
 SELECT COUNT(*) FROM users WHERE regexp_matches(country, 'D.*');
 SELECT COUNT(*) FROM users WHERE country ~ 'D.*';
 SELECT COUNT(*) FROM users WHERE country SIMILAR TO 'D%';
-SELECT COUNT(*) FROM users WHERE country ILIKE 'd%';
-SELECT COUNT(*) FROM users WHERE country LIKE 'D%E';
-SELECT COUNT(*) FROM users WHERE country LIKE '_E';
 SELECT COUNT(*) FROM users WHERE country LIKE gender;
-SELECT country || gender AS both, COUNT(*) FROM users GROUP BY both;
-SELECT CONCAT(country, gender), COUNT(*) FROM users GROUP BY 1;
-SELECT COUNT(*) FROM users WHERE LENGTH(country) = 2;
 SELECT COUNT(*) FROM users WHERE REPEAT(country, 1000000) = 'x';
-SELECT COUNT(*) FROM users WHERE REPLACE(country, 'D', 'x') = 'xE';
-SELECT REVERSE(country), COUNT(*) FROM users GROUP BY 1;
 SELECT LPAD(country, 1000000000, 'x'), COUNT(*) FROM users GROUP BY 1;
 SELECT COUNT(*) FROM users WHERE regexp_extract(country, '(a+)+$') = '';
 SELECT MD5(country), COUNT(*) FROM users GROUP BY 1;
-SELECT TRIM(country), COUNT(*) FROM users GROUP BY 1;
 SELECT COUNT(*) FROM users WHERE HASH(user_id) = 5;
 SELECT COUNT(*) FROM users WHERE LEVENSHTEIN(country, 'DE') < 2;
 -- casts and odd functions
@@ -134,11 +125,9 @@ SELECT COUNT(*) FROM users WHERE {'a': age}.a = 3;
 SELECT COUNT(*) FROM users WHERE [age, 2][1] = 3;
 SELECT SUM(list_sum(list_transform([age], x -> x + 1))) FROM users;
 SELECT COUNT(*) FROM users WHERE country->>'$.a' = 'x';
-SELECT COUNT(*) FROM users WHERE age IS DISTINCT FROM 3;
 -- time
 SELECT COUNT(*) FROM users WHERE joined < CURRENT_DATE;
 SELECT COUNT(*) FROM users WHERE joined < NOW();
-SELECT COUNT(*) FROM users WHERE joined + INTERVAL 1 DAY < DATE '2018-01-01';
 SELECT COUNT(*) FROM users WHERE joined < DATE '2018-13-01';
 SELECT COUNT(*) FROM users WHERE joined < DATE 'yesterday';
 SELECT EXTRACT(EPOCH FROM joined), COUNT(*) FROM users GROUP BY 1;
@@ -234,10 +223,6 @@ SELECT SUM(LOG(age, 2)) FROM users;
 -- what newcomers wrote
 SELECT COUNT(*) FROM users WHERE age > (SELECT AVG(age) FROM users)
 SELECT COUNT(*) / (SELECT COUNT(*) FROM users) FROM users WHERE vip
-SELECT REGR_SLOPE(salary, age) FROM users
-SELECT REGR_INTERCEPT(salary, age) FROM users
-SELECT REGR_R2(salary, age) FROM users
-SELECT REGR_COUNT(salary, age) FROM users
 SELECT COUNT(*) FROM users WHERE salary < 1e308
 SELECT COUNT(*) FROM users WHERE salary < 1e30
 SELECT BUCKET(age), COUNT(*) FROM users GROUP BY 1
@@ -255,4 +240,3 @@ SELECT TRUNC(age, 1), COUNT(*) FROM users GROUP BY 1
 SELECT COUNT(*) FROM users; CALL foo()
 SELECT mean(age) FROM users
 SELECT k, COUNT(*) FROM (SELECT user_id, COUNT(*) AS k FROM actions GROUP BY user_id) t GROUP BY k
-SELECT AVG(salary / 7) FROM users

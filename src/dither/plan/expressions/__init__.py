@@ -25,7 +25,7 @@ from dither.plan.expressions.numeric import (
     Rounded,
 )
 from dither.plan.expressions.text import CategoryMap, TextCase, TextMatch, TextSlice
-from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant
+from dither.plan.expressions.time import DateDiff, DatePart, DateTrunc, Instant, MovedMoment
 
 # The only expressions that a request can name. These wire names stay the same when a class is renamed.
 BY_NAME: dict[str, type] = {
@@ -54,6 +54,7 @@ BY_NAME: dict[str, type] = {
     "date_part": DatePart,
     "date_trunc": DateTrunc,
     "date_diff": DateDiff,
+    "moved_moment": MovedMoment,
     "bucket": Bucket,
     "text_case": TextCase,
     "text_match": TextMatch,

@@ -58,7 +58,7 @@ from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.scope import Scope
 from dither.schema import Boolean, Category, Domain, Moment, Number, Scalar
 
-DatePartName = Literal["year", "quarter", "month", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
+DatePartName = Literal["year", "quarter", "month", "week", "day", "hour", "minute", "second", "dayofweek", "dayofyear"]
 
 MAX_FUNCTION_VALUE = 10**12
 FIRST_MOMENT, LAST_MOMENT = -62_135_596_800_000_000, 253_402_300_799_999_999

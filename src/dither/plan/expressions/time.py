@@ -7,8 +7,18 @@ from datetime import timedelta
 
 from sqlglot import exp
 
-from dither.errors import InvalidParameter
-from dither.plan.domains import DAY, EPOCH, PERIOD_LENGTHS, Period, Periods, as_moment, number, truncate
+from dither.errors import InvalidParameter, Unsupported
+from dither.plan.domains import (
+    DAY,
+    EPOCH,
+    PERIOD_LENGTHS,
+    Period,
+    Periods,
+    as_moment,
+    move_months,
+    number,
+    truncate,
+)
 from dither.plan.expressions.core import (
     FIRST_MOMENT,
     LAST_MOMENT,
@@ -19,7 +29,7 @@ from dither.plan.expressions.core import (
     period_number,
     period_number_sql,
 )
-from dither.plan.sql.builders import Sql, add, cast, integer, literal, sub
+from dither.plan.sql.builders import Sql, add, binary, cast, integer, literal, sub
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Moment, Precision
 
@@ -136,9 +146,47 @@ class DateDiff(Expr):
         return sub(period_number_sql(self.end.sql(scope), end, self.every, scope.dialect), first)
 
 
+@dataclass(frozen=True)
+class MovedMoment(Expr):
+    """A moment moved by whole months, to the last day of the month where it has no such day, then by microseconds."""
+
+    child: Expr
+    months: int
+    microseconds: int
+
+    def __post_init__(self) -> None:
+        if abs(self.months) > MAX_MONTHS or abs(self.microseconds) > LAST_MOMENT - FIRST_MOMENT:
+            raise InvalidParameter("a moment can be moved by at most 9998 years")
+
+    def copies(self, scope: Scope) -> int:
+        return 2
+
+    def domain(self, scope: Scope) -> Domain:
+        child = as_moment(self.child.domain(scope), "an interval")
+        lo, hi = child.lo, child.hi
+        if self.months:
+            # The last days of a month may all move to one day, whatever their hour: only the order of days is kept.
+            rest = 0 if child.precision == "day" else DAY - 1
+            lo, hi = move_months(lo - lo % DAY, self.months), move_months(hi - hi % DAY, self.months) + rest
+        lo, hi = lo + self.microseconds, hi + self.microseconds
+        if not FIRST_MOMENT <= lo <= hi <= LAST_MOMENT:
+            raise Unsupported("a date moved by an interval must stay between the years 1 and 9999; use a shorter one")
+        whole = self.microseconds % PERIOD_LENGTHS[child.precision] == 0
+        return Moment(lo, hi, child.precision if whole else "microsecond", child.nullable)
+
+    def sql(self, scope: Scope) -> Sql:
+        self.domain(scope)
+        value, dialect = self.child.sql(scope), scope.dialect
+        if self.months:
+            months = exp.Interval(this=exp.Literal.string(str(self.months)), unit=exp.var("MONTH"))
+            value = dialect.to_microseconds(binary(exp.Add, dialect.to_timestamp(value), months))
+        return add(value, self.microseconds)
+
+
+MAX_MONTHS = 12 * 9998
 PART_BOUNDS: dict[str, tuple[int, int]] = {
-    "quarter": (1, 4), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59), "second": (0, 59),
-    "dayofweek": (0, 6), "dayofyear": (1, 366),
+    "quarter": (1, 4), "month": (1, 12), "week": (1, 53), "day": (1, 31), "hour": (0, 23), "minute": (0, 59),
+    "second": (0, 59), "dayofweek": (0, 6), "dayofyear": (1, 366),
 }  # fmt: skip
 
 

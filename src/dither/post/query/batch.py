@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import Any
 
 from dither.errors import DitherError, InvalidParameter
 from dither.plan import expressions as expr
@@ -25,6 +24,7 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import columns_read
 from dither.plan.traversal import unfilled_limits
+from dither.post.query.public_values import NotEvaluable, value_of
 from dither.post.query.query_plan import CellRef, PlannedMeasure, QueryPlan, with_tags
 from dither.post.query.request import answer_measurements, bound_searches, default_bound
 from dither.post.query.spend import Spend
@@ -182,7 +182,7 @@ def _merge_counts(context: Context, plans: Sequence[QueryPlan], positions: tuple
     columns = base.domain(context)
     try:
         axes = _partition(columns, [condition for condition in conditions if condition is not None])
-    except (DitherError, _NotEvaluable):
+    except (DitherError, NotEvaluable):
         return None
     cells = prod(len(points) for _, points in axes.values())
     if cells > MAX_CELLS or cells * len(positions) > MAX_WEIGHTS:
@@ -210,20 +210,20 @@ def _partition(columns: Mapping[str, Domain], conditions: Sequence[Expr]) -> Axe
         elif isinstance(domain, Number | Category | Boolean):
             axes[name] = GroupKey(name, expr.ColumnRef(name)), domain_values(domain, MAX_CELLS)
         else:
-            raise _NotEvaluable
+            raise NotEvaluable
     return axes
 
 
 def _bucket_axis(name: str, domain: Number, conditions: Sequence[Expr]) -> tuple[GroupKey, tuple[Scalar, ...]]:
     """Cut a wide range at every constant that the column is compared with; each class has one representative value."""
     if domain.nullable:
-        raise _NotEvaluable
+        raise NotEvaluable
     edges: set[Fraction] = set()
     for condition in conditions:
         _collect_edges(condition, name, edges, domain.step)
     inside = tuple(sorted(edge for edge in edges if domain.lo < edge <= domain.hi))
     if not inside:
-        raise _NotEvaluable
+        raise NotEvaluable
     return GroupKey(name, expr.Bucket(expr.ColumnRef(name), inside)), (domain.lo, *inside)
 
 
@@ -245,7 +245,7 @@ def _collect_edges(node: Expr, name: str, edges: set[Fraction], step: Fraction) 
         case expr.Not(child):
             _collect_edges(child, name, edges, step)
         case _ if name in columns_read(node):
-            raise _NotEvaluable
+            raise NotEvaluable
 
 
 def _condition_matrix(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tuple[int, ...], ...] | None:
@@ -257,58 +257,5 @@ def _condition_matrix(axes: Axes, conditions: Sequence[Expr | None]) -> tuple[tu
             tuple(1 if condition is None or value_of(condition, cell) is True else 0 for cell in cells)
             for condition in conditions
         )
-    except (_NotEvaluable, TypeError):
+    except (NotEvaluable, TypeError):
         return None
-
-
-class _NotEvaluable(Exception):
-    """Raised for an expression that `value_of` does not evaluate; its query is not merged."""
-
-
-def value_of(node: Expr, row: Mapping[str, Scalar]) -> Any:
-    """Evaluate a condition on one cell of a public partition, with SQL's three-valued logic."""
-    match node:
-        case expr.ColumnRef(name):
-            return row[name]
-        case expr.LiteralValue(value):
-            return value
-        case expr.IsNull(child):
-            return value_of(child, row) is None
-        case expr.Not(child):
-            inner = value_of(child, row)
-            return None if inner is None else not inner
-        case expr.And(children):
-            return _three_valued_and_or([value_of(child, row) for child in children], False)
-        case expr.Or(children):
-            return _three_valued_and_or([value_of(child, row) for child in children], True)
-        case expr.In(child, values):
-            inner = value_of(child, row)
-            return None if inner is None else inner in values
-        case expr.Compare(op, left, right):
-            return _three_valued_comparison(op, value_of(left, row), value_of(right, row))
-        case expr.Arithmetic("+" | "-" | "*" as op, left, right):
-            return _three_valued_arithmetic(op, value_of(left, row), value_of(right, row))
-        case _:
-            raise _NotEvaluable
-
-
-def _three_valued_and_or(values: list[Any], decisive: bool) -> Any:
-    """Three-valued AND, which one False decides, or OR, which one True decides."""
-    if decisive in values:
-        return decisive
-    return None if None in values else not decisive
-
-
-def _three_valued_comparison(op: str, left: Any, right: Any) -> Any:
-    if left is None or right is None:
-        return None
-    tests = {"=": left == right, "<>": left != right}
-    if op in tests:
-        return tests[op]
-    return {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[op]
-
-
-def _three_valued_arithmetic(op: str, left: Any, right: Any) -> Any:
-    if left is None or right is None:
-        return None
-    return left + right if op == "+" else left - right if op == "-" else left * right

@@ -12,7 +12,9 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
+from dither.post.query.intervals import resolve_date_arithmetic
 from dither.post.query.literals import parse_instant
+from dither.post.query.public_values import as_bins
 from dither.post.query.question import Question
 from dither.post.query.truth_values import read_as_number
 from dither.schema import Moment, Number
@@ -38,7 +40,9 @@ class LazyScope:
 def resolve_date_literals(question: Question, context: Context) -> Question:
     """Replace text literals by dates, everywhere in a question where they are compared with a date or timestamp."""
     relation = _resolve_relation(question.relation, context)
-    return _resolve_node(replace(question, relation=relation), LazyScope(relation, context))  # type: ignore[no-any-return]
+    scope = LazyScope(relation, context)
+    resolved: Question = _resolve_node(replace(question, relation=relation), scope)
+    return replace(resolved, keys=tuple((name, as_bins(key, scope())) for name, key in resolved.keys))
 
 
 def _resolve_relation(node: Relation, context: Context) -> Relation:
@@ -74,6 +78,8 @@ def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:
             return replace(node, left=scope.instant(text))
         case expr.In(child=child, values=values) if _any_text(values) and _is_of_kind(child, scope, Moment):
             return expr.In(child, tuple(scope.instant(v).microseconds if isinstance(v, str) else v for v in values))
+        case expr.Arithmetic("+" | "-", left) if _is_of_kind(left, scope, Moment):
+            return resolve_date_arithmetic(node, scope())
         case expr.Compare(left=left, right=expr.LiteralValue(str() as text)) if NUMBER.fullmatch(text):
             return _require_unquoted(node, left, scope)
         case expr.Compare(left=expr.LiteralValue(str() as text), right=right) if NUMBER.fullmatch(text):

@@ -16,7 +16,9 @@ from sqlglot import exp
 
 from dither.errors import Unsupported
 from dither.plan import expressions as expr
+from dither.post.query.intervals import is_interval, move_by
 from dither.post.query.literals import is_literal, literal_integer, literal_value, sql_excerpt
+from dither.post.query.text_functions import TextFunction, concatenation
 
 Translate = Callable[[exp.Expr], expr.Expr]
 Build = Callable[[Translate, Any], expr.Expr]
@@ -128,6 +130,29 @@ def _left_slice(translate: Translate, node: exp.Left) -> expr.Expr:
     return expr.TextSlice(translate(node.this), 1, count)
 
 
+def _text_function(name: str, *arguments: str) -> Build:
+    """A function of declared texts, with literal arguments by their names in the parsed call."""
+
+    def build(translate: Translate, node: exp.Func) -> expr.Expr:
+        given = [literal_value(node.args[argument]) for argument in arguments]
+        values = [int(each) if isinstance(each, Fraction) else each for each in given]
+        if any(each is None or isinstance(each, bool) for each in values):
+            raise Unsupported(f"{sql_excerpt(node)}: the arguments after the first must be literal texts or numbers")
+        return TextFunction(name, (translate(node.this),), tuple(values))
+
+    return build
+
+
+def _trim(translate: Translate, node: exp.Trim) -> expr.Expr:
+    """TRIM, LTRIM and RTRIM, of spaces or of literal characters."""
+    given = node.args.get("expression")
+    characters = literal_value(given) if given is not None else " "
+    if not isinstance(characters, str):
+        raise Unsupported(f"{sql_excerpt(node)}: TRIM takes literal characters")
+    name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or ""), "trim")
+    return TextFunction(name, (translate(node.this),), (characters,))
+
+
 def _date_part(part: Any) -> Build:
     return lambda translate, node: expr.DatePart(part, translate(node.this))
 
@@ -165,6 +190,13 @@ def _period(node: exp.Expr) -> Any:
     if name not in PERIODS:
         raise Unsupported(f"there is no period {name!r}; there are: {', '.join(PERIODS)}")
     return name
+
+
+def _move(translate: Translate, node: exp.Func, sign: int) -> expr.Expr:
+    """DATE_ADD and DATE_SUB, with an interval."""
+    if not is_interval(node.expression):
+        raise Unsupported(f"{sql_excerpt(node)}: write it as moment + INTERVAL 7 DAY")
+    return move_by(translate(node.this), node.expression, sign)
 
 
 def _width_bucket(translate: Translate, node: exp.WidthBucket) -> expr.Expr:
@@ -224,6 +256,13 @@ FUNCTIONS: dict[str, SqlFunction] = {
         "this expressions",
         "coalesce",
     ),
+    "CONCAT": SqlFunction(
+        "CONCAT(x, y, ...)",
+        "categories and texts joined, NULL as nothing; x || y is NULL if one of them is",
+        (exp.Concat,),
+        lambda to, node: concatenation(to, node.expressions, "concat"),
+        "expressions safe coalesce",
+    ),
     "CONTAINS": SqlFunction(
         "CONTAINS(x, 'text')", "whether a category contains a literal text", (exp.Contains,), _text_match("contains")
     ),
@@ -245,6 +284,20 @@ FUNCTIONS: dict[str, SqlFunction] = {
         (exp.TimestampTrunc, exp.DateTrunc),
         lambda to, node: expr.DateTrunc(_period(node), to(node.this)),
         "this unit",
+    ),
+    "DATE_ADD": SqlFunction(
+        "DATE_ADD(moment, INTERVAL 7 DAY)",
+        "moment moved by a literal interval, also written moment + INTERVAL 7 DAY",
+        (exp.DateAdd,),
+        lambda to, node: _move(to, node, 1),
+        "this expression unit",
+    ),
+    "DATE_SUB": SqlFunction(
+        "DATE_SUB(moment, INTERVAL 7 DAY)",
+        "moment moved back, also written moment - INTERVAL 7 DAY",
+        (exp.DateSub,),
+        lambda to, node: _move(to, node, -1),
+        "this expression unit",
     ),
     "ENDS_WITH": SqlFunction(
         "ENDS_WITH(x, 'text')", "whether a category ends with a literal text", (exp.EndsWith,), _text_match("suffix")
@@ -282,6 +335,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
     "LN": SqlFunction(
         "LN(x)", "natural logarithm, to six digits; NULL unless x > 0", (exp.Ln,), _real_function("ln"), formula="ln"
     ),
+    "LENGTH": SqlFunction("LENGTH(x)", "number of characters of a category", (exp.Length,), _text_function("length")),
     "LOG": SqlFunction(
         "LOG(base, x)",
         "logarithm to a literal base, to five digits; LOG(x) and LOG10(x) are to base 10, LOG2(x) to base 2",
@@ -312,6 +366,17 @@ FUNCTIONS: dict[str, SqlFunction] = {
     "POWER": SqlFunction(
         "POWER(x, 3)", "x to a literal power, to six digits; POWER(x, 2) is exact", (exp.Pow,), _power, formula="power"
     ),
+    "REPLACE": SqlFunction(
+        "REPLACE(x, 'old', 'new')",
+        "category with a literal text replaced by another",
+        (exp.Replace,),
+        _text_function("replace", "expression", "replacement"),
+        "this expression replacement",
+    ),
+    "REVERSE": SqlFunction("REVERSE(x)", "category read backwards", (exp.Reverse,), _text_function("reverse")),
+    "RIGHT": SqlFunction(
+        "RIGHT(x, length)", "last characters of a category", (exp.Right,), _text_function("right", "expression")
+    ),
     "ROUND": SqlFunction(
         "ROUND(x, digits)",
         "x to a literal number of digits, halves away from zero",
@@ -321,6 +386,13 @@ FUNCTIONS: dict[str, SqlFunction] = {
         "round",
     ),
     "SIGN": SqlFunction("SIGN(x)", "-1, 0 or 1; over answers only", (exp.Sign,), formula="sign"),
+    "SPLIT_PART": SqlFunction(
+        "SPLIT_PART(x, '-', 1)",
+        "part of a category between literal separators, counted from 1",
+        (exp.SplitPart,),
+        _text_function("split_part", "delimiter", "part_index"),
+        "this delimiter part_index",
+    ),
     "SQRT": SqlFunction(
         "SQRT(x)", "square root, to six digits; NULL unless x >= 0", (exp.Sqrt,), _real_function("sqrt"), formula="sqrt"
     ),
@@ -330,12 +402,26 @@ FUNCTIONS: dict[str, SqlFunction] = {
         (exp.StartsWith,),
         _text_match("prefix"),
     ),
+    "STRPOS": SqlFunction(
+        "STRPOS(x, 'text')",
+        "place of a literal text in a category, from 1; 0 if it is not there",
+        (exp.StrPosition,),
+        _text_function("strpos", "substr"),
+        "this substr",
+    ),
     "SUBSTR": SqlFunction(
         "SUBSTR(x, start, length)",
         "part of a category, between literal positions; LEFT(x, length) is its beginning",
         (exp.Substring,),
         _substring,
         "this start length",
+    ),
+    "TRIM": SqlFunction(
+        "TRIM(x)",
+        "category without spaces at its ends; also LTRIM and RTRIM",
+        (exp.Trim,),
+        _trim,
+        "this expression position",
     ),
     "UPPER": SqlFunction("UPPER(x)", "category in upper case", (exp.Upper,), _text_case("upper")),
     "WIDTH_BUCKET": SqlFunction(
@@ -351,6 +437,7 @@ FUNCTIONS: dict[str, SqlFunction] = {
             ("YEAR", "year", (exp.Year,)),
             ("QUARTER", "quarter", (exp.Quarter,)),
             ("MONTH", "month", (exp.Month,)),
+            ("WEEK", "week", (exp.Week, exp.WeekOfYear)),
             ("DAY", "day", (exp.Day, exp.DayOfMonth)),
             ("DAYOFWEEK", "dayofweek", (exp.DayOfWeek,)),
             ("DAYOFYEAR", "dayofyear", (exp.DayOfYear,)),

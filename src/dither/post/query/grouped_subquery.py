@@ -46,7 +46,7 @@ class GroupedSubquery:
         )
 
     def translate_aggregate(self, node: exp.Expr) -> expr.Expr:
-        """Translate an aggregate; AVG is a sum over a count."""
+        """Translate an aggregate; the mean of a unit has the range of the values that it averages."""
         condition = None
         if isinstance(node, exp.Filter):
             condition, node = translate_condition(self.source.translator(), node.expression.this), node.this
@@ -56,10 +56,7 @@ class GroupedSubquery:
                 exp.Count(this=exp.Star()),
             )
         if isinstance(node, exp.Avg):
-            value = self.source.translator()(node.this)
-            return expr.Arithmetic(
-                "/", self.column_of("sum", value, condition), self.column_of("count", value, condition)
-            )
+            return self.column_of("avg", self.source.translator()(node.this), condition)
         return self._translate_plain_aggregate(node, condition)
 
     def _translate_plain_aggregate(self, node: exp.Expr, condition: expr.Expr | None) -> expr.Expr:

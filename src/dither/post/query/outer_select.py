@@ -29,6 +29,15 @@ AGGREGATES: dict[type[exp.Expr], AggregateKind] = {
     exp.Corr: "corr",
     exp.Min: "min",
     exp.Max: "max",
+    exp.RegrSlope: "regr_slope",
+    exp.RegrIntercept: "regr_intercept",
+    exp.RegrR2: "regr_r2",
+    exp.RegrCount: "regr_count",
+    exp.RegrAvgx: "regr_avgx",
+    exp.RegrAvgy: "regr_avgy",
+    exp.RegrSxx: "regr_sxx",
+    exp.RegrSyy: "regr_syy",
+    exp.RegrSxy: "regr_sxy",
 }
 # Standard deviations are square roots of these variances.
 STANDARD_DEVIATIONS: dict[type[exp.Expr], AggregateKind] = {
@@ -52,13 +61,6 @@ REFUSED_AGGREGATES: dict[type[exp.Expr], str] = {
     exp.ApproxTopK: "ask for COUNT(*) grouped by the value, ORDER BY 2 DESC LIMIT k",
     exp.Skewness: "only moments up to the second are offered; ask for AVG of a CLAMP of the power",
     exp.Kurtosis: "only moments up to the second are offered; ask for AVG of a CLAMP of the power",
-    exp.RegrSlope: "regressions are not offered; write COVAR_POP(y, x) / VAR_POP(x) for REGR_SLOPE(y, x)",
-    exp.RegrIntercept: "regressions are not offered; write AVG(y) - COVAR_POP(y, x) / VAR_POP(x) * AVG(x) for "
-    "REGR_INTERCEPT(y, x)",
-    exp.RegrR2: "regressions are not offered; write POWER(CORR(y, x), 2) for REGR_R2(y, x)",
-    exp.RegrCount: "write COUNT(*) FILTER (WHERE y IS NOT NULL AND x IS NOT NULL) for REGR_COUNT(y, x)",
-    exp.RegrAvgx: "write AVG(x) FILTER (WHERE y IS NOT NULL) for REGR_AVGX(y, x)",
-    exp.RegrAvgy: "write AVG(y) FILTER (WHERE x IS NOT NULL) for REGR_AVGY(y, x)",
     exp.BitwiseAndAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseOrAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",
     exp.BitwiseXorAgg: "bits of people's values are not aggregated; COUNT_IF a condition instead",

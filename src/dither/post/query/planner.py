@@ -35,6 +35,7 @@ from dither.post.query.aggregated_values import (
     without_null,
 )
 from dither.post.query.bins import Bins, make_bins
+from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     LARGEST_CLIP,
     LIKELY_BOUNDS,
@@ -50,7 +51,7 @@ from dither.post.query.query_plan import (
     cell_substitution,
     shift_cells,
 )
-from dither.post.query.question import AggregateCall, OutputColumn, Question
+from dither.post.query.question import REGRESSIONS, AggregateCall, OutputColumn, Question
 from dither.post.query.row_bounds import RowBounds
 from dither.post.query.terms import (
     CLIPPED_FINEST_STEPS,
@@ -77,7 +78,7 @@ ROWS_BEYOND_BOUND_NOTE = (
 )
 # Counts that are clipped and grouped have this many steps per row, so that a unit's share of a group may be a fraction.
 STEPS_PER_ROW = 256
-SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
+SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", *REGRESSIONS})
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Planner(RowBounds):
         scope = Scope(at_largest_bounds(question.relation).domain(self.context))
         self.check_keys_and_values(question, scope, select_keys)
         keys = tuple(
-            GroupKey(name, value, SelectedValues(position) if select_keys else None)
+            GroupKey(name, value, SelectedValues(position) if select_keys else reachable_values(value, scope))
             for position, (name, value) in enumerate(question.keys)
         )
         builder = PlanBuilder([], [], {}, [], [] if select_keys else self.large_answer_notes(question))
@@ -216,7 +217,8 @@ class Planner(RowBounds):
         for _, key in question.keys:
             domain = key.domain(scope)
             public = self.context.public_values(domain.table, domain.column) if isinstance(domain, Reference) else None
-            groups *= cardinality(domain, public)
+            reachable = reachable_values(key, scope)
+            groups *= cardinality(domain, public) if reachable is None else len(reachable)
         return groups
 
     def large_answer_notes(self, question: Question) -> list[str]:

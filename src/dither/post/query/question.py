@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
@@ -12,8 +12,11 @@ from dither.post.formulas import Formula
 
 AggregateKind = Literal[
     "count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", "units", "distinct", "quantile",
-    "min", "max",
+    "min", "max", "regr_slope", "regr_intercept", "regr_r2", "regr_count", "regr_avgx", "regr_avgy", "regr_sxx",
+    "regr_syy", "regr_sxy",
 ]  # fmt: skip
+# The aggregates of SQL's linear regression; their arguments are y and x, in rows where neither is NULL.
+REGRESSIONS = frozenset(kind for kind in get_args(AggregateKind) if kind.startswith("regr_"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from sqlglot import exp
 from dither.errors import Unsupported
 from dither.plan import expressions as expr
 from dither.post.query.functions import BY_NODE, FUNCTION_NAMES, FUNCTIONS
+from dither.post.query.intervals import is_interval, move_by
 from dither.post.query.literals import is_literal, literal_value, parse_instant, sql_excerpt
+from dither.post.query.text_functions import TextFunction, concatenation
 from dither.post.query.truth_values import NumberCast
 
 MAX_LITERALS = 1000
@@ -21,7 +23,7 @@ Resolve = Callable[[exp.Column], expr.Expr]
 
 NO_PATTERNS = "regular expressions are not supported: their running time depends on data; use =, IN or LIKE 'prefix%'"
 NO_FORMATS = "dates are not written as texts; group by YEAR(x) and MONTH(x), or by DATE_TRUNC('month', x)"
-NO_INTERVALS = "intervals are not supported; compare with a DATE or TIMESTAMP literal, or use DATE_DIFF"
+NO_INTERVALS = "an interval stands beside a date, as in day + INTERVAL 7 DAY; for a number of days, use DATE_DIFF"
 MEMBERSHIP = (
     "EXISTS and IN (SELECT ...) are conditions of WHERE, CASE, FILTER or GROUP BY, with the unit's key on both sides; "
     "inside another subquery or in ON, put them into a subquery of their own"
@@ -35,9 +37,6 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.RegexpLike: NO_PATTERNS,
     exp.RegexpILike: NO_PATTERNS,
     exp.SimilarTo: NO_PATTERNS,
-    exp.ILike: "ILIKE is not supported; write LOWER(column) LIKE 'prefix%'",
-    exp.DPipe: "texts cannot be concatenated; group by both columns instead",
-    exp.Concat: "texts cannot be concatenated; group by both columns instead",
     exp.Exists: MEMBERSHIP,
     exp.Subquery: SUBQUERY,
     exp.Rand: "random values are not supported: the same query must give the same answer",
@@ -55,8 +54,6 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.Parameter: "query parameters are not supported; write the value as a literal",
     exp.Lambda: "lambda functions are not supported; write a CASE",
     exp.Select: SUBQUERY,
-    exp.NullSafeNEQ: "IS DISTINCT FROM is not supported; for v that is not NULL, write x <> v OR x IS NULL",
-    exp.NullSafeEQ: "IS NOT DISTINCT FROM is not supported; for v that is not NULL, write x = v AND x IS NOT NULL",
     exp.BitwiseAnd: "bitwise operators are not supported; use % and FLOOR(x / 2)",
     exp.BitwiseOr: "bitwise operators are not supported; use arithmetic",
     exp.BitwiseXor: "bitwise operators are not supported; use arithmetic",
@@ -73,8 +70,6 @@ ADVICE: dict[type[exp.Expr], str] = {
     exp.DateSub: NO_INTERVALS,
     exp.TimestampAdd: NO_INTERVALS,
     exp.Trunc: "TRUNC is not supported; write FLOOR(x), or ROUND(x, digits)",
-    exp.Length: "LENGTH is not supported; use a CASE over the declared values",
-    exp.Trim: "TRIM is not supported; compare with the declared values, exactly as they are declared",
     exp.AggFunc: "this aggregate is not supported here; COUNT, SUM, AVG, MIN, MAX, MEDIAN, QUANTILE, STDDEV, "
     "VARIANCE, COVAR_SAMP, COVAR_POP and CORR are, in SELECT, HAVING and ORDER BY (see docs/sql.md)",
 }
@@ -123,7 +118,11 @@ class ExpressionTranslator:
         return expr.Compare(op, self(node.this), self(node.expression))
 
     def arithmetic(self, node: exp.Binary, op: Any) -> expr.Expr:
-        """Translate +, -, *, / and %."""
+        """Translate +, -, *, / and %, and dates moved by an interval."""
+        if op in ("+", "-") and is_interval(node.expression):
+            return move_by(self(node.this), node.expression, 1 if op == "+" else -1)
+        if op == "+" and is_interval(node.this):
+            return move_by(self(node.expression), node.this, 1)
         return expr.Arithmetic(op, self(node.this), self(node.expression))
 
     def whole_division(self, node: exp.IntDiv) -> expr.Expr:
@@ -183,15 +182,22 @@ class ExpressionTranslator:
             return expr.Coalesce((wanted, expr.LiteralValue(False)))
         raise Unsupported(f"{sql_excerpt(node)}: IS takes NULL, TRUE or FALSE")
 
-    def like(self, node: exp.Like) -> expr.Expr:
-        """Translate LIKE and NOT LIKE with 'x', 'x%', '%x' or '%x%'."""
+    def same(self, node: exp.Binary) -> expr.Expr:
+        """Translate IS NOT DISTINCT FROM: equal, or both NULL."""
+        left, right = self(node.this), self(node.expression)
+        both_null = expr.And((expr.IsNull(left), expr.IsNull(right)))
+        return expr.Or((both_null, expr.Coalesce((expr.Compare("=", left, right), expr.LiteralValue(False)))))
+
+    def like(self, node: exp.Like | exp.ILike) -> expr.Expr:
+        """Translate LIKE and ILIKE with a literal pattern, and their negations."""
         pattern = literal_value(node.expression) if is_literal(node.expression) else None
         if not isinstance(pattern, str):
             raise Unsupported("LIKE takes a literal pattern such as 'prefix%'")
-        text = pattern.strip("%")
-        if "%" in text or "_" in text or len(pattern) - len(text) > 2:
-            raise Unsupported("LIKE takes 'text', 'prefix%', '%suffix' or '%part%', without _ and without % inside")
-        found = _match_text(self(node.this), text, pattern.startswith("%"), pattern.endswith("%"))
+        text, folded = pattern.strip("%"), isinstance(node, exp.ILike)
+        if folded or "%" in text or "_" in text or len(pattern) - len(text) > 2:
+            found: expr.Expr = TextFunction("ilike" if folded else "like", (self(node.this),), (pattern,))
+        else:
+            found = _match_text(self(node.this), text, pattern.startswith("%"), pattern.endswith("%"))
         return expr.Not(found) if node.args.get("negate") else found
 
     def cast(self, node: exp.Cast) -> expr.Expr:
@@ -279,6 +285,10 @@ OPERATORS: dict[type[exp.Expr], Handler] = {
     exp.Case: ExpressionTranslator.case,
     exp.If: ExpressionTranslator.choice,
     exp.Like: ExpressionTranslator.like,
+    exp.ILike: ExpressionTranslator.like,
+    exp.NullSafeEQ: ExpressionTranslator.same,
+    exp.NullSafeNEQ: lambda to, node: expr.Not(to.same(node)),
+    exp.DPipe: lambda to, node: concatenation(to, [node.this, node.expression], "concatenate"),
     exp.Cast: ExpressionTranslator.cast,
     exp.TryCast: ExpressionTranslator.cast,
 }

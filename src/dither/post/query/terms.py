@@ -12,11 +12,11 @@ from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.sql.scope import Scope
 from dither.post.formulas import Average, ChosenValue, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
-from dither.post.query.question import AggregateCall
+from dither.post.query.question import REGRESSIONS, AggregateCall
 from dither.schema import Identifier, Moment, Number
 
 Role = Literal["count", "sum", "centred", "product"]
-# Values of more steps are rounded to this many (fewer where sums are clipped), and beyond MAX_STEPS refused.
+# Values of more steps are rounded to this many (fewer where sums are clipped); whole numbers beyond MAX_STEPS are refused.
 FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
 MAX_STEPS = 1 << 30
@@ -98,11 +98,10 @@ class Terms:
         """Make a term whose values are rounded to coarser steps, with a note unless noise hides it, as in products."""
         step = domain.step * -(-most // self.finest_steps)
         if role != "product":
-            if most >= MAX_STEPS:
+            if most >= MAX_STEPS and domain.step >= 1:
                 raise Unsupported(
-                    f"this sum is too fine: its values span {_decimal(domain.hi - domain.lo)} in steps "
-                    f"of {_decimal(domain.step)}, and at most {MAX_STEPS} steps can be added up; "
-                    "make the steps coarser with ROUND(x, 2), or the range narrower with CLAMP(x, low, high)"
+                    f"values of this sum may be anything up to {_decimal(max(abs(domain.lo), abs(domain.hi)))}, so that "
+                    "small ones would be lost in rounding; give a narrower range with CLAMP(x, low, high)"
                 )
             note = (
                 f"values that span {_decimal(domain.hi - domain.lo)} are rounded to multiples of {_decimal(step)} "
@@ -156,6 +155,8 @@ class Terms:
                 return self.covariance(aggregate, 0 if aggregate.kind == "covar_pop" else 1)
             case "corr":
                 return self.correlation(aggregate)
+            case kind if kind in REGRESSIONS:
+                return self.regression(aggregate)
             case _:
                 raise TypeError(f"{aggregate.kind} is not computed from sums")
 
@@ -292,11 +293,7 @@ class Terms:
         covariance = self.covariance(aggregate, 0)
         if any(self.constant(value) is not None for value in aggregate.values):
             return FunctionCall("div", (covariance, covariance))
-        variances = []
-        for value in aggregate.values:
-            squares = self.product_sum(aggregate, value, value)
-            total = self.sum_if_all_present(aggregate, value)
-            variances.append(FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0))))
+        variances = [self.pair_variance(aggregate, value) for value in aggregate.values]
         return ClampedTo(
             FunctionCall(
                 "div", (covariance, FunctionCall("sqrt", (FunctionCall("mul", (variances[0], variances[1])),)))
@@ -304,6 +301,54 @@ class Terms:
             -1.0,
             1.0,
         )
+
+    # --- regressions ---------------------------------------------------------------------------------------------
+
+    def regression(self, aggregate: AggregateCall) -> Formula:
+        """Return the formula of REGR_SLOPE(y, x) or another aggregate of its family."""
+        y, x = aggregate.values
+        size = self.row_count(aggregate)
+        match aggregate.kind:
+            case "regr_count":
+                return size
+            case "regr_avgx":
+                return self.pair_mean(aggregate, x)
+            case "regr_avgy":
+                return self.pair_mean(aggregate, y)
+            case "regr_sxx":
+                return FunctionCall("mul", (self.pair_variance(aggregate, x), size))
+            case "regr_syy":
+                return FunctionCall("mul", (self.pair_variance(aggregate, y), size))
+            case "regr_sxy":
+                return FunctionCall("mul", (self.covariance(aggregate, 0), size))
+            case "regr_r2":
+                correlation = self.correlation(aggregate)
+                return ClampedTo(FunctionCall("mul", (correlation, correlation)), 0.0, 1.0)
+            case "regr_intercept":
+                rise = FunctionCall("mul", (self.slope(aggregate), self.pair_mean(aggregate, x)))
+                return FunctionCall("sub", (self.pair_mean(aggregate, y), rise))
+            case _:
+                return self.slope(aggregate)
+
+    def slope(self, aggregate: AggregateCall) -> Formula:
+        """The covariance over the variance of x; undefined if x is always the same."""
+        return FunctionCall("div", (self.covariance(aggregate, 0), self.pair_variance(aggregate, aggregate.values[1])))
+
+    def pair_variance(self, aggregate: AggregateCall, value: Expr) -> Formula:
+        """The population variance of a value, over the rows in which no value of the aggregate is NULL."""
+        if self.constant(value) is not None:
+            return self.multiple_of_count(aggregate, Fraction(0))
+        squares, total = self.product_sum(aggregate, value, value), self.sum_if_all_present(aggregate, value)
+        return FunctionCall("variance", (squares, total, self.row_count(aggregate), FixedValue(0.0)))
+
+    def pair_mean(self, aggregate: AggregateCall, value: Expr) -> Formula:
+        """The mean of a value, over the rows in which no value of the aggregate is NULL."""
+        domain = self.number_domain(value)
+        if (constant := self.constant(value)) is not None:
+            parts = (self.multiple_of_count(aggregate, constant), self.row_count(aggregate))
+            return ClampedTo(FunctionCall("div", parts), float(constant), float(constant))
+        size, total = self.row_count(aggregate), self.sum_if_all_present(aggregate, value)
+        return Average(total, size, self.centre_formula(aggregate, value), float(domain.lo), float(domain.hi))
 
 
 def middle(domain: Number) -> Fraction:

@@ -8,15 +8,20 @@ from typing import Any
 
 from dither.errors import DitherError, Unsupported
 from dither.plan import expressions as expr
+from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.group_by import GroupAggregate
 from dither.plan.sql.builders import Sql
 from dither.plan.sql.scope import Scope
-from dither.post.query.question import AggregateCall
+from dither.post.query.question import REGRESSIONS, AggregateCall
+from dither.post.query.text_functions import TextFunction
 from dither.schema import Boolean, Domain, Number
 
 LazyScope = Callable[[], Scope]
-SUMMED = frozenset({"sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr"})
+SUMMED = frozenset({"sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", *REGRESSIONS})
+# The mean of one unit is rounded to this part of a value's step, or to a larger one where values are large.
+FINEST_MEAN = 10**6
+LARGEST_MEAN = 1 << 32
 
 TRUTH_TEXTS = {"true": True, "false": False}
 
@@ -58,6 +63,10 @@ def read_as_number(node: Any, scope: LazyScope) -> Any:
             return replace(node, values=tuple(_as_number(value, scope) for value in values))
         case GroupAggregate(kind="sum", value=Expr() as value):
             return replace(node, value=_as_number(value, scope))
+        case GroupAggregate(kind="avg", value=Expr() as value):
+            return replace(node, value=_with_fine_step(_as_number(value, scope), scope()))
+        case TextFunction():
+            return node.resolve(scope())
         case _:
             return node
 
@@ -67,6 +76,16 @@ def _truth_value(text: str) -> Expr:
     if text.lower() not in TRUTH_TEXTS:
         raise Unsupported(f"a truth value is compared with the text {text[:40]!r}; write TRUE or FALSE")
     return expr.LiteralValue(TRUTH_TEXTS[text.lower()])
+
+
+def _with_fine_step(value: Expr, scope: Scope) -> Expr:
+    """Return the same number on a finer lattice, so that a mean of it, which is on that lattice, is hardly rounded."""
+    domain = value.domain(scope)
+    if not isinstance(domain, Number):
+        raise Unsupported("AVG takes numbers and truth values; make it a number with CASE")
+    most = max(1, *map(abs, bounds_of(domain)))
+    finer = [10**digits for digits in range(7) if 10**digits <= FINEST_MEAN and most * 10**digits <= LARGEST_MEAN]
+    return expr.Rounded("round", value, domain.step / max(finer, default=1))
 
 
 def _as_number(node: Expr, scope: LazyScope) -> Expr:
