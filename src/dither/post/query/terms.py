@@ -16,7 +16,7 @@ from dither.post.query.question import REGRESSIONS, AggregateCall
 from dither.schema import Identifier, Moment, Number
 
 Role = Literal["count", "sum", "centred", "product"]
-# Values of more steps are rounded to this many (fewer where sums are clipped); whole numbers beyond MAX_STEPS are refused.
+# Values of more steps are rounded to this many (fewer where sums are clipped); larger whole numbers are refused.
 FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
 MAX_STEPS = 1 << 30
@@ -100,8 +100,8 @@ class Terms:
         if role != "product":
             if most >= MAX_STEPS and domain.step >= 1:
                 raise Unsupported(
-                    f"values of this sum may be anything up to {_decimal(max(abs(domain.lo), abs(domain.hi)))}, so that "
-                    "small ones would be lost in rounding; give a narrower range with CLAMP(x, low, high)"
+                    f"values of this sum may be anything up to {_decimal(max(abs(domain.lo), abs(domain.hi)))}, so "
+                    "that small ones would be lost in rounding; give a narrower range with CLAMP(x, low, high)"
                 )
             note = (
                 f"values that span {_decimal(domain.hi - domain.lo)} are rounded to multiples of {_decimal(step)} "
