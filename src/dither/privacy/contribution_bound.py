@@ -39,7 +39,7 @@ BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
 # Tails: the count of a bin over that of the one before, at most, and by how much this ratio falls from bin to bin.
 MAX_RATIO = 0.72
 BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
-BEND_PRIOR = np.array([0.65, *[0.35 / 7] * 7])
+BEND_PRIOR = np.array([0.7, *[0.3 / 7] * 7])
 # The relative error that a tail of this form may have in each bin.
 MISFIT = 0.1
 # The error of the mean contribution in a bin, in widths of the bin; and how unevenly heavy units spread over cells.

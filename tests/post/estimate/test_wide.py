@@ -32,7 +32,7 @@ def test_the_noise_of_small_groups() -> None:
     """Intervals of 1,000 +- 500 are twice as wide as half the value, so half the noise would do."""
     (note,) = notes(interval([1000.0, 1000.0, 10_000.0], 500))
     assert note.startswith("n: the interval is wider than half the value in 2 of 3 rows, because the noise is large")
-    assert "coarser groups help" in note and "about epsilon 2 would do" in note
+    assert "groups about 2 times as large or about epsilon 2 would do for the typical one" in note
     (single,) = notes(interval([1000.0], 500), loss=(ZCDP("1/2"),))
     assert "so few persons; about rho 2 would do" in single
 
@@ -52,6 +52,7 @@ def test_no_loss_is_suggested_that_is_out_of_reach() -> None:
 def test_clipping_that_is_not_known() -> None:
     (note,) = notes(interval([1000.0], 500), noise=interval([1000.0], 100))
     assert "not known how much clipping removed: a few persons" in note and "would do" not in note
+    assert note.endswith("make it narrower: noise alone leaves about ± 100")
 
 
 def test_an_answer_explains_itself(session: Session) -> None:

@@ -2,8 +2,8 @@
 
     python examples/url_shares/generate.py --users 20000
 
-The same size and seed give the same files. Activity is heavy-tailed: most people have few actions, some have very many.
-Tables are written to Parquet in pieces, so memory does not grow with the size.
+The same size and seed give the same files. Activity is heavy-tailed: most people have few actions, some have very many,
+up to a public limit. Tables are written to Parquet in pieces, so memory does not grow with the size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ACTIONS = ("view", "click", "share", "like", "comment", "report")
 ACTION_SHARES = (0.80, 0.09, 0.02, 0.06, 0.025, 0.005)
 YEAR_START = np.datetime64("2019-01-01T00:00:00", "us")
 YEAR_SECONDS = 365 * 86_400
-HEAVIEST = 5_000
+# The most actions that the site allows a person in a year; dataset.yml declares it.
+HEAVIEST = 500
 
 
 def urls(count: int, seed: int) -> pa.Table:
@@ -57,11 +58,13 @@ def users(first: int, count: int, random: np.random.Generator) -> pa.Table:
     )
 
 
-def actions(first: int, count: int, links: int, mean: float, random: np.random.Generator) -> pa.Table:
+def actions(
+    first: int, count: int, links: int, mean: float, random: np.random.Generator, heaviest: int = HEAVIEST
+) -> pa.Table:
     """Return all actions of people `first` to `first + count - 1`."""
     shape = 1.5
-    activity = np.minimum(random.pareto(shape, count) * mean * (shape - 1), HEAVIEST)
-    rows = random.poisson(activity)
+    activity = np.minimum(random.pareto(shape, count) * mean * (shape - 1), heaviest)
+    rows = np.minimum(random.poisson(activity), heaviest)
     total = int(rows.sum())
     link = np.minimum(links * random.random(total) ** 3, links - 1).astype(np.int64) + 1
     seconds = random.integers(0, YEAR_SECONDS, total)
@@ -86,7 +89,9 @@ def pieces(people: int) -> Iterator[tuple[int, int]]:
         yield start + 1, min(PIECE, people - start)
 
 
-def generate(directory: Path, people: int, links: int, mean: float, seed: int, *, quiet: bool = False) -> int:
+def generate(
+    directory: Path, people: int, links: int, mean: float, seed: int, *, quiet: bool = False, heaviest: int = HEAVIEST
+) -> int:
     """Write urls.parquet, users.parquet and actions.parquet; return the number of actions."""
     directory.mkdir(parents=True, exist_ok=True)
     pq.write_table(urls(links, seed), directory / "urls.parquet")
@@ -99,7 +104,10 @@ def generate(directory: Path, people: int, links: int, mean: float, seed: int, *
         task = bar.add_task("people", total=people)
         for first, count in pieces(people):
             random = np.random.default_rng([seed, 2, first])
-            tables = {"users": users(first, count, random), "actions": actions(first, count, links, mean, random)}
+            tables = {
+                "users": users(first, count, random),
+                "actions": actions(first, count, links, mean, random, heaviest),
+            }
             for name, table in tables.items():
                 if name not in writers:
                     writers[name] = pq.ParquetWriter(directory / f"{name}.parquet", table.schema, compression="zstd")

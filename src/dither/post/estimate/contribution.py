@@ -13,7 +13,9 @@ from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
 
 # The part of the upper tail's probability that intervals leave beyond their upper end: tails are more often heavier
 # than lighter than believed. And the quantile of squares that stands for how unevenly heavy units spread over cells.
-UPPER_PART, SQUARES_LEVEL = 0.8, 0.75
+UPPER_PART, SQUARES_LEVEL = 0.7, 0.84
+# That is so where clipping removed more than this share of all contributions.
+HEAVY_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class EstimatedBound:
             middle = 0.0
             less = more = float(np.quantile(np.abs(self.removed_draws), confidence))
         else:
-            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - UPPER_PART * tail])
+            upper = tail * (UPPER_PART if self.removed_share > HEAVY_SHARE else 1.0)
+            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - upper])
             less, more = middle - low, high - middle
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
         spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)

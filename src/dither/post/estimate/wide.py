@@ -24,20 +24,36 @@ def wide_notes(name: str, found: Estimate, noise_alone: Estimate, losses: Sequen
     wide = width > WIDE * value
     if not np.any(wide):
         return ()
+    noise_width = _width(noise_alone)[wide]
     with np.errstate(invalid="ignore", divide="ignore"):
-        noise_share = np.median(np.nan_to_num(_width(noise_alone)[wide] / width[wide], nan=1.0))
+        noise_share = np.median(np.nan_to_num(noise_width / width[wide], nan=1.0))
         factor = float(np.median(width[wide] / (WIDE * value[wide])))
     if noise_share < 0.5:
-        reason = (
-            f"it is not known how much clipping removed: a few {unit}s may contribute far more than the others; "
-            "CLAMP(x, low, high) in the query makes it narrower, or max_contributions= for an answer on clipped data"
-        )
+        reason = _unknown_clipping(unit, float(np.median(noise_width)) / 2)
     else:
-        what = "groups this small; coarser groups help" if len(value) > 1 else f"so few {unit}s"
-        enough = _loss_that_would_do(factor, losses)
-        reason = f"the noise is large for {what}" + (f"; about {enough} would do for the typical one" if enough else "")
+        reason = _large_noise(f"so few {unit}s" if len(value) == 1 else "", factor, losses)
     where = f" in {int(wide.sum())} of {len(value)} rows" if len(value) > 1 else ""
     return (f"{name}: the interval is wider than half the value{where}, because {reason}",)
+
+
+def _unknown_clipping(unit: str, noise: float) -> str:
+    """Explain an interval that clipping makes wide; `noise` is half the width that noise alone would leave."""
+    reason = (
+        f"it is not known how much clipping removed: a few {unit}s may contribute far more than the others; "
+        f"a cap on a {unit}'s rows (max_rows in the description), CLAMP(x, low, high) in the query, or "
+        "max_contributions= for an answer about clipped data make it narrower"
+    )
+    return reason + (f": noise alone leaves about ± {noise:,.3g}" if np.isfinite(noise) else "")
+
+
+def _large_noise(few: str, factor: float, losses: Sequence[Loss]) -> str:
+    """Explain an interval that noise makes wide by a factor; `few` names the units if there are no groups."""
+    near = np.isfinite(factor) and factor <= LARGEST_FACTOR
+    coarser = f"groups about {factor:.2g} times as large" if near else "coarser groups"
+    enough = _loss_that_would_do(factor, losses)
+    ways = [*([] if few else [coarser]), *([f"about {enough}"] if enough else [])]
+    remedy = f"; {' or '.join(ways)} would do for the typical one" if ways and near else ""
+    return f"the noise is large for {few or 'groups this small'}" + (remedy or ("" if few else "; coarser groups help"))
 
 
 def _width(found: Estimate) -> Floats:
