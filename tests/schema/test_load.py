@@ -237,7 +237,7 @@ def test_the_json_schema_accepts_what_is_read_and_is_published() -> None:
     Draft202012Validator.check_schema(published)
     for text in (GOOD, (ROOT / "examples/url_shares/dataset.yml").read_text()):
         plain = json.loads(json.dumps(yaml.load(text, Loader=yaml.BaseLoader)).replace('"true"', "true"))
-        plain = json.loads(json.dumps(plain).replace('"false"', "false")) | {"version": 1}
+        plain = json.loads(json.dumps(plain).replace('"false"', "false").replace('"500"}', "500}")) | {"version": 1}
         assert list(Draft202012Validator(published).iter_errors(plain)) == []
 
 
