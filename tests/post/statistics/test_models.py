@@ -14,7 +14,7 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.post.session import Session
 from dither.post.statistics.design import Scaling
 from dither.post.statistics.linear import fit_linear, raw_fit
-from dither.post.statistics.logistic import last_step
+from dither.post.statistics.logistic import CURVATURE_WEIGHT, last_step
 from dither.post.statistics.moments import Moments
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
@@ -167,7 +167,7 @@ def test_the_last_step_has_the_errors_of_its_noise() -> None:
     random = np.random.default_rng(3)
     curvature, start = np.array([[900.0, 100.0], [100.0, 500.0]]), np.array([0.2, -0.4])
     wanted = np.array([0.5, 0.1])
-    values = np.concatenate([curvature @ (start - wanted), curvature[np.triu_indices(2)] / 4])
+    values = np.concatenate([curvature @ (start - wanted), curvature[np.triu_indices(2)] / CURVATURE_WEIGHT])
     fits = [last_step(values + random.normal(0, 2, 5), 2.0, start, np.zeros(2)) for _ in range(400)]
     spread = np.std([fit.weights for fit in fits], axis=0)
     stated = np.sqrt((fits[0].noise_map ** 2).sum(axis=1))

@@ -8,7 +8,7 @@ from dither.plan.measures.core import GroupKey, Measure, SelectedValues
 from dither.plan.measures.grouped import sums_sensitivity
 from dither.plan.measures.linear import LinearQuery, RankCounts
 from dither.plan.measures.partitions import KeyShares, PartitionCounts
-from dither.plan.measures.statistics import contributions, covariance
+from dither.plan.measures.statistics import contributions
 from dither.plan.measures.sums import Count, Sum, SumVector, count_units
 
 # The only measures that a request can name. These wire names stay the same when a class is renamed.

@@ -14,8 +14,6 @@ come from the data; `engine.groups(measure)` returns them with their counts, for
     count_units(child, unit, keys)       distinct units (per key)
     histogram(child, value, edges, keys) rows per bin
     contributions(child, unit, edges)    units by number of rows: the input for estimating a limit
-    covariance(child, values)            sums of products of all pairs, with 1 as the first value
-    gradient(child, ...)                 per-unit clipped gradient sums
 
 A unit whose stability is 0 (it does not cover the table) costs nothing, provided that another unit with a budget can
 change the rows; a measure that no unit with a budget can change is refused.

@@ -265,7 +265,9 @@ def fit_notes(fit: LinearFit, alpha: float) -> list[str]:
     """Return notes on the penalty and on too much noise."""
     notes = [f"ridge penalty {alpha:g}, in units of half the declared widths"] if alpha else []
     if fit.ridge > 0:
-        notes.append("noise made the columns look dependent; a small ridge was added, which shrinks coefficients")
+        notes.append(
+            "noise hides how columns differ: a ridge was added, which shrinks coefficients; intervals do not cover it"
+        )
     elif fit.noise_share > LARGE_NOISE:
         notes.append("noise is large beside the spread of some column; the intervals are rough: spend more")
     return notes

@@ -1,8 +1,8 @@
 """Logistic regression by noisy gradients: a few Newton steps in one charge, each unit's sums scaled into one ball.
 
-Three searches improve the weights from zero, each by a noisy gradient and its noisy derivatives at the weights of the
-one before. The rest of the loss measures both at the third weights; the last step is taken here, and its errors are
-those of the noise. Gradients of first order alone would need tens of steps, each with a share of the loss.
+One search, or three where noise is small, improve the weights from zero, each by a noisy gradient and its noisy
+derivatives at the weights before. The rest of the loss measures both at the last weights; that step is taken here, and
+its errors are those of the noise. Gradients of first order alone would need tens of steps with a share of the loss each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from dither.plan.measures.sums import SumVector
 from dither.plan.relations.bounding import Sample
 from dither.plan.relations.core import Relation
 from dither.plan.relations.project import Project
+from dither.plan.traversal import fill_values
 from dither.post.noise import Floats
 from dither.post.query.spend import Spend
 from dither.post.statistics.core import SourceRows, Statistic
@@ -38,25 +40,38 @@ from dither.post.statistics.design import (
     read_columns,
     read_frame,
 )
-from dither.post.statistics.linear import INTERCEPT, moment_plan, not_built, plan_notes, reach_notes
+from dither.post.statistics.linear import (
+    INTERCEPT,
+    TYPICAL_ROW,
+    TYPICAL_ROWS,
+    assumed_choices,
+    moment_plan,
+    not_built,
+    plan_notes,
+    reach_notes,
+    table_rows,
+)
 from dither.post.statistics.moments import RADIUS, MomentPlan, add_up, half_widths, term_product, unit_draws
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.post.statistics.steps import Released, Step, SteppedStatistic, additive, with_shares
+from dither.post.statistics.steps import Released, Step, SteppedStatistic, additive, expected_noise, with_shares
 from dither.privacy.accounting.composition import sampled_loss
-from dither.privacy.protocol import BoundSearch, NewtonRule
+from dither.privacy.protocol import BoundSearch, Measurement, NewtonRule
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
-# Newton steps before the last one, and the shares of the loss for each and for choosing centres, scales and radius.
-NEWTON_STEPS = 3
-NEWTON_SHARE, SEARCH_SHARE = Fraction(1, 10), Fraction(1, 5)
+# Newton steps before the last one and the share of the loss for each: many where noise is small, else one with half.
+MANY_STEPS, SMALL_SHARE = 3, Fraction(1, 10)
+# The share for choosing centres, scales and radius.
+SEARCH_SHARE = Fraction(1, 5)
+# Noise is small if the second derivatives of columns that are even over their ranges are this many times as large.
+SMALL_NOISE, EVEN_CURVATURE = 10, 1 / 48
 # Weights in standard units are within this limit, and multiples of this step.
 WEIGHT_LIMIT, WEIGHT_STEPS = 16, 1 << 10
 # Probabilities are multiples of this step.
 CHANCE_STEP = Fraction(1, 1 << 12)
 # Second derivatives are measured coarser than the gradient, of which errors matter more.
-CURVATURE_WEIGHT = 4
+CURVATURE_WEIGHT = 2
 # Added to eigenvalues of the second derivatives, in standard deviations of their noise.
-RIDGE = 2
+RIDGE = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,27 @@ class LogisticPlan:
     def size(self) -> int:
         """The number of weights, with the intercept."""
         return len(self.moments.design.columns) + 1
+
+    @cached_property
+    def rounds(self) -> int:
+        """The number of Newton steps before the last one, from public facts: each needs a share of the loss."""
+        plan, settings = self.moments, self.moments.settings
+        chosen = assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)
+        measure = fill_values(self.measure(0), chosen)
+        noise = additive(settings, measure, settings.spend.share(SMALL_SHARE))
+        spread = expected_noise(settings.context, settings.unit, Measurement(measure, noise)).std
+        smallest = SMALL_NOISE * CURVATURE_WEIGHT * spread / plan.per_unit(chosen)
+        return MANY_STEPS if smallest < EVEN_CURVATURE * table_rows(plan) else 1
+
+    @property
+    def searched(self) -> Fraction:
+        """The share of the loss for choosing centres, scales and radius."""
+        return SEARCH_SHARE if self.moments.searches() else Fraction(0)
+
+    @property
+    def share(self) -> Fraction:
+        """The share of the loss for each Newton step before the last one."""
+        return SMALL_SHARE if self.rounds == MANY_STEPS else (1 - self.searched) / 2
 
     def weight(self, round_: int, place: int) -> EstimatedValue:
         """Return a weight that the search of a round chooses."""
@@ -123,17 +159,16 @@ class LogisticPlan:
             Fraction(CURVATURE_WEIGHT),
         )
         measure, settings = self.measure(round_ - 1), self.moments.settings
-        noise = additive(settings, measure, settings.spend.share(NEWTON_SHARE))
+        noise = additive(settings, measure, settings.spend.share(self.share))
         return BoundSearch(measure, noise, (1, 2 * WEIGHT_LIMIT * WEIGHT_STEPS + 1), f"weights{round_}", rule)
 
     def statistic(self, finish: Any, notes: Sequence[str]) -> SteppedStatistic[Any]:
         """Make the statistic: private centres and scales, Newton steps, and the last sums."""
-        chosen, whole = self.moments.searches(), 1 - NEWTON_STEPS * NEWTON_SHARE
+        chosen = self.moments.searches()
         if chosen:
-            whole -= SEARCH_SHARE
             chosen = list(with_shares(chosen, self.moments.settings, SEARCH_SHARE / len(chosen)))
-        steps = [self.newton_search(round_) for round_ in range(1, NEWTON_STEPS + 1)]
-        last = Step(self.measure(NEWTON_STEPS), whole)
+        steps = [self.newton_search(round_) for round_ in range(1, self.rounds + 1)]
+        last = Step(self.measure(self.rounds), 1 - self.searched - self.rounds * self.share)
         return SteppedStatistic(
             self.moments.settings, (), not_built, None, tuple(notes), (*chosen, *steps), (last,), finish
         )
@@ -297,7 +332,7 @@ def build_logistic(
     """Build the fitted model: take the last step, and return to raw units."""
     moments, design = plan.moments, plan.moments.design
     middle = WEIGHT_LIMIT * WEIGHT_STEPS + 1
-    tags = [f"weights{NEWTON_STEPS}.{place}" for place in range(plan.size)]
+    tags = [f"weights{plan.rounds}.{place}" for place in range(plan.size)]
     start = np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
     noise, scaling = released.noise(), design.scaling(released.chosen)
     penalties = np.concatenate([[0.0], np.full(plan.size - 1, alpha * moments.per_unit(released.chosen))])
@@ -321,6 +356,6 @@ def build_logistic(
 
 
 ERROR_NOTE = (
-    "coefficients are those after four Newton steps from zero; intervals include the noise of the last, not sampling "
+    "coefficients are those after a few Newton steps from zero; intervals include the noise of the last, not sampling "
     "error, and not what is left to the optimum"
 )

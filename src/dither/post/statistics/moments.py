@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -82,6 +82,7 @@ class Moments:
         return np.stack(rows, axis=-1) * self.noises
 
 
+@lru_cache(maxsize=8)
 def unit_draws(cells: int, laplace: bool) -> Floats:
     """Return draws of independent noise of unit variance; a fixed sequence, for intervals only."""
     sequence = np.random.Generator(np.random.PCG64(0))
