@@ -2,7 +2,7 @@
 
 One search, or three where noise is small, improve the weights from zero, each by a noisy gradient and its noisy
 derivatives at the weights before. The rest of the loss measures both at the last weights; that step is taken here, and
-its errors are those of the noise. Gradients of first order alone would need tens of steps with a share of the loss each.
+its errors are those of the noise. Gradients of first order alone would need tens of steps with a share of the loss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from dither.post.statistics.linear import (
     reach_notes,
     table_rows,
 )
-from dither.post.statistics.moments import RADIUS, MomentPlan, add_up, half_widths, term_product, unit_draws
+from dither.post.statistics.moments import RADIUS, SIZE_STEPS, MomentPlan, add_up, half_widths, term_product, unit_draws
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, additive, expected_noise, with_shares
 from dither.privacy.accounting.composition import sampled_loss
@@ -61,7 +61,7 @@ from dither.schema import Boolean, Category, Number, Reference, Scalar
 # Newton steps before the last one and the share of the loss for each: many where noise is small, else one with half.
 MANY_STEPS, SMALL_SHARE = 3, Fraction(1, 10)
 # The share for choosing centres, scales and radius.
-SEARCH_SHARE = Fraction(1, 5)
+SEARCH_SHARE = Fraction(1, 10)
 # Noise is small if the second derivatives of columns that are even over their ranges are this many times as large.
 SMALL_NOISE, EVEN_CURVATURE = 10, 1 / 48
 # Weights in standard units are within this limit, and multiples of this step.
@@ -70,8 +70,45 @@ WEIGHT_LIMIT, WEIGHT_STEPS = 16, 1 << 10
 CHANCE_STEP = Fraction(1, 1 << 12)
 # Second derivatives are measured coarser than the gradient, of which errors matter more.
 CURVATURE_WEIGHT = 2
-# Added to eigenvalues of the second derivatives, in standard deviations of their noise.
-RIDGE = 1
+
+
+def ridge_of(size: int) -> int:
+    """Return what is added to eigenvalues of the second derivatives, in standard deviations of a cell's noise.
+
+    The eigenvalues of symmetric noise are about this large, so directions that noise hides are not followed.
+    """
+    return math.ceil(math.sqrt(2 * size))
+
+
+@dataclass(frozen=True)
+class GradientMoments(MomentPlan):
+    """Moments whose rows have the size of a gradient and its derivatives, for the choice of the radius."""
+
+    def largest_row(self) -> Fraction:
+        """Return the most that the L1 norm of a row's gradient and derivatives can be; the L2 norm is smaller."""
+        numbers, sources = len(self.design.numbers), {c.source for c in self.design.columns if c.indicator}
+        reach = self.design.reach if self.design.standard == "private" else 1
+        total = Fraction(1 + numbers * reach + len(sources))
+        squares = Fraction(1 + numbers * reach**2 + len(sources))
+        return total + (total**2 + squares) / (8 * CURVATURE_WEIGHT)
+
+    def row_size(self) -> Expr:
+        """Return the norm of a row's gradient and derivatives at zero weights; in L2 an upper bound."""
+        columns: list[Expr] = [expr.ColumnRef(f"z{place}") for place in range(len(self.design.columns))]
+        squares = add_up([ONE, *(expr.Arithmetic("*", column, column) for column in columns)])
+        if self.gaussian:
+            size = expr.Arithmetic("+", _times(Fraction(1, 4), ONE), _times(Fraction(3, 8), squares))
+        else:
+            total = add_up([ONE, *(expr.Absolute(column) for column in columns)])
+            second = expr.Arithmetic("+", expr.Arithmetic("*", total, total), squares)
+            size = expr.Arithmetic(
+                "+", _times(Fraction(1, 2), total), _times(Fraction(1, 8 * CURVATURE_WEIGHT), second)
+            )
+        return expr.Rounded("ceil", size, Fraction(1, SIZE_STEPS))
+
+
+def _times(factor: Fraction, value: Expr) -> Expr:
+    return expr.Arithmetic("*", LiteralValue(factor), value)
 
 
 @dataclass(frozen=True)
@@ -155,7 +192,7 @@ class LogisticPlan:
             self.size,
             Fraction(1, WEIGHT_STEPS),
             f"weights{round_ - 1}" if round_ > 1 else "",
-            Fraction(RIDGE),
+            Fraction(ridge_of(self.size)),
             Fraction(CURVATURE_WEIGHT),
         )
         measure, settings = self.measure(round_ - 1), self.moments.settings
@@ -189,7 +226,8 @@ def last_step(values: Floats, noise: float, start: Floats, penalties: Floats) ->
     curvature = np.zeros((size, size))
     curvature[rows] = CURVATURE_WEIGHT * values[size:]
     eigenvalues, axes = np.linalg.eigh(curvature, UPLO="U")
-    regular = axes @ np.diag(np.maximum(eigenvalues, 0) + RIDGE * CURVATURE_WEIGHT * noise) @ axes.T
+    ridge = ridge_of(size) * CURVATURE_WEIGHT * noise
+    regular = axes @ np.diag(np.maximum(eigenvalues, 0) + ridge) @ axes.T
     inverse = np.linalg.inv(regular + np.diag(penalties))
     step = inverse @ gradient
     by_curvature = np.zeros((size, len(values) - size))
@@ -258,7 +296,11 @@ def make_logistic(
     outcome, classes = read_classes(rows, target, positive)
     if sample is not None:
         rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
-    plan = LogisticPlan(moment_plan(rows, [*features, target], read_columns(rows, features), standard), outcome)
+    single_rows = rows.context.dataset.units[rows.settings.unit].kind == "row"
+    planned = moment_plan(
+        rows, [*features, target], read_columns(rows, features), standard or ("private" if single_rows else None)
+    )
+    plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
     if sample is not None:
         plan = with_sample(plan, rational(sample, "sample"))
     notes = [*plan_notes(plan.moments), *sample_notes(sample)]
