@@ -11,7 +11,7 @@ import numpy as np
 from dither.errors import Unsupported
 from dither.plan.domains import bounds_of
 from dither.post.noise import Floats
-from dither.schema import Number
+from dither.schema import Moment, Number
 
 # A range of at most this many values has a bin for each of them; a wider one has equal bins.
 MAX_SINGLE_VALUE_BINS = 512
@@ -40,6 +40,11 @@ def make_bins(domain: object, growing: bool = False) -> Bins:
 
     `growing` bins, for a range that depends on a bound still to be chosen, widen with the distance from zero.
     """
+    if isinstance(domain, Moment):
+        raise Unsupported(
+            "MIN, MAX, MEDIAN and quantiles take numbers; of dates, ask for days after a date, such as "
+            "MEDIAN(DATE_DIFF('day', DATE '2000-01-01', x)), and add them to it"
+        )
     if not isinstance(domain, Number):
         raise Unsupported(
             "MIN, MAX, MEDIAN and quantiles need a number with a declared range; for other columns, "
