@@ -22,7 +22,7 @@ from serve.test_deploy import DEPLOY, ROOT, UNITS, unit_command
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.xdist_group("servers")]
 RUN = ("dither", "curl", "cp", "mv", "rm")
-NOT_RUN = ("python3.11", "/opt/dither/bin/pip", "groupadd", "useradd", "install", "podman", "systemctl")
+NOT_RUN = ("python3.11", "/opt/dither/bin/pip", "groupadd", "useradd", "install", "ln", "chown", "podman", "systemctl")
 
 
 def commands(page: str) -> Iterator[str]:
@@ -37,6 +37,7 @@ class Machine:
 
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class Machine:
                 self.processes[unit] = subprocess.Popen(words)
         if action != "stop":
             until(lambda: (self.folder / "state" / "private" / "admin.sock").exists())
-            until(lambda: self.run("dither curator status"))
+            until(lambda: self.run(f"dither curator status --socket {self.folder}/state/private/admin.sock"))
             until(lambda: httpx.get(f"http://127.0.0.1:{self.port}/health/live").status_code == 200)
 
     def run(self, command: str, token: str = "") -> str:
@@ -79,8 +80,7 @@ class Machine:
             assert done.returncode == 0, (command, done.stdout, done.stderr)
             return done.stdout
         expanded = re.sub(r"\$\(cat (\S+?)\)", lambda found: Path(found[1]).read_text(), local)
-        environment = {"DITHER_ADMIN_SOCKET": f"{self.folder}/state/private/admin.sock"}
-        result = CliRunner().invoke(cli.app, shlex.split(expanded)[1:], env=environment)
+        result = CliRunner().invoke(cli.app, shlex.split(expanded)[1:], env=self.exported)
         assert result.exit_code == 0, (command, result.output)
         return result.output
 
@@ -100,7 +100,9 @@ def test_the_commands_of_the_page_work_in_order(machine: Machine) -> None:
     ran = 0
     for command in commands((ROOT / "docs" / "operations.md").read_text()):
         word, *rest = command.split()
-        assert word in RUN + NOT_RUN, command
+        assert word in (*RUN, *NOT_RUN, "export"), command
+        if word == "export":
+            machine.exported |= dict([machine.local(rest[0]).split("=", 1)])
         if word == "systemctl" and rest[-1] in UNITS:
             action = rest[0]
             machine.systemctl("start" if action == "enable" else action, [name for name in rest if name in UNITS])
