@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,7 +28,7 @@ from dither.post.estimate.measured import cell_shares, clipped_column
 from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.privacy.contribution_bound import choose_contribution_bound, fit_contributions
+from dither.privacy.contribution_bound import bound_errors, choose_contribution_bound, fit_contributions
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import BoundRule, BoundSearch
 
@@ -78,7 +79,10 @@ CUTS = tuple(rung + 1 for rung in BINS[:-1])
 
 
 def redrawn(masses: Any, how: str, times: int, random: np.random.Generator, fixed: int = 0) -> Redrawn:
-    """Whole answers, of the rule that the kernel applies (or at a fixed bound) and the intervals that post gives."""
+    """Whole answers, of the rule that the kernel applies (or at a fixed bound) and the intervals that post gives.
+
+    Kernel and post fit the same histogram in the same way, so here it is fitted once; the first redraw compares.
+    """
     table = spread(masses, how, random)
     truth = table.sum(axis=0)
     counts = np.bincount(np.searchsorted(CUTS, masses[masses > 0], side="right"), minlength=len(BINS))
@@ -86,14 +90,16 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator, fixe
     rule = BoundRule(CUTS, Fraction(f"{2**0.5 / LEFT:.6g}"), len(truth))
     search = BoundSearch(Count(Scan("actions")), mechanism, BINS, "mass", rule)
     held, errors, bounds, kept = np.zeros(len(truth)), [], [], {}
-    for _ in range(times):
-        noisy = counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts)))
-        bound = fixed or choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
+    for number in range(times):
+        noisy = np.rint(counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts))))
+        model = fit_contributions(CUTS, noisy, mechanism.std() / math.sqrt(2), 1, BINS[-1])
+        bound = fixed or BINS[int(np.argmin(bound_errors(model, BINS, rule)))]
+        if number == 0 and not fixed:
+            assert bound == choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
         if bound not in kept:
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
         noise = ScaledNoise("laplace", bound / LEFT)
         values = np.rint(kept[bound]) + noise.quantile(random.random(len(truth)))
-        model = fit_contributions(CUTS, noisy, FOUND, 1, BINS[-1])
         share = cell_shares(values, np.abs(values).sum(), bound)
         source = clipped_column(values, noise, share, EstimatedBound(bound, model), 1.0, 0.95)
         answer = estimate(NoisyCell(0), [source], [], 0.95)
@@ -151,12 +157,14 @@ def test_few_people_whose_values_spread_over_many_bins(people: int, spread: str,
     rule = BoundRule(cuts, Fraction(f"{2**0.5 / LEFT:.6g}"), 1, top)
     search = BoundSearch(Count(Scan("actions")), mechanism, bins, "mass", rule)
     counts = np.bincount(np.searchsorted(cuts, masses, side="right"), minlength=len(bins))
-    for _ in range(times):
+    for number in range(times):
         noisy = np.rint(counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts))))
-        bound = choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
+        model = fit_contributions(cuts, noisy, mechanism.std() / math.sqrt(2), 1, bins[-1], top)
+        bound = bins[int(np.argmin(bound_errors(model, bins, rule)))]
+        if number == 0:
+            assert bound == choose_contribution_bound(search, [int(value) for value in noisy], mechanism)
         noise = ScaledNoise("laplace", bound / LEFT)
         values = np.array([np.minimum(masses, bound).sum()]) + noise.quantile(random.random(1))
-        model = fit_contributions(cuts, noisy, FOUND, 1, bins[-1], top)
         source = clipped_column(values, noise, np.ones(1), EstimatedBound(bound, model), 1.0, 0.95)
         answer = estimate(NoisyCell(0), [source], [], 0.95)
         held += bool(answer.low[0] <= masses.sum() <= answer.high[0])

@@ -15,7 +15,7 @@ from dither.post.estimate.answer import build_answer
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.measured import ChosenBounds, estimated_bound, measured_columns
-from dither.post.query.query_plan import ContributionSearch, QuantileRef, QueryPlan, with_bounds
+from dither.post.query.query_plan import ContributionSearch, QuantileRef, QueryPlan, bound_text, with_bounds
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import ReleasedMeasurement
 from dither.schema import Scalar
@@ -51,15 +51,21 @@ def _rehearse_at(context: Context, plan: QueryPlan, bounds: dict[str, EstimatedB
 
 def ends_of_bounds(plan: QueryPlan) -> Iterator[ChosenBounds]:
     """Yield the smallest and the largest of the bounds that may be chosen, as if chosen from an empty histogram."""
+    contributions = [search for search in plan.searches if isinstance(search, ContributionSearch)]
+    fitted = {  # the histogram is the same at both ends, so it is fitted once
+        search.tag: estimated_bound(search, (0,) * (len(search.edges) + 1), NOISE, search.candidates[0])
+        for search in contributions
+    }
     for end in (0, -1) if plan.searches else (0,):
-        yield ChosenBounds(
-            {search.tag: search.candidates[end] for search in plan.searches},
-            {
-                search.tag: estimated_bound(search, (0,) * (len(search.edges) + 1), NOISE, search.candidates[end])
-                for search in plan.searches
-                if isinstance(search, ContributionSearch)
-            },
-        )
+        bounds = {
+            search.tag: replace(
+                fitted[search.tag],
+                bound=search.candidates[end],
+                limit=bound_text(search.candidates[end], search),
+            )
+            for search in contributions
+        }
+        yield ChosenBounds({search.tag: search.candidates[end] for search in plan.searches}, bounds)
 
 
 def _check_groups(context: Context, plan: QueryPlan) -> None:
