@@ -288,6 +288,7 @@ def _check_some(items: Sequence[Case], setting: Setting, ordered: bool) -> None:
 
 def _measure_branch(shared: Shared, measure: Measure, plan: VectorQuery) -> Branch:
     keys = key_kinds(shared.ctx, measure)
+    keys = (*keys, *("bigint" for _ in range(len(plan.keys) - len(keys))))  # the number of a table's column
     names = [*(f"k{index}" for index in range(len(keys))), *(f"v{index}" for index in range(plan.value_count))]
     return Branch(shared.add_subquery(plan.select), tuple(names), (*keys, *("bigint" for _ in range(plan.value_count))))
 

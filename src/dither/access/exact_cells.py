@@ -1,6 +1,6 @@
 """The exact cells of a table, written once, sorted, to a private folder; every draw of a release reads them there.
 
-    folder/*.parquet      columns cell (the number of the key, row by row over the keys' axes) and v0, v1, ...
+    folder/*.parquet      columns cell (row by row over the keys' axes, columns of the table innermost) and count
 
 Cells without rows are absent. Files, and the rows in them, are sorted by cell. A folder appears by one rename.
 """
@@ -55,18 +55,19 @@ class RowRange:
     rows: int
 
 
+SCHEMA = pa.schema([("cell", pa.int64()), ("count", pa.int64())])
+
+
 def cell_batches(query: VectorQuery, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Replace the encoded keys of each group by the number of its cell; undeclared keys are dropped."""
+    """Replace the encoded keys of each group by the numbers of its cells; undeclared keys and zeros are dropped."""
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        cells, valid = key_positions(query, table)
-        values = [integer_column(table.column(f"v{index}"))[valid] for index in range(query.value_count)]
-        yield pa.record_batch([pa.array(cells[valid]), *map(pa.array, values)], schema=cell_schema(query.value_count))
-
-
-def cell_schema(columns: int) -> pa.Schema:
-    """Return the columns of a file of cells."""
-    return pa.schema([("cell", pa.int64()), *((f"v{index}", pa.int64()) for index in range(columns))])
+        positions, valid = key_positions(query, table)
+        for index in range(query.value_count):
+            counts = integer_column(table.column(f"v{index}"))
+            kept = valid & (counts != 0)
+            cells = positions[kept] * query.value_count + index
+            yield pa.record_batch([pa.array(cells), pa.array(counts[kept])], schema=SCHEMA)
 
 
 def write_sorted(query: VectorQuery, batches: Iterable[pa.RecordBatch], folder: Path) -> None:
@@ -74,7 +75,7 @@ def write_sorted(query: VectorQuery, batches: Iterable[pa.RecordBatch], folder: 
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700, parents=True)
-    reader = pa.RecordBatchReader.from_batches(cell_schema(query.value_count), cell_batches(query, batches))
+    reader = pa.RecordBatchReader.from_batches(SCHEMA, cell_batches(query, batches))
     with tempfile.TemporaryDirectory(dir=folder.parent) as spill, closing(duckdb.connect(":memory:")) as connection:
         for name, value in {"temp_directory": spill, "memory_limit": SORT_MEMORY, "threads": "1"}.items():
             connection.execute(f"SET {name} = '{value}'")
@@ -125,29 +126,30 @@ class CellReader:
 
     def read(self, part: RowRange) -> Vector:
         """Return the exact columns of a part, one line of the matrix for each, 0 where a key has no rows."""
-        matrix = np.zeros((self._keys.columns, part.rows), np.int64)
-        low, high = self._cell_of(part.first), self._cell_of(part.first + part.rows - 1)
+        columns = self._keys.columns
+        matrix = np.zeros((columns, part.rows), np.int64)
+        low, high = self._key_of(part.first) * columns, (self._key_of(part.first + part.rows - 1) + 1) * columns
         for smallest, largest, file, group in self._groups:
-            if smallest <= high and largest >= low:
+            if smallest < high and largest >= low:
                 self._place(matrix, part, file.read_row_group(group))
         return matrix
 
     def _place(self, matrix: Vector, part: RowRange, table: pa.Table) -> None:
         """Put the cells of a row group that belong to a part into its matrix."""
-        rows, released = self._rows_of(np.asarray(table.column("cell").to_numpy()))
+        keys, columns = np.divmod(np.asarray(table.column("cell").to_numpy()), self._keys.columns)
+        rows, released = self._rows_of(keys)
         inside = released & (rows >= part.first) & (rows < part.first + part.rows)
-        for index in range(self._keys.columns):
-            matrix[index, rows[inside] - part.first] = np.asarray(table.column(f"v{index}").to_numpy())[inside]
+        matrix[columns[inside], rows[inside] - part.first] = np.asarray(table.column("count").to_numpy())[inside]
 
-    def _cell_of(self, row: int) -> int:
-        """Return the cell of a released row."""
+    def _key_of(self, row: int) -> int:
+        """Return the number of the key of a released row."""
         outer, inner = divmod(row, self._keys.inner)
         return (outer if self._kept is None else int(self._kept[outer])) * self._keys.inner + inner
 
-    def _rows_of(self, cells: Vector) -> tuple[Vector, NDArray[np.bool_]]:
-        """Return the released row of each cell, and whether it is released at all."""
+    def _rows_of(self, keys: Vector) -> tuple[Vector, NDArray[np.bool_]]:
+        """Return the released row of each key, and whether it is released at all."""
         if self._kept is None:
-            return cells, np.ones(len(cells), np.bool_)
-        outer, inner = np.divmod(cells, self._keys.inner)
+            return keys, np.ones(len(keys), np.bool_)
+        outer, inner = np.divmod(keys, self._keys.inner)
         places = np.minimum(np.searchsorted(self._kept, outer), max(0, len(self._kept) - 1))
         return places * self._keys.inner + inner, self._kept[places] == outer

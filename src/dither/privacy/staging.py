@@ -91,6 +91,7 @@ class Staging:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_private()
         self._lock = self._take_lock()
+        self._checked: Mapping[str, str] | None = None
 
     def _check_places(self) -> None:
         """Refuse a staging folder inside the output or around it, and an output that cannot be made."""
@@ -205,6 +206,8 @@ class Staging:
 
     def _check_files(self, digests: Mapping[str, str]) -> None:
         """Refuse to publish files that are not those that were drawn."""
+        if self._checked == digests:  # a moment ago, by this process, which holds the lock
+            return
         for name, digest in digests.items():
             path = self.parts / name
             if not path.is_file() or file_digest(path) != digest:
@@ -212,6 +215,7 @@ class Staging:
                     f"a file of the release in {self.folder} is missing or damaged; nothing was published; delete that"
                     " folder and run the release again: unless it was recorded already, it draws anew for one charge"
                 )
+        self._checked = digests
 
     def has_manifest(self, digest: str) -> bool:
         """Return whether this folder holds the manifest with this digest."""
