@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dither.errors import InvalidParameter
+from dither.errors import BudgetExceeded, InvalidParameter
+from dither.post.estimate.profile import profile_items, profile_request
 from dither.post.options import read_text
 from dither.post.session import Session
+from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import Kernel
 
 LONGEST_TOKEN = 8192
@@ -51,4 +55,29 @@ def open_kernel(
     for event in opened.log.events:
         if event["event"] == "finding":  # for whoever opens the data in this process: its curator
             print(f"WARNING: {event['finding']}", file=sys.stderr)
-    return opened, account if account is not None else "analyst"
+    name = account if account is not None else "analyst"
+    for dataset in opened.datasets(name):
+        _measure_declared_profile(Session.from_kernel(opened, name, dataset))
+    return opened, name
+
+
+def _measure_declared_profile(session: Session) -> None:
+    """Measure the profile that a description asks for, if this version of the data has none and the budget allows."""
+    epsilon = session.dataset.profile_epsilon
+    if not epsilon or session.profile is not None:
+        return
+    try:
+        measure_profile(session, epsilon)
+    except BudgetExceeded:
+        print(f"WARNING: no budget is left for the profile of {session.name}", file=sys.stderr)
+
+
+def measure_profile(session: Session, epsilon: Fraction, columns: Sequence[str] = ()) -> Session:
+    """Measure the profile of a dataset that is open in this process, and return a session that knows it."""
+    measure = getattr(session.kernel, "measure_profile", None)
+    if measure is None:
+        raise InvalidParameter("a profile is measured where the data are: give the path of the description")
+    unit = default_unit(session.dataset)
+    items = profile_items(session.context, unit, columns)
+    measure(profile_request(session.context, unit, epsilon, items))
+    return Session.from_kernel(session.kernel, session.token, session.name)

@@ -59,6 +59,9 @@ COMMANDS = {
     "prepare": CommandEntry(
         "dither.cli.prepare", "Write a snapshot of the records that makes later answers much faster."
     ),
+    "profile": CommandEntry(
+        "dither.cli.profile", "Measure once, privately, what units contribute; bounds and quotes use it."
+    ),
     "demo": CommandEntry("dither.cli.demo", "Run five example queries on a small private dataset."),
     "ask": CommandEntry("dither.cli.ask", "Run a private SQL query and charge the budget."),
     "quote": CommandEntry("dither.cli.ask", "Print the cost and the expected error of a query; free."),

@@ -86,6 +86,11 @@ def _print_facts(public: dict[str, Any]) -> None:
         f"size_epsilon {public['size_epsilon']}: charged once, when the dataset is first opened, for noisy sizes of its"
         f" private tables ({private}); quotes and time limits use them"
     )
+    if public["profile_epsilon"] != "0":
+        CONSOLE.print(
+            f"profile_epsilon {public['profile_epsilon']}: charged once for each data_version, when it is first opened,"
+            " for the profile (what units contribute, and where their values lie), which becomes public"
+        )
     for warning in public["warnings"]:
         CONSOLE.print(f"note: {warning}")
 

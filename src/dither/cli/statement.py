@@ -13,8 +13,10 @@ from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 from dither.post.display import loss_text
+from dither.post.estimate.profile import profile_lines
 from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
 from dither.post.session import Session
+from dither.post.statistics.core import default_unit
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
@@ -100,6 +102,9 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
             groups.add_row(str(row["units"]), row["loss"])
         yield groups
         yield "epsilon for delta: " + "; ".join(f"{row['epsilon']} for {row['delta']}" for row in guarantee["curve"])
+    if data["profile"]:
+        yield "\nMeasured once with noise, charged, and public (the profile):"
+        yield from (f"- {text}" for text in data["profile"])
     yield "\nAssumptions:"
     yield from (f"- {text}" for text in data["assumptions"])
     yield "Limits of the guarantee:"
@@ -112,7 +117,8 @@ def statement(
     as_json: AsJson = False,
 ) -> None:
     """Print the privacy guarantee of a dataset, its meaning in numbers, its assumptions and its limits."""
-    data = statement_data(session.statement)
+    measured = profile_lines(session.context, default_unit(session.dataset))
+    data = statement_data(session.statement) | {"profile": measured}
     if as_json:
         print_json(data)
     elif form != "text":

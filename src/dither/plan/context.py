@@ -11,7 +11,7 @@ from dither.plan.domains import number_of_periods, truncate, with_null
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
 # Keys of a source's options under which a kernel publishes facts to planners: see `with_public_facts`.
-RANKS, ROWS = "ranks", "rows"
+RANKS, ROWS, PROFILE = "ranks", "rows", ("profile_request", "profile_release")
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,21 @@ class Context:
         return number_of_periods(min(m.lo for m in moments), max(m.hi for m in moments), unit.every)
 
 
-def with_public_facts(dataset: Dataset, ranked: bool, rows: Mapping[str, int]) -> Dataset:
-    """Return the schema with the facts that a kernel publishes to planners: stored ranks and noisy table sizes."""
+def with_public_facts(
+    dataset: Dataset, ranked: bool, rows: Mapping[str, int], profile: tuple[str, str] | None = None
+) -> Dataset:
+    """Return the schema with the facts that a kernel publishes to planners: stored ranks, noisy sizes, the profile."""
     ranks = {RANKS: "stored"} if ranked else {}
+    profiles = dict(zip(PROFILE, profile, strict=True)) if profile else {}
     tables = {
         name: replace(
             table,
-            source=replace(table.source, options=ranks | ({ROWS: str(rows[name])} if name in rows else {})),
+            source=replace(
+                table.source,
+                options=ranks
+                | ({ROWS: str(rows[name])} if name in rows else {})
+                | (profiles if name == next(iter(dataset.tables)) else {}),
+            ),
         )
         for name, table in dataset.tables.items()
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from html import escape
 from typing import Unpack
@@ -18,9 +18,11 @@ from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
 from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
+from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.measured import chosen_bounds, measured_columns
+from dither.post.estimate.profile import Profile, predict_bounds, use_profile
 from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import rehearse
 from dither.post.options import (
@@ -99,6 +101,11 @@ class Session(Statistics):
     def tables(self) -> Tables:
         """The tables, with the domain of each column."""
         return Tables.of(self.dataset)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The noisy facts that the curator had measured once, or None: they decide bounds, centres and quotes."""
+        return Profile.of(self.dataset)
 
     @property
     def budget(self) -> Budgets:
@@ -239,7 +246,22 @@ class Session(Statistics):
         planner = planner_for(self.context, resolved, spend.gaussian)
         plans = tuple(planner.plan(part) for question in questions for part in questions_of(question))
         size, asked = resolved.assumed_group_size, tuple(questions)
-        return _PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
+        planned = _PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
+        return self._with_profile(planned)
+
+    def _with_profile(self, planned: _PlannedQueries) -> _PlannedQueries:
+        """Take what the dataset's profile knows instead of searching for it, and predict what is still searched for."""
+        profile, spend = self.profile, planned.spend
+        if profile is None or len(planned.plans) != 1:
+            return planned
+        (plan,) = planned.plans
+        profiled, predicted = (
+            use_profile(plan, profile, spend, self.context),
+            predict_bounds(plan, profile, spend, self.context),
+        )
+        return replace(
+            planned, plans=(profiled.plan,), known=profiled.bounds, predicted={**predicted, **profiled.bounds}
+        )
 
     def _solve_epsilon(
         self, questions: Sequence[Question], resolved: ResolvedOptions, confidence: float
@@ -253,10 +275,12 @@ class Session(Statistics):
 
         def plan_at(epsilon: Fraction) -> _PlannedQueries:
             spend, size = Spend(Pure(epsilon)), resolved.assumed_group_size
-            return _PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat, tuple(questions))
+            asked = tuple(questions)
+            return self._with_profile(_PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat, asked))
 
         low, high = Fraction(1, 10**6), Fraction(1000)
-        if assumed := [search for plan in plans for search in assumed_searches(plan)]:
+        likely = plan_at(Fraction(1))
+        if assumed := [s for plan in likely.plans for s in assumed_searches(plan) if s.tag not in likely.predicted]:
             raise InvalidParameter(
                 f"max_error= cannot be solved: the error depends on {bound_name(assumed[0].tag)}, which is chosen only "
                 "when the query is asked; give max_contributions= as well, or epsilon= instead"
@@ -279,8 +303,8 @@ class Session(Statistics):
     ) -> tuple[Expected, ...]:
         """Return the expected error of each column, at default values of bounds that are still to be chosen."""
         parts = batch.answer_measurements(planned.spend, self.context) if measurements is None else measurements
-        size = planned.assumed_group_size
-        columns = batch_errors(self.context, batch, planned.plans, parts, planned.confidence, size)
+        size, predicted = planned.assumed_group_size, planned.predicted
+        columns = batch_errors(self.context, batch, planned.plans, parts, planned.confidence, size, predicted)
         return tuple(column for column in columns if not column.name.startswith(ORDER_COLUMN))
 
     def _quote(self, planned: _PlannedQueries) -> Quote:
@@ -300,14 +324,14 @@ class Session(Statistics):
             loss=total,
             losses=quoted.losses,
             expected=columns,
-            bounds=batch.default_bounds(),
+            bounds=batch.default_bounds() | {tag: found.bound for tag, found in planned.predicted.items()},
             affordable=quoted.affordable,
             free=quoted.free,
             time_class=quoted.time_class,
             milliseconds=quoted.milliseconds,
             notes=(
                 *batch_notes(planned.plans),
-                *quote_assumptions(batch, columns),
+                *quote_assumptions(batch, columns, planned.predicted),
                 *other_budget_notes(quoted.losses, unit, total),
                 *(() if planned.selection is None else (SELECTION_NOTE,)),
                 *(() if quoted.affordable or quoted.free else self._remaining_notes()),
@@ -352,7 +376,7 @@ class Session(Statistics):
         chosen = chosen_bounds(batch, release)
         answers = []
         for position, plan in enumerate(planned.plans):
-            limits, bounds = chosen[position].limits, chosen[position].bounds
+            limits, bounds = chosen[position].limits, {**chosen[position].bounds, **planned.known}
             own_plan = with_bounds(batch.plan_of(position, plan), self.context, limits)
             parts = tuple(released_parts_of(batch, position, released))
             columns = measured_columns(own_plan, parts, bounds, planned.confidence)
@@ -388,6 +412,7 @@ class _PlannedQueries:
 
     `questions` has the queries as they were asked: one with grouping sets has a plan for each of them. With a
     `selection` of keys before, `total` is the loss of both.
+    By tag, `known` has the bounds that the dataset's profile gave, and `predicted` also those that it leads to expect.
     """
 
     plans: tuple[QueryPlan, ...]
@@ -399,6 +424,8 @@ class _PlannedQueries:
     questions: tuple[Question, ...] = ()
     selection: KeySelection | None = None
     total: Loss | None = None
+    known: Mapping[str, EstimatedBound] = field(default_factory=dict)
+    predicted: Mapping[str, EstimatedBound] = field(default_factory=dict)
 
     def join_sets(self, answers: Sequence[Answer]) -> list[Answer]:
         """Return one answer for each query; the answers of its grouping sets are put together."""

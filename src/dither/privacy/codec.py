@@ -35,6 +35,7 @@ ADDED_FIELDS: dict[str, Mapping[str, object]] = {
     "Request": {"selection": None},
     "Release": {"selection_results": None},
     "Sensitivity": {"equal_shares": False},
+    "Dataset": {"profile_epsilon": Fraction(0)},
 }
 T = TypeVar("T")
 
@@ -116,6 +117,7 @@ def _hash_schema(context: Context) -> str:
     dataset = context.dataset
     tables = {name: replace(table, source=replace(table.source, options={})) for name, table in dataset.tables.items()}
     stripped = replace(dataset, tables=tables, budgets=(), groups=(), policy="shared", data_version="")
+    stripped = replace(stripped, profile_epsilon=Fraction(0))
     return hashlib.sha256(encode(stripped) + encode(context.facts)).hexdigest()
 
 

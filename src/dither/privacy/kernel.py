@@ -72,7 +72,7 @@ from dither.privacy.protocol import (
     ReleaseRequest,
     Request,
 )
-from dither.privacy.registration import size_measurements
+from dither.privacy.registration import profile_id, size_measurements
 from dither.privacy.search_rules import choose_values
 from dither.privacy.staging import Staging
 from dither.privacy.table_release import (
@@ -117,6 +117,7 @@ class RegisteredDataset:
     rows: Mapping[str, int]
     slots: tuple[EngineSlot, ...]
     prepared: bool = False
+    profile: tuple[str, str] | None = None  # the request of the dataset's profile and its release, as JSON
     gates: dict[str, Gate] = field(default_factory=dict)  # one for each viewing group
 
     def gate(self, group: str) -> Gate:
@@ -457,7 +458,8 @@ class LocalKernel:
         """Return a dataset's schema without its sources, with noisy row counts and whether ranks are stored."""
         self._authorize_view(dataset, token)
         registered = self._find_dataset(dataset)
-        return with_public_facts(without_sources(registered.context.dataset), registered.prepared, registered.rows)
+        public = without_sources(registered.context.dataset)
+        return with_public_facts(public, registered.prepared, registered.rows, registered.profile)
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
         """Return the facts counted in the dataset's public tables."""
@@ -540,7 +542,28 @@ class LocalKernel:
         prepared = bool(getattr(first, "prepared", False))
         context = replace(first.ctx, scan_nodes=scan_sizes(first.ctx))
         unsized = RegisteredDataset(context, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
-        self._datasets[dataset.name] = replace(unsized, rows=self._measure_size(unsized))
+        profile = self.ledger.recorded_request(dataset.name, profile_id(dataset))
+        self._datasets[dataset.name] = replace(unsized, rows=self._measure_size(unsized), profile=profile)
+
+    def measure_profile(self, request: Request) -> None:
+        """Answer a request of the curator's, charged like any query, and publish the release with the schema.
+
+        Each version of the data has one profile: asking again returns the recorded one, another request is refused.
+        Proof: profile.md.
+        """
+        registered = self._find_dataset(request.dataset)
+        identity = profile_id(registered.context.dataset)
+        request, cost = self._cost_request(registered, replace(request, request_id=identity))
+        outcome = self._charge(self._build_charge(registered, request, cost, KERNEL))
+        with registered.engine() as slot:
+            self._answer_now(ChargedRequest(registered, slot, request, cost, outcome))
+        profile = self.ledger.recorded_request(request.dataset, identity)
+        if profile is None:
+            raise NotAllowed(
+                "a group was added since the profile was measured, and has not paid for it; measure the"
+                " next version of the data"
+            )
+        self._datasets[request.dataset] = replace(registered, profile=profile)
 
     def _measure_size(self, registered: RegisteredDataset) -> dict[str, int]:
         """Return the noisy number of (clipped) rows of each private table, charged like any query."""

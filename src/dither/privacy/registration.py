@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+
 from dither.errors import Unbounded
 from dither.loss import Pure
 from dither.plan.context import Context
@@ -11,6 +14,7 @@ from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
 from dither.privacy.protocol import Calibrate, Measurement
+from dither.schema import Dataset
 
 SIZE_ROWS = 256  # at most this many rows of one unit count towards the noisy size
 
@@ -32,6 +36,11 @@ def size_measurements(ctx: Context) -> tuple[list[Measurement], list[str]]:
         return [], []
     calibration = Calibrate("discrete_laplace", Pure(ctx.dataset.size_epsilon / len(counted)))
     return [Measurement(measure, calibration) for measure, _ in counted], [name for _, name in counted]
+
+
+def profile_id(dataset: Dataset) -> str:
+    """Return the request id of a dataset's profile, one for each version of the data. Proof: profile.md."""
+    return f"profile:{sha256(json.dumps([dataset.name, dataset.data_version]).encode()).hexdigest()[:40]}"
 
 
 def _coarsest_unit(ctx: Context) -> str:

@@ -164,6 +164,7 @@ class Dataset:
     timezone: str = "UTC"
     size_epsilon: Fraction = Fraction(1, 100)
     description: str = ""
+    profile_epsilon: Fraction = Fraction(0)
 
     def __repr__(self) -> str:
         return f"dataset {self.name}: tables {table_names(self)}; units {', '.join(self.units)}"

@@ -68,6 +68,9 @@ SHAPES: dict[str, ObjectSpec] = {
             "size_epsilon": FieldSpec(
                 "number", "charged once, on first opening, for noisy sizes of the private tables; default: 0.01"
             ),
+            "profile_epsilon": FieldSpec(
+                "number", "charged once for each data_version, on first opening, for the profile; default: no profile"
+            ),
             "tables": FieldSpec("shapes_by_name", "the tables", required=True, shape="table"),
             "units": FieldSpec("shapes_by_name", "the units of privacy", required=True, shape="unit"),
             "budgets": FieldSpec("shapes", "the caps on the privacy loss of each unit", required=True, shape="budget"),

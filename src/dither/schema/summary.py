@@ -36,6 +36,7 @@ def public_facts(dataset: Dataset) -> dict[str, Any]:
         "timezone": dataset.timezone,
         "policy": dataset.policy,
         "size_epsilon": number_text(dataset.size_epsilon),
+        "profile_epsilon": number_text(dataset.profile_epsilon),
         "tables": {name: _table(table) for name, table in dataset.tables.items()},
         "units": {name: _unit(unit) for name, unit in dataset.units.items()},
         "budgets": [_budget(cap) for cap in dataset.budgets],

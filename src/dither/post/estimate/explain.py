@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dither.plan.context import Context
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_limits, walk
 from dither.post.display import html_lines
+from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
 from dither.post.estimate.windows import typical_windows
 from dither.post.formulas import (
@@ -83,10 +85,19 @@ def expected_errors(
     confidence: float,
     rows: float | None,
     assumed: Collection[int] = (),
+    bounds: Mapping[str, EstimatedBound] = MappingProxyType({}),
 ) -> tuple[Expected, ...]:
-    """Compute the expected error of each noisy column of the answer; bounds of `assumed` parts are not known yet."""
+    """Compute the expected error of each noisy column of the answer.
+
+    Bounds of `assumed` parts are not known yet; for those in `bounds`, by tag, errors include what clipping removes.
+    """
     size = default_group_size(context, plan, parts) if rows is None else float(rows)
-    columns: Sequence[NoisyColumn] = [_typical_column(context, plan, parts, source, size) for source in plan.sources]
+    columns: Sequence[NoisyColumn] = [
+        _with_clipping(
+            _typical_column(context, plan, parts, source, size), context, plan, parts, source, bounds, confidence
+        )
+        for source in plan.sources
+    ]
     measures = plan.sources
     axes = parts[0].measure.axes(context)[: len(plan.keys)]
     windows = typical_windows(plan, columns, [len(axis.values) for axis in axes], confidence)
@@ -131,6 +142,27 @@ def _typical_column(
         return Banded(middle, middle - width / 2, middle + width / 2)
     step = steps[source.value_index] / source.factor
     return Measured(np.array([rows * float(source.typical_per_row)]), noise_of(mechanism, step))
+
+
+def _with_clipping(
+    column: NoisyColumn,
+    context: Context,
+    plan: QueryPlan,
+    parts: Sequence[Measurement],
+    source: CellRef | QuantileRef,
+    bounds: Mapping[str, EstimatedBound],
+    confidence: float,
+) -> NoisyColumn:
+    """Add to a typical column what its bound is expected to remove from one of several equal groups."""
+    bound = bounds.get(source.bound_tag or "") if isinstance(source, CellRef) else None
+    if bound is None or not isinstance(column, Measured) or not isinstance(source, CellRef):
+        return column
+    measure = parts[source.measure_index].measure
+    groups = prod(len(axis.values) for axis in measure.axes(context)[: len(plan.keys)])
+    per_step = float(source.quantity_per_step or measure.steps(context)[source.value_index] / source.factor)
+    shares = np.full(min(groups, 2), 1 / groups)
+    _, less, more = (per_step * part[:1] for part in bound.missing(shares, confidence))
+    return replace(column, less=less, more=more)
 
 
 def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:

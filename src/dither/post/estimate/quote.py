@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dither.loss import Loss
 from dither.plan.context import Context
 from dither.plan.traversal import unfilled_limits
 from dither.post.display import html_table, loss_text
+from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, expected_errors
 from dither.post.query.batch import BatchPlan
 from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
 from dither.post.query.request import default_bound, with_known_bounds
 from dither.privacy.protocol import Measurement, UnitLoss
+
+PREDICTED_NOTE = "the expected errors follow from the dataset's profile; they may be off by a factor of 2"
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,17 +76,21 @@ def assumed_searches(plan: QueryPlan) -> list[ContributionSearch]:
     return [search for search in contributions if default_bound(search) < search.candidates[-1]]
 
 
-def quote_assumptions(batch: BatchPlan, columns: Sequence[Expected]) -> tuple[str, ...]:
-    """Return notes on what a quote assumes about the data."""
+def quote_assumptions(
+    batch: BatchPlan, columns: Sequence[Expected], predicted: Mapping[str, EstimatedBound] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Return notes on what a quote assumes about the data; `predicted` has the bounds that a profile shows."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
     bounds = (
         f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
         f"{bound_text(default_bound(search), search)}"
         for group in batch.groups
         for search in assumed_searches(group.plan)
+        if search.tag not in predicted
     )
     return (
         *dict.fromkeys(bounds),
+        *([PREDICTED_NOTE] if predicted else []),
         *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
     )
 
@@ -94,10 +102,14 @@ def batch_errors(
     measurements: Sequence[Measurement],
     confidence: float,
     group_size: float | None = None,
+    predicted: Mapping[str, EstimatedBound] = MappingProxyType({}),
 ) -> tuple[Expected, ...]:
-    """Return the expected error of each column, at default values of bounds that are still to be chosen."""
-    defaults = batch.default_bounds()
-    assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)}
+    """Return the expected error of each column, at default values of bounds that are still to be chosen.
+
+    For bounds that are `predicted`, errors include what clipping removes.
+    """
+    defaults = batch.default_bounds() | {tag: found.bound for tag, found in predicted.items()}
+    assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)} - predicted.keys()
     known = with_known_bounds(measurements, defaults)
     return tuple(
         column
@@ -113,5 +125,6 @@ def batch_errors(
                 for index, part in enumerate(batch.measurements_of(position, measurements))
                 if not assumed.isdisjoint(limit.tag for limit in unfilled_limits(part.measure))
             ],
+            predicted,
         )
     )

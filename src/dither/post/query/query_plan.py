@@ -179,9 +179,14 @@ def shift_cells(node: formulas.Formula, first: int) -> formulas.Formula:
 
 def with_bounds(plan: QueryPlan, context: Context, limits: Mapping[str, int]) -> QueryPlan:
     """Fill in chosen bounds, and restrict histograms to the bins that their values can then reach."""
-    filled = _fix_chosen_values(fill_values(fill_limits(plan, limits), limits)) if limits else plan
+    filled = fill_chosen(plan, limits)
     sources = tuple(_restrict_bins(source, filled, context) for source in filled.sources)
     return replace(filled, sources=sources)
+
+
+def fill_chosen(plan: QueryPlan, limits: Mapping[str, int]) -> QueryPlan:
+    """Fill in chosen bounds and centres, by tag; others stay to be chosen."""
+    return _fix_chosen_values(fill_values(fill_limits(plan, limits), limits)) if limits else plan
 
 
 def _fix_chosen_values(plan: QueryPlan) -> QueryPlan:

@@ -81,10 +81,10 @@ def search_share(plan: QueryPlan) -> Fraction:
 
 def bound_searches(plan: QueryPlan, budget: Spend, context: Context) -> tuple[BoundSearch, ...]:
     """Build the searches of a plan's bounds and centres."""
-    return tuple(_bound_search(plan, search, budget, context) for search in plan.searches)
+    return tuple(bound_search(plan, search, budget, context) for search in plan.searches)
 
 
-def _bound_search(
+def bound_search(
     plan: QueryPlan, search: CentreSearch | ContributionSearch, budget: Spend, context: Context
 ) -> BoundSearch:
     """Build a search: a private median of the units' means, or a noisy histogram and the rule that reads it."""

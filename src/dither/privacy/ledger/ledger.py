@@ -424,6 +424,18 @@ class Ledger(AppendLog):
                 recorded = str(body["release"])
         return recorded
 
+    def recorded_request(self, dataset: str, request_id: str) -> tuple[str, str] | None:
+        """Return the request that the kernel made under an id, and its answer; None unless every group paid for it."""
+        with self._latest_state() as state:
+            description, population, _ = state.resolve_query(dataset, "")
+            stored = state.get(key("request", KERNEL, request_id))
+            charge = None if stored is None else int(stored.split()[0])
+            drawn = None if charge is None else state.get(key("draw", state.root_of(charge)))
+            if charge is None or drawn is None:
+                return None
+            body, groups = state.body(charge), population.groups_of(description, KERNEL)
+            return (body["request"], state.body(int(drawn))["release"]) if {*groups} <= {*body["groups"]} else None
+
     def rows(self) -> tuple[Row, ...]:
         """Return every row."""
         with self._latest_state():

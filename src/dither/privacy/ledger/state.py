@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cache, lru_cache
 from operator import gt
 from typing import Any, Literal
@@ -215,7 +216,8 @@ class DatasetVersion:
         """Decode the body of a dataset row."""
         dataset = decode(body["schema"].encode(), Dataset, RESPONSE)
         facts = decode(body["facts"].encode(), PublicTableFacts, RESPONSE)
-        description = encode(replace(dataset, budgets=(), groups=(), policy="shared")) + encode(facts)
+        plain = replace(dataset, budgets=(), groups=(), policy="shared", profile_epsilon=Fraction(0))
+        description = encode(plain) + encode(facts)
         return cls(dataset, facts, f"{dataset.data_version}@{hashlib.sha256(description).hexdigest()[:16]}")
 
     @property

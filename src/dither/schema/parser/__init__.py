@@ -63,6 +63,7 @@ def _dataset(entries: CheckedFields, directory: Path) -> Dataset:
         timezone=zone,
         size_epsilon=entries.read("size_epsilon", scalars.positive, Fraction(1, 100)),
         description=entries.read("description", scalars.text, ""),
+        profile_epsilon=entries.read("profile_epsilon", scalars.positive, Fraction(0)),
     )
 
 

@@ -1,0 +1,394 @@
+"""The profile of a dataset: what units contribute, and where their values lie, measured once and public from then on.
+
+It is one request of the searches that simple questions would make: for each private table the number of units by their
+rows, and for each column of numbers the middle of the units' means and the number of units by the size of what they add
+around it. Questions whose search the profile has answered need none of their own; quotes predict what a search will
+choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from sqlglot import exp, select
+
+from dither.errors import InvalidParameter
+from dither.loss import Loss, Pure
+from dither.plan import expressions as expr
+from dither.plan.context import PROFILE, Context
+from dither.plan.expressions.core import EstimatedValue
+from dither.plan.measures.sums import Count
+from dither.plan.relations.group_by import GroupAggregate, GroupBy
+from dither.plan.traversal import transform, walk
+from dither.post.contribution_bound import ContributionBound
+from dither.post.estimate.contribution import EstimatedBound
+from dither.post.query.parser import parse_query
+from dither.post.query.planner import Planner
+from dither.post.query.query_plan import (
+    CentreSearch,
+    ContributionSearch,
+    QueryPlan,
+    bound_text,
+    fill_chosen,
+    with_tags,
+)
+from dither.post.query.request import bound_search, mechanism_of
+from dither.post.query.spend import Spend
+from dither.privacy.codec import RESPONSE, decode
+from dither.privacy.contribution_bound import bound_errors, fit_contributions
+from dither.privacy.mechanisms import Mechanism
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Release, Request
+from dither.schema import Dataset, Number
+
+# Weights by which the profile's loss is divided: for the rows of units, for the rows that have a value of one column,
+# for the middle of their means, and for what they add around it.
+ROWS_WEIGHT, COUNT_WEIGHT, CENTRE_WEIGHT, VALUES_WEIGHT = Fraction(4), Fraction(1), Fraction(1), Fraction(3, 2)
+# A profile's centre replaces a question's own if at most this many times as much would be spent on that.
+MAX_RATIO = 3.0
+ROWS_OF_UNIT, SIZE_OF_SUM = GroupAggregate("mass", "count"), expr.Absolute(expr.ColumnRef("mass"))
+
+
+@dataclass(frozen=True)
+class ProfileItem:
+    """Something that a profile measures: its name for people, the search that it answers, and its share of the loss."""
+
+    name: str
+    search: CentreSearch | ContributionSearch
+    weight: Fraction
+
+
+def profile_items(context: Context, unit: str, columns: Sequence[str] = ()) -> tuple[ProfileItem, ...]:
+    """List what a profile measures: for every private table of the unit, or only for these "table.column"s."""
+    planner, items = Planner(context, ContributionBound(auto=True)), dict[str, ProfileItem]()
+    for number, (name, query) in enumerate(_simple_questions(context.dataset, unit, columns)):
+        plan = with_tags(planner.plan(parse_query(query, context.dataset, unit)), f" {number}")
+        for search in plan.searches:
+            item = ProfileItem(f"{name}: {_item_text(search)}", search, _weight(search, "." in name))
+            items.setdefault(_search_key(search), item)
+    return tuple(items.values())
+
+
+def profile_request(context: Context, unit: str, epsilon: Fraction, items: Sequence[ProfileItem]) -> Request:
+    """Build the request of a profile: private medians as searches, histograms as parts, for `epsilon` in all."""
+    if not items:
+        raise InvalidParameter(f"there is nothing to profile: no unit {unit} can have several rows in a private table")
+    total = sum((item.weight for item in items), Fraction(0))
+    losses = [Pure(epsilon * item.weight / total) for item in items]
+    pairs = list(zip((item.search for item in items), losses, strict=True))
+    searches = tuple(
+        BoundSearch(search.measure, Calibrate("quantiles", loss), search.candidates, search.tag)
+        for search, loss in pairs
+        if isinstance(search, CentreSearch)
+    )
+    parts = tuple(
+        Measurement(search.measure, Calibrate("discrete_laplace", loss))
+        for search, loss in pairs
+        if isinstance(search, ContributionSearch)
+    )
+    return Request(context.dataset.name, parts, searches, unit=unit)
+
+
+def _simple_questions(dataset: Dataset, unit: str, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the questions whose searches a profile answers, each with the name of its table or column."""
+    keys = dataset.units[unit].keys
+    tables = [table for table in dataset.tables.values() if table.private and keys.get(table.name) is not None]
+    counted = [(table.name, select("COUNT(*)").from_(_quoted(table.name)).sql()) for table in tables]
+    known = {
+        f"{table.name}.{column.name}": select(f'AVG("{column.name}")').from_(_quoted(table.name)).sql()
+        for table in tables
+        for column in table.columns.values()
+        if isinstance(column.domain, Number) and column.name != keys[table.name]
+    }
+    if unknown := [name for name in columns if name not in known]:
+        raise InvalidParameter(f"no column {unknown[0]!r} to profile; there are: {', '.join(known) or 'none'}")
+    return [*counted, *((name, query) for name, query in known.items() if not columns or name in columns)]
+
+
+def _quoted(name: str) -> exp.Table:
+    return exp.table_(name, quoted=True)
+
+
+def _item_text(search: CentreSearch | ContributionSearch) -> str:
+    """Say what an item measures."""
+    if isinstance(search, CentreSearch):
+        return "the median of the units' means"
+    return "the units by their rows" if search.quantity is None else "the units by what they add around the median"
+
+
+def _weight(search: CentreSearch | ContributionSearch, is_column: bool) -> Fraction:
+    """Return the weight of an item in the profile's loss."""
+    if isinstance(search, CentreSearch):
+        return CENTRE_WEIGHT
+    return VALUES_WEIGHT if search.quantity is not None else COUNT_WEIGHT if is_column else ROWS_WEIGHT
+
+
+# --- what was measured ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProfiledHistogram:
+    """Noisy numbers of units by contribution: in rows or in units of the column, cut at `cuts`."""
+
+    cuts: tuple[Fraction, ...]
+    counts: tuple[int, ...]
+    mechanism: Mechanism
+
+    @property
+    def scale(self) -> float:
+        """The Laplace scale of the noise."""
+        return self.mechanism.std() / math.sqrt(2)
+
+    def scaled(self, factor: float) -> ProfiledHistogram:
+        """Return the histogram of contributions that are `factor` times as large."""
+        return replace(self, cuts=tuple(cut * Fraction(factor).limit_denominator(10**6) for cut in self.cuts))
+
+    def in_steps_of(self, search: ContributionSearch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return edges in the steps of a search, up to its largest candidate, and the counts between them."""
+        per_unit = Fraction(search.row_size) if search.quantity is None else 1 / search.quantity
+        edges: dict[int, int] = {}
+        for cut, count in zip(self.cuts, self.counts[1:], strict=True):
+            edge = max(1, round(cut * per_unit))
+            if edge <= search.candidates[-1]:
+                edges[edge] = edges.get(edge, 0) + count
+        return tuple(edges), (self.counts[0], *edges.values())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profile of a dataset, by what was measured; centres come with the loss that was spent on them."""
+
+    histograms: Mapping[str, ProfiledHistogram]
+    centres: Mapping[str, tuple[int, Loss]]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Profile | None:
+        """Return the profile that a kernel publishes with a schema, or None if there is none."""
+        options = next(iter(dataset.tables.values())).source.options
+        request, release = (options.get(name) for name in PROFILE)
+        return None if request is None or release is None else _read_profile(request, release)
+
+    def histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
+        """Return the histogram that a search would measure, or None."""
+        return self.histograms.get(_search_key(search))
+
+    def predicted_histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
+        """Return a histogram from which to guess what a search will find: the same one, or one of all groups at once.
+
+        A unit's sums over several groups add up to more than its sum over all, since signs no longer cancel: by the
+        square root of the number of groups that it is in, at most.
+        """
+        exact = self.histogram(search)
+        match _without_tags(search.measure):
+            case Count(child=GroupBy(child=GroupBy(child=relation, unit=str(unit)) as per_group, keys=())):
+                whole = self.histograms.get(repr((replace(per_group, keys=()), SIZE_OF_SUM)))
+                rows = self.histograms.get(repr((GroupBy(relation, (), (ROWS_OF_UNIT,), unit), expr.ColumnRef("mass"))))
+                if exact is None and whole is not None and rows is not None:
+                    return whole.scaled(math.sqrt(min(search.groups, _typical_rows(rows))))
+        return exact
+
+
+@lru_cache(maxsize=16)
+def _read_profile(request_text: str, release_text: str) -> Profile:
+    """Decode a published profile."""
+    request = decode(request_text.encode(), Request)
+    release = decode(release_text.encode(), Release, RESPONSE)
+    histograms = {
+        _measure_key(part.measure): ProfiledHistogram(bucket_of(part.measure).edges, found.values, found.mechanism)
+        for part, found in zip(request.parts, release.parts, strict=True)
+    }
+    chosen = zip(request.searches, release.chosen_bounds or (), release.search_results or (), strict=True)
+    return Profile(
+        histograms, {_centre_key(search.histogram): (number, found.loss) for search, number, found in chosen}
+    )
+
+
+def bucket_of(measure: Any) -> expr.Bucket:
+    """Return the buckets by which a histogram counts."""
+    bucket = measure.keys[0].value
+    if not isinstance(bucket, expr.Bucket):
+        raise InvalidParameter("a profile consists of histograms")
+    return bucket
+
+
+def _search_key(search: CentreSearch | ContributionSearch) -> str:
+    """Return a name of what a search measures, which does not depend on its tags."""
+    return _centre_key(search.measure) if isinstance(search, CentreSearch) else _measure_key(search.measure)
+
+
+def _centre_key(measure: Any) -> str:
+    """Return a name of the means that a private median is taken of."""
+    return repr(_without_tags(measure).child)
+
+
+def _measure_key(measure: Any) -> str:
+    """Return a name of a histogram's relation and of the value that it counts by; the cuts are no part of it."""
+    plain = _without_tags(measure)
+    return repr((plain.child, bucket_of(plain).child))
+
+
+def _without_tags(node: Any) -> Any:
+    def rename(part: Any) -> Any:
+        return replace(part, tag="", value=None) if isinstance(part, EstimatedValue) else part
+
+    return transform(node, rename)
+
+
+def _typical_rows(rows: ProfiledHistogram) -> float:
+    """Return about the number of rows of the units that have most of the rows."""
+    sizes = np.array([1.0, *map(float, rows.cuts)])
+    mass = sizes * np.maximum(np.array(rows.counts, float), 0)
+    place = np.searchsorted(np.cumsum(mass), mass.sum() / 2)
+    return float(sizes[min(int(place), len(sizes) - 1)])
+
+
+# --- in words ------------------------------------------------------------------------------------------------------
+
+SHARES = (0.5, 0.95, 0.99)
+
+
+def profile_lines(context: Context, unit: str) -> list[str]:
+    """Describe the profile that a kernel publishes, a sentence for each thing measured; none without a profile."""
+    profile = Profile.of(context.dataset)
+    if profile is None:
+        return []
+    items = profile_items(context, unit)
+    ranges = {
+        node.tag: node for item in items for node in walk(item.search.measure) if isinstance(node, EstimatedValue)
+    }
+    lines = (_item_line(profile, item, ranges) for item in items)
+    return [line for line in lines if line]
+
+
+def _item_line(profile: Profile, item: ProfileItem, ranges: Mapping[str, EstimatedValue]) -> str:
+    """Describe one thing measured, or return nothing if the profile lacks it."""
+    subject = item.name.partition(":")[0]
+    if isinstance(item.search, CentreSearch):
+        found, place = profile.centres.get(_search_key(item.search)), ranges.get(item.search.tag)
+        if found is None or place is None:
+            return ""
+        centre = float((place.lo + found[0] - 1) * place.step)
+        return f"{subject}: the median of the units' means is about {centre:,.4g}"
+    histogram = profile.histogram(item.search)
+    if histogram is None:
+        return ""
+    points, counts = _without_noise(histogram, item.search).in_steps_of(item.search)
+    reached = np.searchsorted(np.cumsum(counts), np.array(SHARES) * sum(counts))
+    per_step = item.search.quantity or Fraction(1, item.search.row_size)
+    limits = [float(points[min(int(place), len(points) - 1)] * per_step) for place in reached]
+    sizes = [f"{100 * share:.0f}% below {limit:,.4g}" for share, limit in zip(SHARES, limits, strict=True)]
+    counted = "rows" if item.search.quantity is None else "in absolute value, added around that median"
+    return f"{subject}: of about {sum(counts):,} units, {', '.join(sizes)} {counted}"
+
+
+# --- used by questions and quotes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProfiledPlan:
+    """A plan whose searches the profile has answered as far as it can, and the bounds that it gave, by tag."""
+
+    plan: QueryPlan
+    bounds: Mapping[str, EstimatedBound]
+
+
+def use_profile(plan: QueryPlan, profile: Profile | None, spend: Spend, context: Context) -> ProfiledPlan:
+    """Fill in the centres and bounds that a profile knows about as well as the question's own searches would."""
+    if profile is None or not plan.searches:
+        return ProfiledPlan(plan, {})
+    limits: dict[str, int] = {}
+    bounds: dict[str, EstimatedBound] = {}
+    for search in plan.searches:
+        own = bound_search(plan, search, spend, context)
+        if isinstance(search, CentreSearch):
+            found = profile.centres.get(_search_key(search))
+            if found is not None and found[0] in search.candidates and _is_precise(found[1], spend, search):
+                limits[search.tag] = found[0]
+        elif (histogram := profile.histogram(search)) is not None and _centres_of(search) <= limits.keys():
+            known = _known_bound(histogram, search, own, plan.unit, context)
+            bounds |= {} if known is None else {search.tag: known}
+    limits |= {tag: bound.bound for tag, bound in bounds.items()}
+    rest = tuple(search for search in plan.searches if search.tag not in limits)
+    notes = (*plan.notes, PROFILE_NOTE) if limits else plan.notes
+    return ProfiledPlan(fill_chosen(replace(plan, searches=rest, notes=notes), limits), bounds)
+
+
+PROFILE_NOTE = "contribution bounds or centres come from the dataset's profile, and cost this query nothing"
+
+
+def predict_bounds(
+    plan: QueryPlan, profile: Profile | None, spend: Spend, context: Context
+) -> dict[str, EstimatedBound]:
+    """Predict, by tag, what the searches of a plan will choose, where the profile shows it."""
+    predicted = {}
+    for search in plan.searches:
+        if profile is None or not isinstance(search, ContributionSearch):
+            continue
+        if (histogram := profile.predicted_histogram(search)) is not None:
+            own = bound_search(plan, search, spend, context)
+            mechanism = mechanism_of(
+                Measurement(search.measure, own.mechanism), search.measure.sensitivity(context, plan.unit)
+            )
+            predicted[search.tag], _ = _bound_from(
+                _without_noise(histogram, search), mechanism, search, own, Fraction(1)
+            )
+    return predicted
+
+
+def _known_bound(
+    histogram: ProfiledHistogram, search: ContributionSearch, own: BoundSearch, unit: str, context: Context
+) -> EstimatedBound | None:
+    """Return the bound that a profile leads to, or None if the question's own search will probably do better.
+
+    The own search costs a share of the loss, and so makes the answer noisier; the profile's histogram may be noisier
+    than that of the own search.
+    """
+    mechanism = mechanism_of(Measurement(own.histogram, own.mechanism), own.histogram.sensitivity(context, unit))
+    _, searched_error = _bound_from(_without_noise(histogram, search), mechanism, search, own, Fraction(1))
+    known, known_error = _bound_from(histogram, histogram.mechanism, search, own, 1 - search.share)
+    return known if known_error <= searched_error else None
+
+
+def _bound_from(
+    histogram: ProfiledHistogram, mechanism: Mechanism, search: ContributionSearch, own: BoundSearch, noise: Fraction
+) -> tuple[EstimatedBound, float]:
+    """Choose a bound from a histogram as a kernel would, if answers had `noise` times the noise; and its squared error.
+
+    The histogram has the noise of `mechanism`.
+    """
+    points, counts = histogram.in_steps_of(search)
+    if not isinstance(own.rule, BoundRule):
+        raise InvalidParameter("a contribution bound is chosen by a rule")
+    rule, scale = replace(own.rule, points=points, noise=own.rule.noise * noise), mechanism.std() / math.sqrt(2)
+    model = fit_contributions(points, counts, scale, search.step, search.candidates[-1], search.row_size)
+    errors = bound_errors(model, own.grid, rule)
+    place = int(np.argmin(errors))
+    bound, seen = own.grid[place], bound_text(round(model.seen), search)
+    text = bound_text(bound, search)
+    return EstimatedBound(bound, model, search.signed, text, seen, search.row_size), float(errors[place])
+
+
+def _without_noise(histogram: ProfiledHistogram, search: ContributionSearch) -> ProfiledHistogram:
+    """Return a histogram with the likeliest counts, instead of the noisy ones."""
+    points, counts = histogram.in_steps_of(search)
+    model = fit_contributions(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
+    likely = np.maximum(np.median(model.draws, axis=0), 0).round()
+    unused = len(histogram.counts) - len(likely)
+    return replace(histogram, counts=(*map(int, likely), *[0] * unused))
+
+
+def _centres_of(search: ContributionSearch) -> set[str]:
+    """Return the tags of the centres around which a search sums."""
+    return {node.tag for node in walk(search.measure) if isinstance(node, EstimatedValue)}
+
+
+def _is_precise(loss: Loss, spend: Spend, search: CentreSearch) -> bool:
+    """Return True if as much was spent on a centre as the question would spend, or nearly."""
+    wanted = spend.share(search.share)
+    wanted_epsilon = wanted.epsilon if isinstance(wanted, Pure) else math.sqrt(2 * wanted.rho)
+    return isinstance(loss, Pure) and float(wanted_epsilon) <= MAX_RATIO * float(loss.epsilon)
