@@ -255,13 +255,9 @@ class Session(Statistics):
         if profile is None or len(planned.plans) != 1:
             return planned
         (plan,) = planned.plans
-        profiled, predicted = (
-            use_profile(plan, profile, spend, self.context),
-            predict_bounds(plan, profile, spend, self.context),
-        )
-        return replace(
-            planned, plans=(profiled.plan,), known=profiled.bounds, predicted={**predicted, **profiled.bounds}
-        )
+        profiled = use_profile(plan, profile, spend, self.context)
+        predicted = predict_bounds(plan, profile, spend, self.context, profiled.bounds)
+        return replace(planned, plans=(profiled.plan,), known=profiled.bounds, predicted=predicted)
 
     def _solve_epsilon(
         self, questions: Sequence[Question], resolved: ResolvedOptions, confidence: float

@@ -35,6 +35,7 @@ from dither.post.formulas import (
 from dither.post.noise import noise_of
 from dither.post.query.query_plan import (
     LARGEST_BOUNDS,
+    MASS,
     CellRef,
     CentreSearch,
     ContributionSearch,
@@ -91,7 +92,7 @@ def expected_errors(
 
     Bounds of `assumed` parts are not known yet; for those in `bounds`, by tag, errors include what clipping removes.
     """
-    size = default_group_size(context, plan, parts) if rows is None else float(rows)
+    size = default_group_size(context, plan, parts, bounds.get(MASS)) if rows is None else float(rows)
     columns: Sequence[NoisyColumn] = [
         _with_clipping(
             _typical_column(context, plan, parts, source, size), context, plan, parts, source, bounds, confidence
@@ -119,11 +120,18 @@ def expected_errors(
     return tuple(errors)
 
 
-def default_group_size(context: Context, plan: QueryPlan, parts: Sequence[Measurement]) -> float:
-    """Return the noisy size of the largest table divided by the number of groups, or 1000 if no size is known."""
+def default_group_size(
+    context: Context, plan: QueryPlan, parts: Sequence[Measurement], counted: EstimatedBound | None = None
+) -> float:
+    """Return the noisy size of the largest table divided by the number of groups, or 1000 if no size is known.
+
+    If a profile shows what units contribute to the counts, their sum is more precise.
+    """
     tables = {node.table for node in walk(plan.question.relation) if isinstance(node, Scan)}
     sizes = [size for table in sorted(tables) if (size := context.noisy_rows(table)) is not None]
     groups = prod(len(axis.values) for axis in parts[0].measure.axes(context)[: len(plan.keys)])
+    if counted is not None:
+        return max(1.0, counted.model.total() / counted.row_size / groups)
     return max(1.0, max(sizes) / groups) if sizes else DEFAULT_GROUP_SIZE
 
 

@@ -24,6 +24,7 @@ from dither.plan import expressions as expr
 from dither.plan.context import PROFILE, Context
 from dither.plan.expressions.core import EstimatedValue
 from dither.plan.measures.sums import Count
+from dither.plan.relations.core import Relation
 from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.traversal import transform, walk
 from dither.post.contribution_bound import ContributionBound
@@ -46,11 +47,15 @@ from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Release, Request
 from dither.schema import Dataset, Number
 
-# Weights by which the profile's loss is divided: for the rows of units, for the rows that have a value of one column,
-# for the middle of their means, and for what they add around it.
-ROWS_WEIGHT, COUNT_WEIGHT, CENTRE_WEIGHT, VALUES_WEIGHT = Fraction(4), Fraction(1), Fraction(1), Fraction(3, 2)
+# Weights by which the profile's loss is divided: for the rows of units, for the middle of their means of a column, and
+# for what they add around it.
+ROWS_WEIGHT, CENTRE_WEIGHT, VALUES_WEIGHT = Fraction(3), Fraction(1, 2), Fraction(2)
 # A profile's centre replaces a question's own if at most this many times as much would be spent on that.
 MAX_RATIO = 3.0
+# A search is predicted by this many made-up ones, and by the one of them whose error is larger than that of this share.
+PREDICTIONS, PREDICTED_LEVEL = 5, 0.5
+# Sums over several groups of a unit add up to about this many times the size of its whole sum: signs no longer cancel.
+UNCANCELLED = 1.25
 ROWS_OF_UNIT, SIZE_OF_SUM = GroupAggregate("mass", "count"), expr.Absolute(expr.ColumnRef("mass"))
 
 
@@ -69,8 +74,9 @@ def profile_items(context: Context, unit: str, columns: Sequence[str] = ()) -> t
     for number, (name, query) in enumerate(_simple_questions(context.dataset, unit, columns)):
         plan = with_tags(planner.plan(parse_query(query, context.dataset, unit)), f" {number}")
         for search in plan.searches:
-            item = ProfileItem(f"{name}: {_item_text(search)}", search, _weight(search, "." in name))
-            items.setdefault(_search_key(search), item)
+            if not isinstance(search, ContributionSearch) or search.quantity is not None or "." not in name:
+                item = ProfileItem(f"{name}: {_item_text(search)}", search, _weight(search))
+                items.setdefault(_search_key(search), item)
     return tuple(items.values())
 
 
@@ -121,11 +127,11 @@ def _item_text(search: CentreSearch | ContributionSearch) -> str:
     return "the units by their rows" if search.quantity is None else "the units by what they add around the median"
 
 
-def _weight(search: CentreSearch | ContributionSearch, is_column: bool) -> Fraction:
+def _weight(search: CentreSearch | ContributionSearch) -> Fraction:
     """Return the weight of an item in the profile's loss."""
     if isinstance(search, CentreSearch):
         return CENTRE_WEIGHT
-    return VALUES_WEIGHT if search.quantity is not None else COUNT_WEIGHT if is_column else ROWS_WEIGHT
+    return VALUES_WEIGHT if search.quantity is not None else ROWS_WEIGHT
 
 
 # --- what was measured ---------------------------------------------------------------------------------------------
@@ -180,17 +186,18 @@ class Profile:
     def predicted_histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
         """Return a histogram from which to guess what a search will find: the same one, or one of all groups at once.
 
-        A unit's sums over several groups add up to more than its sum over all, since signs no longer cancel: by the
-        square root of the number of groups that it is in, at most.
+        The sizes of a unit's sums over several groups add up to at least that of its whole sum.
         """
         exact = self.histogram(search)
         match _without_tags(search.measure):
-            case Count(child=GroupBy(child=GroupBy(child=relation, unit=str(unit)) as per_group, keys=())):
+            case Count(child=GroupBy(child=relation, keys=(), unit=str(unit))) if search.quantity is None:
+                # Rows that have a value are nearly all rows, or fewer.
+                return exact or self.histograms.get(_rows_key(relation, unit))
+            case Count(child=GroupBy(child=GroupBy() as per_group, keys=())):
                 whole = self.histograms.get(repr((replace(per_group, keys=()), SIZE_OF_SUM)))
-                rows = self.histograms.get(repr((GroupBy(relation, (), (ROWS_OF_UNIT,), unit), expr.ColumnRef("mass"))))
-                if exact is None and whole is not None and rows is not None:
-                    return whole.scaled(math.sqrt(min(search.groups, _typical_rows(rows))))
-        return exact
+                return exact or (None if whole is None else whole.scaled(UNCANCELLED))
+            case _:
+                return exact
 
 
 @lru_cache(maxsize=16)
@@ -232,19 +239,16 @@ def _measure_key(measure: Any) -> str:
     return repr((plain.child, bucket_of(plain).child))
 
 
+def _rows_key(relation: Relation, unit: str) -> str:
+    """Return the name of the histogram of the rows that units have in a relation."""
+    return repr((GroupBy(relation, (), (ROWS_OF_UNIT,), unit), expr.ColumnRef("mass")))
+
+
 def _without_tags(node: Any) -> Any:
     def rename(part: Any) -> Any:
         return replace(part, tag="", value=None) if isinstance(part, EstimatedValue) else part
 
     return transform(node, rename)
-
-
-def _typical_rows(rows: ProfiledHistogram) -> float:
-    """Return about the number of rows of the units that have most of the rows."""
-    sizes = np.array([1.0, *map(float, rows.cuts)])
-    mass = sizes * np.maximum(np.array(rows.counts, float), 0)
-    place = np.searchsorted(np.cumsum(mass), mass.sum() / 2)
-    return float(sizes[min(int(place), len(sizes) - 1)])
 
 
 # --- in words ------------------------------------------------------------------------------------------------------
@@ -322,21 +326,19 @@ PROFILE_NOTE = "contribution bounds or centres come from the dataset's profile, 
 
 
 def predict_bounds(
-    plan: QueryPlan, profile: Profile | None, spend: Spend, context: Context
+    plan: QueryPlan, profile: Profile, spend: Spend, context: Context, known: Mapping[str, EstimatedBound]
 ) -> dict[str, EstimatedBound]:
-    """Predict, by tag, what the searches of a plan will choose, where the profile shows it."""
-    predicted = {}
+    """Return the bounds that are known, and predict, by tag, what the other searches of a plan will choose."""
+    predicted = dict(known)
     for search in plan.searches:
-        if profile is None or not isinstance(search, ContributionSearch):
+        if search.tag in known or not isinstance(search, ContributionSearch):
             continue
         if (histogram := profile.predicted_histogram(search)) is not None:
             own = bound_search(plan, search, spend, context)
             mechanism = mechanism_of(
                 Measurement(search.measure, own.mechanism), search.measure.sensitivity(context, plan.unit)
             )
-            predicted[search.tag], _ = _bound_from(
-                _without_noise(histogram, search), mechanism, search, own, Fraction(1)
-            )
+            predicted[search.tag], _ = _typical_bound(histogram, mechanism, search, own)
     return predicted
 
 
@@ -349,9 +351,25 @@ def _known_bound(
     than that of the own search.
     """
     mechanism = mechanism_of(Measurement(own.histogram, own.mechanism), own.histogram.sensitivity(context, unit))
-    _, searched_error = _bound_from(_without_noise(histogram, search), mechanism, search, own, Fraction(1))
+    _, searched_error = _typical_bound(histogram, mechanism, search, own)
     known, known_error = _bound_from(histogram, histogram.mechanism, search, own, 1 - search.share)
     return known if known_error <= searched_error else None
+
+
+def _typical_bound(
+    histogram: ProfiledHistogram, mechanism: Mechanism, search: ContributionSearch, own: BoundSearch
+) -> tuple[EstimatedBound, float]:
+    """Predict a search: of several searches with made-up noise, over histograms that the profile makes likely, one.
+
+    It is the one whose error lies at PREDICTED_LEVEL of them all. The numbers are the same for the same profile.
+    """
+    points, counts = histogram.in_steps_of(search)
+    model = fit_contributions(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
+    sequence, scale = np.random.Generator(np.random.PCG64(1)), mechanism.std() / math.sqrt(2)
+    picked = np.maximum(model.draws[:: len(model.draws) // PREDICTIONS][:PREDICTIONS], 0)
+    noisy = np.rint(picked + sequence.laplace(0, scale, picked.shape)).astype(int)
+    found = [_bound_at(points, row.tolist(), mechanism, search, own, Fraction(1)) for row in noisy]
+    return sorted(found, key=lambda pair: pair[1])[int(PREDICTED_LEVEL * PREDICTIONS)]
 
 
 def _bound_from(
@@ -361,7 +379,18 @@ def _bound_from(
 
     The histogram has the noise of `mechanism`.
     """
-    points, counts = histogram.in_steps_of(search)
+    return _bound_at(*histogram.in_steps_of(search), mechanism, search, own, noise)
+
+
+def _bound_at(
+    points: tuple[int, ...],
+    counts: Sequence[int],
+    mechanism: Mechanism,
+    search: ContributionSearch,
+    own: BoundSearch,
+    noise: Fraction,
+) -> tuple[EstimatedBound, float]:
+    """Choose a bound from counts of units between points, which have the noise of `mechanism`."""
     if not isinstance(own.rule, BoundRule):
         raise InvalidParameter("a contribution bound is chosen by a rule")
     rule, scale = replace(own.rule, points=points, noise=own.rule.noise * noise), mechanism.std() / math.sqrt(2)
