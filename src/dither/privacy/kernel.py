@@ -549,7 +549,6 @@ class LocalKernel:
         """Answer a request of the curator's, charged like any query, and publish the release with the schema.
 
         Each version of the data has one profile: asking again returns the recorded one, another request is refused.
-        Proof: profile.md.
         """
         registered = self._find_dataset(request.dataset)
         identity = profile_id(registered.context.dataset)

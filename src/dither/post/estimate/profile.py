@@ -104,9 +104,9 @@ def _simple_questions(dataset: Dataset, unit: str, columns: Sequence[str]) -> li
     """Return the questions whose searches a profile answers, each with the name of its table or column."""
     keys = dataset.units[unit].keys
     tables = [table for table in dataset.tables.values() if table.private and keys.get(table.name) is not None]
-    counted = [(table.name, select("COUNT(*)").from_(_quoted(table.name)).sql()) for table in tables]
+    counted = [(table.name, select("COUNT(*)").from_(_table(table.name)).sql()) for table in tables]
     known = {
-        f"{table.name}.{column.name}": select(f'AVG("{column.name}")').from_(_quoted(table.name)).sql()
+        f"{table.name}.{column.name}": select(f'AVG("{column.name}")').from_(_table(table.name)).sql()
         for table in tables
         for column in table.columns.values()
         if isinstance(column.domain, Number) and column.name != keys[table.name]
@@ -116,7 +116,7 @@ def _simple_questions(dataset: Dataset, unit: str, columns: Sequence[str]) -> li
     return [*counted, *((name, query) for name, query in known.items() if not columns or name in columns)]
 
 
-def _quoted(name: str) -> exp.Table:
+def _table(name: str) -> exp.Table:
     return exp.table_(name, quoted=True)
 
 
@@ -150,7 +150,7 @@ class ProfiledHistogram:
         """The Laplace scale of the noise."""
         return self.mechanism.std() / math.sqrt(2)
 
-    def scaled(self, factor: float) -> ProfiledHistogram:
+    def scale_by(self, factor: float) -> ProfiledHistogram:
         """Return the histogram of contributions that are `factor` times as large."""
         return replace(self, cuts=tuple(cut * Fraction(factor).limit_denominator(10**6) for cut in self.cuts))
 
@@ -195,7 +195,7 @@ class Profile:
                 return exact or self.histograms.get(_rows_key(relation, unit))
             case Count(child=GroupBy(child=GroupBy() as per_group, keys=())):
                 whole = self.histograms.get(repr((replace(per_group, keys=()), SIZE_OF_SUM)))
-                return exact or (None if whole is None else whole.scaled(UNCANCELLED))
+                return exact or (None if whole is None else whole.scale_by(UNCANCELLED))
             case _:
                 return exact
 
