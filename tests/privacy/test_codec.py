@@ -22,7 +22,7 @@ from dither.plan.context import PublicTableFacts
 from dither.plan.expressions.core import ColumnRef, LiteralValue
 from dither.plan.expressions.logic import Case, Compare, In
 from dither.plan.measures.clipped import ClippedSums
-from dither.plan.measures.core import GroupKey
+from dither.plan.measures.core import NO_CHANGE, GroupKey
 from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.sums import Count, SumVector
 from dither.plan.relations.bounding import LimitRowsPerUnit
@@ -33,7 +33,7 @@ from dither.plan.stability import EstimatedLimit
 from dither.privacy import mechanisms
 from dither.privacy.codec import FAMILIES, REQUEST, RESPONSE, MessageLimits, _init_fields, decode, digest, encode
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace
-from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Request
+from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, ReleasedMeasurement, Request
 from dither.schema import Dataset
 from privacy.ledger_cases import dataset, monthly_units, pure, teams, zcdp
 
@@ -117,6 +117,18 @@ def test_a_table_may_have_a_name_that_the_codec_uses(name: str) -> None:
         units={unit.name: replace(unit, keys={name: unit.keys[first]})},
     )
     assert decode(encode(renamed), Dataset, RESPONSE) == renamed
+
+
+@pytest.mark.parametrize("wrong", [True, None, "1", [2], 10**60 + 1, -(10**61)])
+def test_an_array_of_integers_is_read_as_strictly_as_one_integer(wrong: Any) -> None:
+    released = ReleasedMeasurement(
+        (-5, 10**18, 0), (Fraction(1),), (3, 1), None, DiscreteLaplace(Fraction(1)), NO_CHANGE, Pure(1), ()
+    )
+    assert decode(encode(released), ReleasedMeasurement, RESPONSE) == released
+    tree = json.loads(encode(released))
+    for values in ([wrong], [1, 2, wrong], [wrong, 1]):
+        with pytest.raises(InvalidPlan):
+            decode(json.dumps(tree | {"values": values}).encode(), ReleasedMeasurement, RESPONSE)
 
 
 def test_text_and_rationals_are_not_confused() -> None:

@@ -20,7 +20,7 @@ from scipy.stats import binom
 from conftest import Tier
 from dither.loss import ZCDP, Pure
 from dither.post.contribution_bound import ContributionBound
-from dither.post.estimate.intervals import Banded, Measured, estimate, fieller_interval
+from dither.post.estimate.intervals import LONG_ROW, Banded, Measured, _order_statistics, estimate, fieller_interval
 from dither.post.estimate.measured import measured_columns
 from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
 from dither.post.noise import ScaledNoise
@@ -312,3 +312,21 @@ def test_infinite_simulated_values_leave_an_interval_and_an_error() -> None:
         found = estimate(node, [huge], [], 0.95)
     assert not np.isnan([found.low[0], found.high[0], found.std_error[0]]).any()
     assert found.low[0] <= found.value[0] <= found.high[0]
+
+
+@pytest.mark.parametrize("size", [4096, LONG_ROW, 2 * LONG_ROW])
+def test_order_statistics_are_those_of_sorted_rows(size: int) -> None:
+    """Long rows are sorted at their ends only: also with ties, infinite values, sorted rows and positions between."""
+    random = np.random.default_rng(1)
+    rows = np.array(
+        [
+            random.standard_normal(size),
+            random.integers(0, 3, size),
+            np.where(random.random(size) < 0.3, np.inf, random.standard_cauchy(size)),
+            np.sort(random.standard_normal(size)),
+            np.zeros(size),
+        ]
+    )
+    for positions in ((0, size - 1), (7, size - 9, size // 1000, size - 1 - size // 1000), (size // 3, size // 2)):
+        for found, position in zip(_order_statistics(rows, positions), positions, strict=True):
+            assert np.array_equal(found, np.sort(rows, axis=1)[:, position])
