@@ -1,8 +1,8 @@
 """Measure the statistics of a session: levels and power of tests, hierarchies that agree, errors of quantiles.
 
-    python benchmarks/statistics.py levels        noise-aware and naive tests on 10,000 null redraws, and their power
-    python benchmarks/statistics.py hierarchies   tables that agree: errors of totals and cells, measured and fitted
-    python benchmarks/statistics.py quantiles     root mean squared errors beside OpenDP's, on skewed incomes
+    python benchmarks/levels.py levels        noise-aware and naive tests on 10,000 null redraws, and their power
+    python benchmarks/levels.py hierarchies   tables that agree: errors of totals and cells, measured and fitted
+    python benchmarks/levels.py quantiles     root mean squared errors beside OpenDP's, on skewed incomes
 
 Each section plans with a session on made-up data and reads the exact numbers once; then it draws noise with the
 kernel's own mechanisms and builds results with the session's own code.
