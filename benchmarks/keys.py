@@ -114,28 +114,41 @@ def ours(folder: Path, name: str, loss: tuple[str, str], repeats: int) -> tuple[
     return statistics.mean(sizes), statistics.median(errors or [1.0])
 
 
-def peers(folder: Path, name: str, loss: tuple[str, str], repeats: int) -> dict[str, Any]:
-    """Return the most keys that each peer releases at any limit, and that limit."""
-    epsilon, delta = Fraction(loss[0]), Fraction(loss[1])
-    rho = rho_within(epsilon, delta / 2)
-    tried = {
-        "OpenDP, Laplace": ("opendp", "keys_opendp.py", {"epsilon": float(epsilon), "delta": float(delta)}, repeats),
-        "OpenDP, Gaussian": ("opendp", "keys_opendp.py", {"rho": float(rho), "delta": float(delta / 2)}, repeats),
-        "Tumult": ("tumult", "keys_tumult.py", {"epsilon": float(epsilon / 2), "delta": float(delta)}, 1),
-    }
-    results: dict[str, Any] = {}
-    for label, (package, script, given, times) in tried.items():
-        trials = [[bound, given] for bound in BOUNDS for _ in range(times)]
+def trials_of(repeats: int) -> dict[str, tuple[str, str, list[Any]]]:
+    """Return, for each peer, its package, its script, and the limits and losses to try."""
+    given: dict[str, list[Any]] = {"OpenDP, Laplace": [], "OpenDP, Gaussian": [], "Tumult": []}
+    for epsilon, delta in ((Fraction(epsilon), Fraction(delta)) for epsilon, delta in LOSSES):
+        rho = {"rho": float(rho_within(epsilon, delta / 2)), "delta": float(delta / 2)}
+        pure, half = ({"epsilon": float(part), "delta": float(delta)} for part in (epsilon, epsilon / 2))
+        given["OpenDP, Laplace"] += [[bound, pure] for bound in BOUNDS for _ in range(repeats)]
+        given["OpenDP, Gaussian"] += [[bound, rho] for bound in BOUNDS for _ in range(repeats)]
+        given["Tumult"] += [[bound, half] for bound in BOUNDS[:3]]
+    scripts = {"OpenDP": ("opendp", "keys_opendp.py"), "Tumult": ("tumult", "keys_tumult.py")}
+    return {label: (*scripts[label.split(",")[0]], trials) for label, trials in given.items()}
+
+
+def peers(folder: Path, name: str, repeats: int) -> dict[str, list[str]]:
+    """Return the most keys that each peer releases at any limit, and that limit, for each loss."""
+    results: dict[str, list[str]] = {}
+    for label, (package, script, trials) in trials_of(repeats).items():
         try:
             place = str(folder / f"{name}.parquet")
             found = run(package, HERE / "peers_queries" / script, [place, json.dumps(trials)]).result
         except Unavailable as problem:
-            results[label] = str(problem)
+            results[label] = [str(problem)] * len(LOSSES)
             continue
-        by_bound = {bound: statistics.mean(found[i * times : (i + 1) * times]) for i, bound in enumerate(BOUNDS)}
-        best = max(by_bound, key=lambda bound: by_bound[bound])
-        results[label] = (by_bound[best], best)
+        size = len(trials) // len(LOSSES)
+        results[label] = [best(trials[start : start + size], found[start:]) for start in range(0, len(trials), size)]
     return results
+
+
+def best(trials: list[Any], found: list[int]) -> str:
+    """Return the largest mean number of keys over the limits that were tried, and its limit."""
+    by_bound: dict[int, list[int]] = {}
+    for (bound, _), number in zip(trials, found, strict=False):
+        by_bound.setdefault(bound, []).append(number)
+    most = max(by_bound, key=lambda bound: statistics.mean(by_bound[bound]))
+    return f"{statistics.mean(by_bound[most]):.0f} ({most})"
 
 
 def report(seed: int, repeats: int) -> str:
@@ -146,7 +159,7 @@ def report(seed: int, repeats: int) -> str:
         f"`python benchmarks/keys.py --repeats {repeats} --seed {seed}`, {date.today()}, Python "
         f"{platform.python_version()}. Keys released together with their counts of units, at equal (epsilon, delta); "
         "means over the runs. Dither with its defaults; of each peer the best limit on keys of a unit, found by "
-        "trying " + ", ".join(map(str, BOUNDS)) + " (in brackets). See the benchmark's own description.",
+        "trying " + ", ".join(map(str, BOUNDS)) + " (Tumult the first three; in brackets).",
         "",
         "| data | epsilon, delta | Dither | error of counts | OpenDP, Laplace | OpenDP, Gaussian | Tumult 0.21 |",
         "|---|---|---|---|---|---|---|",
@@ -154,14 +167,11 @@ def report(seed: int, repeats: int) -> str:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, text in write_data(folder, seed).items():
-            for loss in LOSSES:
+            others = peers(folder, name, repeats)
+            for number, loss in enumerate(LOSSES):
                 found, error = ours(folder, name, loss, repeats)
-                others = [
-                    value if isinstance(value, str) else f"{value[0]:.0f} ({value[1]})"
-                    for value in peers(folder, name, loss, repeats).values()
-                ]
-                cells = [text, f"{loss[0]}, {float(Fraction(loss[1])):g}", f"**{found:.0f}**", f"{error:.0%}", *others]
-                lines.append(f"| {' | '.join(cells)} |")
+                numbers = f"{loss[0]}, {float(Fraction(loss[1])):g}", f"**{found:.0f}**", f"{error:.0%}"
+                lines.append(f"| {' | '.join([text, *numbers, *(other[number] for other in others.values())])} |")
                 print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"
 

@@ -35,6 +35,8 @@ MIN_INT64, MAX_INT64 = -(1 << 63), (1 << 63) - 1
 class GuardedDialect(Dialect):
     """A dialect with plain casts guarded by patterns, and without ENUMs."""
 
+    shares_subqueries = False
+
     def position(self, value: Sql, values: Sequence[str]) -> Sql:
         """Use one CASE branch for each constant."""
         return case([(binary(exp.EQ, value, string(v)), integer(i)) for i, v in enumerate(values, 1)], integer(0))

@@ -26,8 +26,8 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.sql.builders import Sql, add, add_all, binary, case, cast, detach, literal, select, times
-from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
+from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
+from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
 
 
@@ -131,10 +131,23 @@ class ClippedSums(Measure):
         cells = [column_ref(f"s{index}") for index in range(len(self.values))]
         sizes: list[Sql] = [exp.Abs(this=detach(cell)) if self.norm == "l1" else times(cell, cell) for cell in cells]
         size = add_all([statement.dialect.widen(cell_size) for cell_size in sizes])
+        if statement.dialect.shares_subqueries:
+            return self._joined_norms(statement, table, hidden, exp.Sum(this=size))
         window = exp.Window(this=exp.Sum(this=size), partition_by=[column_ref(column) for column in hidden])
         return statement.add_subquery(
             select(*self._carried_columns(statement), *cells, with_alias(window, "n")).from_(table, copy=False)
         )
+
+    def _joined_norms(self, statement: SqlStatement, table: exp.Table, hidden: list[str], norm: Sql) -> exp.Table:
+        """Add the unit's norm by a join with the norms of all units, which sorts nothing; NULL is one unit."""
+        by = [column_ref(column) for column in hidden]
+        totals = select(*by, with_alias(norm, "n")).from_(table.copy(), copy=False)
+        norms = statement.add_subquery(totals.group_by(*(column.copy() for column in by), copy=False))
+        cells = [column_ref(f"s{index}") for index in range(len(self.values))]
+        kept = [column_ref(column.name, "x") for column in (*self._carried_columns(statement), *cells)]
+        same = [binary(exp.NullSafeEQ, column_ref(column, "x"), column_ref(column, "y")) for column in hidden]
+        columns = [*kept, column_ref("n", "y")]
+        return statement.add_subquery(join_select(columns, (table, "x"), (norms, "y"), and_(same), "inner"))
 
     def _clip(self, statement: SqlStatement, table: exp.Table) -> exp.Table:
         """Multiply each cell by bound / norm, truncated towards zero, where the norm exceeds the bound."""

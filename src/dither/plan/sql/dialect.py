@@ -33,6 +33,7 @@ class Dialect:
     """SQL of DuckDB; another engine subclasses it and overrides the methods in which it differs."""
 
     sqlglot_name = "duckdb"
+    shares_subqueries = True  # a subquery that is read twice is computed once
 
     def render(self, statement: Sql) -> str:
         """Return a statement as SQL text."""
