@@ -17,7 +17,7 @@ from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_na
 from dither.post.query.request import default_bound, with_known_bounds
 from dither.privacy.protocol import Measurement, UnitLoss
 
-PREDICTED_NOTE = "the expected errors follow from the dataset's profile; they may be off by a factor of 2"
+PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
 
 
 @dataclass(frozen=True, repr=False)
