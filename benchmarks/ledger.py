@@ -37,9 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dither.loss import ZCDP, Sensitivity
 from dither.privacy.accounting.conversion import epsilon_at
+from dither.privacy.bits import SystemBits
 from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.state import canonical_json, key
-from dither.privacy.ledger.store import chain_row
+from dither.privacy.ledger.store import chain_row, new_salt
 from dither.privacy.mechanisms import DiscreteGaussian
 from privacy.ledger_cases import charge_for, dataset
 from privacy.pld import Fixed, pld_figure
@@ -157,7 +158,8 @@ def grow(place: str, rows: int) -> None:
         batch, before, state = [], head, {}
         for _ in range(min(10_000, rows - head.sequence)):
             digest = hashlib.sha256(f"grown {head.sequence}".encode()).hexdigest()
-            row = chain_row(head, "charge", "2026-01-01T00:00:00Z", canonical_json({**like, "digest": digest}))
+            body = canonical_json({**like, "digest": digest})
+            row = chain_row(head, "charge", "2026-01-01T00:00:00Z", body, new_salt(SystemBits()))
             state[key("question", "shop", version, digest)] = str(row.sequence)
             batch.append(row)
             head = row.head
