@@ -11,6 +11,7 @@ from dither.post.options import read_whole
 from dither.post.statistics.combination import combine_answers
 from dither.post.statistics.comparison import Comparison, make_comparison
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
+from dither.post.statistics.contributions import make_contributions
 from dither.post.statistics.core import Statistic, StatisticOptions, plan_query, read_rows, statistic
 from dither.post.statistics.independence import Independence, make_independence
 from dither.post.statistics.models import Models
@@ -90,6 +91,16 @@ class Statistics(Models):
         With `population`, the intervals include sampling error as well as noise.
         """
         return make_quantiles(read_rows(self, source, options), column, levels, population)
+
+    @statistic
+    def contributions(
+        self, table: str, levels: Any = (0.99,), *, where: str = "", **options: Unpack[StatisticOptions]
+    ) -> Statistic[QuantileTable]:
+        """Estimate how many rows of a table people have: quantiles over people, such as the k that 99% stay under.
+
+        An action-level guarantee says for such a k what it means for a person. `where` counts some rows only.
+        """
+        return make_contributions(self, table, levels, where, options)
 
     @statistic
     def distribution(

@@ -1,0 +1,77 @@
+"""Quantiles of the number of rows that units have: the k that, for example, 99% of users stay under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dither.errors import NotFound, Unsupported
+from dither.post.estimate.intervals import Estimate
+from dither.post.statistics.core import Asker, Measurements, Statistic, StatisticOptions, quote_name, read_rows
+from dither.post.statistics.quantiles import QuantileTable, make_quantiles
+
+# Counts of rows are rounded: to whole numbers at first, then to numbers that are each 7% more than the one before.
+LARGEST_COUNT = 10**8
+FAKE_UNITS_NOTE = (
+    "only a {unit} with at least one row counts; made-up accounts with few rows make these numbers smaller, and the "
+    "promise to a real {unit} with more rows weaker"
+)
+
+
+def make_contributions(
+    asker: Asker, table: str, levels: Sequence[Any], where: str, options: StatisticOptions
+) -> Statistic[QuantileTable]:
+    """Make the statistic of the quantiles, over units, of the number of rows in a table."""
+    unit = read_rows(asker, table, options).settings.unit
+    rows = read_rows(asker, _rows_per_unit(asker, unit, table, where), options)
+    steps = count_steps()
+    quantiles = make_quantiles(rows, f"BUCKET(rows_of_unit, {', '.join(map(str, steps))})", levels, population=False)
+
+    def build(measured: Measurements) -> QuantileTable:
+        found = quantiles.build(measured)
+        level, places = found.columns
+        rows_column = replace(places, name="rows", estimate=_in_rows(places.estimate, steps))
+        notes = (*found.notes, FAKE_UNITS_NOTE.format(unit=unit))
+        return replace(found, query=f"rows of a {unit} in {table}", columns=(level, rows_column), notes=notes)
+
+    return replace(quantiles, build=build)
+
+
+def count_steps() -> tuple[int, ...]:
+    """Return increasing numbers of rows; counts between two of them are treated alike.
+
+    >>> count_steps()[:3], count_steps()[40:43]
+    ((1, 2, 3), (58, 62, 66))
+    """
+    steps = [1]
+    while steps[-1] < LARGEST_COUNT:
+        steps.append(max(steps[-1] + 1, steps[-1] * 107 // 100))
+    return tuple(steps)
+
+
+def _in_rows(places: Estimate, steps: Sequence[int]) -> Estimate:
+    """Return the largest number of rows of each place, and the standard error that goes with the interval."""
+    ends = np.array([0, *(step - 1 for step in steps[1:]), steps[-1]], float)
+    value, low, high = (
+        ends[np.clip(np.rint(each), 0, len(steps)).astype(int)] for each in (places.value, places.low, places.high)
+    )
+    width = np.maximum(places.high - places.low, 1e-9)
+    return Estimate(value, (high - low) * places.std_error / width, low, high)
+
+
+def _rows_per_unit(asker: Asker, unit: str, table: str, where: str) -> str:
+    """Write the query that counts the rows of each unit."""
+    described = asker.context.dataset.units[unit]
+    if described.kind != "user":
+        raise Unsupported(f"contributions counts the rows of people; the unit {unit} is a {described.kind}")
+    key = described.keys.get(table)
+    if key is None:
+        tables = ", ".join(name for name, column in described.keys.items() if column)
+        raise NotFound(f"the unit {unit} does not cover the table {table!r}; it covers: {tables}")
+    condition = f" WHERE {where}" if where else ""
+    name = quote_name(key)
+    # The kernel parses and checks this text like any other query.
+    return f"SELECT {name}, COUNT(*) AS rows_of_unit FROM {quote_name(table)}{condition} GROUP BY {name}"  # noqa: S608
