@@ -90,6 +90,32 @@ def test_csv_and_nonnegative_copies_beside_the_raw_values(tmp_path: Path) -> Non
     assert all(row[5:] == (max(0, row[3]), max(0, row[4])) for row in rows)
 
 
+@pytest.mark.parametrize(("rows_per_part", "form"), [(40, "parquet"), (1, "parquet"), (40, "csv")])
+def test_keys_may_be_null(rows_per_part: int, form: str, tmp_path: Path) -> None:
+    """Regression test: Parquet refused a dictionary with NULL in it, after the charge, at every attempt."""
+    dataset = DATASET.replace("values: [AT, CH, other], default: other", "values: [AT, CH], nullable: true")
+    keys = "  month: DATE_TRUNC('month', at)\n  country: country\n"
+    text = SPEC.replace("  url: url_id\n", "").replace(
+        "rows_per_part: 40", f"rows_per_part: {rows_per_part}, format: {form}"
+    )
+    assert keys in text
+    with open_release(write_world(tmp_path / "world", text, dataset)) as release:
+        release.write(tmp_path / "out")
+    rows = read(tmp_path / "out", form)
+    assert len(rows) == 9 and {row[1] for row in rows} == {"AT", "CH", None}
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_first_key_may_be_null(form: str, tmp_path: Path) -> None:
+    text = SPEC.replace("where: url_id IS NOT NULL\n", "").replace(
+        "rows_per_part: 40", f"rows_per_part: 9, format: {form}"
+    )
+    with open_release(write_world(tmp_path / "world", text)) as release:
+        release.write(tmp_path / "out")
+    found = {row[0] for row in read(tmp_path / "out", form)}
+    assert found == {None, *range(1, URLS + 1)}
+
+
 def test_items_are_admitted_by_a_noisy_threshold_in_the_same_charge(tmp_path: Path) -> None:
     """Laplace(1/2): a count 20 off the threshold changes sides with probability below 1e-17."""
     spec = write_world(tmp_path / "world", SPEC + ADMISSION)

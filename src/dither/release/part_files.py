@@ -100,6 +100,9 @@ def _label_codes(codes: NDArray[np.int64], labels: tuple[Any, ...], form: str) -
     if all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
         return pa.array(np.array(labels, np.int64)[codes])
     low, high = (int(codes.min()), int(codes.max()) + 1) if len(codes) else (0, 1)
-    dictionary = pa.array(labels[low:high])
-    array = pa.DictionaryArray.from_arrays(pa.array((codes - low).astype(np.int32)), dictionary)
+    # Parquet takes no dictionary with NULL in it: the codes are NULL instead, and some other label stands in its place.
+    some = next((label for label in labels if label is not None), None)
+    dictionary = pa.array([some if label is None else label for label in labels[low:high]], pa.array(labels).type)
+    missing = np.array([label is None for label in labels])[codes]
+    array = pa.DictionaryArray.from_arrays(pa.array((codes - low).astype(np.int32), mask=missing), dictionary)
     return array.cast(dictionary.type) if form == "csv" else array
