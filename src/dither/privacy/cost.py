@@ -21,7 +21,7 @@ from dither.errors import InvalidPlan, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Sensitivity, round_up
 from dither.plan.context import Context
 from dither.plan.domains import EPOCH, period_starts
-from dither.plan.expressions.core import EstimatedValue
+from dither.plan.expressions.core import EstimatedValue, domain_of
 from dither.plan.expressions.numeric import Clamp
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.columns import ColumnCounts
@@ -38,6 +38,7 @@ from dither.plan.relations.project import columns_read
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import count_star, select
 from dither.plan.sql.dialect import RawKind
+from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import MAX_SQL_NODES, SqlStatement, TableSource
 from dither.plan.traversal import fill_limits, fill_values, unfilled_limits, unfilled_values, walk
 from dither.privacy.accounting.composition import compose, compose_parallel, joint_gaussian, joint_laplace
@@ -75,6 +76,7 @@ ADDITIVE_KINDS = ("discrete_laplace", "discrete_gaussian")
 # The kind of budget that counts a loss of this class as it is.
 BUDGET_KIND: dict[type, str] = {Pure: "pure", ZCDP: "zcdp"}
 MAX_WEIGHTS = 1 << 20
+ANY_LENGTH = (DiscreteLaplace, DiscreteGaussian)  # mechanisms that release a vector of any length
 # Choosing a bound by its rule takes as long as this many cells for each point of the rule.
 CHOICE_CELLS = 256
 MAX_BOUND_COMBINATIONS = 1 << 10
@@ -128,7 +130,7 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
     """
     _check_values_open(request)
     _check_order(request.searches)
-    _check_selection(request)
+    _check_selection(ctx, request)
     plans = [*(part.measure for part in request.parts), *(search.histogram for search in request.searches)]
     used_tags = {limit.tag for plan in plans for limit in unfilled_limits(plan)}
     used_tags |= {value.tag for plan in plans for value in unfilled_values(plan)}
@@ -142,6 +144,10 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
         [cost_step(ctx, request, part.measurement_at(each)) for each in part.checked_choices()] for part in parts
     ]
     steps = [costed[-1] for costed in fillings]
+    if rounds and any(type(step.mechanism) not in ANY_LENGTH for costed in fillings for step in costed):
+        raise InvalidPlan(
+            "parts with selected keys need discrete Laplace or Gaussian noise: it fits any number of keys"
+        )
     cells = sum(prod(step.quoted.shape) for step in searches)
     cells += CHOICE_CELLS * sum(_rule_cells(search.rule) for search in request.searches if search.rule is not None)
     cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
@@ -191,8 +197,11 @@ def _check_order(searches: Sequence[BoundSearch]) -> None:
         starts |= {search.tag: search} if isinstance(search.rule, NewtonRule) else {}
 
 
-def _check_selection(request: Request) -> None:
-    """Refuse rounds that do not select the same keys, and parts whose first keys are not the selected ones in order."""
+def _check_selection(ctx: Context, request: Request) -> None:
+    """Refuse rounds that do not select the same keys, and parts whose first keys are not the selected ones in order.
+
+    All of them have the same domains, and rounds depend on no search: nothing that was selected can make a part fail.
+    """
     rounds = [part.measure for part in request.selection.rounds] if request.selection else []
     numbers = {len(measure.keys) if isinstance(measure, PartitionCounts) else 0 for measure in rounds}
     wanted = [SelectedValues(position) for position in range(max(numbers, default=0))]
@@ -203,6 +212,17 @@ def _check_selection(request: Request) -> None:
         raise InvalidPlan("all rounds must select the same keys, and every part must have these keys first, in order")
     if found != len(wanted) * len(request.parts):
         raise InvalidPlan("only the first keys of parts can be keys that the request selects")
+    if any(isinstance(node, EstimatedValue) for node in walk(tuple(rounds))) or any(map(unfilled_limits, rounds)):
+        raise InvalidPlan("a round of a selection cannot use a bound or value that a search chooses")
+    measures = [*rounds, *(part.measure for part in request.parts)]
+    if wanted and len({_key_domains(ctx, measure, len(wanted)) for measure in measures}) > 1:
+        raise InvalidPlan("the selected keys must have the same domain in every round and in every part")
+
+
+def _key_domains(ctx: Context, measure: Any, count: int) -> tuple[Domain, ...]:
+    """Return the domains of the first keys of a measure."""
+    scope = Scope(measure.child.domain(ctx))
+    return tuple(domain_of(key.value, scope) for key in measure.keys[:count])
 
 
 def _check_combinations(parts: Sequence[BoundedPart]) -> None:

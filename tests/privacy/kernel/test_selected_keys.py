@@ -12,18 +12,19 @@ import pytest
 from dither.access.result_vector import KeyHolders
 from dither.errors import BudgetExceeded, InvalidPlan, Unsupported
 from dither.loss import ZCDP, Approximate, Pure
-from dither.plan.expressions import ColumnRef
+from dither.plan.expressions import Case, ColumnRef, Compare, EstimatedValue, LiteralValue
 from dither.plan.measures.core import MAX_CELLS, MAX_SELECTED, GroupKey, SelectedValues
 from dither.plan.measures.partitions import SHARE, KeyShares, PartitionCounts, fitting_keys, selected_cells, share_of
 from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
+from dither.plan.relations.filter import Filter
 from dither.plan.relations.group_by import GroupBy
 from dither.plan.relations.scan import Scan
 from dither.privacy import cost as cost_module
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.cost import recompute_losses
 from dither.privacy.ledger.maintenance import verify
-from dither.privacy.mechanisms import GaussianThreshold
+from dither.privacy.mechanisms import ColumnGaussian, GaussianThreshold
 from dither.privacy.protocol import Calibrate, KeySelection, Measurement, Request
 from dither.schema import BudgetCap
 from privacy.kernel_cases import KINDS, Room, automatic
@@ -99,6 +100,45 @@ def test_open_keys_are_the_first_of_every_part_and_nowhere_else(request_: Reques
     room = opened(world(budgets=(zcdp(30, delta="1/1000"),)))
     with pytest.raises(InvalidPlan, match=r"keys|search"):
         room.kernel.quote(request_, "ann")
+
+
+NUMBER = GroupKey(
+    "kind", Case(((Compare("=", ColumnRef("kind"), LiteralValue("view")), LiteralValue(1)),), LiteralValue(0))
+)
+OPEN_NUMBER = (replace(NUMBER, values=SelectedValues(0)),)
+SEARCH = replace(automatic().searches[0], tag="w")
+VALUE = EstimatedValue("w", 0, 10)
+CHOSEN = Filter(Scan("actions"), Compare("<=", LiteralValue(1), VALUE))
+ROUND_OF_VALUE = replace(
+    SHARES,
+    child=LimitGroupsPerUnit(
+        GroupBy(CHOSEN, (("kind", ColumnRef("kind")),), (), "user"), "user", (ColumnRef("kind"),), 10, 1
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (asked(parts=(replace(COUNT, measure=replace(COUNT.measure, keys=OPEN_NUMBER)),)), "same domain"),
+        (asked(parts=(replace(COUNT, mechanism=Calibrate("top_k", Pure(1), (("count", 20),))),)), "any number of keys"),
+        (asked(parts=(replace(COUNT, mechanism=ColumnGaussian((Fraction(1), Fraction(2)))),)), "any number of keys"),
+        (
+            asked(
+                KeySelection((replace(ROUND, measure=ROUND_OF_VALUE),)),
+                parts=(replace(COUNT, measure=Count(LimitRowsPerUnit(CHOSEN, "user", 20), OPEN)),),
+                searches=(SEARCH,),
+            ),
+            "a search chooses",
+        ),
+    ],
+)
+def test_no_selected_key_can_make_a_part_fail(request_: Request, words: str, world: Any, opened: Any) -> None:
+    """Regression test: a failure after the charge showed a bit of the selection, and a retry drew again for free."""
+    room = opened(world(budgets=(zcdp(30, delta="1/1000"),)))
+    with pytest.raises(InvalidPlan, match=words):
+        room.kernel.answer(request_, "ann")
+    assert len(room.rows("charge")) == 1
 
 
 def test_shares_need_a_bound_on_keys_and_one_row_in_each(world: Any, opened: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import dither
+from conftest import require
 from dither.errors import LedgerError
 from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.location import file_beside, find_ledger, note_ledger
@@ -130,3 +133,56 @@ def test_a_description_in_a_closed_folder_is_reported(tmp_path: Path) -> None:
     shutil.rmtree(file_beside(path))
     (tmp_path / "town.ledger.new").mkdir()  # writing the note fails, for root too
     assert note_ledger([path], str(tmp_path / "l.sqlite"), "ab" * 16) == [path]
+
+
+def other_process(code: str, *words: str) -> str:
+    """Run Python code in another process; return what it prints."""
+    return subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, text=True).stdout
+
+
+COUNT_CHARGES = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as ledger:
+    print(ledger.execute("SELECT COUNT(*) FROM rows WHERE kind = 'charge'").fetchone()[0])
+ledger.close()
+"""
+
+
+def locks_on(place: Path) -> list[str]:
+    """Return the locks of this process on a file, as the system lists them."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return [line.split(maxsplit=1)[1] for line in lines if f":{place.stat().st_ino} " in line]
+
+
+def test_looking_for_a_ledger_keeps_the_locks_of_this_process(tmp_path: Path) -> None:
+    """Regression test: opening and closing the file dropped them, and another process could remove the log."""
+    require(Path("/proc/locks").exists(), "needs /proc/locks, which lists the locks of processes")
+    path = town(tmp_path)
+    session = dither.connect(path)
+    place = file_beside(path)
+    held = locks_on(place)
+    assert held
+    find_ledger([path], place)
+    note_ledger([path], str(place), "x")
+    assert locks_on(place) == held
+    session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_a_visitor_of_the_ledger_does_not_make_charges_disappear(tmp_path: Path) -> None:
+    """Regression test: after another process had opened and closed the ledger, charges of this one were lost."""
+    path = town(tmp_path)
+    session = dither.connect(path)
+    place = str(file_beside(path))
+    before = int(other_process(COUNT_CHARGES, place))
+    session.sql(COUNT, epsilon="1/2")
+    assert int(other_process(COUNT_CHARGES, place)) == before + 1
+    session.kernel.close()  # type: ignore[attr-defined]
+
+
+def test_a_removed_log_stops_the_ledger(tmp_path: Path) -> None:
+    """Whatever removes the log, nothing is answered on a charge that nobody else can see."""
+    path = town(tmp_path)
+    session = dither.connect(path)
+    file_beside(path).with_name("town.ledger-wal").unlink()
+    with pytest.raises(LedgerError, match="log was removed or replaced"):
+        session.sql(COUNT, epsilon="1/2")

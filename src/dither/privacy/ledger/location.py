@@ -7,6 +7,7 @@ identity. So whoever opens the description finds what was spent, and a second le
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -16,7 +17,6 @@ from urllib.parse import urlsplit
 from dither.errors import LedgerError
 from dither.privacy.ledger.store import attach_store, is_database
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
 WAY_OUT = "give its place with --ledger, or --another-ledger to start its budgets again"
 
 
@@ -92,11 +92,19 @@ def _read_note(description: Path) -> LedgerNote | None:
 
 
 def _is_ledger(path: Path) -> bool:
-    """Return True if a file is a ledger; a new one may be empty."""
+    """Return True if a file is a ledger; a new one may be empty.
+
+    SQLite itself reads the file: if it were opened here, closing it would drop this process's locks on it (POSIX), and
+    another process could then remove the log that this one still writes to.
+    """
     if not path.exists():
         return False
-    with path.open("rb") as file:
-        return file.read(len(SQLITE_MAGIC)) in (SQLITE_MAGIC, b"")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as problem:
+        return problem.sqlite_errorcode != sqlite3.SQLITE_NOTADB
+    return True
 
 
 def _check_same(description: Path, note: LedgerNote, place: str) -> None:

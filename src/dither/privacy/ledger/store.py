@@ -332,12 +332,25 @@ class SqliteStore(Store):
             )
             (mode,) = self._connection.execute("PRAGMA journal_mode=WAL").fetchone()
             self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()  # makes the log, if there is none
             self._inode = self._path.stat().st_ino
         if mode != "wal":
             raise LedgerError("the ledger's file does not support write-ahead logging; use a local file system")
+        self._log_inode = self._log_path.stat().st_ino
+
+    @property
+    def _log_path(self) -> Path:
+        """The file of the write-ahead log."""
+        return self._path.with_name(f"{self._path.name}-wal")
+
+    def _check_log(self) -> None:
+        """Raise LedgerError if the log was removed or replaced: what is written to it now is lost to everybody else."""
+        if not self._log_path.exists() or self._log_path.stat().st_ino != self._log_inode:
+            raise LedgerError("the ledger's log was removed or replaced while the kernel ran; restart the kernel")
 
     def check_writable(self) -> None:
         """Raise LedgerError also if the path leads to another file than the one that is open."""
+        self._check_log()
         if not self._path.exists() or self._path.stat().st_ino != self._inode:
             raise LedgerError("the ledger's file was removed or replaced while the kernel ran; restart the kernel")
         super().check_writable()
@@ -375,6 +388,7 @@ class SqliteStore(Store):
             if self.head() != head or (absent and self.entries(absent)[1]):
                 return False
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._check_log()
         return True
 
 
