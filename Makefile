@@ -6,6 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constra
 CORE   := $(VENV)/.stamp-core
 SERVER := $(VENV)/.stamp-server
 DEV    := $(VENV)/.stamp-dev
+SERVICES := $(VENV)/.stamp-services
 WORKERS ?= 2
 # The size of release-demo.
 USERS ?= 50000
@@ -36,19 +37,27 @@ $(DEV): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
+# Programs that some tests drive. Without root or apt-get nothing is installed, and those tests say what they lack.
+$(SERVICES): | $(VENV)/bin/python
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v chromium && command -v systemd-analyze && test -x /usr/sbin/nginx; } >/dev/null; then \
+		echo "installing chromium, nginx-light and systemd for tests"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium nginx-light systemd >/dev/null || true; \
+	fi
+	@touch $@
+
 demo: $(CORE)  ## Five questions to a small private dataset
 	@$(BIN)/dither demo
 
 release-demo: $(CORE)  ## A static release of generated data, measured; USERS=1000000 URLS=10000 for the large one
 	@$(BIN)/python examples/url_shares/release_demo.py --users $(USERS) --urls $(URLS)
 
-test: $(DEV)  ## All tests but the deep ones
+test: $(DEV) $(SERVICES)  ## All tests but the deep ones
 	$(PYTEST) --tier test
 
 test-quick: $(DEV)  ## The tests that take seconds
 	$(PYTEST) --tier quick
 
-test-deep: $(DEV)  ## Everything, with the large samples
+test-deep: $(DEV) $(SERVICES)  ## Everything, with the large samples
 	$(PYTEST) --tier deep
 
 lint: $(DEV)  ## ruff, mypy --strict, the import contracts

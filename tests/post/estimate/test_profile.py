@@ -21,11 +21,16 @@ COUNTED, BY_ACTION = "SELECT COUNT(*) AS n FROM actions", "SELECT action, COUNT(
 MEAN = "SELECT AVG(seconds) AS n FROM actions"
 
 
+def copy_world(folder: Path, place: Path) -> None:
+    """Copy the data and the description, but no ledger that another test has made beside them."""
+    shutil.copytree(folder, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.ledger*"))
+
+
 @pytest.fixture(scope="module")
 def profiled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A session on the small world, with a precise profile of one column."""
     place = tmp_path_factory.mktemp("profiled")
-    shutil.copytree(folder, place, dirs_exist_ok=True)
+    copy_world(folder, place)
     return measure_profile(dither.connect(place / "dataset.yml"), Fraction(20), ["actions.seconds"])
 
 
@@ -60,7 +65,7 @@ def test_a_question_with_a_filter_searches_for_its_own_bound(profiled: Session) 
 
 @pytest.mark.tier("test")
 def test_a_poor_profile_does_not_replace_a_good_search(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    copy_world(folder, tmp_path)
     session = measure_profile(dither.connect(tmp_path / "dataset.yml"), Fraction(1, 1000))
     assert session.sql(COUNTED, epsilon=10).releases[0].search_results is not None
 
@@ -83,7 +88,7 @@ def test_a_profile_is_described_in_words(profiled: Session) -> None:
 
 @pytest.mark.tier("test")
 def test_a_description_may_ask_for_its_profile_and_gets_it_once(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    copy_world(folder, tmp_path)
     path = tmp_path / "dataset.yml"
     path.write_text(path.read_text().replace("name: world\n", "name: world\nprofile_epsilon: 1/2\n", 1))
     first = dither.connect(path)
@@ -96,7 +101,7 @@ def test_a_description_may_ask_for_its_profile_and_gets_it_once(folder: Path, tm
 
 @pytest.mark.tier("test")
 def test_the_command_shows_the_cost_and_asks(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    copy_world(folder, tmp_path)
     path, runner = str(tmp_path / "dataset.yml"), CliRunner()
     assert runner.invoke(app, ["profile", path]).exit_code != 0
     refused = runner.invoke(app, ["profile", path, "--epsilon", "0.5"], input="n\n")

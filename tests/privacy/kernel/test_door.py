@@ -186,9 +186,9 @@ def test_a_receipt_serves_each_step_once(world: Any, opened: Any, monkeypatch: A
     room = opened(world())
     original = kernel_module.ReceiptedRead.release
 
-    def twice(self: Any, name: str, step: Any) -> Any:
-        original(self, name, step)
-        return original(self, name, step)
+    def twice(self: Any, name: str, step: Any, keys: Any = None) -> Any:
+        original(self, name, step, keys)
+        return original(self, name, step, keys)
 
     monkeypatch.setattr(kernel_module.ReceiptedRead, "release", twice)
     with pytest.raises(EngineFailure):

@@ -120,5 +120,5 @@ def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width
     noise, estimate, most = (float(np.median(part)) for part in (clipping.noise, clipping.estimate, clipping.most))
     return (
         f"{name}: the standard error is {noise:,.3g} from noise alone; clipping removed about {estimate:,.3g}, at most "
-        f"{most:,.3g}; the interval of ± {float(np.median(half_width)):,.3g} at {confidence:.0%} covers both"
+        f"{most:,.3g}; the {confidence:.0%} interval, {2 * float(np.median(half_width)):,.3g} wide, covers both"
     )
