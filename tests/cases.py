@@ -396,6 +396,7 @@ CASES = [
     row(DiscreteGaussian(Fraction(9, 4)), 2, 2, (0, 1), gaussian_distribution(15), 0.99),
     row(DiscreteGaussian(Fraction(1, 5)), 1, 2, (0,), gaussian_distribution(10), 0.99),
     row(ColumnGaussian((Fraction(9, 4), Fraction(1))), 1, 2, (0, 1), column_distribution(15), 0.99),
+    row(ColumnGaussian((Fraction(2), Fraction(3))), 1, 1, (0, 1), column_distribution(20), 0.99),
     row(Geometric(Fraction(2)), 1, 2, (0,), laplace_distribution(100), 1.0),
     row(Geometric(Fraction(2), lower=-3, upper=4), 1, 1, (3,), clamped_geometric_distribution, 1.0),
     row(Staircase(Fraction(1), 3, 1), 1, 3, (0,), staircase_distribution(120), 1.0),

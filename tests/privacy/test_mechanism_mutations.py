@@ -87,6 +87,7 @@ FORMULAS: tuple[Callable[[], None], ...] = (
     selection_tests.test_the_exponential_mechanism_alone_has_bounded_range,
     selection_tests.test_sparse_vector_has_the_corrected_constants,
     partition_tests.test_the_threshold_of_the_url_release,
+    partition_tests.test_the_worst_number_of_keys_sets_delta,
     stated_costs.test_the_stated_costs,
     stated_costs.test_the_stated_costs_of_laplace_noise_in_rho,
     partition_tests.test_one_of_several_events,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dither.errors import DitherError
 from dither.loss import ZCDP, Approximate, Pure, Renyi, Sensitivity
+from dither.plan.measures.columns import MAX_COLUMNS
 from dither.privacy import mechanisms
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.mechanisms import BY_NAME, calibrate
@@ -97,6 +98,13 @@ def test_other_kinds_of_loss() -> None:
 def test_what_cannot_be_calibrated_is_refused(name: str, loss: Any, options: dict[str, Any]) -> None:
     with pytest.raises(DitherError):
         calibrate(name, loss, Sensitivity.of(l0=1, linf=1), **options)
+
+
+@pytest.mark.parametrize("columns", [0, -1, True, 2.0, "2", None, MAX_COLUMNS + 1, 10**9, 10**400])
+def test_a_number_of_columns_that_no_table_has_is_refused(columns: Any) -> None:
+    """A short request must not ask for a list that fills the memory; planted: without the limit, 10^9 does."""
+    with pytest.raises(DitherError, match=f"columns must be an integer from 1 to {MAX_COLUMNS}"):
+        calibrate("column_gaussian", ZCDP(1), Sensitivity.of(l0=2, linf=1), columns=columns)
 
 
 junk = st.one_of(st.integers(), st.just(10**400), st.floats(), st.text(max_size=5), st.none(), st.lists(st.integers()))

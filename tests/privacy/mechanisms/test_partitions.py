@@ -145,6 +145,15 @@ def test_delta_covers_a_lone_unit_of_any_number_of_keys(groups: int, variance: i
         assert worst <= stated <= worst * mpf("1.5") and stated <= mpf("1.00001e-5")
 
 
+def test_the_worst_number_of_keys_sets_delta() -> None:
+    """Narrow noise: one key with the whole share is the worst; wide noise: many keys with little each."""
+    for variance, threshold in ((100, 100), (40_000, 1000)):
+        mechanism = mechanisms.GaussianThreshold(variance, threshold)
+        with mp.workdps(40):
+            worst = worst_lone_unit(mechanism, 8)  # up to 8, every number of keys is counted by itself
+            assert worst <= real(mechanism.loss(shares(8)).delta) <= worst * mpf("1.2")
+
+
 def test_a_delta_for_one_group_only_is_caught(monkeypatch: Any) -> None:
     """With wide noise, many small shares are more likely to be named than one whole share."""
     mechanism = calibrate("gaussian_threshold", ZCDP(Fraction(1800, 40_000), "1/100000"), shares(100))

@@ -24,6 +24,7 @@ def test_the_stated_costs() -> None:
     assert mechanisms.DiscreteLaplace(12).loss(s) == mechanisms.Geometric(12).loss(s) == Pure("1/2")
     assert mechanisms.Snapping(12, 64).loss(s) == mechanisms.PublicThreshold(12, 9).loss(s) == Pure("1/2")
     assert mechanisms.DiscreteGaussian(9).loss(s) == ZCDP(1)
+    assert mechanisms.ColumnGaussian((Fraction(36), Fraction(9))).loss(s) == ZCDP(1)
     assert mechanisms.Staircase("1/4", 2, 1).loss(s) == Pure(1)  # two steps in each cell
     assert mechanisms.Staircase("1/4", 4, 1).loss(s) == Pure("1/2")  # one
     uneven = Sensitivity(*map(Fraction, (2, 9, 10, 82)))

@@ -34,6 +34,7 @@ from dither.privacy.mechanisms.selection import AboveThreshold, ExponentialMecha
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE
 
 HALVINGS = 50
+MOST_COLUMNS = 256  # of a table of counts, as in dither.plan.measures.columns
 TOO_SMALL = f"the loss is too small: its noise would need a scale above {LARGEST_SCALE}; spend more, or add up less"
 
 Calibrator = Callable[..., Mechanism]  # (loss, sensitivity, **options)
@@ -221,12 +222,16 @@ def _randomized_response(loss: Loss, sensitivity: Sensitivity, categories: int =
     return calibrate_scale(make)(loss, sensitivity)
 
 
-# The only mechanisms that a request can name: the class of each, and how it is made to cost at most a given loss.
 def _column_gaussian(loss: Loss, sensitivity: Sensitivity, columns: int) -> Mechanism:
-    """Calibrate the same variance for every column."""
+    """Return the same variance for every column; refuse a number of columns that no table has, before listing them."""
+    if isinstance(columns, bool) or not isinstance(columns, int) or not 1 <= columns <= MOST_COLUMNS:
+        raise InvalidParameter(
+            f"columns must be an integer from 1 to {MOST_COLUMNS}; give the number that the table has"
+        )
     return ColumnGaussian((_discrete_gaussian(loss, sensitivity).variance,) * columns)
 
 
+# The only mechanisms that a request can name: the class of each, and how it is made to cost at most a given loss.
 KINDS: dict[str, tuple[type[Mechanism], Calibrator]] = {
     "discrete_laplace": (DiscreteLaplace, calibrate_scale(DiscreteLaplace)),
     "discrete_gaussian": (DiscreteGaussian, _discrete_gaussian),
