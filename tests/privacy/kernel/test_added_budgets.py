@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from dither.errors import NotAllowed
-from dither.loss import Pure
+from dither.loss import Pure, to_json
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
 from dither.privacy.cost import recompute_losses
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.ledger.state import canonical_json
 from dither.privacy.ledger.store import chain_row, open_store
+from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import Calibrate, Measurement, Request
 from dither.schema import Unit
 from privacy.kernel_cases import counting
@@ -132,3 +133,54 @@ def test_a_group_that_is_added_pays_the_size_by_the_present_budgets(world: Any, 
     red = {name[2:]: total for name, total in spent(room, "ann").items()}
     assert verify(room.place, recompute_losses).sound
     assert blue.keys() == red.keys() and all(0 < blue[name] <= red[name] for name in blue)
+
+
+def with_caps(world: Any, rows: int | None, *budgets: Any, **changes: Any) -> Any:
+    """Return a dataset of rows and of people with these budgets; at most `rows` actions of a person are read."""
+    user = replace(world().units["user"], max_rows={} if rows is None else {"actions": rows})
+    units = {"user": user, "row": Unit("row", "row", {"actions": None, "users": None})}
+    return world(budgets=budgets, **{"units": units} | changes)
+
+
+def test_a_cap_on_rows_that_is_added_with_a_budget_does_not_bound_earlier_answers(world: Any, opened: Any) -> None:
+    """Regression: it did, and the added budget started at twice the loss of a row for an unbounded answer."""
+    room = opened(with_caps(world, None, pure(10, "row")))
+    unlimited = Measurement(Count(Scan("actions")), Calibrate("discrete_laplace", Pure(1)))
+    room.kernel.answer(Request("shop", (unlimited,)), "ann")
+    for rows in (None, 2):
+        with pytest.raises(NotAllowed, match=r"user \(pure\) cannot be added.* no bounded loss"):
+            room.kernel.register(with_caps(world, rows, pure(10, "row"), pure(100)))
+    assert len(room.rows("dataset")) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 1), (20, 1), (1, None), (1, 20)])
+def test_earlier_answers_cost_an_added_budget_what_the_cap_of_then_allows(
+    world: Any, opened: Any, tmp_path: Path, before: int | None, after: int | None
+) -> None:
+    """Regression: the cap of today was counted. A ledger that had both budgets from the beginning is the reference."""
+    question = counting()
+    fixed = replace(question, parts=(replace(question.parts[0], mechanism=DiscreteLaplace(Fraction(20))),))
+    later = opened(with_caps(world, before, zcdp(100)))
+    always = opened(with_caps(world, before, zcdp(100), pure(10)), tmp_path / "always.sqlite")
+    for room in (later, always):
+        room.kernel.answer(fixed, "ann")
+    stated = always.rows("charge")[-1]["losses"][1]
+    later.kernel.register(with_caps(world, after, zcdp(100), pure(10)))
+    assert later.rows("dataset")[-1]["earlier"][-1][1] == [stated] and stated[:2] == ["user", "pure"]
+    assert stated[2] == to_json(Pure(Fraction(before or 20, 20))) and verify(later.place, recompute_losses).sound
+
+
+def test_a_unit_that_has_changed_since_an_earlier_answer_gets_no_budget_by_the_same_name(
+    world: Any, opened: Any
+) -> None:
+    """Regression: a recorded plan was costed as if it had bounded the rows of today's unit, not of the one of then."""
+    weeks = {**monthly_units(), "month": replace(monthly_units()["month"], every="week")}
+    room = opened(world(units=weeks))
+    room.kernel.answer(counting(), "ann")
+    both = (pure(10), pure(100, "month"))
+    for changed in ({"units": monthly_units()}, {"units": weeks, "timezone": "Asia/Tokyo"}):
+        with pytest.raises(NotAllowed, match=r"month cannot be added.* other keys or windows"):
+            room.kernel.register(world(budgets=both, **changed))
+    renamed = replace(monthly_units()["month"], name="calendar")
+    room.kernel.register(world(budgets=(pure(10), pure(100, "calendar")), units={**weeks, "calendar": renamed}))
+    assert len(room.rows("dataset")) == 2 and verify(room.place, recompute_losses).sound

@@ -13,7 +13,7 @@ from dither.plan.context import Context
 from dither.privacy.ledger.state import DatasetVersion
 from dither.privacy.ledger.store import Row
 from dither.privacy.protocol import UnitLoss
-from dither.schema import BudgetCap, Dataset
+from dither.schema import BudgetCap, Dataset, Unit
 
 PrivacyCostFunction = Callable[[Context, str], tuple[tuple[UnitLoss, ...], Mapping[str, tuple[str, ...]]]]
 
@@ -35,10 +35,27 @@ def earlier_losses(
 
 
 def context_with(version: DatasetVersion, dataset: Dataset, added: Sequence[BudgetCap]) -> Context:
-    """Return the context of an earlier version of a dataset, with the added budgets and their units."""
-    units = {**version.dataset.units, **{cap.unit: dataset.units[cap.unit] for cap in added}}
+    """Return the context of an earlier version of a dataset, with the added budgets and their units as of then."""
+    units = {**version.dataset.units, **{cap.unit: unit_at(version.dataset, dataset, cap.unit) for cap in added}}
     old_budgets = tuple(cap for cap in version.dataset.budgets if cap not in added)
     return Context(replace(version.dataset, units=units, budgets=(*old_budgets, *added)), version.facts)
+
+
+def unit_at(earlier: Dataset, dataset: Dataset, name: str) -> Unit:
+    """Return the unit of an added budget for an earlier description: its tables, and the caps on rows, of then.
+
+    Refuse a unit that had other keys or windows then: recorded plans would bound the rows of something else.
+    """
+    unit, known = dataset.units[name], earlier.units.get(name)
+    keys = {table: column for table, column in unit.keys.items() if table in earlier.tables}
+    times = {table: column for table, column in unit.times.items() if table in earlier.tables}
+    result = replace(unit, keys=keys, times=times, max_rows={} if known is None else known.max_rows)
+    if known not in (None, result) or (unit.kind == "window" and earlier.timezone != dataset.timezone):
+        raise NotAllowed(
+            f"the budget for {name} cannot be added, because the unit had other keys or windows when earlier answers"
+            " were given; declare it as it was, or under another name and in the same time zone"
+        )
+    return result
 
 
 def losses_of_added(
