@@ -76,12 +76,13 @@ def write_sorted(query: VectorQuery, batches: Iterable[pa.RecordBatch], folder: 
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700, parents=True)
     reader = pa.RecordBatchReader.from_batches(SCHEMA, cell_batches(query, batches))
-    with tempfile.TemporaryDirectory(dir=folder.parent) as spill, closing(duckdb.connect(":memory:")) as connection:
+    with tempfile.TemporaryDirectory(dir=unfinished) as spill, closing(duckdb.connect(":memory:")) as connection:
         for name, value in {"temp_directory": spill, "memory_limit": SORT_MEMORY, "threads": "1"}.items():
             connection.execute(f"SET {name} = '{value}'")
         connection.register("cells", reader)
         ordered = connection.sql(Dialect().render(_sorted_cells())).fetch_record_batch(ROWS_PER_GROUP)
         _write_batches(ordered, unfinished / "cells.parquet")
+    sync_folder(unfinished)
     os.rename(unfinished, folder)
     sync_folder(folder.parent)
 

@@ -11,6 +11,7 @@ ledger.record           write the answer to the ledger at its scheduled release 
 
 from __future__ import annotations
 
+import os
 import queue
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -317,12 +318,13 @@ class LocalKernel:
             raise NotAllowed("static tables are released by the curator, by a kernel in their own process")
         account, registered = self._authorize_query(request.question.dataset, token)
         request, cost = self._cost_table(registered, request)
-        admission, table = check_table(request, cost)
+        admission, table = check_table(registered.context, request, cost)
         charge = self._build_table_charge(registered, request, cost, account.name)
         with closing(Staging(staging, out)) as stage:
-            if self._finish_published(charge, stage):
+            identity = table_identity(charge.digest, registered.version, layout)
+            if self._finish_published(charge, stage, identity):
                 return False
-            stage.begin(table_identity(charge.digest, registered.version, layout))
+            stage.begin(identity)
             layout.check_space(table_keys(table, None), stage.folder)
             outcome = self._charge(charge)
             with registered.engine() as slot:
@@ -340,22 +342,23 @@ class LocalKernel:
             )
             raise
 
-    def _finish_published(self, charge: Charge, stage: Staging) -> bool:
-        """Return whether the output is this very release, published; then remove what an interruption left behind."""
-        if not stage.out.exists():
+    def _finish_published(self, charge: Charge, stage: Staging, identity: str) -> bool:
+        """Return whether the output is this very release, published; then remove what it left behind in staging."""
+        if not os.path.lexists(stage.out):
             return False
         paid = self.ledger.preview(charge)[0]
         outcome = self.ledger.charge(charge) if paid else None
         if not isinstance(outcome, RecordedAnswer) or not is_output_of(stage.out, outcome.release):
             raise InvalidParameter(f"the output {stage.out} exists already; give another folder, or move it away")
         self.ledger.record(outcome, outcome.release)
-        stage.remove()
+        if stage.belongs_to(identity):
+            stage.remove()
         return True
 
     def _cost_table(self, registered: RegisteredDataset, request: ReleaseRequest) -> tuple[ReleaseRequest, PrivacyCost]:
         """Return the request, decoded from its own JSON and with its unit named, and its cost."""
         question, cost = self._cost_request(registered, request.question, most_cells=None)
-        check_table(ReleaseRequest(question), cost)
+        check_table(registered.context, ReleaseRequest(question), cost)
         return ReleaseRequest(question), cost
 
     def _build_table_charge(

@@ -21,7 +21,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from typing import Any
 from dither.errors import Busy, InvalidParameter, ReleaseStopped
 
 FORMAT = 1
+FOLDERS = ("exact", "exact.unfinished", "parts", "publish")
+FILES = ("journal.jsonl", "manifest.json", "staged.json", "question")  # in the order of their removal
+BEFORE_QUESTION = {"lock", "question.unfinished"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Staging:
         with clear_disk_errors(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_private()
+        self._check_own()
         self._lock = self._take_lock()
         self._checked: Mapping[str, str] | None = None
 
@@ -116,6 +120,13 @@ class Staging:
                 " output appears by one rename; give --staging a folder beside the output"
             )
 
+    def _check_own(self) -> None:
+        """Refuse a folder with files in which no release was begun: they are somebody's."""
+        if set(os.listdir(self.folder)) - BEFORE_QUESTION and not self._question.is_file():
+            raise InvalidParameter(
+                f"the staging folder {self.folder} has files in it that are of no release; give a new or empty folder"
+            )
+
     def _take_lock(self) -> int:
         """Lock the folder; refuse if another process has it."""
         place = self.folder / "lock"
@@ -138,16 +149,19 @@ class Staging:
 
     def begin(self, question: str) -> None:
         """Note what is being released; refuse a folder in which another release was begun."""
-        if self._question.exists():
-            if self._question.read_text() != question:
-                raise InvalidParameter(
-                    f"an unfinished release of another question is in {self.folder}: the spec, the data's version or"
-                    " the layout has changed; finish it with the old ones, or delete that folder to give it up"
-                    " (what it was charged stays spent)"
-                )
-        else:
+        if not self.belongs_to(question):
+            raise InvalidParameter(
+                f"an unfinished release of another question is in {self.folder}: the spec, the data's version or"
+                " the layout has changed; finish it with the old ones, or delete that folder to give it up"
+                " (what it was charged stays spent)"
+            )
+        if not self._question.exists():
             write_durably(self._question, question.encode())
         self.parts.mkdir(mode=0o700, exist_ok=True)
+
+    def belongs_to(self, question: str) -> bool:
+        """Return whether this folder is of this release, or of none yet."""
+        return not self._question.exists() or self._question.read_bytes() == question.encode()
 
     def discard_draws(self) -> None:
         """Delete every draw and the exact cells: none was published, and the cells will be read again."""
@@ -158,15 +172,25 @@ class Staging:
             shutil.rmtree(path, ignore_errors=True)
         self.parts.mkdir(mode=0o700)
 
+    def has_cells(self) -> bool:
+        """Return whether the exact cells are those that the journal notes; a folder that it does not note is not."""
+        noted = next((line["cells"] for line in self._lines() if "cells" in line), None)
+        return noted is not None and self._cell_digests() == noted
+
+    def note_cells(self) -> None:
+        """Note the files of the exact cells in the journal; they are durable already."""
+        self.note({"cells": self._cell_digests()})
+
+    def _cell_digests(self) -> dict[str, str]:
+        """Return the SHA-256 of every file of the exact cells."""
+        files = self.exact.rglob("*") if self.exact.is_dir() else ()
+        return {path.relative_to(self.exact).as_posix(): file_digest(path) for path in files if path.is_file()}
+
     # --- The journal ---
 
     def journal(self) -> tuple[list[int] | None, dict[int, PartReceipt]]:
-        """Return the admitted places and the receipts of finished parts; drop a torn line and unlisted files."""
-        content = self._journal.read_bytes() if self._journal.exists() else b""
-        whole, torn = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
-        if torn:
-            write_durably(self._journal, whole)
-        lines = [json.loads(line) for line in whole.splitlines()]
+        """Return the admitted places and the receipts of finished parts; delete unlisted files."""
+        lines = self._lines()
         admitted = next((line["admitted"] for line in lines if "admitted" in line), None)
         receipts = [PartReceipt(**line["part"]) for line in lines if "part" in line]
         listed = {receipt.file for receipt in receipts}
@@ -174,6 +198,20 @@ class Staging:
             if path.name not in listed:
                 path.unlink()
         return admitted, {receipt.part: receipt for receipt in receipts}
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the lines of the journal; drop a torn one, and refuse a journal that Dither did not write."""
+        content = self._journal.read_bytes() if self._journal.exists() else b""
+        whole, torn = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
+        if torn:
+            write_durably(self._journal, whole)
+        try:
+            return [dict(json.loads(line)) for line in whole.splitlines()]
+        except (ValueError, TypeError):
+            raise ReleaseStopped(
+                f"the journal of the release in {self.folder} is damaged; nothing was published; delete that folder and"
+                " run the release again: unless it was recorded already, it draws anew for one charge"
+            ) from None
 
     def note(self, line: Mapping[str, object]) -> None:
         """Append a line to the journal, durably: the draw that it describes is the one of its step."""
@@ -238,7 +276,7 @@ class Staging:
         for path in (self._publish, *self._publish.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
             sync(path)
-        if self.out.exists():
+        if os.path.lexists(self.out):
             raise InvalidParameter(
                 f"the output {self.out} has appeared meanwhile; move it away and run the release again"
             )
@@ -246,7 +284,10 @@ class Staging:
         sync(self.out.parent)
 
     def remove(self) -> None:
-        """Delete the folder: the exact cells first, the lock last."""
-        for path in (self.exact, self.parts, self._publish):
-            shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete what this release made: the exact cells first, the lock last, and the folder if nothing is left."""
+        for name in FOLDERS:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in (*(f"{name}.unfinished" for name in FILES), *FILES, "lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # a file of somebody else
+            self.folder.rmdir()

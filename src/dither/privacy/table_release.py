@@ -18,6 +18,7 @@ from pathlib import Path
 from dither.access.engines import Engine
 from dither.access.exact_cells import RowRange, TableKeys
 from dither.errors import InvalidPlan, NotAllowed, ReleaseStopped, Unsupported
+from dither.plan.context import Context
 from dither.plan.measures.columns import ColumnCounts
 from dither.plan.measures.sums import Count
 from dither.plan.relations.bounding import Sample
@@ -39,7 +40,8 @@ Record = Callable[[Receipt | RecordedAnswer, str], str]
 class TableLayout:
     """The public layout of a release: rows in a part, the files' suffix, and who writes and documents them.
 
-    `write` gets noisy values only; `document` gets the folder that will be published, with the files in it.
+    `write` gets noisy values only; `document` gets the folder that will be published, with the files in it. `columns`
+    names the columns of the files.
     """
 
     rows_per_part: int
@@ -47,6 +49,7 @@ class TableLayout:
     write: PartWriter
     document: Callable[[Path], None]
     progress: Progress = lambda stage, done, total: None
+    columns: tuple[str, ...] = ()
 
     def check_space(self, keys: TableKeys, folder: Path) -> None:
         """Refuse, before the charge, a disk whose free space is below what the noisy files alone surely take."""
@@ -84,7 +87,8 @@ class TableDraw:
 
 def table_identity(digest: str, version: str, layout: TableLayout) -> str:
     """Return what a release in progress is: its question, the dataset's version, and the layout of its files."""
-    return json.dumps({"question": digest, "version": version, "rows": layout.rows_per_part, "files": layout.suffix})
+    files = {"rows": layout.rows_per_part, "files": layout.suffix, "columns": layout.columns}
+    return json.dumps({"question": digest, "version": version, **files})
 
 
 def is_output_of(out: Path, recorded: str) -> bool:
@@ -93,11 +97,18 @@ def is_output_of(out: Path, recorded: str) -> bool:
     return manifest.is_file() and file_digest(manifest) == json.loads(recorded).get("manifest")
 
 
-def check_table(request: ReleaseRequest, cost: PrivacyCost) -> tuple[CostedStep | None, CostedStep]:
+def check_table(ctx: Context, request: ReleaseRequest, cost: PrivacyCost) -> tuple[CostedStep | None, CostedStep]:
     """Return the steps of admission, if any, and of the table; refuse, before the charge, any other request."""
+    if ctx.dataset.policy == "separate":
+        raise Unsupported(
+            "a static release is public, so every group would see it, but under `policy: separate` it would be charged"
+            " to one group's budget alone; release from a dataset with `policy: shared`"
+        )
     *first, table = cost.steps
-    if request.question.searches or not isinstance(table.measure, ColumnCounts) or len(first) > 1:
-        raise Unsupported("a table is one measurement of counts by column, after at most one admission")
+    if request.question.searches or request.question.selection is not None or len(first) > 1:
+        raise Unsupported("a table is one measurement, after at most one admission; it searches and selects nothing")
+    if not isinstance(table.measure, ColumnCounts):
+        raise Unsupported("a table is a measurement of counts by column")
     if not isinstance(table.mechanism, ColumnGaussian):
         raise Unsupported("the columns of a table are released with Gaussian noise, one variance for each column")
     if any(isinstance(node, Sample) for step in cost.steps for node in walk(step.measure)):
@@ -107,8 +118,8 @@ def check_table(request: ReleaseRequest, cost: PrivacyCost) -> tuple[CostedStep 
             raise Unsupported("items are admitted by a noisy threshold on their counts, over declared keys")
         if not table.measure.keys or [key.value for key in step.measure.keys] != [table.measure.keys[0].value]:
             raise InvalidPlan("the admission must count by the first key of the table")
-        if step.measure.keys[0].values != table.measure.keys[0].values:
-            raise InvalidPlan("the admission and the table must list the same values of the first key")
+        if tuple(step.measure.axes(ctx)[0].values) != tuple(table.measure.axes(ctx)[0].values):
+            raise InvalidPlan("the admission and the table must have the same values of the first key, in one order")
     return (first[0] if first else None), table
 
 
@@ -153,10 +164,11 @@ def publish_recorded(staging: Staging, recorded: str, layout: TableLayout) -> No
 def _draw_all(work: TableWork, receipt: Receipt, digest: str) -> str:
     """Read the cells once, draw every part that the journal lacks, and return the digest of the manifest."""
     staging, layout = work.staging, work.layout
-    if not staging.exact.is_dir():
+    if not staging.has_cells():
         staging.discard_draws()
         layout.progress("reading", 0, 1)
         _read_cells(work, receipt)
+        staging.note_cells()
     admitted, done = staging.journal()
     if work.admission is not None and admitted is None:
         admitted = _draw_admission(work, receipt)

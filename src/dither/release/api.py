@@ -9,7 +9,7 @@ from types import TracebackType
 
 from dither import __version__
 from dither.access.exact_cells import TableKeys
-from dither.errors import InvalidParameter
+from dither.errors import InvalidParameter, NotAllowed
 from dither.loss import ZCDP
 from dither.plan.context import Context
 from dither.post.display import loss_text
@@ -61,8 +61,13 @@ class StaticRelease:
     @cached_property
     def question(self) -> ReleaseQuestion:
         """The table that is asked for."""
-        (name,) = self.kernel.datasets(self.account)
-        context = Context(self.kernel.schema(name, self.account), self.kernel.facts(name, self.account))
+        names = self.kernel.datasets(self.account)
+        if len(names) != 1:
+            raise NotAllowed(
+                f"the account {self.account!r} may not query this dataset: its groups list who may; release as one of"
+                " their analysts (--account)"
+            )
+        context = Context(self.kernel.schema(names[0], self.account), self.kernel.facts(names[0], self.account))
         return build_question(self.spec, context)
 
     @cached_property
@@ -129,7 +134,7 @@ class StaticRelease:
         columns = tuple(column.name for column in spec.columns)
         files = PartFile(names, tuple(labels), columns, spec.nonnegative, spec.format)
         documents = Documents(question, self.cost, files, self._unit_text(), __version__)
-        return TableLayout(spec.rows_per_part, f".{spec.format}", files, documents, progress)
+        return TableLayout(spec.rows_per_part, f".{spec.format}", files, documents, progress, files.names)
 
     def _unit_text(self) -> str:
         """Return the unit of privacy in words."""

@@ -53,6 +53,12 @@ class PartFile:
     nonnegative: bool
     format: Literal["parquet", "csv"]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns of the files, in their order."""
+        copies = tuple(f"{name}_nonnegative" for name in self.columns) if self.nonnegative else ()
+        return (*self.key_names, *self.columns, *copies)
+
     def __call__(self, part: RowRange, keys: TableKeys, noisy: Vector, path: Path) -> None:
         """Write the rows of a part, every key with every column."""
         table = pa.table({**self._key_columns(part, keys), **self._value_columns(noisy)})

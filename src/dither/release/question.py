@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isqrt
 
@@ -69,7 +69,7 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         for key, (_, value) in zip(spec.keys, question.keys, strict=True)
     )
     measure = ColumnCounts(child, _count_columns(spec, question), keys)
-    admission = _admission(spec, ctx, keys)
+    admission = _admission(spec, ctx, measure)
     threshold = None if admission is None else admission.mechanism
     mechanism = solve_noise(spec, ctx, measure, admission)
     parts = (*(() if admission is None else (admission,)), Measurement(measure, mechanism))
@@ -132,15 +132,18 @@ def _key_values(
     return listed
 
 
-def _admission(spec: ReleaseSpec, ctx: Context, keys: tuple[GroupKey, ...]) -> Measurement | None:
-    """Return the measurement that admits values of the first key."""
+def _admission(spec: ReleaseSpec, ctx: Context, table: ColumnCounts) -> Measurement | None:
+    """Return the measurement that admits values of the first key, over all of the table's values of it."""
     if spec.admission is None:
         return None
     column = ColumnSpec("admission", spec.admission.where)
     question = _parse(spec, ctx, (column,))
     (aggregate,) = question.aggregates
     child = question.relation if aggregate.condition is None else Filter(question.relation, aggregate.condition)
-    measure = Count(_limit_rows(spec, child, question), (GroupKey(keys[0].name, question.keys[0][1], keys[0].values),))
+    key, values = table.keys[0], tuple(table.axes(ctx)[0].values)
+    measure = Count(_limit_rows(spec, child, question), (GroupKey(key.name, question.keys[0][1], key.values),))
+    if tuple(measure.axes(ctx)[0].values) != values:  # the condition has narrowed the key's domain
+        measure = replace(measure, keys=(replace(measure.keys[0], values=values),))
     return Measurement(measure, PublicThreshold(spec.admission.scale, spec.admission.threshold))
 
 
