@@ -222,7 +222,7 @@ def _randomized_response(loss: Loss, sensitivity: Sensitivity, categories: int =
     return calibrate_scale(make)(loss, sensitivity)
 
 
-def _column_gaussian(loss: Loss, sensitivity: Sensitivity, columns: int) -> Mechanism:
+def _column_gaussian(loss: Loss, sensitivity: Sensitivity, columns: Any) -> Mechanism:
     """Return the same variance for every column; refuse a number of columns that no table has, before listing them."""
     if isinstance(columns, bool) or not isinstance(columns, int) or not 1 <= columns <= MOST_COLUMNS:
         raise InvalidParameter(
