@@ -511,7 +511,7 @@ def test_undeclared_keys_are_selected_privately(tmp_path: Path) -> None:
         fewer = session.sql(query, rho=2, delta="1/10000", max_contributions=1)
         assert len(fewer) < 48 * 3
         with pytest.raises(NotFound, match="enough units"):
-            by_salary = "SELECT salary, COUNT(*) AS n FROM users GROUP BY salary"  # one of 1e-12: named once in 1e9 runs
+            by_salary = "SELECT salary, COUNT(*) AS n FROM users GROUP BY salary"  # delta 1e-12: none by chance
             session.sql(by_salary, rho="1/100", delta="1/1000000000000", max_contributions=1)
 
 
