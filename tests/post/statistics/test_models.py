@@ -12,10 +12,11 @@ import pytest
 
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.session import Session
+from dither.post.statistics.contrasts import score_noise
 from dither.post.statistics.design import Scaling
-from dither.post.statistics.linear import fit_linear, raw_fit
+from dither.post.statistics.linear import LinearFit, fit_linear, raw_fit, ridge_for
 from dither.post.statistics.logistic import CURVATURE_WEIGHT, last_step
-from dither.post.statistics.moments import Moments
+from dither.post.statistics.moments import Moments, half_widths
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
 from post.bare import BareKernel
@@ -139,27 +140,58 @@ def noisy_moments(noise: float, random: np.random.Generator, exact_matrix: np.nd
     return Moments(matrix, places, np.full(len(places), noise), laplace=True)
 
 
-def coverage(factor: float) -> float:
-    """The share of 95% intervals, made `factor` times as wide, that cover the exact coefficients."""
+def redraws(rows: int, noise: float, count: int = 300) -> Iterator[tuple[LinearFit, Moments, Any]]:
+    """Fits to redrawn noise with the exact coefficients; the first column has a fifth of the second's spread."""
     random = np.random.default_rng(7)
-    data = np.column_stack([np.ones(2000), random.uniform(-1, 1, (2000, 2))])
-    target = data @ [0.1, 0.5, -0.3] + random.normal(0, 0.1, 2000)
+    data = np.column_stack([np.ones(rows), random.uniform(-0.2, 0.2, rows), random.uniform(-1, 1, rows)])
+    target = data @ [0.1, 3.0, -0.3] + random.normal(0, 0.1, rows)
     whole = np.column_stack([data, target])
-    gram, wanted = whole.T @ whole, exact(data, target)
-    scaling = Scaling(np.zeros(3), np.ones(3), 1.0)
-    covered = []
-    for _ in range(300):
-        moments = noisy_moments(5.0, random, gram)
-        fitted = raw_fit(fit_linear(moments, np.zeros(3)), moments, scaling, 0.95, False)
-        covered.append(np.abs(fitted.values - wanted) <= factor * fitted.half_widths)
-    return float(np.mean(covered))
+    for _ in range(count):
+        moments = noisy_moments(noise, random, whole.T @ whole)
+        yield fit_linear(moments, np.zeros(3)), moments, exact(data, target)
+
+
+def coverage(rows: int, noise: float, factor: float = 1.0) -> tuple[float, float]:
+    """The shares of 95% intervals, made `factor` times as wide, that cover the exact coefficients, and are infinite."""
+    covered, hidden = [], []
+    for fit, moments, wanted in redraws(rows, noise):
+        raw = raw_fit(fit, moments, Scaling(np.zeros(3), np.ones(3), 1.0), 0.95, False)
+        low, high = (raw.values + factor * (end - raw.values) for end in (raw.lows, raw.highs))
+        covered.append((low <= wanted) & (wanted <= high))
+        hidden.append(raw.hidden)
+    return float(np.mean(covered)), float(np.mean(hidden))
 
 
 @pytest.mark.tier("test")
-def test_intervals_cover_the_exact_coefficients() -> None:
+@pytest.mark.parametrize("rows", [300, 3_000, 30_000])
+def test_intervals_cover_the_exact_coefficients(rows: int) -> None:
     """300 draws of 3 coefficients: six standard deviations of the share, if the three were one, are 7.6 points."""
-    assert 0.874 < coverage(1.0) <= 1.0
-    assert coverage(0.5) < 0.874
+    share, hidden = coverage(rows, 5.0)
+    assert share > 0.874
+    assert (hidden > 0.3) == (rows == 300)
+    if rows > 300:
+        assert coverage(rows, 5.0, factor=0.5)[0] < 0.874
+
+
+def test_noise_that_hides_a_column_is_said_and_not_shrunk_away() -> None:
+    """The ridge's own narrow intervals, and R² without its noise, would be wrong nearly always here."""
+    ridged, shares = [], []
+    for fit, moments, wanted in redraws(300, 12.0, count=100):
+        ridge = np.linalg.inv(fit.gram + np.diag(ridge_for(fit.gram, moments)))
+        narrow = half_widths(ridge @ score_noise(moments, fit.weights), moments.draws, 0.95)
+        ridged.append(np.abs(fit.weights - wanted)[1] <= narrow[1])
+        shares.append(fit.share[0])
+    assert np.mean(ridged) < 0.8
+    assert np.isnan(shares).mean() > 0.5
+
+
+def test_too_few_data_are_said_in_words_and_in_the_quote(session: Session) -> None:
+    model = session.regress("users", "salary", ["age", "gender", "country"], epsilon="1/10")
+    assert "too few data for epsilon 0.1" in str(model) and "R² 1.000" not in str(model)
+    low, high = model.columns[1].estimate.low, model.columns[1].estimate.high
+    assert np.isinf(low[1:]).all() and np.isinf(high[1:]).all() and np.isfinite(model.coef_).all()
+    quote = session.regress.quote("users", "salary", ["age", "gender", "country"], epsilon="1/10")
+    assert "too few data" in str(quote)
 
 
 def test_the_last_step_has_the_errors_of_its_noise() -> None:

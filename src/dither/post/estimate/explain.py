@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -69,7 +70,8 @@ class Expected:
     def width(self) -> str:
         """Half the width of the interval in words."""
         where = f" in a group of {self.rows:,.0f} rows" if self.rows is not None else ""
-        width = f"{self.half_width:,.3g}{where}"
+        width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
+        width += where
         return width if self.known else f"unknown until asked ({width} at the bounds assumed)"
 
     def __repr__(self) -> str:

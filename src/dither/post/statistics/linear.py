@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -12,8 +13,11 @@ import numpy as np
 from dither.errors import InvalidParameter, Unsupported
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_values, walk
+from dither.post.display import loss_text
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats
+from dither.post.query.spend import Spend
+from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import (
     Design,
@@ -34,57 +38,78 @@ from dither.privacy.protocol import Measurement
 SEARCH_SHARE = Fraction(1, 4)
 # Quotes assume this many rows of a unit with any number of rows, and this size of a row.
 TYPICAL_ROWS, TYPICAL_ROW = 16, 3
+# Quotes assume numbers with a standard deviation of this share of half their declared width.
+TYPICAL_SPREAD = 0.2
 # How many scales a value may be away from a private centre, for units with a key and for rows.
 UNIT_REACH, ROW_REACH = 8, 1
-# Noise of this share of an eigenvalue or more is said to dominate.
-LARGE_NOISE = 0.3
+# An interval of R² of this width or more says nothing.
+WIDEST_SHARE = 0.9
 INTERCEPT = "(intercept)"
 Targets = Sequence[float] | None
 
 
 @dataclass(frozen=True)
 class LinearFit:
-    """A least-squares fit in standard units: weights, the map from cell noise to them, and sums of squares."""
+    """A least-squares fit in standard units: the noisy matrix with penalties, weights, and the ridge that was added.
 
+    `share` is R² with its interval, all nan if noise hides it.
+    """
+
+    gram: Floats
     weights: Floats
-    noise_map: Floats
-    inverse: Floats
-    residual: float
-    total: float
     ridge: float
-    noise_share: float
+    residual: float
+    share: tuple[float, float, float]
 
 
-def fit_linear(moments: Moments, penalties: Floats) -> LinearFit:
+def fit_linear(moments: Moments, penalties: Floats, confidence: float = 0.95) -> LinearFit:
     """Fit the last term to the others by least squares; penalties are added to the squares of terms.
 
-    If noise makes the sums of squares nearly singular, as much is added to all of them as keeps them regular.
+    If noise hides a coefficient, as much is added to all squares as makes the weights fit for predictions.
     """
     gram, target = moments.matrix[:-1, :-1] + np.diag(penalties), moments.matrix[:-1, -1]
-    gram, ridge, share = regular(gram, moments)
-    inverse: Floats = np.linalg.inv(gram).astype(np.float64)
-    weights = inverse @ target
-
-    def derivative(change: Floats) -> Floats:
-        return np.asarray(inverse @ (change[:-1, -1] - change[:-1, :-1] @ weights))
-
-    own = moments.matrix[-1, -1]
-    mean = moments.matrix[0, -1] / moments.count
-    residual = own - 2 * weights @ target + weights @ moments.matrix[:-1, :-1] @ weights
-    total = own - moments.count * mean**2
-    return LinearFit(
-        weights, moments.map_of(derivative), inverse, max(0.0, float(residual)), max(0.0, float(total)), ridge, share
-    )
+    hidden = contrast_intervals(moments, gram, np.eye(len(gram)), confidence).hidden.any()
+    added = ridge_for(gram, moments) if hidden else np.zeros(len(gram))
+    weights = np.linalg.pinv(gram + np.diag(added)) @ target
+    residual = residual_squares(moments, weights, confidence)
+    share = explained_share(moments, weights, confidence, bool(hidden))
+    return LinearFit(gram, np.asarray(weights, np.float64), float(added.max()), residual, share)
 
 
-def regular(gram: Floats, moments: Moments) -> tuple[Floats, float, float]:
-    """Return a noisy matrix of sums of squares that can be inverted, what was added, and the share of noise in it."""
+def ridge_for(gram: Floats, moments: Moments) -> Floats:
+    """Return what is added to the sums of squares so that all eigenvalues are at least about as large as the noise."""
     sizes = np.sqrt(np.maximum(np.diag(gram), moments.noises.max()))
     scaled = gram / np.outer(sizes, sizes)
     noise = moments.noises.max() / sizes.min() ** 2 * np.sqrt(len(gram))
-    least = float(np.linalg.eigvalsh(scaled)[0])
-    added = max(0.0, noise - least)
-    return gram + np.diag(added * sizes**2), added, float(noise / max(least + added, 1e-300))
+    return np.asarray(max(0.0, noise - float(np.linalg.eigvalsh(scaled)[0])) * sizes**2)
+
+
+def residual_squares(moments: Moments, weights: Floats, confidence: float) -> float:
+    """Return the most that the sum of squared residuals may be, by the noise of its measurement."""
+    extended = np.append(-weights, 1.0)
+    noise = moments.map_of(lambda change: np.array([extended @ change @ extended]))
+    half = half_widths(noise, moments.draws, confidence)[0]
+    return max(0.0, float(extended @ moments.matrix @ extended + half))
+
+
+def explained_share(moments: Moments, weights: Floats, confidence: float, hidden: bool) -> tuple[float, float, float]:
+    """Return R² with its interval: one minus residual squares over squares around the mean, both noisy.
+
+    If noise hides a coefficient, residuals of the best weights may be as small as nothing, so the upper end is 1.
+    """
+    extended, mean = np.append(-weights, 1.0), moments.matrix[0, -1] / moments.count
+    centred = np.zeros(len(extended))
+    centred[0], centred[-1] = -mean, 1.0
+    both = [extended, centred]
+    noise = moments.map_of(lambda change: np.array([side @ change @ side for side in both]))
+    squares = np.array([side @ moments.matrix @ side for side in both])
+    left, total = (squares + moments.draws @ noise.T).T
+    if np.quantile(total, (1 - confidence) / 2) <= 0:
+        return np.nan, np.nan, np.nan
+    ends = np.clip(np.quantile(1 - left / total, [(1 - confidence) / 2, (1 + confidence) / 2]), 0.0, 1.0)
+    low, high = float(ends[0]), 1.0 if hidden else float(ends[1])
+    value = float(np.clip(1 - squares[0] / squares[1], low, high))
+    return (value, low, high) if high - low < WIDEST_SHARE else (np.nan, np.nan, np.nan)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +117,8 @@ class LinearModel(Result):
     """A fitted linear model: `coef_` and `intercept_` in raw units, with standard errors, intervals and `predict`.
 
     `std_errors_` has the standard errors of the intercept and the coefficients, `feature_names_in_` the columns.
-    `r2_` is the share of variance that the model explains in the data that were read, estimated from noisy sums.
+    `r2_` is the share of variance that the model explains in the data that were read, with `r2_interval_`; nan if noise
+    hides it. A coefficient that noise hides has an infinite standard error and interval.
     """
 
     features: tuple[ModelColumn, ...] = ()
@@ -100,7 +126,8 @@ class LinearModel(Result):
     coef_: Floats = field(default_factory=lambda: np.zeros(0))
     intercept_: float = 0.0
     std_errors_: Floats = field(default_factory=lambda: np.zeros(0))
-    r2_: float = 0.0
+    r2_: float = math.nan
+    r2_interval_: tuple[float, float] = (math.nan, math.nan)
     moments: Moments | None = None
     scaling: Scaling | None = None
 
@@ -205,52 +232,43 @@ def raw_map(scaling: Scaling) -> tuple[Floats, Floats]:
     return matrix, shift
 
 
-@dataclass(frozen=True)
-class RawFit:
-    """Coefficients in raw units, the intercept first, with standard errors and half widths of intervals."""
+def raw_fit(
+    fit: LinearFit, moments: Moments, scaling: Scaling, confidence: float, population: bool
+) -> ContrastIntervals:
+    """Return coefficients in raw units, the intercept first, with the errors of noise, and of sampling if wanted.
 
-    values: Floats
-    std_errors: Floats
-    half_widths: Floats
-
-
-def raw_fit(fit: LinearFit, moments: Moments, scaling: Scaling, confidence: float, population: bool) -> RawFit:
-    """Return coefficients in raw units with the errors of noise, and of sampling if wanted."""
+    Intervals allow for what a ridge shrinks: where there is one, noise hides coefficients, and they say so.
+    """
     matrix, shift = raw_map(scaling)
-    linear, draws = matrix @ fit.noise_map, moments.draws
-    variances = (linear**2).sum(axis=1)
-    if population:
-        freedom = max(1.0, moments.count - len(fit.weights))
-        sampling = matrix @ np.linalg.cholesky(fit.inverse * (fit.residual / freedom) + 1e-300 * np.eye(len(matrix)))
-        variances = variances + (sampling**2).sum(axis=1)
-        extra = np.random.Generator(np.random.PCG64(1)).standard_normal((len(draws), len(matrix)))
-        linear, draws = np.hstack([linear, sampling]), np.hstack([draws, extra])
-    return RawFit(matrix @ fit.weights + shift, np.sqrt(variances), half_widths(linear, draws, confidence))
+    freedom = max(1.0, moments.count - len(fit.weights))
+    found = contrast_intervals(moments, fit.gram, matrix, confidence, fit.residual / freedom if population else 0.0)
+    values = matrix @ fit.weights + shift
+    lows, highs = np.minimum(found.lows + shift, values), np.maximum(found.highs + shift, values)
+    return ContrastIntervals(values, found.std_errors, lows, highs)
 
 
 def build_model(plan: MomentPlan, released: Released, alpha: float, population: bool) -> LinearModel:
     """Build the fitted model from what was released."""
     moments, scaling = read_moments(plan, released), plan.design.scaling(released.chosen)
-    fit = fit_linear(moments, penalties_of(plan, scaling, alpha))
+    fit = fit_linear(moments, penalties_of(plan, scaling, alpha), plan.settings.confidence)
     raw = raw_fit(fit, moments, scaling, plan.settings.confidence, population)
     features, outcome = plan.design.columns[:-1], plan.design.columns[-1]
     names = [INTERCEPT, *(column.name for column in features)]
     columns = [
         key_column("term", names),
-        noisy_column(
-            "coefficient", raw.values, raw.std_errors, raw.values - raw.half_widths, raw.values + raw.half_widths
-        ),
+        noisy_column("coefficient", raw.values, raw.std_errors, raw.lows, raw.highs),
     ]
-    explained = 1 - fit.residual / fit.total if fit.total > fit.residual else 0.0
+    which = "1 column" if len(features) == 1 else f"{len(features)} columns"
     summary = (
-        f"linear regression of {outcome.name} on {len(features)} columns, about {moments.count:,.0f} weighted rows; "
-        f"R² about {explained:.3f}",
+        f"linear regression of {outcome.name} on {which}, about {moments.count:,.0f} weighted rows; "
+        f"{share_text(fit.share)}",
+        *hidden_lines(names, raw, plan.settings.spend),
     )
-    notes = [*plan_notes(plan), interval_note(population), *fit_notes(fit, alpha), *reach_notes(plan, scaling)]
+    notes = [*plan_notes(plan), interval_note(population), *ridge_notes(fit, alpha), *reach_notes(plan, scaling)]
     fields = result_fields(released.measurements, f"regress {outcome.name}", columns, summary, notes)
     return LinearModel(
         **fields, features=features, target=outcome.name, coef_=raw.values[1:], intercept_=float(raw.values[0]),
-        std_errors_=raw.std_errors, r2_=explained, moments=moments, scaling=scaling,
+        std_errors_=raw.std_errors, r2_=fit.share[0], r2_interval_=fit.share[1:], moments=moments, scaling=scaling,
     )  # fmt: skip
 
 
@@ -261,15 +279,29 @@ def interval_note(population: bool) -> str:
     return "intervals are about the coefficients in these data: they include the noise, not sampling error"
 
 
-def fit_notes(fit: LinearFit, alpha: float) -> list[str]:
-    """Return notes on the penalty and on too much noise."""
+def share_text(share: tuple[float, float, float]) -> str:
+    """Write R² with its interval, or say that noise hides it."""
+    value, low, high = share
+    if np.isnan(value):
+        return "R² is hidden by noise"
+    return f"R² at least {low:.3f}" if high >= 1 else f"R² {value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def hidden_lines(names: Sequence[str], raw: ContrastIntervals, spend: Spend) -> list[str]:
+    """Say which coefficients the data are too few for."""
+    hidden = [name for name, is_hidden in zip(names, raw.hidden, strict=True) if is_hidden]
+    if not hidden:
+        return []
+    which = "all coefficients" if len(hidden) == len(names) else ", ".join(hidden)
+    loss = loss_text([spend.loss])
+    return [f"too few data for {loss}: noise hides {which}; spend more, use fewer columns, or narrow their bounds"]
+
+
+def ridge_notes(fit: LinearFit, alpha: float) -> list[str]:
+    """Return notes on the penalty, and on the ridge that noise makes necessary."""
     notes = [f"ridge penalty {alpha:g}, in units of half the declared widths"] if alpha else []
     if fit.ridge > 0:
-        notes.append(
-            "noise hides how columns differ: a ridge was added, which shrinks coefficients; intervals do not cover it"
-        )
-    elif fit.noise_share > LARGE_NOISE:
-        notes.append("noise is large beside the spread of some column; the intervals are rough: spend more")
+        notes.append("a ridge was added for predictions, and shrinks coefficients; intervals are those without it")
     return notes
 
 
@@ -289,7 +321,7 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
 
 
 def expected_errors(plan: MomentPlan, measurement: Measurement, alpha: float) -> list[Expected]:
-    """Return the expected errors of coefficients, as if columns were independent and even over their ranges."""
+    """Return the expected errors of coefficients, as if columns were independent and spread as usual."""
     context, settings = plan.settings.context, plan.settings
     size = TYPICAL_ROWS * TYPICAL_ROW
     chosen = assumed_choices(plan, size)
@@ -297,12 +329,13 @@ def expected_errors(plan: MomentPlan, measurement: Measurement, alpha: float) ->
     noise = expected_noise(context, settings.unit, filled)
     rows = table_rows(plan)
     moments = plan.read(np.zeros(len(plan.pairs)), noise, chosen)
-    moments = replace(moments, matrix=rows * even_moments(plan.design))
+    moments = replace(moments, matrix=rows * typical_moments(plan.design))
     scaling = plan.design.scaling(chosen)
-    raw = raw_fit(fit_linear(moments, penalties_of(plan, scaling, alpha)), moments, scaling, settings.confidence, False)
+    fit = fit_linear(moments, penalties_of(plan, scaling, alpha), settings.confidence)
+    raw = raw_fit(fit, moments, scaling, settings.confidence, False)
     known = not plan.searches()
     names = [INTERCEPT, *(column.name for column in plan.design.columns[:-1])]
-    errors = zip(names, raw.std_errors, raw.half_widths, strict=True)
+    errors = zip(names, raw.std_errors, (raw.highs - raw.lows) / 2, strict=True)
     return [Expected(name, float(error), float(half), True, rows, known) for name, error, half in errors]
 
 
@@ -319,11 +352,12 @@ def table_rows(plan: MomentPlan) -> float:
     return float(max((plan.settings.context.noisy_rows(table) or 0 for table in tables), default=0) or 1000)
 
 
-def even_moments(design: Design) -> Floats:
-    """Return the mean products of independent columns that are even over their ranges."""
+def typical_moments(design: Design) -> Floats:
+    """Return the mean products of independent columns; numbers spread over a part of their declared ranges."""
+    spread = TYPICAL_SPREAD**2 if design.standard == "declared" else 1 / 3
     levels = {c.source: 1 + sum(o.source == c.source for o in design.columns) for c in design.columns if c.indicator}
     means = np.array([1.0, *(1 / levels[c.source] if c.indicator else 0.0 for c in design.columns)])
-    squares = np.array([1.0, *(1 / levels[c.source] if c.indicator else 1 / 3 for c in design.columns)])
+    squares = np.array([1.0, *(1 / levels[c.source] if c.indicator else spread for c in design.columns)])
     matrix = np.outer(means, means)
     np.fill_diagonal(matrix, squares)
     return matrix
