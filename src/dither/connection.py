@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dither.errors import BudgetExceeded, InvalidParameter
+from dither.errors import BudgetExceeded, InvalidParameter, InvalidPlan, NotAllowed, Unbounded, Unsupported
 from dither.post.estimate.profile import profile_items, profile_request
 from dither.post.options import read_text
 from dither.post.session import Session
@@ -16,6 +16,8 @@ from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import Kernel
 
 LONGEST_TOKEN = 8192
+# Refusals of a declared profile, after which the data are open all the same.
+REFUSALS = (BudgetExceeded, InvalidParameter, InvalidPlan, NotAllowed, Unbounded, Unsupported)
 
 
 def connect(
@@ -68,8 +70,8 @@ def _measure_declared_profile(session: Session) -> None:
         return
     try:
         measure_profile(session, epsilon)
-    except BudgetExceeded:
-        print(f"WARNING: no budget is left for the profile of {session.name}", file=sys.stderr)
+    except REFUSALS as problem:
+        print(f"WARNING: {session.name} is open without a profile: {problem}", file=sys.stderr)
 
 
 def measure_profile(session: Session, epsilon: Fraction, columns: Sequence[str] = ()) -> Session:
@@ -80,4 +82,10 @@ def measure_profile(session: Session, epsilon: Fraction, columns: Sequence[str] 
     unit = default_unit(session.dataset)
     items = profile_items(session.context, unit, columns)
     measure(profile_request(session.context, unit, epsilon, items))
-    return Session.from_kernel(session.kernel, session.token, session.name)
+    measured = Session.from_kernel(session.kernel, session.token, session.name)
+    if measured.profile is None:
+        raise NotAllowed(
+            "the group of this account was added after the profile was measured, and has not paid for it; the profile"
+            " of the next data_version is for all groups"
+        )
+    return measured

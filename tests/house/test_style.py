@@ -32,7 +32,7 @@ TRUSTED = {
         ),
     ),
     "staging, table_release": (330, ("privacy/staging.py", "privacy/table_release.py")),
-    "ledger": (1650, ("privacy/ledger",)),
+    "ledger": (1660, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1075, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),
     "also in the kernel's process: serve/transport": (395, ("serve/transport",)),

@@ -103,6 +103,11 @@ def table_digest(request: ReleaseRequest) -> str:
     return hashlib.sha256(b"table " + digest(request.question).encode()).hexdigest()
 
 
+def profile_digest(request: Request) -> str:
+    """Return the hash that identifies a profile, which is another question than the same request of an analyst."""
+    return hashlib.sha256(b"profile " + digest(request).encode()).hexdigest()
+
+
 def schema_hash(context: Context) -> str:
     """Return a hash of the schema and public values that determine plans; budgets, groups and sources do not count."""
     cached = context.memo.get(("description",))
@@ -298,6 +303,6 @@ def _decode_node(hint: Any, name: str, value: dict[str, Any], path: str) -> Any:
 
 
 __all__ = [
-    "REQUEST", "RESPONSE", "VERSION", "MessageLimits", "decode", "digest", "encode", "model", "schema_hash",
-    "table_digest",
+    "REQUEST", "RESPONSE", "VERSION", "MessageLimits", "decode", "digest", "encode", "model", "profile_digest",
+    "schema_hash", "table_digest",
 ]  # fmt: skip

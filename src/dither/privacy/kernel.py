@@ -42,7 +42,7 @@ from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import PartitionCounts, fill_keys, fitting_keys, key_columns, selected_cells
 from dither.plan.traversal import fill_values, walk
 from dither.privacy.bits import Bits, SystemBits
-from dither.privacy.codec import RESPONSE, decode, digest, encode, schema_hash, table_digest
+from dither.privacy.codec import RESPONSE, decode, digest, encode, profile_digest, schema_hash, table_digest
 from dither.privacy.cost import (
     CostedStep,
     PrivacyCost,
@@ -54,7 +54,7 @@ from dither.privacy.cost import (
     windows_of,
     work_of,
 )
-from dither.privacy.ledger import KERNEL, Account, Charge, Ledger, Receipt, RecordedAnswer
+from dither.privacy.ledger import KERNEL, Account, Charge, Ledger, Receipt, RecordedAnswer, RecordedRequest
 from dither.privacy.ledger.location import file_beside, find_ledger, note_ledger
 from dither.privacy.ledger.state import without_sources
 from dither.privacy.mechanisms import Mechanism, Vector
@@ -118,7 +118,7 @@ class RegisteredDataset:
     rows: Mapping[str, int]
     slots: tuple[EngineSlot, ...]
     prepared: bool = False
-    profile: tuple[str, str] | None = None  # the request of the dataset's profile and its release, as JSON
+    profile: RecordedRequest | None = None
     gates: dict[str, Gate] = field(default_factory=dict)  # one for each viewing group
 
     def gate(self, group: str) -> Gate:
@@ -458,11 +458,16 @@ class LocalKernel:
         return tuple(name for name in sorted(self._datasets) if self._may_see(name, account))
 
     def schema(self, dataset: str, token: str) -> Dataset:
-        """Return a dataset's schema without its sources, with noisy row counts and whether ranks are stored."""
-        self._authorize_view(dataset, token)
+        """Return a dataset's schema without sources, with noisy row counts, the profile, and whether ranks are stored.
+
+        Under separate budgets a profile is shown to the groups that paid for it.
+        """
+        account = self._authorize_view(dataset, token)
         registered = self._find_dataset(dataset)
-        public = without_sources(registered.context.dataset)
-        return with_public_facts(public, registered.prepared, registered.rows, registered.profile)
+        public, profile = without_sources(registered.context.dataset), registered.profile
+        view = self.ledger.viewing_group(dataset, account.name if account.role == "analyst" else None)
+        published = (profile.request, profile.release) if profile is not None and profile.is_paid_by(view) else None
+        return with_public_facts(public, registered.prepared, registered.rows, published)
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
         """Return the facts counted in the dataset's public tables."""
@@ -556,15 +561,11 @@ class LocalKernel:
         registered = self._find_dataset(request.dataset)
         identity = profile_id(registered.context.dataset)
         request, cost = self._cost_request(registered, replace(request, request_id=identity))
-        outcome = self._charge(self._build_charge(registered, request, cost, KERNEL))
+        charge = replace(self._build_charge(registered, request, cost, KERNEL), digest=profile_digest(request))
+        outcome = self._charge(charge)
         with registered.engine() as slot:
             self._answer_now(ChargedRequest(registered, slot, request, cost, outcome))
         profile = self.ledger.recorded_request(request.dataset, identity)
-        if profile is None:
-            raise NotAllowed(
-                "a group was added since the profile was measured, and has not paid for it; measure the"
-                " next version of the data"
-            )
         self._datasets[request.dataset] = replace(registered, profile=profile)
 
     def _measure_size(self, registered: RegisteredDataset) -> dict[str, int]:
@@ -582,7 +583,7 @@ class LocalKernel:
 
     def _previous_size(self, request: Request, tables: Sequence[str]) -> dict[str, int]:
         """Return the size measured for an earlier version of the data, since no budget is left to measure it again."""
-        earlier = self.ledger.last_answer(request.dataset, KERNEL, digest(request))
+        earlier = self.ledger.last_answer(request.dataset, digest(request))
         return {} if earlier is None else _rows_by_table(tables, decode(earlier.encode(), Release, RESPONSE))
 
     @property

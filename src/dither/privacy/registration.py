@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from dither.errors import Unbounded
+from dither.errors import Unbounded, Unsupported
 from dither.loss import Pure
 from dither.plan.context import Context
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count, count_units
 from dither.plan.relations.bounding import LimitRowsPerUnit
-from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
 from dither.privacy.protocol import Calibrate, Measurement
 from dither.schema import Dataset
@@ -26,12 +25,10 @@ def size_measurements(ctx: Context) -> tuple[list[Measurement], list[str]]:
     """
     unit = _coarsest_unit(ctx)
     tables = [name for name, table in ctx.dataset.tables.items() if table.private and name in ctx.unit(unit).keys]
-    counts: list[Measure] = [Count(_limited_scan(ctx, name, unit)) for name in tables]
+    counted = [(_size_measure(ctx, name, unit), name) for name in tables]
     if tables and ctx.unit(unit).kind != "row":
-        counts.append(count_units(Scan(tables[0]), unit))
-    counted = [
-        (measure, name) for measure, name in zip(counts, [*tables, ""], strict=False) if _is_bounded(ctx, measure)
-    ]
+        counted.append((count_units(Scan(tables[0]), unit), ""))
+    counted = [(measure, name) for measure, name in counted if _is_bounded(ctx, measure)]
     if not counted:
         return [], []
     calibration = Calibrate("discrete_laplace", Pure(ctx.dataset.size_epsilon / len(counted)))
@@ -49,16 +46,17 @@ def _coarsest_unit(ctx: Context) -> str:
     return min((cap.unit for cap in ctx.dataset.budgets), key=lambda name: order.index(ctx.unit(name).kind))
 
 
-def _limited_scan(ctx: Context, table: str, unit: str) -> Relation:
-    """Return a scan of the table with at most SIZE_ROWS rows of each unit."""
-    return Scan(table) if ctx.unit(unit).kind == "row" else LimitRowsPerUnit(Scan(table), unit, SIZE_ROWS)
+def _size_measure(ctx: Context, table: str, unit: str) -> Measure:
+    """Return the count of a table with at most SIZE_ROWS rows of each unit, or of all its rows if a cap bounds them."""
+    limited, whole = Count(LimitRowsPerUnit(Scan(table), unit, SIZE_ROWS)), Count(Scan(table))
+    return limited if ctx.unit(unit).kind != "row" and _is_bounded(ctx, limited) else whole
 
 
 def _is_bounded(ctx: Context, measure: Measure) -> bool:
-    """Return whether the measure's sensitivity is bounded for every unit that has a budget."""
+    """Return whether the measure has a bounded sensitivity for every unit that has a budget."""
     try:
         for cap in ctx.dataset.budgets:
             measure.sensitivity(ctx, cap.unit)
-    except Unbounded:
+    except (Unbounded, Unsupported):  # a cap on another unit's rows loses track of this unit
         return False
     return True

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import dither
 from dither.cli import app
 from dither.connection import measure_profile
-from dither.errors import InvalidParameter
+from dither.errors import InvalidParameter, NotAllowed
 from dither.post.estimate.profile import Profile, profile_items, profile_lines, profile_request
 from dither.post.session import Session
 
@@ -112,3 +112,26 @@ def test_the_command_shows_the_cost_and_asks(folder: Path, tmp_path: Path) -> No
     assert "a new data_version" in runner.invoke(app, ["profile", path, "--epsilon", "0.1"]).output
     assert "Measured once with noise" in runner.invoke(app, ["statement", path]).output
     assert len(dither.connect(path).history) == 2
+
+
+@pytest.mark.tier("test")
+def test_a_session_opens_without_a_profile_that_its_group_has_not_paid_for(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: after a group was added, nobody could open the data."""
+    copy_world(folder, tmp_path)
+    path = tmp_path / "dataset.yml"
+    red, blue = "groups:\n  - {name: red, analysts: [ann]}\n", "  - {name: blue, analysts: [bob]}\n"
+    described = path.read_text().replace("name: world\n", "name: world\npolicy: separate\nprofile_epsilon: 1/2\n", 1)
+    path.write_text(described + red)
+    paid = dither.connect(path, account="ann")
+    assert paid.profile is not None and "WARNING" not in capsys.readouterr().err
+    paid.kernel.close()  # type: ignore[attr-defined]
+    path.write_text(described + red + blue)
+    for account, profile in (("bob", None), ("ann", paid.profile)):
+        session = dither.connect(path, account=account)
+        assert session.profile == profile
+        assert ("open without a profile: the group of this account" in capsys.readouterr().err) == (profile is None)
+        session.kernel.close()  # type: ignore[attr-defined]
+    refused = CliRunner().invoke(app, ["profile", str(path), "--account", "bob", "--epsilon", "0.5", "--yes"])
+    assert refused.exit_code != 0 and not isinstance(refused.exception, NotAllowed)

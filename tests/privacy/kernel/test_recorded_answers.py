@@ -12,8 +12,9 @@ import pytest
 from dither.errors import BudgetExceeded, EngineFailure, LedgerError
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
+from dither.schema import Group, Unit
 from privacy.kernel_cases import counting, wide
-from privacy.ledger_cases import ONE, ManualClock, teams
+from privacy.ledger_cases import ONE, ManualClock, pure, teams
 
 
 @pytest.mark.tier("test")
@@ -69,6 +70,37 @@ def test_where_no_budget_is_left_a_new_version_keeps_the_old_size(world: Any, op
     again = opened(world("1/100", data_version="2"))
     assert again.kernel._datasets["shop"].rows == size
     assert len(again.rows("answer")) == 1
+
+
+@pytest.mark.tier("test")
+def test_a_group_that_did_not_pay_for_a_size_does_not_see_it(world: Any, opened: Any) -> None:
+    """Regression: a group without budget saw the size that the others had paid for before it was added."""
+    late = Group("late", ("eve",), caps=(pure("1/1000"),))
+    size = dict(opened(world(policy="separate", groups=teams())).kernel._datasets["shop"].rows)
+    assert set(size) == {"users", "actions"}
+    added = opened(world(policy="separate", groups=(*teams(), late)))
+    assert added.kernel._datasets["shop"].rows == {}
+    assert "rows" not in added.kernel.schema("shop", "eve").tables["users"].source.options
+    poor = teams(caps=(pure("1/100"),))  # both have paid for the first version, and cannot for the second
+    assert opened(world(policy="separate", groups=poor, data_version="2")).kernel._datasets["shop"].rows == size
+    later = opened(world(policy="separate", groups=(*poor, late), data_version="3"))
+    assert (
+        later.kernel._datasets["shop"].rows == {}
+        and max(each.spent for each in later.kernel.balances("shop"))[0] == ONE // 100
+    )
+
+
+@pytest.mark.tier("test")
+def test_a_size_is_measured_where_a_cap_belongs_to_a_unit_without_a_budget(world: Any, opened: Any) -> None:
+    """Regression: rows capped by user do not track their months, and the data could not be opened."""
+    keys = {"actions": "user_id"}
+    units = {
+        "user": Unit("user", "user", {"users": "user_id", **keys}, max_rows={"actions": 5}),
+        "month": Unit("month", "window", keys, {"actions": "at"}, "month"),
+    }
+    room = opened(world(units=units, budgets=(pure(10, "month"),)))
+    assert set(room.kernel._datasets["shop"].rows) == {"actions"}
+    assert max(each.spent for each in room.kernel.balances("shop"))[0] == ONE // 100
 
 
 @pytest.mark.tier("test")

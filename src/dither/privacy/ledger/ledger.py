@@ -111,6 +111,19 @@ class RecordedAnswer:
     own: OwnCharge = field(compare=False)
 
 
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A request of the kernel's and its draw, as JSON, and the groups that paid for it under separate budgets."""
+
+    request: str
+    release: str
+    groups: tuple[str, ...]
+
+    def is_paid_by(self, view: str) -> bool:
+        """Return True if a viewing group paid for it; the whole dataset, "", did with the first charge."""
+        return view in ("", *self.groups)
+
+
 class Ledger(AppendLog):
     """The durable record of datasets, accounts, charges and answers; one object can serve many threads."""
 
@@ -413,28 +426,31 @@ class Ledger(AppendLog):
                 for number, row, answer in zip(numbers, rows, answers, strict=True)
             )
 
-    def last_answer(self, dataset: str, account: str, digest: str) -> str | None:
-        """Return the last recorded answer to a query that the account paid for, on any version of the dataset."""
-        identity, charges, recorded = (dataset, account, digest), set[int](), None
-        for row in self.rows():
-            body = json.loads(row.body)
-            if row.kind == "charge" and (body["dataset"], body["account"], body["digest"]) == identity:
-                charges.add(row.sequence)
-            if row.kind == "answer" and body["charge"] in charges and body["release"]:
-                recorded = str(body["release"])
-        return recorded
-
-    def recorded_request(self, dataset: str, request_id: str) -> tuple[str, str] | None:
-        """Return the request that the kernel made under an id, and its answer; None unless every group paid for it."""
+    def last_answer(self, dataset: str, digest: str) -> str | None:
+        """Return the last draw of a query that the kernel made, on any version, and every group of today paid for."""
+        own, payers = set[int](), dict[int, set[str]]()
         with self._latest_state() as state:
             description, population, _ = state.resolve_query(dataset, "")
+            groups = set(population.groups_of(description, KERNEL))
+            for row in self._store.rows():
+                body = json.loads(row.body)
+                if row.kind == "charge" and (body["dataset"], body["digest"]) == (dataset, digest):
+                    root = int(body["of"] or row.sequence)
+                    own |= {root} if body["account"] == KERNEL else set()
+                    payers.setdefault(root, set()).update(body["groups"])
+            draws = [state.get(key("draw", root)) for root in sorted(own) if groups <= payers[root]]
+            return next((state.body(int(drawn))["release"] for drawn in reversed(draws) if drawn), None)
+
+    def recorded_request(self, dataset: str, request_id: str) -> RecordedRequest | None:
+        """Return the request that the kernel made under an id, its answer and who paid for it, or None."""
+        with self._latest_state() as state:
             stored = state.get(key("request", KERNEL, request_id))
-            charge = None if stored is None else int(stored.split()[0])
-            drawn = None if charge is None else state.get(key("draw", state.root_of(charge)))
-            if charge is None or drawn is None:
+            charge = 0 if stored is None else int(stored.split()[0])
+            drawn = state.get(key("draw", state.root_of(charge))) if charge else None
+            if drawn is None or state.body(charge)["dataset"] != dataset:
                 return None
-            body, groups = state.body(charge), population.groups_of(description, KERNEL)
-            return (body["request"], state.body(int(drawn))["release"]) if {*groups} <= {*body["groups"]} else None
+            body = state.body(charge)
+            return RecordedRequest(body["request"], state.body(int(drawn))["release"], tuple(body["groups"]))
 
     def rows(self) -> tuple[Row, ...]:
         """Return every row."""
