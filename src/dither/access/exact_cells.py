@@ -2,12 +2,13 @@
 
     folder/*.parquet      columns cell (row by row over the keys' axes, columns of the table innermost) and count
 
-Cells without rows are absent. Files, and the rows in them, are sorted by cell. A folder appears by one rename.
+Cells without rows are absent. The rows of each file are sorted by cell. A folder appears by one rename.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -72,19 +73,36 @@ def cell_batches(query: VectorQuery, batches: Iterable[pa.RecordBatch]) -> Itera
 
 def write_sorted(query: VectorQuery, batches: Iterable[pa.RecordBatch], folder: Path) -> None:
     """Sort the groups of a query by cell and write them to a new folder, which appears whole or not at all."""
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(mode=0o700, parents=True)
+    attempts = begin_cells(folder)
     reader = pa.RecordBatchReader.from_batches(SCHEMA, cell_batches(query, batches))
-    with tempfile.TemporaryDirectory(dir=unfinished) as spill, closing(duckdb.connect(":memory:")) as connection:
+    with tempfile.TemporaryDirectory(dir=attempts) as spill, closing(duckdb.connect(":memory:")) as connection:
         for name, value in {"temp_directory": spill, "memory_limit": SORT_MEMORY, "threads": "1"}.items():
             connection.execute(f"SET {name} = '{value}'")
         connection.register("cells", reader)
         ordered = connection.sql(Dialect().render(_sorted_cells())).fetch_record_batch(ROWS_PER_GROUP)
-        _write_batches(ordered, unfinished / "cells.parquet")
-    sync_folder(unfinished)
-    os.rename(unfinished, folder)
+        write_batches(ordered, attempts / "cells.parquet")
+    finish_cells(attempts, ["cells.parquet"], folder)
+
+
+def begin_cells(folder: Path) -> Path:
+    """Return a new private folder, under a name of its own, for the files of the exact cells."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    attempts = unfinished / secrets.token_hex(16)
+    attempts.mkdir(mode=0o700, parents=True)
+    return attempts
+
+
+def finish_cells(attempts: Path, names: Iterable[str], folder: Path) -> None:
+    """Make the named files, and no others, the exact cells, in one step; delete the others."""
+    chosen = attempts.with_name("chosen")
+    chosen.mkdir(mode=0o700)
+    for name in names:
+        os.rename(attempts / name, chosen / name)
+    sync_folder(chosen)
+    os.rename(chosen, folder)
     sync_folder(folder.parent)
+    shutil.rmtree(attempts.parent, ignore_errors=True)
 
 
 def _sorted_cells() -> Sql:
@@ -92,11 +110,10 @@ def _sorted_cells() -> Sql:
     return select(exp.Star()).from_("cells", copy=False).order_by("cell", copy=False)
 
 
-def _write_batches(batches: Iterable[pa.RecordBatch], path: Path) -> None:
-    """Write batches as the row groups of one file, durably."""
-    schema: pa.Schema = batches.schema  # type: ignore[attr-defined]
+def write_batches(batches: Iterable[pa.RecordBatch], path: Path) -> None:
+    """Write batches of cells as the row groups of one file, durably."""
     with open(path, "wb") as file:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
             for batch in batches:
                 writer.write_batch(batch, row_group_size=ROWS_PER_GROUP)
         file.flush()
@@ -118,21 +135,22 @@ class CellReader:
     def __init__(self, folder: Path, keys: TableKeys) -> None:
         self._keys = keys
         self._kept = None if keys.kept is None else np.array(keys.kept, np.int64)
-        self._groups: list[tuple[int, int, pq.ParquetFile, int]] = []
+        self._groups: list[tuple[int, int, Path, pq.FileMetaData, int]] = []
         for path in sorted(folder.glob("*.parquet")):
-            file = pq.ParquetFile(path)
-            for group in range(file.metadata.num_row_groups):
-                statistics = file.metadata.row_group(group).column(0).statistics
-                self._groups.append((statistics.min, statistics.max, file, group))
+            metadata = pq.read_metadata(path)
+            for group in range(metadata.num_row_groups):
+                statistics = metadata.row_group(group).column(0).statistics
+                self._groups.append((statistics.min, statistics.max, path, metadata, group))
 
     def read(self, part: RowRange) -> Vector:
         """Return the exact columns of a part, one line of the matrix for each, 0 where a key has no rows."""
         columns = self._keys.columns
         matrix = np.zeros((columns, part.rows), np.int64)
         low, high = self._key_of(part.first) * columns, (self._key_of(part.first + part.rows - 1) + 1) * columns
-        for smallest, largest, file, group in self._groups:
+        for smallest, largest, path, metadata, group in self._groups:
             if smallest < high and largest >= low:
-                self._place(matrix, part, file.read_row_group(group))
+                with pq.ParquetFile(path, metadata=metadata) as file:
+                    self._place(matrix, part, file.read_row_group(group))
         return matrix
 
     def _place(self, matrix: Vector, part: RowRange, table: pa.Table) -> None:

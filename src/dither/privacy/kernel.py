@@ -326,8 +326,9 @@ class LocalKernel:
                 return False
             stage.begin(identity)
             layout.check_space(table_keys(table, None), stage.folder)
-            outcome = self._charge(charge)
             with registered.engine() as slot:
+                slot.engine.check_workers(stage.parts)
+                outcome = self._charge(charge)
                 work = TableWork(admission, table, slot.engine, self._bits, self._bits.integer(128), stage, layout)
                 self._hide_engine_errors(slot, lambda: release_table(work, outcome, charge.digest, self.ledger.record))
         return True

@@ -69,6 +69,16 @@ def write_durably(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def remove_folder(folder: Path) -> None:
+    """Delete a folder under another name, so that a worker that is still busy with it writes nothing more into it."""
+    removed = folder.with_name(f"{folder.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    with suppress(OSError):
+        os.rename(folder, removed)
+    for path in (removed, folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
 def clear_disk_errors(folder: Path) -> Iterator[None]:
     """Turn a full or read-only disk into an error that says how to continue; its text shows no record."""
@@ -169,7 +179,7 @@ class Staging:
             path.unlink(missing_ok=True)
         sync(self.folder)
         for path in (self.exact, self.parts):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
         self.parts.mkdir(mode=0o700)
 
     def has_cells(self) -> bool:
@@ -286,7 +296,7 @@ class Staging:
     def remove(self) -> None:
         """Delete what this release made: the exact cells first, the lock last, and the folder if nothing is left."""
         for name in FOLDERS:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            remove_folder(self.folder / name)
         for name in (*(f"{name}.unfinished" for name in FILES), *FILES, "lock"):
             (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # a file of somebody else

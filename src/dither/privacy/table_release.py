@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
@@ -75,14 +75,15 @@ class TableDraw:
     folder: Path
     suffix: str
 
-    def __call__(self, part: RowRange, exact: Vector) -> PartReceipt:
-        """Return the receipt of the part's file, which is durable; only a part that the journal lacks is drawn."""
+    def __call__(self, part: RowRange, exact: Vector) -> str:
+        """Return the receipt of the part's file, which is durable, as JSON; the journal redeems it."""
         self.mechanism.release_columns(exact, SystemBits())
         path = self.folder / f"{secrets.token_hex(16)}{self.suffix}"
         self.write(part, self.keys, exact, path)
         sync(path)
         sync(self.folder)
-        return PartReceipt(part.number, path.name, part.rows, os.path.getsize(path), file_digest(path))
+        receipt = PartReceipt(part.number, path.name, part.rows, os.path.getsize(path), file_digest(path))
+        return json.dumps(asdict(receipt))
 
 
 def table_identity(digest: str, version: str, layout: TableLayout) -> str:
@@ -177,7 +178,8 @@ def _draw_all(work: TableWork, receipt: Receipt, digest: str) -> str:
     parts = layout.parts(keys)
     draw = _redeem_draws(work, receipt, keys)
     todo = [part for part in parts if part.number not in done]
-    for part_receipt in work.engine.each_part(staging.exact, keys, todo, draw):
+    for report in work.engine.each_part(staging.exact, keys, todo, draw):
+        part_receipt = PartReceipt(**json.loads(report))
         staging.note_part(part_receipt)
         done[part_receipt.part] = part_receipt
         layout.progress("drawing", len(done), len(parts))

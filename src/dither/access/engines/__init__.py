@@ -6,6 +6,7 @@
     engine.groups(measure, deadline, secret)   # undeclared keys with their counts, for partition selection
     engine.write_cells(measure, folder)        # the exact cells of a table, once, to private files
     engine.each_part(folder, keys, parts, work)  # calls `work(part, exact)` for each part of these cells
+    engine.check_workers(folder)               # refuses workers that cannot use a private folder
     engine.corrections()                       # curator only: values corrected into their domain, in all answers so far
     engine.inspect()                           # curator only: corrected values and dropped rows of every table
     engine.findings()                          # curator only: sentences on columns that are largely corrected
@@ -16,10 +17,10 @@ run a statement to an Arrow table, cancel it, and close the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dither.access.exact_cells import RowRange, TableKeys
 from dither.access.inspection import TableInspection
@@ -42,9 +43,6 @@ SNAPSHOTS = MODULES["parquet"]
 WRITERS = {**MODULES, "postgres": "dither.access.engines.postgres_snapshot"}
 
 
-T = TypeVar("T")
-
-
 class Engine(Protocol):
     """Computes exact results, without noise; a failed query raises `EngineFailure`, whose message is constant."""
 
@@ -61,10 +59,14 @@ class Engine(Protocol):
     def write_cells(self, measure: ColumnCounts, folder: Path, secret: int = 0) -> None:
         """Write the exact cells that have rows to a new private folder, sorted: the one read of a table's release."""
 
+    def check_workers(self, folder: Path) -> None:
+        """Refuse, before anything is charged, a private folder that a worker of this engine cannot use."""
+
     def each_part(
-        self, folder: Path, keys: TableKeys, parts: Iterable[RowRange], work: Callable[[RowRange, Vector], T]
-    ) -> Iterator[T]:
-        """Call `work` on the exact columns of each part of the written cells, and yield what it returns."""
+        self, folder: Path, keys: TableKeys, parts: Sequence[RowRange], work: Callable[[RowRange, Vector], str]
+    ) -> Iterator[str]:
+        """Call `work` on the exact columns of each part of the written cells, perhaps on workers, where a call may be
+        repeated; yield what one call for each part returns."""
 
     def corrections(self) -> Mapping[str, int]:
         """Return, for the curator, the number of values corrected in the answers so far."""

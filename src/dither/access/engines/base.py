@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 from sqlglot import exp
@@ -26,7 +25,7 @@ from dither.access.result_vector import (
 from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.columns import ColumnCounts
-from dither.plan.measures.core import Measure, Vector
+from dither.plan.measures.core import Measure, Vector, VectorQuery
 from dither.plan.measures.partitions import PartitionCounts
 from dither.plan.relations.cleaning import beyond_bounds, is_clean
 from dither.plan.relations.facts import needs_order
@@ -36,8 +35,6 @@ from dither.plan.sql.builders import Sql, case, count_star, integer, is_not_null
 from dither.plan.sql.dialect import Dialect, RawKind
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Column, Dataset, Reference, Scalar, Table
-
-T = TypeVar("T")
 
 
 class SqlEngine(ABC):
@@ -102,10 +99,14 @@ class SqlEngine(ABC):
         query = measure.vector_query(self._statement(measure, secret))
         with self._lock:
             try:
-                write_sorted(query, self._counting_corrections(self._batches(query.select)), folder)
+                self._write_cells(query, folder)
             except Exception as error:  # a driver's error text may contain a value: for the curator only
                 self.failure = str(error)
                 raise EngineFailure from None
+
+    def _write_cells(self, query: VectorQuery, folder: Path) -> None:
+        """Write the groups of a query as cells."""
+        write_sorted(query, self._counting_corrections(self._batches(query.select)), folder)
 
     def _counting_corrections(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches, and count the corrections in them."""
@@ -117,9 +118,12 @@ class SqlEngine(ABC):
         """Yield the rows of a statement in batches."""
         yield from self._run(statement).to_batches(max_chunksize=ROWS_PER_GROUP)
 
+    def check_workers(self, folder: Path) -> None:
+        """Refuse a private folder that a worker cannot use; this engine works in this process alone."""
+
     def each_part(
-        self, folder: Path, keys: TableKeys, parts: Iterable[RowRange], work: Callable[[RowRange, Vector], T]
-    ) -> Iterator[T]:
+        self, folder: Path, keys: TableKeys, parts: Sequence[RowRange], work: Callable[[RowRange, Vector], str]
+    ) -> Iterator[str]:
         """Call `work` on the exact columns of each part of the written cells, and yield what it returns."""
         cells = CellReader(folder, keys)
         for part in parts:

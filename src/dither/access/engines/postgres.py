@@ -9,6 +9,8 @@ engine a role that may only SELECT; its transactions are READ ONLY in any case.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import psycopg
@@ -30,6 +32,7 @@ KINDS: dict[str, RawKind] = {
     "text": "text", "varchar": "text", "bpchar": "text", "name": "text", "uuid": "text", "bool": "boolean",
     "date": "date", "timestamp": "timestamp", "timestamptz": "instant",
 }  # fmt: skip
+ROWS_PER_FETCH = 50_000
 ARROW = {"int2": pa.int64(), "int4": pa.int64(), "int8": pa.int64(), "bool": pa.bool_()} | dict.fromkeys(
     ("text", "varchar", "bpchar", "name"), pa.string()
 )
@@ -193,14 +196,29 @@ class PostgresEngine(SqlEngine):
         return {int(str(row[0])) for row in self._connection.execute(query, (codes,))}
 
     def _run(self, statement: Sql, deadline: float | None = None) -> pa.Table:
+        with self._transaction(deadline), self._connection.cursor(binary=True) as cursor:
+            cursor.execute(self.dialect.render(statement).encode(), prepare=False)
+            return as_arrow(cursor)
+
+    def _batches(self, statement: Sql) -> Iterator[pa.RecordBatch]:
+        with self._transaction(None), self._connection.cursor(name="cells", binary=True) as cursor:
+            cursor.execute(self.dialect.render(statement).encode())
+            while (rows := as_arrow(cursor, ROWS_PER_FETCH)).num_rows:
+                yield from rows.to_batches()
+
+    @contextmanager
+    def _transaction(self, deadline: float | None) -> Iterator[None]:
+        """Begin a transaction with the limits of one statement, on a new connection if the old one was lost."""
         if self._connection.closed:
             self._connection = self._connect()
         milliseconds = 0 if deadline is None else max(1, int(deadline * 1000))
-        with self._connection.transaction(), self._connection.cursor(binary=True) as cursor:
-            limits = "SELECT set_config('statement_timeout', %s, true), set_config('search_path', 'pg_catalog', true)"
-            cursor.execute(limits, (str(milliseconds),))
-            cursor.execute(self.dialect.render(statement).encode(), prepare=False)
-            return as_arrow(cursor)
+        with self._connection.transaction():
+            self._connection.execute(
+                "SELECT set_config('statement_timeout', %s, true), set_config('search_path', 'pg_catalog', true),"
+                " set_config('cursor_tuple_fraction', '1', true)",
+                (str(milliseconds),),
+            )
+            yield
 
     def cancel(self) -> None:
         """Ask the server to stop the running statement."""

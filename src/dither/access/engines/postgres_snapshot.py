@@ -12,15 +12,13 @@ import psycopg
 import pyarrow.parquet as pq
 from sqlglot import exp
 
-from dither.access.engines.postgres import PostgresEngine, as_arrow
+from dither.access.engines.postgres import ROWS_PER_FETCH, PostgresEngine, as_arrow
 from dither.access.snapshot import Progress, SnapshotTable, copy_to_parquet, snapshot_rows, sort_columns
 from dither.errors import EngineFailure
 from dither.plan.sql.builders import Sql, select
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import SqlStatement
 from dither.schema import Dataset, Table
-
-ROWS_PER_FETCH = 50_000
 
 
 class PostgresSnapshotWriter(PostgresEngine):

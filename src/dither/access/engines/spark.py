@@ -7,16 +7,37 @@ cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers are ret
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import expr
 from sqlglot import exp
 
+from dither.access.cell_tasks import (
+    CELLS,
+    FILES,
+    PROBLEMS,
+    REPORTS,
+    CheckWorker,
+    NumberCells,
+    WorkOnParts,
+    WriteCells,
+    installed_version,
+    range_width,
+)
 from dither.access.engines.base import SqlEngine, kinds_of, time_limit, unreadable_source
 from dither.access.engines.guarded_dialect import MAX_INT64, GuardedDialect
-from dither.errors import InvalidSchema
+from dither.access.exact_cells import RowRange, TableKeys, begin_cells, finish_cells
+from dither.errors import EngineFailure, InvalidParameter, InvalidSchema
+from dither.plan.measures.core import Vector, VectorQuery
 from dither.plan.sql.builders import Sql, and_, binary, case, cast, detach, literal, string
 from dither.plan.sql.dialect import RawKind
 from dither.plan.sql.statement import TableSource
@@ -40,6 +61,8 @@ SETTINGS = {
 }
 SAFE_DAYS = 106_000_000  # timestamps reach this many days before and after 1970
 WIDE = exp.DataType.build("decimal(38, 0)")
+PARTS_PER_CORE = 4  # in one job; what a killed driver has to draw again is two jobs
+REMOTE_CORES = 8  # a server does not say how many it has
 SUM_INPUT = exp.DataType.build("decimal(28, 0)")
 
 
@@ -52,6 +75,7 @@ class SparkDialect(GuardedDialect):
     """SQL of Spark."""
 
     sqlglot_name = "spark"
+    orders_ties = True
 
     def widen(self, value: Sql) -> Sql:
         """Cast to a decimal of 38 digits."""
@@ -138,6 +162,70 @@ class SparkEngine(SqlEngine):
         self._tag_jobs()
         with time_limit(deadline, self.cancel):
             return self._session.sql(self.dialect.render(statement)).toArrow()
+
+    def _write_cells(self, query: VectorQuery, folder: Path) -> None:
+        """Have the workers number the cells, sort them by ranges and write files, of which the reported ones count."""
+        self._tag_jobs()
+        attempts = begin_cells(folder)
+        groups = self._session.sql(self.dialect.render(query.select))
+        cells = groups.mapInArrow(NumberCells(replace(query, select=exp.Select())), CELLS)
+        ordered = cells.repartition(expr(f"cell div {range_width(query)}")).sortWithinPartitions("cell")
+        files = ordered.mapInArrow(WriteCells(attempts), FILES).collect()
+        self._corrections["values"] = self._corrections.get("values", 0) + sum(row["corrections"] for row in files)
+        finish_cells(attempts, [row["file"] for row in files], folder)
+
+    def check_workers(self, folder: Path) -> None:
+        """Refuse a private folder that a worker does not share, and workers with another version of Dither."""
+        sample, content = folder / f"{secrets.token_hex(16)}.check", secrets.token_bytes(16)
+        sample.write_bytes(content)
+        try:
+            found = self._run_tasks(CheckWorker(sample, content, installed_version()), self._wave(), PROBLEMS)
+            problem = next((row["problem"] for row in found if row["problem"]), "")
+        except Exception as error:  # of this job, which reads no record
+            problem = f"a worker cannot run Dither: {str(error).strip()[-300:]}"
+        finally:
+            sample.unlink()
+        if problem:
+            raise InvalidParameter(
+                f"the Spark cluster cannot make this release: {problem}; its workers need the driver's user, version of"
+                " Dither and file system (--staging); nothing was charged"
+            )
+
+    def each_part(
+        self, folder: Path, keys: TableKeys, parts: Sequence[RowRange], work: Callable[[RowRange, Vector], str]
+    ) -> Iterator[str]:
+        """Call `work` on the workers; each job takes some parts, and the next one starts before it ends."""
+        release, size = secrets.token_hex(16), self._wave()
+        waves = [tuple(parts[first : first + size]) for first in range(0, len(parts), size)]
+        tasks = (WorkOnParts(folder, keys, wave, work, release) for wave in waves)
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                for reports in pool.map(self._reports, tasks):
+                    yield from reports
+            finally:
+                self.cancel()
+
+    def _reports(self, task: WorkOnParts) -> list[str]:
+        """Work on some parts in one job: of each part, the report of one attempt returns."""
+        try:
+            found = self._run_tasks(task, len(task.parts), REPORTS)
+        except Exception as error:  # a worker's error text may contain a value: for the curator only
+            self.failure = str(error)
+            raise EngineFailure from None
+        for problem in (row["problem"] for row in found if row["problem"]):
+            raise OSError(problem, os.strerror(problem))
+        return [row["report"] for row in found]
+
+    def _run_tasks(self, task: Callable[..., Iterator[pa.RecordBatch]], count: int, columns: str) -> list[Row]:
+        """Run a function once in each of `count` tasks, and return the rows of one attempt of each."""
+        self._tag_jobs()
+        found: list[Row] = self._session.range(0, count, 1, count).mapInArrow(task, columns).collect()
+        return found
+
+    def _wave(self) -> int:
+        """Return the number of tasks of one job."""
+        cores = REMOTE_CORES if self._remote else self._session.sparkContext.defaultParallelism
+        return PARTS_PER_CORE * cores
 
     def _tag_jobs(self) -> None:
         """Tag the jobs that this thread starts, to cancel them later: by a job group, or by a tag of Spark Connect."""

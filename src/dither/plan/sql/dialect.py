@@ -34,6 +34,7 @@ class Dialect:
 
     sqlglot_name = "duckdb"
     shares_subqueries = True  # a subquery that is read twice is computed once
+    orders_ties = False  # parts of a statement may be computed again, and must choose the same rows
 
     def render(self, statement: Sql) -> str:
         """Return a statement as SQL text."""

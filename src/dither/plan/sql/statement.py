@@ -210,10 +210,11 @@ class SqlStatement:
 
     def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
+        ties = columns if self.dialect.orders_ties else ()  # rows that tie then are equal, so either may be chosen
         window = exp.Window(
             this=exp.RowNumber(),
             partition_by=[*(key.copy() for key in by), *map(column_ref, self.trial_columns())],
-            order=exp.Order(expressions=[column_ref("s")]),
+            order=exp.Order(expressions=[column_ref("s"), *map(column_ref, ties)]),
         )
         ranked = select(*(column_ref(c) for c in columns), with_alias(window, "n")).from_(
             self.add_subquery(self.with_sort_key(table, columns)), copy=False
