@@ -36,9 +36,12 @@ class InvalidParameter(DitherError, ValueError):
 
 
 class InvalidSchema(DitherError):
-    """A dataset's schema is invalid; the message names the field."""
+    """A dataset's schema is invalid; the message names the field, and has a line for each mistake (`args`)."""
 
     code = "invalid_schema"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class InvalidQuery(DitherError):

@@ -55,10 +55,10 @@ GOOD: dict[str, Any] = {
     "smoker": pa.array([True] * ROWS),
 }
 FAULTS: dict[str, tuple[Any, str]] = {
-    "age": (pa.array([None] * 3 + [30] * 37, pa.int64()), "3 of 40 (8%) values of visits.age are corrected: 3 are"),
+    "age": (pa.array([None] * 3 + [30] * 37, pa.int64()), "3 are missing and become 18 (the least value); declare"),
     "pay": (pa.array([1.0] * 20 + [150.0] * 15 + [-1.0] * 5), "5 are below min and 15 above max; the bounds are"),
-    "city": (pa.array(["bonn"] * 10 + ["Bonn"] * 30), "10 are not among the declared values; they are misspelt"),
-    "at": (pa.array(["01/05/2024"] * ROWS), "40 are not spelt as dates or times are read; write 2024-01-31"),
+    "city": (pa.array(["bonn"] * 39 + ["Bonn"]), "39 become 'other', the default, since they are not among the"),
+    "at": (pa.array(["01/05/2024"] * ROWS), "40 become 2024-01-01 (the earliest), since they are not spelt as dates"),
     "seen": (pa.array([1_714_564_800] * ROWS, pa.int64()), "in another zone than Europe/Paris, or in another unit"),
     "score": (pa.array([None] * ROWS, pa.date32()), "the column is stored as date, and a number is wanted"),
     "smoker": (pa.array([[1]] * ROWS), "the column is of a type that is not read, and true or false is wanted"),
@@ -103,6 +103,21 @@ def test_few_corrections_are_counted_and_not_shouted(tmp_path: Path) -> None:
     assert said["findings"] == []
 
 
+def test_check_says_what_missing_values_become_and_a_declared_default_is_no_mistake(tmp_path: Path) -> None:
+    ages, cities = pa.array([None] * 24 + [30] * 16, pa.int64()), pa.array(["Rome"] * 24 + [None] * 8 + ["Bonn"] * 8)
+    description = written(tmp_path, age=ages, city=cities)
+    undeclared = run("check", "--data", description).output
+    assert "24 values of visits.age corrected (about 60%): 24 missing become 18 (the least value)" in undeclared
+    assert "8 missing become 'other', the default, 24 that are not read become 'other', the default" in undeclared
+    warned = [line for line in undeclared.splitlines() if line.startswith("WARNING")]
+    assert len(warned) == 1 and "visits.age" in warned[0]
+    description.write_text(DESCRIPTION.replace("min: 18, max: 65}", "min: 18, max: 65, default: 18}"))
+    declared = run("check", "--data", description).output
+    assert "24 missing become 18, the default" in declared and "WARNING" not in declared
+    assert load(description) == load(written(tmp_path))  # the schema itself does not tell the two apart
+    assert run("check", "--data", description).output.count("less than 1%") == 0
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 def test_rows_beyond_a_cap_are_counted_for_the_curator_alone(tmp_path: Path, prepared: bool) -> None:
     description = Path(written(tmp_path, person=pa.array([1] * 10 + [None] * 5 + list(range(2, 27)), pa.int64())))
@@ -125,7 +140,7 @@ def test_prepare_tells_and_the_snapshot_remembers(tmp_path: Path) -> None:
     values, said = FAULTS["city"]
     description = written(tmp_path, city=values)
     done = run("prepare", description)
-    assert f"WARNING: 10 of 40 (25%) values of visits.city are corrected: {said}" in done.output
+    assert f"WARNING: 39 of 40 (98%) values of visits.city are corrected: {said}" in done.output
     assert json.loads(run("prepare", "--json", description).output)["findings"]
     engine = open_engine(load(description))
     assert said in engine.findings()[0]

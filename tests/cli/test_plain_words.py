@@ -52,6 +52,22 @@ def description(tmp_path: Path) -> str:
     return str(tmp_path / "dataset.yml")
 
 
+def test_check_knows_a_cap_on_rows_and_states_a_budget_as_epsilon(tmp_path: Path) -> None:
+    file = tmp_path / "dataset.yml"
+    file.write_text(DATASET)
+    assert "any number of rows of one plane" in run("check", str(file))
+    assert "the budget of plane comes to epsilon 100" in run("check", str(file))
+    for cap, note in ((1825, "table flights has at most 1,825 rows of one plane (max_rows)"), (8, "")):
+        file.write_text(DATASET.replace("{flights: plane}}", f"{{flights: plane}}, max_rows: {{flights: {cap}}}}}"))
+        said = run("check", str(file))
+        assert "any number of rows" not in said and note in said and ("note: table" in said) == bool(note)
+    file.write_text(DATASET.replace("kind: pure, epsilon: 100", "kind: zcdp, rho: 1/2"))
+    assert "zcdp, rho 0.5; that is epsilon 5.22 at delta 1e-06" in run("check", str(file))
+    file.write_text(DATASET.replace("kind: pure, epsilon: 100", "kind: zcdp, rho: 1/2, delta: 1e-6"))
+    told = "that is epsilon 5.22 at delta 2e-06 (the budget's own 1e-06, and as much for the conversion to epsilon)"
+    assert told in run("check", str(file))
+
+
 def run(*words: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == code, result.output

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
@@ -182,22 +183,102 @@ MALFORMED = {
     "a control character": (changed("name: shop", 'name: "a\\nb"'), 2, "printable"),
 }  # fmt: skip
 
+# These contain further mistakes: another missing entry, or a unit that names what is gone.
+MORE_MISTAKES = {
+    "missing bounds": 2,
+    "a name with a space": 2,
+    "a name that is SQL": 2,
+    "a hidden name": 2,
+    "budget of the wrong kind": 3,
+    "tables is a list": 3,
+}
+COLUMNS, UNITS = set(range(9, 19)), {13, 20, 21}
+
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_descriptions_are_refused_on_their_line(case: str, tmp_path: Path) -> None:
     text, line, words = MALFORMED[case]
     file = tmp_path / "dataset.yml"
     file.write_text(text)
-    refused(file, line, words)
+    refused(file, line, words, MORE_MISTAKES.get(case, 1))
 
 
-def refused(file: Path, line: int | None, words: str) -> None:
+def refused(file: Path, line: int | None, words: str, mistakes: int = 1) -> None:
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 2
     assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == mistakes and all(text.startswith(f"error: {file}:") for text in lines), result.stderr
     place = str(file) if line is None else f"{file}:{line}"
-    assert re.fullmatch(rf"error: {re.escape(place)}: [^\n]+\n", result.stderr), result.stderr
-    assert words in result.stderr and "Traceback" not in result.stderr
+    assert any(text.startswith(f"error: {place}: ") and words in text for text in lines), result.stderr
+
+
+def mistakes_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(InvalidSchema) as caught:
+        loads(text, Path("."))
+    assert str(caught.value) == "\n".join(caught.value.args)
+    return caught.value.args
+
+
+def test_every_mistake_is_named_in_the_order_of_lines() -> None:
+    several = {
+        "version: 1": "version: 2",
+        "kind: csv, path": "kind: csv, pth",
+        "values_from: items.item": "values_from: items.itm",
+        "min: 0, max: 500": "min: low, max: high",
+        "nullable: true": "nulable: true, minn: 3",
+        "default: SE": "default: DK",
+        "keys: {sales: buyer}}": "keys: {sales: buyr}}",
+        "tables: [sales]": "tables: [sale, item]",
+        "rho: 1/2, delta: 1e-9": "rho: -1, delta: 2",
+        "unit: month": "unit: moth",
+        "policy: separate": "policy: seperate",
+    }
+    text = GOOD
+    for old, new in several.items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    assert [message.removeprefix("dataset.yml:") for message in mistakes_of(text)] == [
+        "1: version must be 1, the only format that this version of Dither reads",
+        "6: source of items has no entry 'pth'; did you mean 'path'?",
+        "6: source of items needs 'path:' (a file or pattern, relative to this description)",
+        "14: values_from of column sales.item: no column 'itm' in items; did you mean 'item'?",
+        "15: max of column sales.price must be a number such as 3, 0.01, 1e-6 or 1/3; got 'high'",
+        "15: min of column sales.price must be a number such as 3, 0.01, 1e-6 or 1/3; got 'low'",
+        "16: column sales.age has no entry 'minn'; did you mean 'min'?",
+        "16: column sales.age has no entry 'nulable'; did you mean 'nullable'?",
+        "17: default of column sales.country must be one of its values; got 'DK'",
+        "21: keys of unit buyer: no column 'buyr' in sales; did you mean 'buyer'?",
+        "23: tables of unit sale: there is no table 'item'; did you mean 'items'?",
+        "23: tables of unit sale: there is no table 'sale'; did you mean 'sales'?",
+        "25: delta of budget 1 must be at least 0 and below 1; got 2",
+        "25: rho of budget 1 must be above 0; got -1",
+        "26: budget 2: no unit 'moth'; did you mean 'month'?",
+        "27: policy of the description must be one of shared, separate; got 'seperate'",
+    ]
+
+
+def test_one_mistake_hides_no_other_and_brings_no_other() -> None:
+    good, edits = GOOD.splitlines(), {}
+    for case, (text, _, _) in MALFORMED.items():
+        lines = text.splitlines()
+        changes = [number for number, pair in enumerate(zip(good, lines, strict=False)) if pair[0] != pair[1]]
+        if len(lines) == len(good) and len(changes) == 1 and not re.search("YAML|tag|tab", mistakes_of(text)[0]):
+            edits[case] = changes[0], lines[changes[0]], set(mistakes_of(text))
+    for (one, old, expected), (two, new, others) in islice(combinations(edits.values(), 2), 0, None, 5):
+        if one == two or ({one, two} & UNITS and {one, two} & COLUMNS):  # units of a damaged column are not looked at
+            continue
+        lines = list(good)
+        lines[one], lines[two] = old, new
+        found = set(mistakes_of("\n".join(lines)))
+        assert found == expected | others, (old, new)
+    assert len(edits) > 40
+
+
+def test_a_file_full_of_mistakes_gets_a_short_answer() -> None:
+    columns = "".join(f"      c{number}: {{type: number}}\n" for number in range(200))
+    found = mistakes_of(changed("      day:", columns + "      day:"))
+    assert len(found) == 51 and found[-1] == "and 150 more mistakes"
 
 
 def test_files_that_are_not_descriptions(tmp_path: Path) -> None:
@@ -255,7 +336,7 @@ def test_any_damage_gives_a_description_or_one_clean_error(data: st.DataObject) 
     try:
         loads(GOOD[:start] + middle + GOOD[end:], Path("."))
     except InvalidSchema as error:
-        assert re.fullmatch(r"dataset\.yml:\d+: [^\n]+", str(error))
+        assert all(re.fullmatch(r"dataset\.yml:\d+: [^\n]+", message) for message in error.args) and error.args
 
 
 def test_the_examples_of_the_documentation_are_read(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from dither.plan.sql.dialect import RawKind
-from dither.schema import Boolean, Category, Dataset, Domain, Identifier, Moment, Number, Reference
+from dither.schema import Boolean, Category, Column, Dataset, Domain, Identifier, Moment, Number, Reference
+from dither.schema.summary import default_text
 
 LARGE_SHARE = Fraction(1, 20)
+NEARLY_ALL = Fraction(9, 10)  # if more of a column's values become its declared default, that was hardly meant
 ROWS_AT_OPENING = 100_000
 
 READABLE: dict[str, tuple[RawKind, ...]] = {
@@ -31,6 +33,17 @@ class ColumnInspection:
     missing: int = 0
     below: int = 0
     above: int = 0
+
+    @property
+    def unreadable(self) -> int:
+        """The values that are there and have no bound to be moved to."""
+        return self.corrected - self.missing - self.below - self.above
+
+    def unintended(self, column: Column, rows: int) -> int:
+        """Count the corrections that a declared `default:` does not ask for."""
+        if not column.default_is_declared:
+            return self.corrected
+        return self.corrected - self.missing - (self.unreadable if self.unreadable <= NEARLY_ALL * rows else 0)
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,9 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
         if not table.rows:
             yield f"table {name} has no rows"
         for column, found in table.columns.items():
-            if found.corrected > LARGE_SHARE * table.rows:
-                causes = "; ".join(_causes(dataset.tables[name].columns[column].domain, found, dataset.timezone))
+            declared = dataset.tables[name].columns[column]
+            if found.unintended(declared, table.rows) > LARGE_SHARE * table.rows:
+                causes = "; ".join(_causes(declared, found, dataset.timezone))
                 yield f"{_share(found.corrected, table.rows)} values of {name}.{column} are corrected: {causes}"
         if table.dropped > LARGE_SHARE * table.rows:
             yield (
@@ -82,20 +96,24 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} ({100 * part / whole:.0f}%)"
 
 
-def _causes(domain: Domain, found: ColumnInspection, zone: str) -> Iterator[str]:
-    """Yield the likely causes of corrections, each with what to change."""
-    wanted = _value_kind(domain)
+def _causes(column: Column, found: ColumnInspection, zone: str) -> Iterator[str]:
+    """Yield the likely causes of corrections, each with what the values become and what to change."""
+    domain, wanted, default = column.domain, _value_kind(column.domain), default_text(column)
     if found.kind not in READABLE[wanted]:
         stored = "of a type that is not read" if found.kind == "other" else f"stored as {found.kind}"
-        yield f"the column is {stored}, and {wanted} is wanted; declare another type, or convert the column"
+        yield (
+            f"the column is {stored}, and {wanted} is wanted, so that all become {default}; declare another type, or"
+            " convert the column"
+        )
         return
     if found.missing:
-        yield f"{found.missing:,} are missing; declare nullable: true, or the default that they should become"
-    if beyond := found.below + found.above:
+        advice = "" if column.default_is_declared else ", or the default that they should become"
+        yield f"{found.missing:,} are missing and become {default}; declare nullable: true to keep them missing{advice}"
+    if found.below + found.above:
         other = f", or times are in another zone than {zone}, or in another unit" if isinstance(domain, Moment) else ""
         yield f"{found.below:,} are below min and {found.above:,} above max; the bounds are too narrow{other}"
-    if found.corrected - found.missing - beyond > 0:
-        yield f"{found.corrected - found.missing - beyond:,} {_unreadable(domain, wanted)}"
+    if found.unreadable:
+        yield f"{found.unreadable:,} become {default}, since they {_unreadable(domain, wanted)}"
 
 
 def _value_kind(domain: Domain) -> str:

@@ -1,4 +1,4 @@
-"""The command line: one-line errors, `--json` for every command, and command modules imported on use.
+"""The command line: errors of one line each, `--json` for every command, and command modules imported on use.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 refused because the charge exceeds the budget, 130 interrupted.
 """
@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from dither import __version__
-from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, LedgerError
+from dither.errors import BudgetExceeded, Busy, DitherError, EngineFailure, InvalidParameter, InvalidSchema, LedgerError
 
 SOURCE = Path(__file__).resolve().parents[2]
 # An address, perhaps after --option=, with a password before its host or among its parameters.
@@ -99,7 +99,7 @@ class DeferredCommand(TyperGroup):
 
 
 class RootGroup(TyperGroup):
-    """The top command: it adds the deferred commands, and turns every error into one line and an exit code."""
+    """The top command: it adds the deferred commands, and turns every error into its lines and an exit code."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -116,7 +116,9 @@ class RootGroup(TyperGroup):
         except DitherError as error:
             from dither.cli.options import with_flags
 
-            exit_with_error(with_flags(str(error)), error.code, exit_code(error), as_json="--json" in arguments)
+            lines = list(map(str, error.args)) if isinstance(error, InvalidSchema) else [str(error)]
+            message = "\n".join(" ".join(with_flags(line).split()) for line in lines)
+            exit_with_error(message, error.code, exit_code(error), as_json="--json" in arguments)
         except KeyboardInterrupt:
             exit_with_error("interrupted", "interrupted", INTERRUPTED, as_json="--json" in arguments)
         except BrokenPipeError:
@@ -155,10 +157,11 @@ def exit_code(error: DitherError) -> int:
 
 
 def exit_with_error(message: str, code: str, status: int, *, as_json: bool) -> None:
-    """Print one line to the error stream and exit."""
-    line = " ".join(message.split())
-    text = json.dumps({"error": {"code": code, "message": line}}) if as_json else f"error: {line}"
-    print(text, file=sys.stderr)
+    """Print a line for each line of the message (a mistake of a description) to the error stream and exit."""
+    if as_json:
+        print(json.dumps({"error": {"code": code, "message": message}}), file=sys.stderr)
+    else:
+        print("\n".join(f"error: {line}" for line in message.splitlines()), file=sys.stderr)
     sys.exit(status)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dither.post.contribution_bound import FEW_ROWS
+from dither.post.interpretation import cap_loss, stated_epsilon
 from dither.schema import Dataset, Identifier, Reference, Unit
+
+LARGE_EPSILON = 10
 
 
 def warnings(dataset: Dataset) -> Iterator[str]:
@@ -19,26 +23,36 @@ def warnings(dataset: Dataset) -> Iterator[str]:
         yield from _repeated_key_warnings(unit, dataset)
     yield from _hidden_value_warnings(dataset)
     for cap in dataset.budgets:
-        if cap.kind == "pure" and cap.epsilon is not None and cap.epsilon > 10:
+        _, epsilon = stated_epsilon(cap_loss(cap))
+        if epsilon > LARGE_EPSILON:
             yield (
-                f"epsilon {cap.epsilon} lets odds change by a factor of e^epsilon, which is above "
-                f"10^{cap.epsilon * 1000 // 2303}; usual budgets are 1 to 10"
+                f"the budget of {cap.unit} comes to epsilon {float(epsilon):.3g}, which lets odds change by a factor of"
+                f" e^epsilon, above 10^{epsilon * 1000 // 2303}; docs/choosing-a-budget.md recommends totals of 1 to 10"
             )
 
 
 def _repeated_key_warnings(unit: Unit, dataset: Dataset) -> Iterator[str]:
-    """Yield a warning where a unit is a row, or may have any number of rows of a table, since its key is not unique."""
+    """Yield a warning where a unit is a row, or may have many rows of a table, since its key is not unique."""
     if unit.kind == "row":
         yield (
             f"unit {unit.name} protects one row: a person with several rows loses several times as much; if a column"
             " names the person, use kind: user"
         )
     for name, key in unit.keys.items():
-        if unit.kind == "user" and dataset.tables[name].unique != key:
+        if unit.kind != "user" or dataset.tables[name].unique == key:
+            continue
+        cap = unit.max_rows.get(name)
+        if cap is None:
             yield (
                 f"table {name} may have any number of rows of one {unit.name}: a query spends a fifth of its loss to"
                 f" choose how many count, and estimates what that leaves out; if each {unit.name} has one row there,"
-                f" declare unique: {key}, and counts become much more accurate"
+                f" declare unique: {key}, and counts become much more accurate; if it has at most a known number,"
+                " declare max_rows"
+            )
+        elif cap > FEW_ROWS:
+            yield (
+                f"table {name} has at most {cap:,} rows of one {unit.name} (max_rows): a query spends a fifth of its"
+                f" loss to look for a smaller number that counts, and allows for no more than {cap:,}"
             )
 
 

@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from dither.cli.advice import warnings
 from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
+from dither.post.interpretation import cap_loss, stated_text
 from dither.schema import Dataset, load
 from dither.schema.spec import json_schema
 from dither.schema.summary import public_facts
@@ -37,32 +38,26 @@ def check(
     """Check a dataset description and print the facts that it makes public; with --data, check the records too."""
     dataset = load(description)
     public = public_facts(dataset) | {"warnings": list(warnings(dataset))}
-    corrected, found = _check_data(dataset) if data else ({}, [])
+    for budget, cap in zip(public["budgets"], dataset.budgets, strict=True):
+        budget["stated"] = stated_text(cap_loss(cap))
+    private, lines = _inspect(dataset) if data else ({}, [])
     if as_json:
-        private = {"corrected_or_dropped": corrected, "findings": found} if data else {}
         typer.echo(json.dumps(public | private, indent=2, ensure_ascii=False))
         return
     _print_facts(public)
-    if data:
-        _print_data(corrected, found)
-    else:
-        typer.echo(f"the records were not looked at; dither check --data {description} opens them")
+    if not data:
+        lines = [f"the records were not looked at; dither check --data {description} opens them"]
+    elif not lines:
+        lines = ["the sources can be read, and every value lies in its declared domain"]
+    typer.echo("\n".join(lines))
 
 
-def _check_data(dataset: Dataset) -> tuple[dict[str, int], list[str]]:
-    """Open the sources, and return what cleaning corrects in their records."""
-    from dither.cli.prepare import inspect_sources
+def _inspect(dataset: Dataset) -> tuple[dict[str, Any], list[str]]:
+    """Open the sources; return what cleaning corrects in them, as data and as lines, for the curator alone."""
+    from dither.cli.prepare import correction_lines, inspect_sources, inspection_facts
 
-    return inspect_sources(dataset)
-
-
-def _print_data(corrected: dict[str, int], found: list[str]) -> None:
-    """Print what was found in the records; it is the curator's alone."""
-    from dither.cli.prepare import print_corrections
-
-    print_corrections(corrected, found)
-    if not corrected and not found:
-        typer.echo("the sources can be read, and every value lies in its declared domain")
+    inspected = inspect_sources(dataset)
+    return inspection_facts(dataset, inspected), correction_lines(dataset, inspected)
 
 
 def _print_facts(public: dict[str, Any]) -> None:
@@ -79,8 +74,9 @@ def _print_facts(public: dict[str, Any]) -> None:
     for name, unit in public["units"].items():
         CONSOLE.print(f"unit {name}: {_unit_text(unit)}")
     for budget in public["budgets"]:
-        numbers = ", ".join(f"{key} {value}" for key, value in budget.items() if key not in ("unit", "kind"))
-        CONSOLE.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}")
+        numbers = ", ".join(f"{key} {value}" for key, value in budget.items() if key not in ("unit", "kind", "stated"))
+        stated = "" if budget["kind"] == "pure" else f"; that is {budget['stated']}"
+        CONSOLE.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}{stated}")
     private = ", ".join(name for name, table in public["tables"].items() if table["private"])
     CONSOLE.print(
         f"size_epsilon {public['size_epsilon']}: charged once, when the dataset is first opened, for noisy sizes of its"

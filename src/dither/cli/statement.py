@@ -11,13 +11,19 @@ from rich.table import Table as Grid
 
 from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
-from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.loss import ZCDP, Approximate, Loss, Pure
 from dither.post.display import loss_text
 from dither.post.estimate.profile import profile_lines
-from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
+from dither.post.interpretation import (
+    cap_loss,
+    group_privacy_table,
+    interpret,
+    privacy_curve,
+    stated_epsilon,
+    stated_text,
+)
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
-from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
@@ -36,23 +42,14 @@ NOT_PROMISED = (
 app = typer.Typer(add_completion=False)
 
 
-def cap_loss(cap: BudgetCap) -> Loss:
-    """Return a budget's limit as a loss."""
-    match cap.kind:
-        case "pure":
-            return Pure(cap.epsilon or Fraction(0))
-        case "zcdp":
-            return ZCDP(cap.rho or Fraction(0), cap.delta)
-        case "renyi":
-            return Renyi(((cap.order or Fraction(2), cap.epsilon or Fraction(0)),), cap.delta)
-
-
 def meaning_data(cap: BudgetCap) -> dict[str, Any]:
     """Return the meaning of one budget: tests for one unit, groups of units, and epsilon for several deltas."""
     loss = cap_loss(cap)
+    deltas = sorted({*DELTAS, stated_epsilon(loss)[0]}, reverse=True)
     return {
         "unit": cap.unit,
         "cap": loss_text([loss]),
+        "stated": stated_text(loss),
         "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
         "groups": [
             {"units": size, "loss": loss_text([grown])}
@@ -60,7 +57,7 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
         ],
         "curve": [
             {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
-            for delta, epsilon in privacy_curve(loss, [delta for delta in DELTAS if delta > cap.delta])
+            for delta, epsilon in privacy_curve(loss, [delta for delta in deltas if delta > cap.delta])
         ],
     }
 
@@ -71,8 +68,8 @@ def group_privacy_loss(loss: Loss) -> Loss:
         case Pure() | Approximate() | ZCDP(delta=Fraction(numerator=0)):
             return loss
         case _:
-            delta = max(Fraction(1, 10**6), 2 * loss.delta)
-            return Approximate(epsilon_at(loss, delta), delta)
+            delta, epsilon = stated_epsilon(loss)
+            return Approximate(epsilon, delta)
 
 
 def percent(rate: Fraction) -> str:
@@ -92,7 +89,7 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield f"{data['dataset']}: the limit on what all answers together may reveal, for any queries"
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
-        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}"
+        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}; that is {guarantee['stated']}"
         tests = Grid("a test for one unit with a false-positive rate of", "detects it with probability at most")
         for row in guarantee["tests"]:
             tests.add_row(row["false_alarms"], row["power_at_most"])

@@ -35,6 +35,8 @@ ACCEPTED_FORMS = (
     "the last two may also have 'how': 'clip', 'rows' or 'auto', and max_rows 'report': True"
 )
 LARGEST_CONTRIBUTION = 1 << 31
+# A cap of this many rows is used as the bound at once; a search would cost more than it could save.
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,51 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from dither.errors import InvalidParameter
-from dither.loss import Approximate, Loss, Pure, Rational, rational
+from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational
 from dither.privacy.accounting.composition import group
 from dither.privacy.accounting.conversion import delta_of, epsilon_at, renyi_divergence, smallest_bound
 from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_down, log_up
+from dither.schema import BudgetCap
 
+USUAL_DELTA = Fraction(1, 10**6)
 FALSE_POSITIVE_RATES = (Fraction(1, 100), Fraction(1, 20), Fraction(1, 10), Fraction(1, 2))
+
+
+def cap_loss(cap: BudgetCap) -> Loss:
+    """Return a budget's limit as a loss."""
+    match cap.kind:
+        case "pure":
+            return Pure(cap.epsilon or Fraction(0))
+        case "zcdp":
+            return ZCDP(cap.rho or Fraction(0), cap.delta)
+        case "renyi":
+            return Renyi(((cap.order or Fraction(2), cap.epsilon or Fraction(0)),), cap.delta)
+
+
+def stated_epsilon(loss: Loss) -> tuple[Fraction, Fraction]:
+    """Return the delta and epsilon with which a loss is stated where one pair must do.
+
+    A pure loss has delta 0. Otherwise delta is twice the loss's own, of which the conversion to epsilon uses one half,
+    or 1e-6 if it has none.
+    """
+    if isinstance(loss, Pure):
+        return Fraction(0), loss.epsilon
+    delta = 2 * delta_of(loss) or USUAL_DELTA
+    return delta, epsilon_at(loss, delta)
+
+
+def stated_text(loss: Loss) -> str:
+    """Return the epsilon of a loss in words, with the delta at which it holds.
+
+    >>> stated_text(ZCDP(Fraction(1, 2)))
+    'epsilon 5.22 at delta 1e-06'
+    """
+    delta, epsilon = stated_epsilon(loss)
+    if not delta:
+        return f"epsilon {float(epsilon):.3g}"
+    own = delta_of(loss)
+    halves = f" (the budget's own {float(own):g}, and as much for the conversion to epsilon)" if own else ""
+    return f"epsilon {float(epsilon):.3g} at delta {float(delta):g}{halves}"
 
 
 def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fraction, Fraction], ...]:

@@ -74,12 +74,16 @@ Scalar = int | Fraction | str | bool | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column and its domain; `default` replaces values that lie outside the domain and cannot be clamped."""
+    """A column and its domain; `default` replaces values that lie outside the domain and cannot be clamped.
+
+    `default_is_declared` says that the file contains it: for the curator's warnings, and no part of the schema.
+    """
 
     name: str
     domain: Domain
     default: Scalar = None
     description: str = ""
+    default_is_declared: bool = field(default=False, init=False, compare=False, repr=False)
 
 
 SourceKind = Literal["parquet", "csv", "duckdb", "postgres", "spark"]

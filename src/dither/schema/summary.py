@@ -18,6 +18,7 @@ from dither.schema.model import (
     Moment,
     Number,
     Reference,
+    Scalar,
     Table,
     Unit,
 )
@@ -85,6 +86,28 @@ def column_text(column: Column) -> str:
     if column.default is not None and isinstance(column.domain, Category | Reference):
         text += f"; {column.default!r} stands in for anything else"
     return text
+
+
+def default_text(column: Column) -> str:
+    """Return what a value that cannot be read becomes: the declared default, or the one that is chosen without it."""
+    if column.default is None:
+        return "NULL"
+    is_moment = isinstance(column.domain, Moment) and isinstance(column.default, int)
+    value = moment_text(int(column.default)) if is_moment else _plain_text(column.default)
+    implicit = {Number: "the least value", Moment: "the earliest", Category: "the first value"}
+    why = implicit.get(type(column.domain), "the default of the type")
+    return f"{value}, the default" if column.default_is_declared else f"{value} ({why})"
+
+
+def _plain_text(value: Scalar) -> str:
+    """Format a default: numbers as decimals, truth values as in the file, texts in quotes."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | Fraction():
+            return number_text(Fraction(value))
+        case _:
+            return repr(value)
 
 
 def domain_text(domain: Domain) -> str:

@@ -1,13 +1,17 @@
-"""Parse YAML to a tree whose nodes carry their line numbers; without anchors or tags, of limited size and depth."""
+"""Parse YAML to a tree whose nodes carry their line numbers; without anchors or tags, of limited size and depth.
+
+Reading goes on after a mistake, so that all of them are named at once. `finish` is the only way out.
+"""
 
 from __future__ import annotations
 
 import stat
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
@@ -17,6 +21,9 @@ MAX_FILE_BYTES = 4_000_000
 MAX_NODES = 200_000
 MAX_DEPTH = 12
 MAX_EXCERPT = 40
+MAX_MISTAKES = 50
+
+T = TypeVar("T")
 
 # The C parser if it is available; both raise the same errors at the same lines.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -24,14 +31,42 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of a file, for error messages."""
+    """A line of a file, for error messages, and the mistakes that were found anywhere in the file."""
 
     file: str
     line: int
+    mistakes: set[tuple[int, str]] = field(default_factory=set, compare=False, repr=False)
+
+    def note(self, message: str) -> None:
+        """Record a mistake on this line, and read on; `finish` refuses the file."""
+        self.mistakes.add((self.line, f"{self.file}:{self.line}: {message}"))
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise `InvalidSchema` with a one-line message that starts with the file and line."""
+        """Record a mistake, and raise `InvalidSchema` with a one-line message that starts with the file and line."""
+        self.note(message)
         raise InvalidSchema(f"{self.file}:{self.line}: {message}")
+
+    @contextmanager
+    def read_on(self) -> Iterator[None]:
+        """Go on after the block if there is a mistake in it; `finish` refuses the file."""
+        try:
+            yield
+        except InvalidSchema as error:
+            if not self.mistakes:
+                self.note(str(error))
+
+    def finish(self, reader: Callable[[], T]) -> T:
+        """Return what `reader` reads; after mistakes, raise `InvalidSchema` with all of them, by line."""
+        try:
+            value = reader()
+        except InvalidSchema:
+            if not self.mistakes:
+                raise
+        if not self.mistakes:
+            return value
+        found = [message for _, message in sorted(self.mistakes)]
+        more = [f"and {len(found) - MAX_MISTAKES} more mistakes"] if len(found) > MAX_MISTAKES else []
+        raise InvalidSchema(*found[:MAX_MISTAKES], *more) from None
 
 
 @dataclass(frozen=True)
@@ -109,6 +144,7 @@ class EventReader:
     def __init__(self, text: str, file: str) -> None:
         self.file = file
         self.count = 0
+        self.mistakes: set[tuple[int, str]] = set()
         self.events: Iterator[Any] = iter(yaml.parse(text, Loader=_Loader))
 
     def next_event(self) -> Any:
@@ -126,7 +162,7 @@ class EventReader:
 
     def line_of(self, event: Any) -> SourceLine:
         """Return the line on which an event begins."""
-        return SourceLine(self.file, event.start_mark.line + 1)
+        return SourceLine(self.file, event.start_mark.line + 1, self.mistakes)
 
 
 def _document(events: EventReader) -> Node:
@@ -170,7 +206,7 @@ def _mapping(events: EventReader, place: SourceLine, depth: int) -> YamlMapping:
         if not isinstance(key, YamlText):
             key.place.refuse("a name was expected here; got a list or mapping")
         if key.value in items:
-            key.place.refuse(f"{excerpt(key.value)} is given twice, first on line {keys[key.value].line}")
+            key.place.note(f"{excerpt(key.value)} is given twice, first on line {keys[key.value].line}")
         keys[key.value] = key.place
         items[key.value] = _node(events, events.next_event(), depth + 1)
     return YamlMapping(place, items, keys)

@@ -117,7 +117,7 @@ def statement_markdown(data: Mapping[str, Any]) -> str:
     """Write a statement as Markdown."""
     lines = [f"# Privacy statement of {data['dataset']}", "", f"Population: {data['population']}.", ""]
     for guarantee in data["guarantees"]:
-        lines += [f"## Unit {guarantee['unit']}: {guarantee['cap']}", ""]
+        lines += [f"## Unit {guarantee['unit']}: {guarantee['cap']}", "", f"That is {guarantee['stated']}.", ""]
         for table in guarantee_tables(guarantee):
             lines += [*markdown_table(*table), ""]
     lines += ["## Levels of NIST SP 800-226", ""]
@@ -150,6 +150,7 @@ def statement_html(data: Mapping[str, Any]) -> str:
     parts.append(f"<p>Population: {escape(str(data['population']))}.</p>")
     for guarantee in data["guarantees"]:
         parts.append(f"<h2>Unit {escape(guarantee['unit'])}: {escape(guarantee['cap'])}</h2>")
+        parts.append(f"<p>That is {escape(guarantee['stated'])}.</p>")
         parts += [_html_table(*table) for table in guarantee_tables(guarantee)]
     parts.append("<h2>Levels of NIST SP 800-226</h2><dl>")
     for level, facts in statement_levels(data).items():

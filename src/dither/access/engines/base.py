@@ -60,7 +60,7 @@ class SqlEngine(ABC):
             except InvalidSchema as problem:
                 problems.append(str(problem))
         if problems:
-            raise InvalidSchema("\n".join(problems))
+            raise InvalidSchema(*problems)
         return sources
 
     def _lock_down(self, dataset: Dataset) -> None:

@@ -26,6 +26,7 @@ from dither.plan.stability import EstimatedLimit, multiply
 from dither.plan.traversal import transform, walk
 from dither.post.contribution_bound import (
     CENTRED_WEIGHTS,
+    FEW_ROWS,
     SUM_WEIGHTS,
     ContributionBound,
     OptimizeFor,
@@ -50,8 +51,6 @@ from dither.schema import Number
 
 # Values of this many steps come from per-unit counts and sums that nothing bounds.
 HUGE_VALUE = 1 << 30
-# A cap of this many rows is used as the bound at once; a search would cost more than it could save.
-FEW_ROWS = 8
 # The number of groups that plans assume while their keys are still to be selected.
 TYPICAL_SELECTED = 100
 

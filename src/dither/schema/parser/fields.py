@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
+from dither.errors import InvalidSchema
 from dither.schema.parser import scalars
 from dither.schema.spec import SHAPES, FieldSpec
 from dither.schema.yaml_nodes import Node, SourceLine, YamlList, YamlMapping, YamlText, excerpt
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CheckedFields:
-    """A mapping that was checked against its shape: every name is known and no required field is missing.
+    """A mapping that was checked against its shape: unknown names and missing required fields are noted as mistakes.
 
     `subject` names the mapping in error messages.
     """
@@ -43,15 +44,14 @@ class CheckedFields:
         return entries
 
     def _check(self) -> None:
-        """Refuse unknown names and missing required fields."""
+        """Note unknown names and missing required fields."""
         for key, place in self.node.keys.items():
             if key not in self.fields:
-                close = difflib.get_close_matches(key, self.fields, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it can have {join_names(self.fields)}"
-                place.refuse(f"{self.subject} has no entry {excerpt(key)}; {hint}")
+                place.note(f"{self.subject} has no entry {excerpt(key)}; {suggest(key, self.fields, 'it can have')}")
         for key, entry in self.fields.items():
-            if entry.required and self.get(key) is None:
-                refuse_missing(self.node.place, key, entry, self.subject)
+            if entry.required:
+                with self.node.place.read_on():
+                    self.need(key)
 
     def get(self, key: str) -> Node | None:
         """Return the node of an entry, or None if it is missing or empty."""
@@ -59,13 +59,25 @@ class CheckedFields:
         return None if node is None or scalars.is_null(node) else node
 
     def need(self, key: str) -> Node:
-        """Return the node of an entry that the file contains."""
-        return self.node.items[key]
+        """Return the node of a required entry; refuse a mapping without it."""
+        node = self.get(key)
+        return node if node is not None else refuse_missing(self.node.place, key, self.fields[key], self.subject)
 
     def read(self, key: str, reader: Callable[[Node, str], T], default: T) -> T:
-        """Return the value of an optional entry, or `default` if it is missing."""
-        node = self.get(key)
-        return default if node is None else reader(node, self.label(key))
+        """Return the value of an entry, or `default` if it is missing or a mistake, which is then noted."""
+        value, node = default, self.get(key)
+        if node is not None:
+            with node.place.read_on():
+                value = reader(node, self.label(key))
+        return value
+
+    def read_bounds(self, reader: Callable[[Node, str, bool], T]) -> tuple[T, T]:
+        """Return the values of `min` and `max`, the last argument of the reader; refuse after looking at both."""
+        lo = self.read("min", lambda node, subject: reader(node, subject, False), None)
+        hi = self.read("max", lambda node, subject: reader(node, subject, True), None)
+        if lo is None or hi is None:
+            raise InvalidSchema("min or max is a mistake that was noted")
+        return lo, hi
 
     def read_choice(self, key: str, default: str) -> str:
         """Return the value of an optional entry that must be one of its choices, or `default` if it is missing."""
@@ -79,6 +91,12 @@ class CheckedFields:
 def join_names(names: object) -> str:
     """Join names with commas for a message."""
     return ", ".join(cast(dict[str, Any], names))
+
+
+def suggest(name: str, known: Iterable[str], listed: str) -> str:
+    """Return the known name that is spelt most alike as a suggestion; if there is none, list all of them."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"{listed} {', '.join(known)}"
 
 
 def refuse_missing(place: SourceLine, key: str, entry: FieldSpec, subject: str) -> NoReturn:
@@ -102,23 +120,22 @@ def mapping(node: Node, subject: str) -> YamlMapping:
 
 
 def named_items(node: Node, subject: str, singular: str) -> Iterator[tuple[str, SourceLine, Node]]:
-    """Yield the entries of a mapping whose keys are names; refuse names that differ only in case."""
+    """Yield the entries of a mapping whose keys are names; note bad names, and names that differ only in case."""
     checked = mapping(node, subject)
     seen: dict[str, str] = {}
     for key, place in checked.keys.items():
-        scalars.name(YamlText(place, key), f"the name of {singular}")
+        with place.read_on():
+            scalars.name(YamlText(place, key), f"the name of {singular}")
         if key.lower() in seen:
-            place.refuse(
-                f"{singular} {key!r} overlaps {seen[key.lower()]!r}: SQL does not distinguish case; rename one"
-            )
+            place.note(f"{singular} {key!r} overlaps {seen[key.lower()]!r}: SQL does not distinguish case; rename one")
         seen[key.lower()] = key
         yield key, place, checked.items[key]
 
 
-def refuse_duplicates(nodes: tuple[Node, ...], values: tuple[str, ...], subject: str) -> None:
-    """Refuse a list that contains a value twice."""
+def note_duplicates(nodes: tuple[Node, ...], values: tuple[str, ...], subject: str) -> None:
+    """Note each value that a list contains twice."""
     seen: set[str] = set()
     for node, value in zip(nodes, values, strict=True):
         if value in seen:
-            node.place.refuse(f"{subject}: {excerpt(value)} is given twice")
+            node.place.note(f"{subject}: {excerpt(value)} is given twice")
         seen.add(value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
+from dither.errors import InvalidSchema
 from dither.schema.model import (
     Boolean,
     Category,
@@ -25,35 +26,44 @@ from dither.schema.model import (
     Table,
 )
 from dither.schema.parser import scalars
-from dither.schema.parser.fields import CheckedFields, join_names, named_items, refuse_duplicates, sequence
+from dither.schema.parser.fields import CheckedFields, named_items, note_duplicates, sequence, suggest
 from dither.schema.yaml_nodes import Node, excerpt
 
 MAX_VALUES = 100_000
 
+# Stands in for the domain of a column that is a mistake; what refers to the column is no mistake of its own.
+UNREAD = Identifier("text")
+
 
 def read_tables(node: Node, directory: Path, zone: str) -> dict[str, Table]:
-    """Read every table of the file; return them by name."""
-    bodies = [
-        (name, CheckedFields.of(body, "table", f"table {name}"))
-        for name, _, body in named_items(node, "tables", "table")
-    ]
-    kinds = {(name, column): kind for name, entries in bodies for column, kind in _key_kinds(entries)}
-    public = {
-        name for name, entries in bodies if not scalars.boolean(entries.need("private"), entries.label("private"))
-    }
-    context = TableNames(directory, zone, kinds, public, {name for name, _ in bodies})
-    return {name: _table(name, entries, context) for name, entries in bodies}
+    """Read every table of the file; return them by name, without columns if they are a mistake."""
+    bodies: dict[str, CheckedFields] = {}
+    tables: dict[str, Table] = {}
+    context = TableNames(directory, zone, {}, {})
+    for name, place, body in named_items(node, "tables", "table"):
+        tables[name] = Table(name, True, {}, Source("parquet"))
+        context.private[name] = None
+        with place.read_on():
+            bodies[name] = entries = CheckedFields.of(body, "table", f"table {name}")
+            context.private[name] = entries.read("private", scalars.boolean, None)
+            context.kinds.update({(name, column): kind for column, kind in _key_kinds(entries)})
+    for name, entries in bodies.items():
+        with entries.node.place.read_on():
+            tables[name] = _table(name, entries, context)
+    return tables
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """The parts of the file that a column's declaration may refer to: all tables, the public ones, and column kinds."""
+    """The parts of the file that a column's declaration may refer to: column kinds, and which tables are private.
+
+    `private` is None for a table that does not say whether it is.
+    """
 
     directory: Path
     zone: str
     kinds: dict[tuple[str, str], str]
-    public: set[str]
-    tables: set[str]
+    private: dict[str, bool | None]
 
     def resolve_reference(self, node: Node, subject: str) -> tuple[str, str]:
         """Return the table and column that a `table.column` text names; refuse any that is not public."""
@@ -61,47 +71,58 @@ class TableNames:
         table, _, column = value.partition(".")
         if not column:
             node.place.refuse(f"{subject} must be table.column of a public table; got {excerpt(value)}")
-        if table not in self.tables:
+        if table not in self.private:
             node.place.refuse(
-                f"{subject}: there is no table {excerpt(table)}; there are: {', '.join(sorted(self.tables))}"
+                f"{subject}: there is no table {excerpt(table)}; {suggest(table, sorted(self.private), 'there are:')}"
             )
-        if table not in self.public:
+        if self.private[table]:
             node.place.refuse(f"{subject}: table {table} is private, so its values are secret; use a public table")
-        if (table, column) not in self.kinds:
-            columns_of_table = ", ".join(name for owner, name in self.kinds if owner == table)
-            node.place.refuse(f"{subject}: no column {excerpt(column)} in {table}; it has: {columns_of_table}")
+        if self.private[table] is not None and (table, column) not in self.kinds:
+            columns = [name for owner, name in self.kinds if owner == table]
+            node.place.refuse(
+                f"{subject}: no column {excerpt(column)} in {table}; {suggest(column, columns, 'it has:')}"
+            )
         return table, column
 
 
 def _key_kinds(entries: CheckedFields) -> Iterator[tuple[str, str]]:
     """Yield each column with the kind that a reference to it would have, or '' if its type does not determine one."""
-    for name, _, body in named_items(entries.need("columns"), entries.label("columns"), "column"):
-        column = CheckedFields.of(body, "column", f"column {entries.subject.removeprefix('table ')}.{name}")
-        match column.variant:
-            case "identifier":
-                yield name, column.read_choice("kind", "text")
-            case "integer":
-                yield name, "integer"
-            case "category" if column.get("values") is None:
-                yield name, ""
-            case _:
-                yield name, "text"
+    for name, place, body in named_items(entries.need("columns"), entries.label("columns"), "column"):
+        kind = "text"
+        with place.read_on():
+            column = CheckedFields.of(body, "column", f"column {entries.subject.removeprefix('table ')}.{name}")
+            match column.variant:
+                case "identifier":
+                    kind = column.read_choice("kind", "text")
+                case "integer":
+                    kind = "integer"
+                case "category" if column.get("values") is None:
+                    kind = ""
+        yield name, kind
 
 
 def _table(name: str, entries: CheckedFields, context: TableNames) -> Table:
     """Read a table with its columns and source."""
-    columns = {
-        column: _column(column, CheckedFields.of(body, "column", f"column {name}.{column}"), context)
-        for column, _, body in named_items(entries.need("columns"), entries.label("columns"), "column")
-    }
+    columns: dict[str, Column] = {}
+    for column, place, body in named_items(entries.need("columns"), entries.label("columns"), "column"):
+        columns[column] = Column(column, UNREAD)
+        with place.read_on():
+            columns[column] = _column(column, CheckedFields.of(body, "column", f"column {name}.{column}"), context)
     unique = entries.read("unique", scalars.name, "")
     if unique and unique not in columns:
-        entries.need("unique").place.refuse(f"unique: no column {unique!r} in {name}; it has: {join_names(columns)}")
+        entries.need("unique").place.note(
+            f"unique: no column {unique!r} in {name}; {suggest(unique, columns, 'it has:')}"
+        )
+    private = context.private[name]
+    if private is None:
+        raise InvalidSchema(f"table {name} needs 'private:'; that was noted")
     return Table(
         name=name,
-        private=name not in context.public,
+        private=private,
         columns=columns,
-        source=_source(entries.need("source"), f"source of {name}", context.directory),
+        source=entries.read(
+            "source", lambda node, _: _source(node, f"source of {name}", context.directory), Source("parquet")
+        ),
         unique=unique or None,
         description=entries.read("description", scalars.text, ""),
     )
@@ -129,7 +150,9 @@ def _column(name: str, entries: CheckedFields, context: TableNames) -> Column:
     default = entries.read(
         "default", lambda node, subject: _default(node, subject, domain, context), _implicit_default(domain)
     )
-    return Column(name, domain, default, description=entries.read("description", scalars.text, ""))
+    column = Column(name, domain, default, description=entries.read("description", scalars.text, ""))
+    object.__setattr__(column, "default_is_declared", entries.get("default") is not None)
+    return column
 
 
 def _domain(entries: CheckedFields, context: TableNames) -> Domain:
@@ -155,13 +178,12 @@ def _domain(entries: CheckedFields, context: TableNames) -> Domain:
 
 def _number(entries: CheckedFields, nullable: bool) -> Number:
     """Read the bounds and step of a number."""
-    step = entries.read("step", scalars.positive, Fraction(1))
+    step = Fraction(1) if entries.get("step") is None else scalars.positive(entries.need("step"), entries.label("step"))
     if entries.variant == "integer" and step.denominator != 1:
         entries.need("step").place.refuse(f"{entries.label('step')} must be an integer, or use type: decimal")
     if step < scalars.SMALLEST_STEP:
         entries.need("step").place.refuse(f"{entries.label('step')} must be at least 1e-15")
-    lo = scalars.multiple(entries.need("min"), step, entries.label("min"))
-    hi = scalars.multiple(entries.need("max"), step, entries.label("max"))
+    lo, hi = entries.read_bounds(lambda node, subject, _: scalars.multiple(node, step, subject))
     if lo > hi:
         entries.need("max").place.refuse(f"{entries.label('max')} must be at least min, {lo}; got {hi}")
     return Number(lo, hi, step, nullable)
@@ -169,8 +191,7 @@ def _number(entries: CheckedFields, nullable: bool) -> Number:
 
 def _moment(entries: CheckedFields, precision: Precision, zone: tzinfo, nullable: bool) -> Moment:
     """Read the bounds of a date or timestamp."""
-    lo = scalars.instant(entries.need("min"), zone, precision, entries.label("min"))
-    hi = scalars.instant(entries.need("max"), zone, precision, entries.label("max"), last=True)
+    lo, hi = entries.read_bounds(lambda node, subject, last: scalars.instant(node, zone, precision, subject, last=last))
     if lo > hi:
         entries.need("max").place.refuse(f"{entries.label('max')} must not be before min")
     return Moment(lo, hi, precision, nullable)
@@ -187,7 +208,7 @@ def _values(entries: CheckedFields) -> tuple[str, ...]:
     values = tuple(scalars.text(item, f"a value of {entries.subject}") for item in items)
     if not 1 <= len(values) <= MAX_VALUES:
         node.place.refuse(f"{entries.label('values')} must list 1 to {MAX_VALUES:,} values; use values_from for more")
-    refuse_duplicates(items, values, entries.label("values"))
+    note_duplicates(items, values, entries.label("values"))
     return values
 
 
