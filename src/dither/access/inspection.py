@@ -39,7 +39,7 @@ class ColumnInspection:
         """The values that are there and have no bound to be moved to."""
         return self.corrected - self.missing - self.below - self.above
 
-    def unintended(self, column: Column, rows: int) -> int:
+    def count_unintended(self, column: Column, rows: int) -> int:
         """Count the corrections that a declared `default:` does not ask for."""
         if not column.default_is_declared:
             return self.corrected
@@ -77,7 +77,7 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
             yield f"table {name} has no rows"
         for column, found in table.columns.items():
             declared = dataset.tables[name].columns[column]
-            if found.unintended(declared, table.rows) > LARGE_SHARE * table.rows:
+            if found.count_unintended(declared, table.rows) > LARGE_SHARE * table.rows:
                 causes = "; ".join(_causes(declared, found, dataset.timezone))
                 yield f"{_share(found.corrected, table.rows)} values of {name}.{column} are corrected: {causes}"
         if table.dropped > LARGE_SHARE * table.rows:

@@ -41,15 +41,15 @@ from dither.schema.yaml_nodes import Node, YamlText, excerpt, parse, read
 def load(path: str | Path) -> Dataset:
     """Read a dataset's description from a YAML file; paths in it are relative to the file."""
     file = Path(path)
-    return _checked(read(file), file.absolute().parent)
+    return _read_description(read(file), file.absolute().parent)
 
 
 def loads(text: str, directory: Path, file: str = "dataset.yml") -> Dataset:
     """Read a dataset's description from YAML text; paths in it are relative to `directory`."""
-    return _checked(parse(text, file), directory)
+    return _read_description(parse(text, file), directory)
 
 
-def _checked(root: Node, directory: Path) -> Dataset:
+def _read_description(root: Node, directory: Path) -> Dataset:
     """Read a description; refuse it with all of its mistakes."""
     return root.place.finish(lambda: _dataset(CheckedFields.of(root, "dataset", "the description"), directory))
 

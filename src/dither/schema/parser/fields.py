@@ -94,7 +94,7 @@ def join_names(names: object) -> str:
 
 
 def suggest(name: str, known: Iterable[str], listed: str) -> str:
-    """Return the known name that is spelt most alike as a suggestion; if there is none, list all of them."""
+    """Return the most similar known name as a suggestion; if there is none, list all of them."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else f"{listed} {', '.join(known)}"
 
