@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ import duckdb
 import numpy as np
 import pytest
 
-from dither.errors import Busy, DitherError, InvalidParameter, InvalidSchema, ReleaseStopped
+from dither.connection import measure_profile
+from dither.errors import Busy, DitherError, InvalidParameter, InvalidSchema, ReleaseStopped, Unbounded
 from dither.loss import ZCDP
 from dither.plan.measures.core import MAX_CELLS
+from dither.post.session import Session
 from dither.privacy import staging as staging_module
+from dither.privacy.kernel import open_kernel
 from dither.privacy.mechanisms import ColumnGaussian
 from dither.privacy.staging import Staging
 from dither.release.api import StaticRelease, open_release
@@ -142,6 +147,51 @@ def test_a_bounded_user_is_a_unit_too(tmp_path: Path) -> None:
     spec = write_world(tmp_path / "world", SPEC.replace("unit: action", "unit: user") + "max_rows: 4\n", dataset)
     with open_release(spec) as release:
         assert release.cost.losses[0].loss == ZCDP(8)  # 4^2 / (2 1^2)
+
+
+@pytest.mark.tier("test")
+def test_rows_beyond_the_limits_are_told_with_what_the_profile_knows(tmp_path: Path) -> None:
+    """Each of 90 users has 33 or 34 actions, so that a limit of 4 drops 88%; the profile's noise is far below that."""
+    dataset = DATASET.replace("{unit: action, kind: zcdp, rho: 10,", "{unit: user, kind: zcdp, rho: 1000,")
+    spec = write_world(tmp_path / "world", SPEC.replace("unit: action", "unit: user") + "max_rows: 4\n", dataset)
+    with open_release(spec) as release:
+        told = release.quote().text
+        assert "was not measured" in told and "at most 4 rows of one user (max_rows)" in told
+    with closing(open_kernel(spec.parent / "dataset.yml")) as kernel:
+        measure_profile(Session.from_kernel(kernel, "curator"), Fraction(20))
+    with open_release(spec) as release:
+        told = release.quote().text
+        found = re.search(r"about (\d+)% of the rows of actions lie beyond 4 rows of one user", told)
+        assert found is not None and 80 <= int(found[1]) <= 95, told
+        assert "the 95% error is that of the noise alone" in told
+        release.write(tmp_path / "out")
+    for name in ("codebook.md", "README.md", "codebook.json"):
+        assert "limits" in (tmp_path / "out" / name).read_text()
+    assert found[0] in (tmp_path / "out" / "codebook.md").read_text()
+
+
+def test_the_example_of_the_documentation_is_a_release(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "releases.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
+    dataset = DATASET.replace("{unit: action, kind: zcdp, rho: 10,", "{unit: user, kind: zcdp, rho: 1,")
+    with open_release(write_world(tmp_path / "world", example, dataset)) as release:
+        assert release.quote().affordable and "at most 20 rows of one user (max_rows)" in release.quote().text
+
+
+def test_every_unknown_and_missing_entry_is_named(tmp_path: Path) -> None:
+    text = SPEC.replace("version: 1", "versoin: 1").replace("keys:", "kees:").replace("sigma: 3", "sigmma: 3")
+    with pytest.raises(InvalidSchema) as caught:
+        load_spec(write_world(tmp_path / "world", text))
+    assert sum("has no entry" in message for message in caught.value.args) == 2
+    assert sum("the release needs" in message for message in caught.value.args) == 2
+
+
+def test_a_release_without_limits_names_its_own_words(tmp_path: Path) -> None:
+    dataset = DATASET.replace("{unit: action, kind: zcdp, rho: 10,", "{unit: user, kind: zcdp, rho: 100,")
+    spec = write_world(tmp_path / "world", SPEC.replace("unit: action", "unit: user"), dataset)
+    words = "with max_rows, max_rows_per_key or max_rows_per_value"
+    with pytest.raises(Unbounded, match=words), open_release(spec) as release:
+        release.quote()
 
 
 @pytest.mark.tier("test")

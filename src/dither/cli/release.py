@@ -80,5 +80,6 @@ def _quote_data(release: StaticRelease, quote: ReleaseQuote) -> dict[str, object
         for c in quote.columns
     ]
     losses = [{"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} for each in quote.cost.losses]
-    facts = {"columns": columns, "losses": losses, "delta": quote.delta, "free": quote.cost.free}
+    limits = {"limits": list(release.question.limits), "rows_beyond_limits": release.question.beyond}
+    facts = {"columns": columns, "losses": losses, "delta": quote.delta, "free": quote.cost.free} | limits
     return facts | {"affordable": quote.affordable, "plan": release.plan().splitlines()}

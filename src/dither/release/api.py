@@ -93,6 +93,12 @@ class StaticRelease:
             lines[0] = lines[0][:46]
         for each in self.cost.losses:
             lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}")
+        if self.question.is_bounded:
+            lines.append(
+                "the 95% error is that of the noise alone; rows beyond the limits are dropped, and counts too low:"
+            )
+            lines += [f"  {limit}" for limit in self.question.limits]
+            lines.append(f"  {self.question.beyond}")
         state = "paid already" if self.cost.free else "within budget" if self.cost.affordable else "BEYOND THE BUDGET"
         return [*lines, f"this release is {state}; nothing was read and nothing charged"]
 

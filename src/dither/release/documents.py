@@ -36,14 +36,19 @@ COLUMNS_TEXT = (
     "before adding up or averaging, since that would bias sums upwards.",
 )
 BOUNDED_TEXT = (
-    "Rows of a unit beyond its limit are not counted (see the statement), so counts are lower than in the records;\n"
-    "by how much is not released."
+    "Rows of a unit beyond its limits are not counted, so counts are lower than in the records. The errors below are",
+    "those of the noise alone, and leave that out.",
+    "",
 )
 SUMS_TEXT = (
     "The sum of n cells of a column has a standard deviation of sqrt(n) sigma. A regression on noisy columns can be",
     "corrected: the noise adds its variance to the variance of a column, and nothing to any covariance.",
     "",
     "`codebook.json` has the same facts for programs.",
+)
+DROPPED_TEXT = (
+    "Rows of a unit beyond its limits were dropped before the noise,\n"
+    "so that counts are too low; `codebook.md` has the limits."
 )
 README_TEXT = """# {title}
 
@@ -62,7 +67,7 @@ duckdb.sql("{query}")
 ```
 
 Sum first, then round or cut off at 0: single cells may be negative, and that is right. The sum of n cells has noise of
-sqrt(n) times the column's sigma.
+sqrt(n) times the column's sigma.{dropped}
 
 Made with Dither {version}. `manifest.json` lists the files; its SHA-256 is in the ledger of the data's owner.
 """
@@ -130,6 +135,8 @@ class Documents:
             "columns": columns,
             "postprocessed": extra,
             "admission": self._admission(),
+            "limits": list(self.question.limits),
+            "rows_beyond_limits": self.question.beyond or "there are no limits on the rows of a unit",
             "losses": [{"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} for each in self.quote.losses],
             "delta": str(spec.privacy.delta),
         }
@@ -167,7 +174,7 @@ class Documents:
             rule = book["admission"]
             lines += [f"Not every {rule['key']} is here: one is {rule['rule']}. {rule['description']}", ""]
         if self.question.is_bounded:
-            lines += [BOUNDED_TEXT, ""]
+            lines += [*BOUNDED_TEXT, *(f"- {text}" for text in (*self.question.limits, self.question.beyond)), ""]
         lines += [
             "## Columns",
             *COLUMNS_TEXT,
@@ -277,6 +284,7 @@ class Documents:
             files=len(manifest["files"]),
             checksums=CHECKSUMS,
             query=query,
+            dropped=f" {DROPPED_TEXT}" if self.question.is_bounded else "",
             version=self.version,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isqrt
 
-from dither.errors import InvalidParameter, InvalidQuery
+from dither.errors import InvalidParameter, InvalidQuery, Unbounded
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
 from dither.plan.measures.columns import ColumnCounts, CountColumn
@@ -24,6 +24,7 @@ from dither.privacy.accounting.conversion import largest_rho
 from dither.privacy.cost import column_loss
 from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
+from dither.release.limits import beyond_text, limit_texts, unbounded_release
 from dither.release.spec import ColumnSpec, ReleaseSpec
 from dither.schema import Boolean, Domain, Number, Scalar
 
@@ -44,12 +45,13 @@ class ReleaseQuestion:
     axes: tuple[Axis, ...]
     domains: tuple[Domain, ...]
     is_row_level: bool
+    limits: tuple[str, ...] = ()
+    beyond: str = ""
 
     @property
     def is_bounded(self) -> bool:
-        """True if rows of a unit beyond a limit are left out."""
-        spec = self.spec
-        return any(limit is not None for limit in (spec.max_rows, spec.key_limit, spec.value_limit))
+        """True if rows of a unit beyond a limit are left out; `limits` and `beyond` say which, and how many."""
+        return bool(self.limits)
 
     @property
     def rows(self) -> int:
@@ -71,14 +73,30 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     measure = ColumnCounts(child, _count_columns(spec, question), keys)
     admission = _admission(spec, ctx, measure)
     threshold = None if admission is None else admission.mechanism
-    mechanism = solve_noise(spec, ctx, measure, admission)
+    try:
+        mechanism = solve_noise(spec, ctx, measure, admission)
+        column_loss(ctx, spec.unit, measure, mechanism)
+    except Unbounded:
+        raise unbounded_release(spec) from None
     parts = (*(() if admission is None else (admission,)), Measurement(measure, mechanism))
     request = Request(ctx.dataset.name, parts, unit=spec.unit, repeat=spec.repeat)
     scope = Scope(child.domain(ctx))
     domains = tuple(domain_of(key.value, scope) for key in keys)
     is_row = ctx.unit(spec.unit).kind == "row"
     found = threshold if isinstance(threshold, PublicThreshold) else None
-    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, measure.axes(ctx), domains, is_row)
+    limits = limit_texts(spec, ctx, question.relation)
+    return ReleaseQuestion(
+        spec,
+        ReleaseRequest(request),
+        measure,
+        mechanism,
+        found,
+        measure.axes(ctx),
+        domains,
+        is_row,
+        limits,
+        beyond_text(spec, ctx, question.relation) if limits else "",
+    )
 
 
 def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Question:

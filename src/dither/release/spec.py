@@ -131,10 +131,17 @@ class ReleaseSpec:
 def load_spec(path: str | Path) -> ReleaseSpec:
     """Read a release's file; refuse unknown and missing entries, with a line number."""
     place = Path(path)
-    top = _entries(read(place), TOP, "the release")
-    for name in REQUIRED:
-        if name not in top:
-            SourceLine(str(place), 1).refuse(f"the release needs '{name}:' ({TOP[name]})")
+    root = read(place)
+    return root.place.finish(lambda: _release(place, _entries(root, TOP, "the release"), root.place))
+
+
+def _release(place: Path, top: Mapping[str, Node], start: SourceLine) -> ReleaseSpec:
+    """Read the top level of a release's file."""
+    missing = [name for name in REQUIRED if name not in top]
+    for name in missing[:-1]:
+        start.note(f"the release needs '{name}:' ({TOP[name]})")
+    if missing:
+        start.refuse(f"the release needs '{missing[-1]}:' ({TOP[missing[-1]]})")
     if _text(top["version"], "version") != "1":
         top["version"].place.refuse("version must be 1")
     output = _options(top, "output")
@@ -242,15 +249,15 @@ def _value_limit(node: Node) -> ValueLimit:
 
 
 def _entries(node: Node, allowed: Any, subject: str) -> dict[str, Node]:
-    """Return the entries of a mapping; refuse unknown ones."""
+    """Return the entries of a mapping that are known; note the others as mistakes."""
     if not isinstance(node, YamlMapping):
         node.place.refuse(f"{subject} must be a mapping with {', '.join(allowed)}")
     for name, place in node.keys.items():
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it can have {', '.join(allowed)}"
-            place.refuse(f"{subject} has no entry {excerpt(name)}; {hint}")
-    return dict(node.items)
+            place.note(f"{subject} has no entry {excerpt(name)}; {hint}")
+    return {name: item for name, item in node.items.items() if name in allowed}
 
 
 def _options(top: Mapping[str, Node], name: str) -> dict[str, Node]:

@@ -290,6 +290,24 @@ def _item_line(profile: Profile, item: ProfileItem, ranges: Mapping[str, Estimat
     return f"{subject}: of about {sum(counts):,} units, {', '.join(sizes)} {counted}"
 
 
+def share_beyond(context: Context, unit: str, table: str, rows: int) -> tuple[float, float] | None:
+    """Return the share of a table's rows that units have beyond `rows`, by the profile: about, and at most.
+
+    None if there is no profile of the table.
+    """
+    profile = Profile.of(context.dataset)
+    items = profile_items(context, unit) if profile is not None else ()
+    for search in (item.search for item in items if item.name.partition(":")[0] == table):
+        histogram = None if isinstance(search, CentreSearch) or profile is None else profile.histogram(search)
+        if histogram is not None and isinstance(search, ContributionSearch) and search.quantity is None:
+            points, counts = histogram.in_steps_of(search)
+            top, size = search.candidates[-1], search.row_size
+            model = fit_contributions(points, counts, histogram.scale, search.step, top, size)
+            bound = EstimatedBound(rows * size, model)
+            return bound.removed_share, bound.removed_share_high
+    return None
+
+
 # --- used by questions and quotes ------------------------------------------------------------------------------------
 
 
