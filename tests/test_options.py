@@ -175,6 +175,8 @@ def test_group_bounds_and_assumed_group_size_reach_the_session(there: Place) -> 
         for bound in ({"max_groups": 1, "max_rows_per_group": 1}, {"max_groups": 3, "max_rows_per_group": 9})
     )
     assert tight < loose
+    reported = there.post("/v1/quote", {**body, "max_contributions": {"max_rows": 2, "report": True}}).json()
+    assert "expected" in reported, reported
     losses = [
         there.post(
             "/v1/quote",

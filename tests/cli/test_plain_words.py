@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_costs_counts_and_keys(description: str) -> None:
     assert "answered before for epsilon 20 (95% intervals)" in run("ask", description, COUNTS, "--epsilon", "20")
     free = run("quote", description, COUNTS, "--epsilon", "20")
     assert "cost: nothing more, because this was answered before for epsilon 20 note" in free
+
+
+def test_a_given_bound_can_report_what_it_removes(description: str) -> None:
+    total = "SELECT COUNT(*) AS n FROM flights"
+    clipped = run("ask", description, total, "--epsilon", "5", "--max-contributions", "1")
+    reported = run("ask", description, total, "--epsilon", "5", "--max-contributions", "1,report")
+    assert "--max-contributions 1,report estimates that" in clipped and "clipping removed about" in reported
+    numbers = [float(found.replace(",", "")) for found in re.findall(r"│ ([\d,.]+) \[", clipped + reported)]
+    assert abs(numbers[0] - 300) < 100 and abs(numbers[1] - 600) < 200  # 300 planes with two flights each
 
 
 def test_bounds_are_named_in_words(description: str) -> None:

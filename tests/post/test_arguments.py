@@ -141,6 +141,17 @@ def test_numbers_of_numpy_are_numbers(session: Session) -> None:
     numpy: Any = {"epsilon": np.float64(1), "max_contributions": np.int64(5), "repeat": np.int32(0)}
     assert session.quote("SELECT COUNT(*) AS n FROM actions", **numpy) == usual
     assert resolve_options({"max_contributions": "5"}).max_contributions == ContributionBound(max_rows=5)
+    texts = {
+        "auto": ContributionBound(auto=True),
+        "20,report": ContributionBound(max_rows=20, report=True),
+        "max_rows=20, report=true, how=rows": ContributionBound(max_rows=20, report=True, how="rows"),
+        "max_groups=3,max_rows_per_group=5": ContributionBound(max_rows=5, max_groups=3),
+        "how=clip": ContributionBound(auto=True, how="clip"),
+    }
+    assert {text: resolve_options({"max_contributions": text}).max_contributions for text in texts} == texts
+    for wrong in ("", "x", "report", "20,20", "20,report=5", "20,reprot", "-1", "1e3", "max_rows=two", "20,how=cut"):
+        with pytest.raises(InvalidParameter, match="max_contributions must be"):
+            resolve_options({"max_contributions": wrong})
 
 
 def written(options: str) -> str:

@@ -172,7 +172,7 @@ def test_rows_beyond_the_limits_are_told_with_what_the_profile_knows(tmp_path: P
 
 def test_the_example_of_the_documentation_is_a_release(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "releases.md").read_text()
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
+    example, *_ = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
     dataset = DATASET.replace("{unit: action, kind: zcdp, rho: 10,", "{unit: user, kind: zcdp, rho: 1,")
     with open_release(write_world(tmp_path / "world", example, dataset)) as release:
         assert release.quote().affordable and "at most 20 rows of one user (max_rows)" in release.quote().text

@@ -63,8 +63,6 @@ def option_parser(place: Place) -> Callable[..., QueryOptions]:
     def read(**given: Any) -> QueryOptions:
         """Return the options of a session that were given on the command line."""
         options = {name: given[name] for name in options_of(place) if given[name] != _default(name)}
-        if "max_contributions" in options:
-            options["max_contributions"] = contributions_option(options["max_contributions"])
         return cast(QueryOptions, options)
 
     hints = {
@@ -82,18 +80,6 @@ def _default(name: str) -> Any:
     """Return an option's default in typer's form: numbers that are parsed from text are strings."""
     value = DEFAULTS[name]
     return str(value) if isinstance(value, float) else value
-
-
-def contributions_option(text: str | None) -> object:
-    """Parse a contribution bound from the command line.
-
-    >>> contributions_option("max_groups=3,max_rows_per_group=5")
-    {'max_groups': 3, 'max_rows_per_group': 5}
-    """
-    if text is None or "=" not in text:
-        return text
-    named = (part.partition("=")[::2] for part in text.split(","))
-    return {name.strip(): int(value) if value.isdigit() else value for name, value in named}
 
 
 def ask(

@@ -59,13 +59,16 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
 def with_flags(message: str) -> str:
     """Write the options that a message names in Python's form, such as max_error=, as those of the command line.
 
+    >>> with_flags("max_contributions='20,report' estimates that")
+    '--max-contributions 20,report estimates that'
     >>> with_flags("max_error= does not go with delta=: give epsilon= or rho=")
     '--max-error does not go with --delta: give --epsilon or --rho'
     """
     from dither.post.options import OPTIONS
 
     named = rf"(?<![\w-])({'|'.join(OPTIONS)})=(?![\w'\"{{.-])"
-    return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), message)
+    bound = re.sub(r"(?<![\w-])max_contributions='([\w,=]+)'", r"--max-contributions \1", message)
+    return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), bound)
 
 
 def print_json(data: Any) -> None:

@@ -32,11 +32,16 @@ FINEST_SHARE = 1 << 12
 EVEN_CENTRES, CENTRES_PER_OCTAVE = 256, 4
 ACCEPTED_FORMS = (
     "'auto', a number of rows such as 20, {'max_rows': 20} or {'max_groups': 3, 'max_rows_per_group': 5}; "
-    "the last two may also have 'how': 'clip', 'rows' or 'auto', and max_rows 'report': True"
+    "the last two may also have 'how': 'clip', 'rows' or 'auto', and max_rows 'report': True; as text '20,report' or "
+    "'max_groups=3,max_rows_per_group=5'"
 )
 LARGEST_CONTRIBUTION = 1 << 31
 # A cap of this many rows is used as the bound at once; a search would cost more than it could save.
 FEW_ROWS = 8
+COUNT_NAMES = ("max_rows", "max_groups", "max_rows_per_group")
+PART_NAMES = (*COUNT_NAMES, "how", "report")
+TRUTH_VALUES = {"true": True, "false": False}
+LONGEST_COUNT = 10
 
 
 @dataclass(frozen=True)
@@ -63,21 +68,38 @@ class ContributionBound:
 
 
 def parse_contribution_bound(value: object) -> ContributionBound:
-    """Read the option max_contributions: None, "auto", 20, or {"max_groups": 3, "max_rows_per_group": 5}."""
+    """Read the option max_contributions in one of its forms: None, a number, a mapping of its parts, or a text."""
     match value:
         case None:
-            return ContributionBound(auto=True)
-        case str() if value == "auto":
             return ContributionBound(auto=True)
         case ContributionBound():
             return value
         case Mapping():
             return _parse_mapping(dict(value))
-        case str() if value.isascii() and value.isdigit() and len(value) <= 10:
-            value = int(value)
+        case str() if parts := _text_parts(value):
+            return _parse_mapping(parts)
     if (rows := _row_count(value)) is not None:
         return ContributionBound(max_rows=rows)
     raise InvalidParameter(f"max_contributions must be {ACCEPTED_FORMS}; got {repr(value)[:40]}")
+
+
+def _text_parts(text: str) -> dict[object, object]:
+    """Return the parts of a bound that is written as text; a bare number is max_rows. Empty if it is not one.
+
+    >>> _text_parts("20,report"), _text_parts("max_groups=3,max_rows_per_group=5")
+    ({'max_rows': 20, 'report': True}, {'max_groups': 3, 'max_rows_per_group': 5})
+    """
+    parts: dict[object, object] = {}
+    for number, part in enumerate(text.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            name, value = ("report", "true") if number and name == "report" else ("max_rows", name)
+        is_count = value.isascii() and value.isdigit() and len(value) <= LONGEST_COUNT
+        is_known = is_count if name in COUNT_NAMES and value != "auto" else name in PART_NAMES
+        if name in parts or not is_known or text != text.strip():
+            return {}
+        parts[name] = int(value) if is_count else TRUTH_VALUES.get(value, value)
+    return parts
 
 
 def _row_count(value: object) -> int | None:

@@ -82,7 +82,8 @@ class ResolvedOptions:
         "text",
     )
     max_contributions: object = option(
-        "rows that one unit may add: a number, auto, or max_groups=3,max_rows_per_group=5 (,how=clip or rows)",
+        "rows that one unit may add: auto, 20, 20,report (a fifth of the loss estimates what that removes), or"
+        " max_groups=3,max_rows_per_group=5; each but auto may have ,how=clip or ,how=rows",
         "contributions", *ANY, "explain", "text",
     )  # fmt: skip
     optimize_for: OptimizeFor = option(

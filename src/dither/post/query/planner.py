@@ -159,11 +159,7 @@ class Planner(RowBounds):
         clipped_to = self.clipped_to(question)
         if not clipped_to:
             return (unit,)
-        report = (
-            ""
-            if self.bound.max_groups
-            else f"; max_contributions={{'max_rows': {self.bound.max_rows}, 'report': True}} estimates that"
-        )
+        report = "" if self.bound.max_groups else f"; max_contributions='{self.bound.max_rows},report' estimates that"
         return (
             unit,
             f"this is an answer about clipped data: {clipped_to}; estimates lack what is beyond, and the intervals do "

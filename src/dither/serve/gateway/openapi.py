@@ -32,6 +32,12 @@ GROUPS = {
     "required": ["max_rows_per_group"],
     "properties": {"max_groups": WHOLE, "max_rows_per_group": WHOLE, "how": {"enum": ["clip", "rows"]}},
 }
+ROWS = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["max_rows"],
+    "properties": {"max_rows": WHOLE, "how": {"enum": ["clip", "rows"]}, "report": {"type": "boolean"}},
+}
 FORMS: dict[Form, dict[str, Any]] = {
     "amount": AMOUNT,
     "probability": PROBABILITY,
@@ -40,7 +46,7 @@ FORMS: dict[Form, dict[str, Any]] = {
     "text": {"type": "string", "minLength": 1, "maxLength": 200},
     "aim": {"enum": list(OPTIMIZE_FOR)},
     "flag": {"type": "boolean"},
-    "contributions": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS]},
+    "contributions": {"oneOf": [{"const": "auto"}, WHOLE, GROUPS, ROWS]},
 }
 DATASET = FORMS["text"]
 QUERY = {"type": "string", "minLength": 1, "maxLength": 50000}
