@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,12 @@ from typer.testing import CliRunner
 
 from dither.cli import app
 from dither.cli.meaning import epsilon_at_larger_delta
+from dither.cli.statement import percent
+from dither.loss import ZCDP, Pure
+from dither.post.interpretation import power_of_test, privacy_curve
 from dither.views.privacy_curve import curve_text
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -29,6 +36,34 @@ def test_the_numbers_of_a_meaning() -> None:
     assert data["curve"][0] == {"delta": 1e-6, "epsilon": 1.0}
     epsilons = [row["epsilon"] for row in data["curve"]]
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < 0.9
+
+
+def tables_of(page: str) -> list[list[list[str]]]:
+    """The tables of a page without their heads, as cells."""
+    found = re.findall(r"(?:^\|.*\n)+", page, flags=re.M)
+    return [[[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()[2:]] for rows in found]
+
+
+def test_the_tables_of_the_page_on_budgets_are_right() -> None:
+    pure, zcdp, _, shares = tables_of((ROOT / "docs" / "choosing-a-budget.md").read_text())
+    for epsilon, factor, rare, even, power in pure:
+        odds = math.exp(float(epsilon))
+        guesses = [100 * odds * prior / (odds * prior + 1 - prior) for prior in (0.01, 0.5)]
+        told = [float(cell.strip("%")) for cell in (factor, rare, even)]
+        assert told == pytest.approx([odds, *guesses], rel=5e-3, abs=0.06)
+        assert power == percent(power_of_test(Pure(Fraction(epsilon)), Fraction(1, 100)))
+    for rho, at_six, at_nine, power in zcdp:
+        loss = ZCDP(Fraction(rho))
+        found = [
+            f"{float(epsilon):.3g}" for _, epsilon in privacy_curve(loss, [Fraction(1, 10**6), Fraction(1, 10**9)])
+        ]
+        assert [at_six, at_nine, power] == [*found, percent(power_of_test(loss, Fraction(1, 100)))]
+    for share, error, number in shares:
+        kind, amount = share.split()
+        rough = math.log(20) / float(amount) if kind == "epsilon" else 1.96 / math.sqrt(2 * float(amount))
+        total = 3 if kind == "epsilon" else 1 / 8
+        assert float(error.strip("± ")) == pytest.approx(rough, rel=0.03)
+        assert int(number.replace(",", "")) == int(total / float(amount) + 1e-9)
 
 
 def test_zcdp_and_pure_losses_have_a_meaning() -> None:
