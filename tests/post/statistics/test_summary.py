@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import duckdb
 import pytest
 
@@ -30,6 +32,46 @@ def test_all_columns_are_described_by_default(blind: Session) -> None:
     quote = blind.describe.quote("users", epsilon=1)
     names = {column.name for column in quote.expected}
     assert {"rows", "mean of age", "mean of salary", "rows by country", "rows by vip"} <= names
+
+
+QUANTILE_COLUMNS = ("5%", "25%", "50%", "75%", "95%")
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("spend", [{"epsilon": 20}, {"rho": 20}], ids=["laplace", "gaussian"])
+def test_rows_of_one_unit_are_described_at_one_bound(
+    session: Session, kernel: BareKernel, truth: duckdb.DuckDBPyConnection, spend: Any
+) -> None:
+    """Counts, trees and sums share one bound, chosen once; all figures have intervals, and quantiles are in order."""
+    found = session.describe("actions", ["seconds", "price", "action"], **spend)
+    request = kernel.requests[-1]
+    assert len([search for search in request.searches if search.tag == "mass"]) == 1
+    exact = truth.sql("SELECT COUNT(*), AVG(seconds), MEDIAN(seconds) FROM actions").fetchall()[0]
+    row = found.to_dicts()[0]
+    for name, value in zip(("n", "mean", "50%"), exact, strict=True):
+        assert row[f"{name}_low"] - 1 <= value <= row[f"{name}_high"] + 1
+    for own in found.to_dicts():
+        assert [own[name] for name in QUANTILE_COLUMNS] == sorted(own[name] for name in QUANTILE_COLUMNS)
+        assert all(own[f"{name}_low"] <= own[name] <= own[f"{name}_high"] for name in ("n", "mean", "std", "50%"))
+    counts = found.categories["action"].to_pandas()
+    assert counts.iloc[:, 1].sum() == pytest.approx(exact[0], rel=0.2)
+
+
+@pytest.mark.tier("test")
+def test_figures_of_few_rows_cover_the_truth(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
+    """40 descriptions of 400 people: an interval of each figure misses fewer than 14 times, but for one in 1e9."""
+    wanted = truth.sql("SELECT COUNT(age), AVG(age), STDDEV(age), QUANTILE_DISC(age, 0.25) FROM users").fetchall()[0]
+    missed = dict.fromkeys(("n", "mean", "std", "25%"), 0)
+    for repeat in range(40):
+        (row,) = session.describe("users", ["age"], epsilon=1, repeat=repeat).to_dicts()
+        for name, value in zip(missed, wanted, strict=True):
+            missed[name] += not row[f"{name}_low"] <= value <= row[f"{name}_high"]
+    assert max(missed.values()) < 14
+
+
+def test_a_column_that_is_never_missing_has_as_many_values_as_there_are_rows(session: Session) -> None:
+    rows = session.describe("users", ["age", "salary", "gender"], epsilon=1).to_dicts()
+    assert rows[0]["n"] == rows[1]["n"]
 
 
 def test_unknown_columns_are_refused(blind: Session) -> None:

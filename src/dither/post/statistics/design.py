@@ -77,13 +77,15 @@ class Scaling:
 class Design:
     """The columns of a model over rows without NULL, and how their numbers are standardised.
 
-    `rows` is the relation after rows with a NULL in any column were left out.
+    `rows` is the relation after rows with a NULL in any column were left out. `suffix` ends the tags of private values,
+    where one request has several designs.
     """
 
     rows: Relation
     columns: tuple[ModelColumn, ...]
     standard: Standard
     reach: int
+    suffix: str = ""
 
     @property
     def numbers(self) -> list[int]:
@@ -92,11 +94,11 @@ class Design:
 
     def centre(self, place: int) -> EstimatedValue:
         """Return the private centre of a column, in fine steps of its declared range."""
-        return EstimatedValue(f"centre{place}", -FINE, FINE)
+        return EstimatedValue(f"centre{place}{self.suffix}", -FINE, FINE)
 
     def zoom(self, place: int) -> EstimatedValue:
         """Return the private zoom of a column: its declared half width over its scale."""
-        return EstimatedValue(f"zoom{place}", 1, LARGEST_ZOOM * ZOOM_STEPS, Fraction(1, ZOOM_STEPS))
+        return EstimatedValue(f"zoom{place}{self.suffix}", 1, LARGEST_ZOOM * ZOOM_STEPS, Fraction(1, ZOOM_STEPS))
 
     def distance(self, place: int) -> Expr:
         """Return the distance of a column from its private centre, in fine steps."""
@@ -125,9 +127,9 @@ class Design:
             column = self.columns[place]
             centres[place], scales[place] = column.middle, column.half_width
             if self.standard == "private":
-                steps = -FINE + chosen[f"centre{place}"] - 1
+                steps = -FINE + chosen[f"centre{place}{self.suffix}"] - 1
                 centres[place] += steps / FINE * column.half_width
-                scales[place] /= chosen[f"zoom{place}"] / ZOOM_STEPS
+                scales[place] /= chosen[f"zoom{place}{self.suffix}"] / ZOOM_STEPS
         reach = float(self.reach) if self.standard == "private" else 1.0
         return Scaling(centres, scales, reach if self.numbers else 1.0)
 

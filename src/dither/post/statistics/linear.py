@@ -343,7 +343,7 @@ def assumed_choices(plan: MomentPlan, size: int) -> Mapping[str, int]:
     """Return the values that quotes assume before they are chosen."""
     chosen = {search.tag: search.grid[len(search.grid) // 2] for search in plan.searches()}
     chosen |= {tag: plan.design.zoom(0).hi // (1 << 8) for tag in chosen if tag.startswith("zoom")}
-    return chosen | ({"radius": RADIUS // size} if "radius" in chosen else {})
+    return chosen | {tag: RADIUS // size for tag in chosen if tag.startswith("radius")}
 
 
 def table_rows(plan: MomentPlan) -> float:

@@ -139,7 +139,7 @@ class MomentPlan:
     def radius(self) -> Expr:
         """Return the lattice steps of one unit of a product: RADIUS over the size that the ball stands for."""
         if self.searches_radius:
-            return EstimatedValue("radius", 1, RADIUS)
+            return EstimatedValue(f"radius{self.design.suffix}", 1, RADIUS)
         rows = self.most_rows or 1
         return LiteralValue(Fraction(max(1, int(RADIUS / (rows * self.largest_row())))))
 
@@ -148,7 +148,7 @@ class MomentPlan:
         radius = self.radius()
         if isinstance(radius, LiteralValue):
             return float(Fraction(radius.value))  # type: ignore[arg-type]
-        return float(chosen["radius"])
+        return float(chosen[f"radius{self.design.suffix}"])
 
     def largest_row(self) -> Fraction:
         """Return the most that the norm of one row's products can be, in standard units."""
@@ -222,7 +222,9 @@ class MomentPlan:
         cuts = tuple(Fraction(low + high, 2) for low, high in pairwise(points))
         value = expr.Rescale(self.design.columns[place].value, FINE)
         histogram = self._places_of(value, cuts, range(len(points)))
-        return self._search(f"centre{place}", histogram, [point + FINE + 1 for point in points], Fraction(1, 2))
+        return self._search(
+            f"centre{place}{self.design.suffix}", histogram, [point + FINE + 1 for point in points], Fraction(1, 2)
+        )
 
     def _zoom_search(self, place: int) -> BoundSearch:
         """Build the search for the scale of a column, from the units' mean distances from its centre."""
@@ -233,7 +235,7 @@ class MomentPlan:
         value = expr.Absolute(self.design.distance(place))
         # The largest distance comes first, so that zooms increase.
         histogram = self._places_of(value, tuple(ends[:-1]), range(len(zooms) - 1, -1, -1))
-        return self._search(f"zoom{place}", histogram, zooms, level)
+        return self._search(f"zoom{place}{self.design.suffix}", histogram, zooms, level)
 
     def _radius_search(self) -> BoundSearch:
         """Build the search for the size that the ball stands for: most units' products have a smaller norm."""
@@ -247,7 +249,7 @@ class MomentPlan:
         places = range(len(sizes) - 1, -1, -1)
         key = listed_key("place", places, expr.Bucket(expr.ColumnRef("size"), tuple(sizes[:-1])))
         grid = [int(RADIUS / size) for size in reversed(sizes)]
-        return self._search("radius", Count(per_unit, (key,)), grid, SCALED_UNITS)
+        return self._search(f"radius{self.design.suffix}", Count(per_unit, (key,)), grid, SCALED_UNITS)
 
     def row_size(self) -> Expr:
         """Return the norm of a row's products: its squared length in L2; in L1 half of that and its squared L1 norm."""

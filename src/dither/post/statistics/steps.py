@@ -12,12 +12,13 @@ from dither.errors import DitherError, Unsupported
 from dither.loss import Loss
 from dither.plan.context import Context
 from dither.plan.measures.core import GroupKey, Measure
-from dither.plan.traversal import fill_values
+from dither.plan.traversal import fill_limits, fill_values
 from dither.post.estimate.answer import other_budget_notes
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.quote import Quote
 from dither.post.estimate.rehearsal import made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of
+from dither.post.query.query_plan import LARGEST_BOUNDS
 from dither.post.query.request import noise_kind
 from dither.post.statistics.core import Measurements, R, Settings, Statistic
 from dither.privacy.codec import schema_hash
@@ -142,7 +143,8 @@ class SteppedStatistic(Statistic[R]):
 
 def additive(settings: Settings, measure: Measure, loss: Loss) -> Calibrate:
     """Return the additive noise of the least variance that a loss allows."""
-    return Calibrate(noise_kind(settings.context, measure, settings.unit, loss), loss)
+    largest = fill_limits(measure, LARGEST_BOUNDS)
+    return Calibrate(noise_kind(settings.context, largest, settings.unit, loss), loss)
 
 
 def expected_noise(context: Context, unit: str, measurement: Measurement) -> ScaledNoise:
