@@ -191,6 +191,8 @@ class LocalKernel:
         # The gate comes before the charge, so that a locked dataset charges nothing.
         with registered.gate(group).enter(lambda: self._misses_left(request.dataset, group)):
             outcome = self._charge(charge)
+            if isinstance(outcome, Receipt) and outcome.again and self._schedule is not None:
+                self.ledger.record_retry(request.dataset, group)  # before it reads, so that a kill does not hide it
             with registered.engine() as slot:
                 return self._answer_on_schedule(ChargedRequest(registered, slot, request, cost, outcome, group))
 
@@ -510,7 +512,7 @@ class LocalKernel:
         description = self._find_dataset(dataset).context.dataset
         analyst = account.name if description.policy == "separate" and account.role == "analyst" else None
         group = self.ledger.viewing_group(dataset, analyst)
-        counts = self.ledger.charges(dataset, analyst), self.ledger.unlock_count(dataset, group)
+        counts = self.ledger.attempts(dataset, analyst), self.ledger.unlock_count(dataset, group)
         bits = 0 if self._schedule is None else self._schedule.residual_bits(*counts)
         balances = self.ledger.balances(dataset, analyst, self._all_windows(self._find_dataset(dataset).context))
         return PrivacyStatement(

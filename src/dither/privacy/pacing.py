@@ -109,13 +109,13 @@ class Schedule:
         first = self.prediction(work, misses)
         return tuple(start + (first << doubling) for doubling in range(DOUBLINGS))
 
-    def residual_bits(self, charges: int, unlocked: int = 0) -> int:
-        """Return an upper bound on the bits that the timing of `charges` answers reveals: which missed, and when.
+    def residual_bits(self, attempts: int, unlocked: int = 0) -> int:
+        """Return an upper bound on the bits that `attempts` to answer reveal by their timing: which missed, and when.
 
         Each of the `unlocked` times that the curator unlocked the dataset allowed `max_misses` more misses.
         """
-        most = min(charges, self.max_misses * (1 + unlocked))
-        ways: int = sum(comb(charges, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
+        most = min(attempts, self.max_misses * (1 + unlocked))
+        ways: int = sum(comb(attempts, late) * (2 * DOUBLINGS) ** late for late in range(most + 1))
         return (ways - 1).bit_length()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dither.errors import BudgetExceeded, EngineFailure, LedgerError
+from dither.errors import BudgetExceeded, EngineFailure, LedgerError, NotAllowed
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import Group, Unit
-from privacy.kernel_cases import counting, wide
+from privacy.kernel_cases import automatic, counting, wide
 from privacy.ledger_cases import ONE, ManualClock, pure, teams
 
 
@@ -29,6 +29,34 @@ def test_a_charge_without_an_answer_is_answered_later_without_another_charge(wor
     assert room.kernel.answer(counting(), "ann").parts == first.parts
     assert room.spent() == [ONE + ONE // 100]
     assert len(room.rows("answer")) == 2
+
+
+@pytest.mark.parametrize("ends", [ArithmeticError, KeyboardInterrupt], ids=["fails", "is killed"])
+def test_a_retry_after_a_draw_is_counted_before_it_reads(world: Any, opened: Any, ends: type[BaseException]) -> None:
+    """Regression: the bits of timing counted charges, so that retries with fresh draws were free."""
+    schedule = Schedule(max_misses=3)
+    room = opened(world(100), clock=ManualClock(), schedule=schedule)
+    request = automatic()
+
+    def end_after_the_search() -> None:
+        if len(room.spy.reads) % 2 == 0:
+            raise ends
+
+    for attempt in range(1, 4):
+        room.spy.before = end_after_the_search
+        with pytest.raises(EngineFailure if ends is ArithmeticError else ends):
+            room.kernel.answer(request, "ann")
+        assert len(room.rows("charge")) == 2 and room.kernel.ledger.attempts("shop") == 1 + attempt
+        assert room.kernel.statement("shop", "ann").residual_bits == schedule.residual_bits(1 + attempt)
+    room.spy.before = lambda: None
+    if ends is ArithmeticError:
+        with pytest.raises(NotAllowed, match="locked"):
+            room.kernel.answer(request, "ann")
+        room.kernel.unlock("shop")
+    assert room.kernel.answer(request, "ann").parts == room.kernel.answer(request, "ann").parts
+    assert room.kernel.ledger.attempts("shop") == 5 and len(room.rows("charge")) == 2
+    again = opened(world(100), clock=ManualClock(), schedule=schedule)
+    assert again.kernel.ledger.attempts("shop") == 5
 
 
 @pytest.mark.tier("test")

@@ -82,13 +82,14 @@ class OwnCharge:
 class Receipt:
     """Proof of a durable charge whose query has no draw yet; only `Ledger.charge` makes one.
 
-    Each step redeems it once. `sequence` is the row of the query's first charge.
+    Each step redeems it once. `sequence` is the row of the query's first charge; `again` is True if the charge was
+    made before: an earlier attempt to answer it has failed, was killed, or is still under way.
     """
 
-    def __init__(self, mint: object, sequence: int, own: OwnCharge) -> None:
+    def __init__(self, mint: object, sequence: int, own: OwnCharge, again: bool = False) -> None:
         if mint is not _MINT:
             raise LedgerError("only Ledger.charge can make a receipt")
-        self.sequence, self.own = sequence, own
+        self.sequence, self.own, self.again = sequence, own, again
         self._redeemed: set[str] = set()
 
     def redeem(self, step: str) -> None:
@@ -152,13 +153,14 @@ class Ledger(AppendLog):
         paid = paid or batch.state.paid_charge(population, groups, question)
         if paid is not None and batch.state.is_lost(batch.state.root_of(paid[0])):
             raise BudgetExceeded("possibly answered before the ledger was restored; ask again with another repeat")
+        again = paid is not None
         if paid is None:
             root = batch.state.shared_draw(question)
             unpaid_groups = batch.state.unpaid_groups(population, groups, question)
             row = batch.add("charge", self._charge_body(batch.state, proposed, population, root, unpaid_groups))
             view = population.viewing_group(dataset, proposed.account)
             paid = row.sequence, batch.state.charges(proposed.dataset, view)
-        return self._reply(batch, *paid)
+        return self._reply(batch, *paid, again)
 
     def _charge_body(
         self,
@@ -206,14 +208,14 @@ class Ledger(AppendLog):
             )
         return int(row), int(number)
 
-    def _reply(self, batch: WriteBatch, charge: int, number: int) -> Receipt | RecordedAnswer:
+    def _reply(self, batch: WriteBatch, charge: int, number: int, again: bool) -> Receipt | RecordedAnswer:
         """Return the recorded answer, or a receipt to draw one; `_submit` hands it out once the charge is durable."""
         body, root = batch.state.body(charge), batch.state.root_of(charge)
         row = next((row for row in batch.rows if row.sequence == charge), None) or self._store.row(charge)
         own = OwnCharge(charge, number, "" if row is None else row.time, body["code"], _decode_losses(body))
         drawn = batch.state.get(key("draw", root))
         if drawn is None:
-            return Receipt(_MINT, root, own)
+            return Receipt(_MINT, root, own, again)
         received = batch.state.get(key("answer", charge)) is not None
         return RecordedAnswer(root, batch.state.body(int(drawn))["release"], received, own)
 
@@ -411,6 +413,12 @@ class Ledger(AppendLog):
         with self._latest_state() as state:
             return state.charges(dataset, view)
 
+    def attempts(self, dataset: str, account: str | None = None) -> int:
+        """Return how often an answer that an account may see was computed: once for each charge, and every retry."""
+        view = self.viewing_group(dataset, account)
+        with self._lock:
+            return self.charges(dataset, account) + len(self._acts_on("retry", dataset, view))
+
     def history(self, dataset: str, account: str | None, page: Page = LAST_PAGE) -> tuple[HistoryEntry, ...]:
         """Return a page of the charges that an account may see."""
         view = self.viewing_group(dataset, account)
@@ -462,7 +470,7 @@ class Ledger(AppendLog):
         with self._latest_state():
             return tuple(self._store.rows_at(_page_numbers(page, self.head.sequence)))
 
-    # --- Side notes, outside the hash chain: refusals, misses, unlocks and latency resets ---
+    # --- Side notes, outside the hash chain: refusals, misses, retries, unlocks and latency resets ---
 
     def record_refusal(self, account: str, dataset: str, reason: str) -> None:
         """Record a refused query."""
@@ -478,6 +486,11 @@ class Ledger(AppendLog):
         """Record a miss: an answer that was late, was cut off or failed; `group` is the viewing group of its payer."""
         with self._lock:
             self._store.note("miss", dataset, self._now(), f"{time_class} {group}".rstrip())
+
+    def record_retry(self, dataset: str, group: str = "") -> None:
+        """Record durably that an answer is about to be computed once more; `group` is the viewing group of its payer."""
+        with self._lock:
+            self._store.note("retry", dataset, self._now(), group)
 
     def misses(self, dataset: str, group: str = "") -> tuple[list[SideNote], int]:
         """Return the misses that a viewing group sees, and how many there are since the curator last unlocked."""
@@ -497,7 +510,7 @@ class Ledger(AppendLog):
         return [miss for miss in noted if not group or miss.body.partition(" ")[2] in ("", group)]
 
     def _acts_on(self, act: str, dataset: str, group: str) -> list[SideNote]:
-        """Return the curator's acts of a kind on a viewing group or on everyone; for the whole dataset, all."""
+        """Return the notes of a kind on a viewing group or on everyone; for the whole dataset, all."""
         return [note for note in self._store.notes(act, dataset) if not group or note.body in ("", group)]
 
     def _last_note_number(self, act: str, dataset: str, group: str = "") -> int:

@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
 
 class SideNote(NamedTuple):
-    """A note outside the hash chain: a refusal, a miss, an unlock or a latency reset."""
+    """A note outside the hash chain: a refusal, a miss, a retry, an unlock or a latency reset."""
 
     number: int
     kind: str
