@@ -34,6 +34,9 @@ TRUSTED = {
     "staging, table_release": (340, ("privacy/staging.py", "privacy/table_release.py")),
     "ledger": (1660, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1180, ("schema",)),
+    "staging, table_release": (335, ("privacy/staging.py", "privacy/table_release.py")),
+    "ledger": (1670, ("privacy/ledger",)),
+    "also in the kernel's process: schema": (1075, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),
     "also in the kernel's process: serve/transport": (395, ("serve/transport",)),
 }

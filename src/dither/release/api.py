@@ -140,6 +140,7 @@ class StaticRelease:
         columns = tuple(column.name for column in spec.columns)
         files = PartFile(names, tuple(labels), columns, spec.nonnegative, spec.format)
         documents = Documents(question, self.cost, files, self._unit_text(), __version__)
+        documents.rehearse()
         return TableLayout(spec.rows_per_part, f".{spec.format}", files, documents, progress, files.names)
 
     def _unit_text(self) -> str:

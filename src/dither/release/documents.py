@@ -95,6 +95,13 @@ class Documents:
         (folder / "README.md").write_text(self._readme_text(folder))
         (folder / CHECKSUMS).write_text(_checksums(folder))
 
+    def rehearse(self) -> None:
+        """Build, before anything is charged, every document that follows from public facts alone."""
+        json.dumps(self.codebook())
+        self._error_chart()
+        self._codebook_text()
+        self._statement_text()
+
     # --- The codebook ---
 
     def codebook(self) -> dict[str, Any]:
@@ -228,7 +235,8 @@ class Documents:
         total = total_for_k(facts)
         lines = [
             "## By column, for somebody with k actions in it",
-            "rho = k / (2 sigma^2), if each of the k actions is in a cell of its own. Epsilon by the formula",
+            "rho = k c / (2 sigma^2), if each of the k actions is in a cell of its own; c is the square of what one",
+            "action changes in the column: 1, unless the table counts an action several times. Epsilon by the formula",
             f"rho + sqrt(4 rho ln(sqrt(pi rho) / delta)) and by the tight conversion, at delta = {float(delta):g}.",
             "",
             "| column | k | sigma | rho | epsilon (formula) | epsilon (tight) |",

@@ -62,8 +62,10 @@ def column_facts(question: ReleaseQuestion) -> tuple[ColumnFacts, ...]:
     """Return the facts of every column."""
     delta = question.spec.privacy.delta
     found = []
-    for column, variance in zip(question.spec.columns, question.mechanism.variances, strict=True):
-        sigma, rho = DiscreteGaussian(variance).std(), Fraction(column.k) / (2 * variance)
+    for column, variance, square in zip(
+        question.spec.columns, question.mechanism.variances, question.squares, strict=True
+    ):
+        sigma, rho = DiscreteGaussian(variance).std(), column.k * square / (2 * variance)
         epsilon, tight = formula_epsilon(float(rho), float(delta)), tight_epsilon(ZCDP(rho), delta)
         condition, error = column.where or "all rows", float(NORMAL_95) * sigma
         found.append(

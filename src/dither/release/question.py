@@ -8,6 +8,8 @@ from fractions import Fraction
 from math import isqrt
 
 from dither.errors import InvalidParameter, InvalidQuery, Unbounded
+from dither.errors import InvalidParameter, InvalidQuery
+from dither.loss import rational
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
 from dither.plan.measures.columns import ColumnCounts, CountColumn
@@ -26,6 +28,7 @@ from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
 from dither.release.limits import beyond_text, limit_texts, unbounded_release
 from dither.release.spec import ColumnSpec, ReleaseSpec
+from dither.release.spec import ColumnSpec, KeySpec, ReleaseSpec
 from dither.schema import Boolean, Domain, Number, Scalar
 
 NORMAL_95 = Fraction(1959964, 1000000)
@@ -47,6 +50,7 @@ class ReleaseQuestion:
     is_row_level: bool
     limits: tuple[str, ...] = ()
     beyond: str = ""
+    squares: tuple[Fraction, ...]  # the most by which one unit changes each column, as a sum of squares
 
     @property
     def is_bounded(self) -> bool:
@@ -65,9 +69,10 @@ class ReleaseQuestion:
 def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     """Plan a release in the context of its dataset; refuse what is not a table of counts over declared keys."""
     question = _parse(spec, ctx, spec.columns)
+    _check_clauses(spec, question)
     child = _limit_rows(spec, question.relation, question)
     keys = tuple(
-        GroupKey(key.name, value, _key_values(ctx, child, key.values, value))
+        GroupKey(key.name, value, _key_values(ctx, child, key, value))
         for key, (_, value) in zip(spec.keys, question.keys, strict=True)
     )
     measure = ColumnCounts(child, _count_columns(spec, question), keys)
@@ -97,6 +102,9 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         limits,
         beyond_text(spec, ctx, question.relation) if limits else "",
     )
+    squares = column_squares(ctx, spec.unit, measure)
+    axes = measure.axes(ctx)
+    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, axes, domains, is_row, squares)
 
 
 def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Question:
@@ -109,6 +117,17 @@ def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Qu
     where = f" WHERE {spec.where}" if spec.where else ""
     places = ", ".join(str(place + 1) for place in range(len(spec.keys)))
     return parse_query(f"SELECT {keys}, {counts} FROM {spec.source}{where} GROUP BY {places}", ctx.dataset, spec.unit)  # noqa: S608
+
+
+def _check_clauses(spec: ReleaseSpec, question: Question) -> None:
+    """Refuse SQL that has become more than keys and counts: another clause, another column, or one key twice."""
+    shape = (len(question.keys), len(question.outputs))
+    more = (question.having, question.limit, question.order, question.offset, question.sets)
+    if any(more) or shape != (len(spec.keys), len(spec.keys) + len(spec.columns)):
+        raise InvalidQuery(
+            "the SQL of a release is one expression for each key and one condition for each column, without comments or"
+            " further clauses, and no two keys are the same expression"
+        )
 
 
 def _count_columns(spec: ReleaseSpec, question: Question) -> tuple[CountColumn, ...]:
@@ -136,18 +155,24 @@ def _limit_rows(spec: ReleaseSpec, relation: Relation, question: Question) -> Re
     return relation
 
 
-def _key_values(
-    ctx: Context, child: Relation, listed: tuple[str, ...] | None, value: Expr
-) -> tuple[Scalar, ...] | None:
-    """Return the listed values of a key in the type of its domain."""
-    if listed is None:
+def _key_values(ctx: Context, child: Relation, key: KeySpec, value: Expr) -> tuple[Scalar, ...] | None:
+    """Return the listed values of a key in the type of its domain; refuse one that has another type."""
+    if key.values is None:
         return None
     domain = domain_of(value, Scope(child.domain(ctx)))
     if isinstance(domain, Boolean):
-        return tuple(text.lower() == "true" for text in listed)
+        return tuple(_listed_truth(key.name, text) for text in key.values)
     if isinstance(domain, Number) or getattr(domain, "kind", "") == "integer":
-        return tuple(int(text) for text in listed)
-    return listed
+        exact = [rational(text, f"a value of the key {key.name}") for text in key.values]
+        return tuple(int(number) if number.denominator == 1 else number for number in exact)
+    return key.values
+
+
+def _listed_truth(name: str, text: str) -> bool:
+    """Return the truth value that a text stands for."""
+    if text.lower() not in ("true", "false"):
+        raise InvalidParameter(f"a value of the key {name} must be true or false, got {text[:40]!r}")
+    return text.lower() == "true"
 
 
 def _admission(spec: ReleaseSpec, ctx: Context, table: ColumnCounts) -> Measurement | None:
@@ -172,7 +197,8 @@ def solve_noise(
     spec: ReleaseSpec, ctx: Context, measure: ColumnCounts, admission: Measurement | None
 ) -> ColumnGaussian:
     """Return the noise of each column: given, for a wanted error, or the least that the total loss allows."""
-    sigmas = [_known_sigma(spec, column) for column in spec.columns]
+    squares = column_squares(ctx, spec.unit, measure)
+    sigmas = [_known_sigma(spec, column, square) for column, square in zip(spec.columns, squares, strict=True)]
     if None not in sigmas:
         return ColumnGaussian(tuple(sigma * sigma for sigma in sigmas if sigma is not None))
     total = spec.privacy.rho
@@ -190,14 +216,20 @@ def solve_noise(
     return _least_noise(ctx, spec, measure, sigmas, total - spent)
 
 
-def _known_sigma(spec: ReleaseSpec, column: ColumnSpec) -> Fraction | None:
+def column_squares(ctx: Context, unit: str, measure: ColumnCounts) -> tuple[Fraction, ...]:
+    """Return the most by which one unit changes each column, as a sum of squares; 1 for a row that counts once."""
+    places = range(len(measure.columns))
+    return tuple(measure.weighted_square(ctx, unit, [Fraction(place == own) for place in places]) for own in places)
+
+
+def _known_sigma(spec: ReleaseSpec, column: ColumnSpec, square: Fraction) -> Fraction | None:
     """Return the standard deviation that a column states, or that its wanted error or its k determines."""
     if column.sigma is not None:
         return column.sigma
     if column.error is not None:
         return Fraction(int(column.error / NORMAL_95 * DIGITS), DIGITS)
     if spec.privacy.column_rho is not None:
-        return _root_up(Fraction(column.k) / (2 * spec.privacy.column_rho))
+        return _root_up(column.k * square / (2 * spec.privacy.column_rho))
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +17,9 @@ from dither.schema.yaml_nodes import Node, SourceLine, YamlList, YamlMapping, Ya
 
 ROWS_PER_PART = 1 << 20
 MAX_ROWS_PER_PART = 1 << 24
+MAX_REPEAT = (1 << 31) - 1
 FORMATS = ("parquet", "csv")
+INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 
 TOP = {
     "version": "1",
@@ -152,7 +156,7 @@ def _release(place: Path, top: Mapping[str, Node], start: SourceLine) -> Release
     name = _text(top["name"], "name")
     if not name.replace("_", "").replace("-", "").isalnum() or not name.isascii():
         top["name"].place.refuse("name may have letters, digits, - and _ only, since files are named by it")
-    return ReleaseSpec(
+    spec = ReleaseSpec(
         name=name,
         dataset=place.parent / _text(top["dataset"], "dataset"),
         source=_text(top["from"], "from"),
@@ -172,8 +176,19 @@ def _release(place: Path, top: Mapping[str, Node], start: SourceLine) -> Release
         rows_per_part=_integer(output["rows_per_part"], "rows_per_part", 1, MAX_ROWS_PER_PART)
         if "rows_per_part" in output
         else ROWS_PER_PART,
-        repeat=_integer(top["repeat"], "repeat", 0) if "repeat" in top else 0,
+        repeat=_integer(top["repeat"], "repeat", 0, MAX_REPEAT) if "repeat" in top else 0,
     )
+    _check_names(spec, top["columns"].place)
+    return spec
+
+
+def _check_names(spec: ReleaseSpec, place: SourceLine) -> None:
+    """Refuse two columns of the files with one name; most programs do not tell names apart by case."""
+    copies = [f"{column.name}_nonnegative" for column in spec.columns if spec.nonnegative]
+    names = [*(key.name for key in spec.keys), *(column.name for column in spec.columns), *copies]
+    twice = [name for name, count in Counter(map(str.lower, names)).items() if count > 1]
+    if twice:
+        place.refuse(f"two columns of the files would be called {twice[0]!r}; give every key and column another name")
 
 
 def _key(name: str, node: Node) -> KeySpec:
@@ -223,6 +238,8 @@ def _privacy(entries: Mapping[str, Node]) -> PrivacySpec:
     given = {name: _rational(node, name) for name, node in entries.items()}
     if len(given.keys() & {"rho", "epsilon", "column_rho"}) > 1:
         next(iter(entries.values())).place.refuse("privacy takes one of rho, epsilon and column_rho")
+    if given.get("delta", 0) >= 1:
+        entries["delta"].place.refuse("delta must be below 1, such as 1/100000: it is a probability")
     return PrivacySpec(**given)
 
 
@@ -290,8 +307,8 @@ def _optional_text(entries: Mapping[str, Node], name: str) -> str:
 def _integer(node: Node, subject: str, least: int, most: int = 1 << 60) -> int:
     """Return an integer within limits."""
     text = _text(node, subject).replace("_", "")
-    if not text.lstrip("-").isdigit() or not least <= int(text) <= most:
-        node.place.refuse(f"{subject} must be an integer of at least {least}, got {excerpt(text)}")
+    if not INTEGER.fullmatch(text) or not least <= int(text) <= most:
+        node.place.refuse(f"{subject} must be an integer of at least {least} and at most {most}, got {excerpt(text)}")
     return int(text)
 
 

@@ -488,7 +488,7 @@ class Ledger(AppendLog):
             self._store.note("miss", dataset, self._now(), f"{time_class} {group}".rstrip())
 
     def record_retry(self, dataset: str, group: str = "") -> None:
-        """Record durably that an answer is about to be computed once more; `group` is the viewing group of its payer."""
+        """Record durably that an answer is about to be computed again; `group` is the viewing group of its payer."""
         with self._lock:
             self._store.note("retry", dataset, self._now(), group)
 
