@@ -8,7 +8,6 @@ from fractions import Fraction
 from math import isqrt
 
 from dither.errors import InvalidParameter, InvalidQuery, Unbounded
-from dither.errors import InvalidParameter, InvalidQuery
 from dither.loss import rational
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
@@ -27,7 +26,6 @@ from dither.privacy.cost import column_loss
 from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
 from dither.release.limits import beyond_text, limit_texts, unbounded_release
-from dither.release.spec import ColumnSpec, ReleaseSpec
 from dither.release.spec import ColumnSpec, KeySpec, ReleaseSpec
 from dither.schema import Boolean, Domain, Number, Scalar
 
@@ -48,9 +46,9 @@ class ReleaseQuestion:
     axes: tuple[Axis, ...]
     domains: tuple[Domain, ...]
     is_row_level: bool
+    squares: tuple[Fraction, ...]  # the most by which one unit changes each column, as a sum of squares
     limits: tuple[str, ...] = ()
     beyond: str = ""
-    squares: tuple[Fraction, ...]  # the most by which one unit changes each column, as a sum of squares
 
     @property
     def is_bounded(self) -> bool:
@@ -99,12 +97,10 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         measure.axes(ctx),
         domains,
         is_row,
+        column_squares(ctx, spec.unit, measure),
         limits,
         beyond_text(spec, ctx, question.relation) if limits else "",
     )
-    squares = column_squares(ctx, spec.unit, measure)
-    axes = measure.axes(ctx)
-    return ReleaseQuestion(spec, ReleaseRequest(request), measure, mechanism, found, axes, domains, is_row, squares)
 
 
 def _parse(spec: ReleaseSpec, ctx: Context, columns: Sequence[ColumnSpec]) -> Question:
