@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from dither.errors import InvalidParameter, Unsupported
+from dither.post.noise import ScaledNoise
 from dither.post.session import Session
 from dither.post.statistics.clusters import k_means
 from dither.post.statistics.components import find_axes
 from dither.post.statistics.design import Scaling
+from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.joint import JointTable, PairTree, fit_table, fit_tree, mutual_information
 from dither.post.statistics.moments import Moments
+from dither.post.statistics.synthesis_report import estimate_errors, fitted_margins
 
 HUGE = 10**7
 
@@ -101,6 +104,47 @@ def independent(sizes: list[int], random: np.random.Generator) -> Any:
     first = random.dirichlet(np.ones(sizes[0] * sizes[1])).reshape(sizes[0], sizes[1])
     table = np.einsum("ab,c,d->abcd", first, *(random.dirichlet(np.ones(size)) for size in sizes[2:]))
     return table
+
+
+def noisy_fit(noise: ScaledNoise, rows: float, seed: int) -> tuple[JointTable, JointTable, Any]:
+    """The truth, a fit to its noisy pairs, and those pairs."""
+    sizes, random = [3, 4, 2, 3], np.random.default_rng(seed)
+    truth = JointTable(independent(sizes, random))
+    pairs = {
+        pair: rows * truth.pair(*pair) + draw_noise(noise, truth.pair(*pair).shape, random)
+        for pair in combinations(range(4), 2)
+    }
+    return truth, fit_table(sizes, pairs, noise.variance), pairs
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_no_verdict_of_synthetic_data_is_better_than_the_truth(kind: Any) -> None:
+    """60 fits of 10 margins: the upper end is passed in at most 5% plus six standard deviations, if fits were one.
+
+    Without the covariance penalty, which a fit to noisy counts owes to their noise, errors are far too small.
+    """
+    noise, above, naive, honest, real = ScaledNoise(kind, 10.0), [], [], [], []
+    for seed in range(60):
+        truth, fitted, pairs = noisy_fit(noise, 2_000.0, seed)
+        found = estimate_errors(fitted, [3, 4, 2, 3], pairs, noise, refit=True).margins
+        plain = estimate_errors(fitted, [3, 4, 2, 3], pairs, noise, refit=False).margins
+        for columns, exact in fitted_margins(truth, pairs).items():
+            error = float(np.abs(fitted_margins(fitted, pairs)[columns] - exact).sum()) / 2
+            above.append(error > found[columns].at_most)
+            honest.append(found[columns].error ** 2)
+            naive.append(plain[columns].error ** 2)
+            real.append(error**2)
+    assert np.mean(above) < 0.05 + 6 * np.sqrt(0.05 * 0.95 / 60)
+    assert np.mean(honest) > 0.7 * np.mean(real)
+    assert np.mean(naive) < 0.65 * np.mean(real)
+
+
+def test_noise_is_never_called_good(session: Session) -> None:
+    names = ["country", "gender", "vip", "age"]
+    made = session.synthesize("users", names, epsilon="1/2")
+    assert all(row["verdict"] != "good" for row in made.to_dicts() if "," in row["columns"])
+    assert "at least" in made.summary[1]
 
 
 def test_both_fits_return_a_distribution_with_its_pairs() -> None:

@@ -12,26 +12,26 @@ import numpy as np
 import pyarrow as pa
 
 from dither.errors import InvalidParameter, Unsupported
-from dither.post.noise import Floats
+from dither.post.estimate.answer import AnswerColumn
 from dither.post.options import read_whole
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, PairTree, fit_joint, total_count
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.result import Result, key_column, result_fields
 from dither.post.statistics.steps import Released
+from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors
 
 MAX_COLUMNS = 22
 MAX_ROWS = 10_000_000
-# A pair whose distance from its noisy table exceeds the noise by more than this share of rows is said to be off.
-LARGE_MISFIT, LARGE_NOISE = 0.02, 0.1
 
 
 @dataclass(frozen=True, repr=False)
 class SyntheticData(Result):
-    """Synthetic rows in `rows`, an Arrow table; the table of the result says how well each pair of columns is known.
+    """Synthetic rows in `rows`, an Arrow table; the table of the result says how well each column and pair is known.
 
-    `noise` is the expected distance (total variation) of a pair's noisy table from the true one, `misfit` the distance
-    of the synthetic pair from the noisy table beyond what noise explains. `joint` is the fitted distribution.
+    `noise` is the expected distance (total variation: the share of rows in the wrong cell) of a noisy table from the
+    true one, `error` the estimated distance of the synthetic table from the true one, and `at_most` its upper end at
+    95%. `joint` is the fitted distribution.
     """
 
     rows: pa.Table = field(default_factory=lambda: pa.table({}))
@@ -69,53 +69,57 @@ def make_synthesis(
 def build_synthesis(
     plan: MarginalPlan, released: Released, attributes: Sequence[Attribute], pairs: Sequence[tuple[int, int]], seed: int
 ) -> SyntheticData:
-    """Fit the joint distribution, draw as many rows as were counted, and report on every pair."""
+    """Fit the joint distribution, draw as many rows as were counted, and report on every column and pair."""
     sizes = [attribute.size for attribute in attributes]
     tables = {pair: table_of(released, part).reshape(sizes[pair[0]], sizes[pair[1]]) for part, pair in enumerate(pairs)}
-    variance = released.noise().variance
+    noise = released.noise()
     iterations = ITERATIONS if released.releases else 1  # a rehearsal needs no good fit
-    joint, count = fit_joint(sizes, tables, variance, iterations), total_count(tables)
-    report = [pair_report(joint, pair, table, count, variance) for pair, table in tables.items()]
-    names = [f"{attributes[i].name}, {attributes[j].name}" for i, j in pairs]
-    columns = [
-        key_column("columns", names),
-        key_column("noise", [round(noise, 4) for noise, _ in report]),
-        key_column("misfit", [round(misfit, 4) for _, misfit in report]),
-        key_column("verdict", [verdict(*each) for each in report]),
-    ]
+    joint, count = fit_joint(sizes, tables, noise.variance, iterations), total_count(tables)
+    errors = estimate_errors(joint, sizes, tables, noise, bool(released.releases))
     rows = draw_rows(joint, attributes, min(round(count), MAX_ROWS), seed)
     kind = (
         "one table of all columns" if isinstance(joint, JointTable) else "a tree of pairs: more combinations than fit"
     )
-    good = sum(verdict(*each) == "good" for each in report)
     summary = (
         f"{rows.num_rows:,} synthetic rows of {len(attributes)} columns, from {kind} ({prod(sizes):,} combinations)",
-        f"{good} of {len(report)} pairs are answered well",
+        *error_lines(errors),
     )
     notes = [
         *plan.notes,
-        "pairs are as measured; three columns or more together follow from pairs, which is an assumption",
-        f"counts of a few times {np.sqrt(variance):,.0f} rows or less are mostly noise",
+        "three columns or more together follow from pairs, which is an assumption: their errors are not measured",
+        "errors are about the rows that count: what a bound leaves out is not in them",
+        f"counts of a few times {noise.std:,.0f} rows or less are mostly noise",
         "numbers are spread evenly over their bins; rows are no one's, and a copy of one is chance",
     ]
+    columns = error_columns(errors, attributes)
     fields = result_fields(released.measurements, "synthesize", columns, summary, notes)
     return SyntheticData(**fields, rows=rows, attributes=tuple(attributes), joint=joint)
 
 
-def pair_report(
-    joint: JointTable | PairTree, pair: tuple[int, int], table: Floats, count: float, variance: float
-) -> tuple[float, float]:
-    """Return the expected distance of a noisy pair from the true one, and how far the fit is from it beyond that."""
-    noise = float(np.sqrt(2 * variance / np.pi)) * table.size / (2 * count)
-    distance = float(np.abs(joint.pair(*pair) - table / count).sum()) / 2
-    return min(noise, 1.0), max(0.0, distance - noise)
+def error_lines(errors: SynthesisErrors) -> list[str]:
+    """Say in words how far the synthetic data are from the data."""
+    found = list(errors.margins.values())
+    good, bad = (sum(each.verdict == word for each in found) for word in ("good", "bad"))
+    lines = [
+        f"{good} of {len(found)} columns and pairs are good, {bad} are bad; estimated share of rows in the wrong cell: "
+        f"{errors.mean(1):.3f} for a column, {errors.mean(2):.3f} for a pair"
+    ]
+    if errors.triples is not None:
+        lines[0] += f", at least {max(errors.triples, errors.mean(2)):.3f} for three columns"
+    return lines
 
 
-def verdict(noise: float, misfit: float) -> str:
-    """Say in a word how well a pair is known."""
-    if misfit > LARGE_MISFIT:
-        return "off"
-    return "rough" if noise > LARGE_NOISE else "good"
+def error_columns(errors: SynthesisErrors, attributes: Sequence[Attribute]) -> list[AnswerColumn]:
+    """Return the table of errors: one row for each column and each pair."""
+    names = [", ".join(attributes[place].name for place in columns) for columns in errors.margins]
+    found = list(errors.margins.values())
+    return [
+        key_column("columns", names),
+        key_column("noise", [round(each.noise, 4) for each in found]),
+        key_column("error", [round(each.error, 4) for each in found]),
+        key_column("at_most", [round(each.at_most, 4) for each in found]),
+        key_column("verdict", [each.verdict for each in found]),
+    ]
 
 
 def draw_rows(joint: JointTable | PairTree, attributes: Sequence[Attribute], count: int, seed: int) -> pa.Table:
