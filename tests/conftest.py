@@ -167,17 +167,22 @@ class SparkCluster:
 
 @pytest.fixture(scope="session")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """One master and two workers, each a process of its own, on this machine's loopback."""
+    """One master and two workers, each a process of its own, on this machine's loopback.
+
+    The workers have two addresses: Spark copies a slow task to another host only.
+    """
     _require_spark()
     scratch = tmp_path_factory.mktemp("cluster")
     port = _free_port()
     url = f"spark://127.0.0.1:{port}"
-    where = ["--host", "127.0.0.1", "--webui-port", "0"]
-    processes = [_spark_class(scratch, "master", "org.apache.spark.deploy.master.Master", *where, "--port", str(port))]
+    where = ["--webui-port", "0", "--host"]
+    master = "org.apache.spark.deploy.master.Master", *where, "127.0.0.1", "--port", str(port)
+    processes = [_spark_class(scratch, "master", *master)]
     try:
         _wait_for(scratch / "master.log", "I have been elected leader", 1)
         for number in (1, 2):
-            options = [*where, "--cores", "1", "--memory", "1g", "--work-dir", str(scratch / f"work{number}"), url]
+            place = str(scratch / f"work{number}")
+            options = [*where, f"127.0.0.{1 + number}", "--cores", "1", "--memory", "1g", "--work-dir", place, url]
             processes.append(
                 _spark_class(scratch, f"worker{number}", "org.apache.spark.deploy.worker.Worker", *options)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dither.access.exact_cells import SCHEMA
+from dither.access.engines import spark as spark_engine
+from dither.access.exact_cells import SCHEMA, RowRange, TableKeys
+from dither.errors import EngineFailure, InvalidParameter
 from dither.privacy.kernel import LocalKernel
 from dither.release.api import StaticRelease, open_release
 from release.engines import DSN, write_postgres_world, write_spark_world
@@ -123,6 +126,41 @@ def test_items_are_admitted_on_postgres(on_postgres: Writer, tmp_path: Path) -> 
 @pytest.mark.tier("deep")
 def test_items_are_admitted_on_spark(on_spark: Writer, tmp_path: Path) -> None:
     admits(on_spark, tmp_path)
+
+
+# --- The workers of a cluster ---
+
+
+def test_workers_of_another_version_are_refused_before_the_charge(
+    on_spark: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_engine, "installed_version", lambda: "0.0.1")
+    with open_release(on_spark(tmp_path / "world", SPEC, DATASET)) as release:
+        with pytest.raises(InvalidParameter, match=r"a worker has version .* the driver 0\.0\.1; its workers need"):
+            release.write(tmp_path / "out")
+        assert charges(release) == 0
+
+
+def fill_disk(part: RowRange, exact: Any) -> str:
+    """Work that finds the disk of a worker full."""
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def fail(part: RowRange, exact: Any) -> str:
+    """Work that fails and quotes a value."""
+    raise ValueError(f"secret {exact.sum()}")
+
+
+def test_errors_of_workers_keep_their_kind_and_show_no_value(on_spark: Writer, tmp_path: Path) -> None:
+    with open_release(on_spark(tmp_path / "world", SPEC, DATASET)) as release, engine_of(release.kernel) as engine:
+        (tmp_path / "exact").mkdir()
+        keys, parts = TableKeys(2, 3, 1), [RowRange(0, 0, 6)]
+        with pytest.raises(OSError, match="space") as stopped:
+            list(engine.each_part(tmp_path / "exact", keys, parts, fill_disk))
+        assert stopped.value.errno == errno.ENOSPC
+        with pytest.raises(EngineFailure) as failed:
+            list(engine.each_part(tmp_path / "exact", keys, parts, fail))
+        assert str(failed.value) == str(EngineFailure()) and "secret 0" in engine.failure
 
 
 class Stop(Exception):
