@@ -229,6 +229,8 @@ def _spark_class(scratch: Path, name: str, *command: str) -> subprocess.Popen[by
 
     home = Path(pyspark.__file__).parent
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_DIRS": str(scratch / "local")}
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     log = (scratch / f"{name}.log").open("wb")
     return subprocess.Popen([home / "bin" / "spark-class", *command], stdout=log, stderr=log, env=environment)
 

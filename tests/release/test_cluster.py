@@ -167,3 +167,14 @@ def test_a_driver_that_is_killed_while_it_reads_reads_again(run: Run) -> None:
     assert run.is_private() and not (run.staging / "exact").exists()
     run.finish(run.start())
     assert run.mark("cells", 1)["file"] != abandoned["file"]
+
+
+def test_a_release_through_spark_connect(spark_connect: str, tmp_path: Path) -> None:
+    spec, out = write_spark_world(tmp_path / "world", SMALL_PARTS, remote=spark_connect), tmp_path / "out"
+    command = [sys.executable, "-m", "dither", "release", str(spec), "--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["new"]
+    rows, truth = read(out), exact_counts(spec.parent)
+    assert len(rows) == ROWS and len(list((out / "data").iterdir())) == PARTS
+    assert all(abs(row[3] - truth.get(row[:3], (0, 0))[0]) <= 36 for row in rows)  # 12 sigma: below 1e-30
