@@ -26,7 +26,7 @@ from dither.plan.traversal import fill_limits
 from dither.post.contribution_bound import ContributionBound
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
-from dither.post.estimate.measured import cell_shares, clipped_column
+from dither.post.estimate.measured import cell_shares, clipped_column, clipped_total
 from dither.post.formulas import NoisyCell
 from dither.post.noise import noise_of
 from dither.post.query.parser import parse_query
@@ -248,8 +248,8 @@ def answer(world: World, random: np.random.Generator) -> Answered:
         mechanism_of(replace(part, measure=measure), measure.sensitivity(context, plan.unit)), 1 / _steps(world)
     )
     values = world.clipped_at(bound) + discrete_laplace(noise.spread, len(world.truth), random)
-    share = cell_shares(values, np.abs(values).sum(), float(bound))
     chosen = EstimatedBound(bound, model, row_size=search.row_size)
+    share = cell_shares(values, clipped_total(values, np.sqrt(2) * noise.spread, chosen), float(bound))
     column = clipped_column(values / world.steps, noise, share, chosen, 1 / world.steps, 0.95)
     found = estimate(NoisyCell(0), [column], [], 0.95)
     return Answered(found.value, found.low, found.high, bound)

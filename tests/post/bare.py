@@ -16,6 +16,7 @@ from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import (
     Calibrate,
     CostQuote,
+    HistoryEntry,
     Measurement,
     QuotedMeasurement,
     Release,
@@ -44,6 +45,9 @@ class BareKernel:
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
         return self.context.facts
+
+    def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
+        return ()
 
     def quote(self, request: Request, token: str) -> CostQuote:
         widest = {search.tag: search.grid[-1] for search in request.searches}

@@ -11,7 +11,7 @@ from dither.plan.domains import number_of_periods, truncate, with_null
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Reference, Scalar, Table, Unit
 
 # Keys of a source's options under which a kernel publishes facts to planners: see `with_public_facts`.
-RANKS, ROWS, PROFILE = "ranks", "rows", ("profile_request", "profile_release")
+RANKS, ROWS, UNITS, PROFILE = "ranks", "rows", "units", ("profile_request", "profile_release")
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,11 @@ class Context:
         count = self.table(table).source.options.get(ROWS)
         return int(count) if count is not None else None
 
+    def noisy_units(self) -> int | None:
+        """Return the noisy number of the coarsest budgeted unit, or None if the kernel has not published it."""
+        count = next(iter(self.dataset.tables.values())).source.options.get(UNITS)
+        return int(count) if count is not None else None
+
     def enforces_unique_key(self, table: Table) -> bool:
         """Tell whether a scan of this table keeps one row per value of its unique key.
 
@@ -124,9 +129,13 @@ class Context:
 def with_public_facts(
     dataset: Dataset, ranked: bool, rows: Mapping[str, int], profile: tuple[str, str] | None = None
 ) -> Dataset:
-    """Return the schema with the facts that a kernel publishes to planners: stored ranks, noisy sizes, the profile."""
+    """Return the schema with the facts that a kernel publishes to planners: stored ranks, noisy sizes, the profile.
+
+    The first table has those of the whole dataset: the number of units, which `rows` has under "", and the profile.
+    """
     ranks = {RANKS: "stored"} if ranked else {}
-    profiles = dict(zip(PROFILE, profile, strict=True)) if profile else {}
+    whole = dict(zip(PROFILE, profile, strict=True)) if profile else {}
+    whole |= {UNITS: str(rows[""])} if "" in rows else {}
     tables = {
         name: replace(
             table,
@@ -134,7 +143,7 @@ def with_public_facts(
                 table.source,
                 options=ranks
                 | ({ROWS: str(rows[name])} if name in rows else {})
-                | (profiles if name == next(iter(dataset.tables)) else {}),
+                | (whole if name == next(iter(dataset.tables)) else {}),
             ),
         )
         for name, table in dataset.tables.items()

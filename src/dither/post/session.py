@@ -22,9 +22,11 @@ from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.measured import chosen_bounds, measured_columns
-from dither.post.estimate.profile import Profile, predict_bounds, use_profile
+from dither.post.estimate.prediction import predict_bounds
+from dither.post.estimate.profile import Profile, use_profile
 from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import rehearse
+from dither.post.estimate.solve import least_epsilon
 from dither.post.options import (
     Place,
     QueryOptions,
@@ -61,6 +63,13 @@ from dither.privacy.protocol import (
 )
 from dither.schema import Dataset
 from dither.schema.model import table_names
+
+# The account that is charged for what is measured when a dataset is opened: its noisy sizes, and its profile.
+OPENED_BY = "kernel"
+OPENING_NOTE = (
+    "opening the dataset for the first time was charged, once, for noisy sizes (size_epsilon) and for a profile if it "
+    "has one: see history; quotes are free"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -283,11 +292,7 @@ class Session(Statistics):
             )
         if self._largest_half_width(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
-        # Bisect on a logarithmic scale while the range is wide.
-        while high > low * Fraction(1001, 1000):
-            middle = (low + high) / 2 if high < 10 * low else rational(f"{(float(low) * float(high)) ** 0.5:.6g}")
-            low, high = (low, middle) if self._largest_half_width(plan_at(middle)) <= wanted else (middle, high)
-        return plan_at(rational(f"{float(high):.6g}"))
+        return plan_at(least_epsilon(lambda epsilon: self._largest_half_width(plan_at(epsilon)) <= wanted, low, high))
 
     def _largest_half_width(self, planned: _PlannedQueries) -> float:
         """Return the largest expected half width among all columns."""
@@ -329,10 +334,16 @@ class Session(Statistics):
                 *batch_notes(planned.plans),
                 *quote_assumptions(batch, columns, planned.predicted),
                 *other_budget_notes(quoted.losses, unit, total),
+                *self._size_notes(),
                 *(() if planned.selection is None else (SELECTION_NOTE,)),
                 *(() if quoted.affordable or quoted.free else self._remaining_notes()),
             ),
         )
+
+    def _size_notes(self) -> tuple[str, ...]:
+        """Return a note on what opening the dataset was charged, while nothing else was."""
+        entries = self.kernel.history(self.name, self.token)
+        return (OPENING_NOTE,) if entries and all(entry.account == OPENED_BY for entry in entries) else ()
 
     def _remaining_notes(self) -> tuple[str, ...]:
         """Return a note on what each budget has left."""

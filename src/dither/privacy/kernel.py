@@ -709,8 +709,8 @@ def released_measurement(step: CostedStep, values: Vector, keys: tuple[Key, ...]
 
 
 def _rows_by_table(tables: Sequence[str], size: Release) -> dict[str, int]:
-    """Return the noisy rows of each table; the part without a table name counts units and is left out."""
-    return {table: max(0, part.values[0]) for table, part in zip(tables, size.parts, strict=True) if table}
+    """Return the noisy rows of each table, and under "" the noisy number of units."""
+    return {table: max(0, part.values[0]) for table, part in zip(tables, size.parts, strict=True)}
 
 
 def _describe_unit(unit: Unit) -> str:

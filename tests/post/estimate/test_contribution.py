@@ -24,7 +24,7 @@ from dither.post.contribution_bound import (
 )
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
-from dither.post.estimate.measured import cell_shares, clipped_column
+from dither.post.estimate.measured import cell_shares, clipped_column, clipped_total
 from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
@@ -100,8 +100,9 @@ def redrawn(masses: Any, how: str, times: int, random: np.random.Generator, fixe
             kept[bound] = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
         noise = ScaledNoise("laplace", bound / LEFT)
         values = np.rint(kept[bound]) + noise.quantile(random.random(len(truth)))
-        share = cell_shares(values, np.abs(values).sum(), bound)
-        source = clipped_column(values, noise, share, EstimatedBound(bound, model), 1.0, 0.95)
+        chosen = EstimatedBound(bound, model)
+        share = cell_shares(values, clipped_total(values, noise.std, chosen), bound)
+        source = clipped_column(values, noise, share, chosen, 1.0, 0.95)
         answer = estimate(NoisyCell(0), [source], [], 0.95)
         held += (answer.low <= truth) & (truth <= answer.high)
         errors.append(np.median(np.abs(answer.value - truth) / np.maximum(truth, 1.0)))
@@ -120,6 +121,30 @@ def test_intervals_cover_what_was_clipped_whatever_the_shape(name: str, how: str
     least = (binom.ppf(ALARM, times, 0.93) - 1) / times
     assert min(result.held[0], result.held.mean()) >= least, (name, how, result)
     print(f"{name}, {how}: held {result.held.mean():.3f}, error {result.error:.3f}, bound {result.bound:.0f}")
+
+
+@pytest.mark.parametrize("every_key", [True, False])
+def test_the_largest_of_very_many_cells_gets_its_share_back(every_key: bool) -> None:
+    """Noise in 5,000 cells adds up to several times all counts: shares in that sum would give back a quarter.
+
+    The seed is fixed. Estimates of all cells add up to the truth, up to their noise.
+    """
+    random, bound = np.random.default_rng(8), 64
+    masses = random.lognormal(2, 1.5, 20_000).astype(int)
+    table = masses[:, None] * np.array([0.4, 0.6 / 20])
+    counts = np.bincount(np.searchsorted(CUTS, masses[masses > 0], side="right"), minlength=len(BINS))
+    model = fit_contributions(CUTS, counts, FOUND, 1, BINS[-1])
+    kept = (table * np.minimum(1.0, bound / np.maximum(masses, 1))[:, None]).sum(axis=0)
+    truth = np.array([table[:, 0].sum(), *[table[:, 1].sum()] * 20, *[0.0] * 4979])
+    exact, noise = np.array([kept[0], *[kept[1]] * 20, *[0.0] * 4979]), ScaledNoise("laplace", bound / LEFT)
+    chosen, values = EstimatedBound(bound, model), []
+    for _ in range(20):
+        noisy = exact + noise.quantile(random.random(len(exact)))
+        share = cell_shares(noisy, clipped_total(noisy, noise.std, chosen, every_key), bound)
+        values.append(estimate(NoisyCell(0), [clipped_column(noisy, noise, share, chosen, 1.0, 0.95)], [], 0.95).value)
+    lost = truth[0] - exact[0]
+    assert lost > 10_000 and abs(np.mean(values, axis=0)[0] - truth[0]) < 0.1 * lost
+    assert abs(np.sum(np.mean(values, axis=0)) - truth.sum()) < 0.1 * truth.sum()
 
 
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

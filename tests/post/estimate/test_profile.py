@@ -60,7 +60,6 @@ def test_a_question_that_the_profile_answers_searches_for_nothing(query: str, pr
 def test_a_question_with_a_filter_searches_for_its_own_bound(profiled: Session) -> None:
     answer = profiled.sql(f"{COUNTED} WHERE seconds > 300", epsilon=1)
     assert answer.releases[0].search_results is not None
-    assert not profiled.quote(f"{COUNTED} WHERE seconds > 300", epsilon=1)["n"].known
 
 
 @pytest.mark.tier("test")

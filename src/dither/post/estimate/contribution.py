@@ -24,7 +24,8 @@ class EstimatedBound:
 
     Amounts are in steps of the bound. What is removed from a `signed` sum may have either sign. `limit` and `seen`
     describe the most that a unit may add, and the most that stands out from the noise. A row has at most `row_size`.
-    A `given` bound was not chosen, but stated by the analyst. Proof: clipping_intervals.md.
+    A `given` bound was not chosen, but stated by the analyst. The model may count more than contributes (`at_most`):
+    then clipping may have removed anything from nothing on. Proof: clipping_intervals.md.
     """
 
     bound: int
@@ -34,11 +35,17 @@ class EstimatedBound:
     seen: str = ""
     row_size: int = 1
     given: bool = False
+    at_most: bool = False
 
     @cached_property
     def removed_draws(self) -> Floats:
         """The total that clipping removed, in each draw of the model."""
         return self.model.removed_totals(self.bound)
+
+    @cached_property
+    def kept(self) -> float:
+        """The median of what clipping left in all."""
+        return float(np.median(np.maximum(self.model.draws, 0) @ np.minimum(self.model.mean, self.bound)))
 
     @property
     def removed(self) -> float:
@@ -61,8 +68,10 @@ class EstimatedBound:
         """Return what cells with these shares of the total lack: an estimate, and how much less and more it may be.
 
         The heavy units that are clipped may spread over the cells otherwise than all others: by half on average, and by
-        chance, each being in one cell with the probability `share`.
+        chance, each being in one cell with the probability `share`. Noise makes some shares negative: their estimates
+        are, too, so that those of all cells add up to what is missing in all.
         """
+        part, share = share, np.abs(share)
         tail = (1 - confidence) / 2
         if self.signed:
             middle = 0.0
@@ -70,7 +79,7 @@ class EstimatedBound:
         else:
             upper = tail * (UPPER_PART if self.removed_share > HEAVY_SHARE else 1.0)
             low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - upper])
-            less, more = middle - low, high - middle
+            less, more = middle - (min(low, 0.0) if self.at_most else low), high - middle
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
         spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
         rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2
@@ -78,7 +87,7 @@ class EstimatedBound:
             lean = UNEVENNESS * abs(self.removed)
             squares = self.model.removed_squares(self.bound, SQUARES_LEVEL)
             rest = rest + spread**2 * (share**2 * lean**2 + share * (1 - share) * squares)
-        return share * middle, np.sqrt((share * less) ** 2 + rest), np.sqrt((share * more) ** 2 + rest)
+        return part * middle, np.sqrt((share * less) ** 2 + rest), np.sqrt((share * more) ** 2 + rest)
 
 
 def _normal_quantile(level: float) -> float:

@@ -13,11 +13,11 @@ import numpy as np
 
 from dither.errors import Unbounded
 from dither.plan.context import Context
-from dither.plan.relations.scan import Scan
-from dither.plan.traversal import fill_limits, walk
+from dither.plan.traversal import fill_limits
 from dither.post.display import html_lines
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
+from dither.post.estimate.prediction import expected_rows
 from dither.post.estimate.windows import typical_windows
 from dither.post.formulas import (
     Average,
@@ -36,7 +36,6 @@ from dither.post.formulas import (
 from dither.post.noise import noise_of
 from dither.post.query.query_plan import (
     LARGEST_BOUNDS,
-    MASS,
     CellRef,
     CentreSearch,
     ContributionSearch,
@@ -94,7 +93,7 @@ def expected_errors(
 
     Bounds of `assumed` parts are not known yet; for those in `bounds`, by tag, errors include what clipping removes.
     """
-    size = default_group_size(context, plan, parts, bounds.get(MASS)) if rows is None else float(rows)
+    size = default_group_size(context, plan, parts) if rows is None else float(rows)
     columns: Sequence[NoisyColumn] = [
         _with_clipping(
             _typical_column(context, plan, parts, source, size), context, plan, parts, source, bounds, confidence
@@ -122,19 +121,11 @@ def expected_errors(
     return tuple(errors)
 
 
-def default_group_size(
-    context: Context, plan: QueryPlan, parts: Sequence[Measurement], counted: EstimatedBound | None = None
-) -> float:
-    """Return the noisy size of the largest table divided by the number of groups, or 1000 if no size is known.
-
-    If a profile shows what units contribute to the counts, their sum is more precise.
-    """
-    tables = {node.table for node in walk(plan.question.relation) if isinstance(node, Scan)}
-    sizes = [size for table in sorted(tables) if (size := context.noisy_rows(table)) is not None]
+def default_group_size(context: Context, plan: QueryPlan, parts: Sequence[Measurement]) -> float:
+    """Return the rows that are expected in all divided by the number of groups, or 1000 if no size is known."""
+    rows = expected_rows(context, plan.question.relation, plan.unit)
     groups = prod(len(axis.values) for axis in parts[0].measure.axes(context)[: len(plan.keys)])
-    if counted is not None:
-        return max(1.0, counted.model.total() / counted.row_size / groups)
-    return max(1.0, max(sizes) / groups) if sizes else DEFAULT_GROUP_SIZE
+    return DEFAULT_GROUP_SIZE if rows is None else max(1.0, rows / groups)
 
 
 def _typical_column(

@@ -44,7 +44,8 @@ class Measured:
     """A noisy column.
 
     `values` carry `noise`, and lack what clipping removed: about `missing`, by at most `less` less and `more` more at
-    the confidence of the intervals. Rounding may have moved them by `rounding`. The exact values are at most `most`.
+    the confidence of the intervals. Rounding may have moved them by `rounding`. The exact values are at least `least`
+    and at most `most`; intervals end there, and estimates may be less, so that they add up without a bias.
     """
 
     values: Floats
@@ -54,6 +55,7 @@ class Measured:
     more: Floats | float = 0.0
     rounding: float = 0.0
     most: float = math.inf
+    least: float = -math.inf
 
     @property
     def estimate(self) -> Floats:
@@ -170,10 +172,12 @@ def _estimate_affine(form: Affine, sources: Sequence[NoisyColumn], confidence: f
 
 
 def _possible_range(form: Affine, parts: Sequence[tuple[NoisyColumn, float]]) -> tuple[float, float]:
-    """The range of the exact value of a weighted sum, from the most that its columns can be."""
-    mosts = [(source.most if isinstance(source, Measured) else math.inf, weight) for source, weight in parts]
-    high = form.constant + sum(weight * most if weight > 0 else math.inf for most, weight in mosts)
-    low = form.constant + sum(weight * most if weight < 0 else -math.inf for most, weight in mosts)
+    """The range of the exact value of a weighted sum, from the least and the most that its columns can be."""
+    low = high = form.constant
+    for source, weight in parts:
+        ends = (source.least, source.most) if isinstance(source, Measured) else (-math.inf, math.inf)
+        least, most = sorted(weight * end for end in ends)
+        low, high = low + least, high + most
     return low, high
 
 

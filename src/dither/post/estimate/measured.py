@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from dither.post.query.query_plan import CellRef, ContributionSearch, QuantileRe
 from dither.privacy.contribution_bound import fit_contributions
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import Release, ReleasedMeasurement
+
+# The sum of all cells is clear if its noise is at most this part of it.
+CLEAR_TOTAL = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ def measured_columns(
     plan: QueryPlan, released: Sequence[ReleasedMeasurement], bounds: Mapping[str, EstimatedBound], confidence: float
 ) -> list[NoisyColumn]:
     """Build the noisy columns that a plan's formulas read."""
-    return [_noisy_column(source, plan.sources, released, bounds, confidence) for source in plan.sources]
+    every_key = plan.selected is None
+    return [_noisy_column(source, plan.sources, released, bounds, confidence, every_key) for source in plan.sources]
 
 
 def _noisy_column(
@@ -66,6 +71,7 @@ def _noisy_column(
     released: Sequence[ReleasedMeasurement],
     bounds: Mapping[str, EstimatedBound],
     confidence: float,
+    every_key: bool,
 ) -> NoisyColumn:
     part = released[source.measure_index]
     if isinstance(source, QuantileRef):
@@ -75,9 +81,10 @@ def _noisy_column(
     table = np.array(part.values, float).reshape(-1, len(part.steps))
     values, noise = table[:, source.value_index] * float(step), noise_of(part.mechanism, step)
     bound = bounds.get(source.bound_tag or "")
+    least = -math.inf if source.signed else 0.0
     if bound is None:
         most = math.inf if source.most is None else source.most
-        return Measured(values, noise, rounding=source.rounding_error, most=most)
+        return Measured(values, noise, rounding=source.rounding_error, most=most, least=least)
     per_step = float(source.quantity_per_step or step)
     sizes = sources[source.size_index] if source.size_index is not None else None
     if isinstance(sizes, CellRef):
@@ -86,14 +93,27 @@ def _noisy_column(
         )
         share = cell_shares(rows[:, sizes.value_index], rows[:, sizes.value_index].sum(), 1.0)
     else:
-        share = cell_shares(table[:, source.value_index], np.abs(table).sum(), float(bound.bound))
+        total = clipped_total(table, noise_of(part.mechanism, Fraction(1)).std, bound, every_key)
+        share = cell_shares(table[:, source.value_index], total, float(bound.bound))
     column = clipped_column(values, noise, share, bound, per_step, confidence)
-    return replace(column, rounding=source.rounding_error)
+    return replace(column, rounding=source.rounding_error, least=least)
+
+
+def clipped_total(values: Floats, noise: float, bound: EstimatedBound, every_key: bool = True) -> float:
+    """Return the sum of all cells, of which each has noise of this standard deviation, in steps of the bound.
+
+    Where noise hides it, as with very many cells, or where cells are left out, the search knows it better.
+    """
+    if bound.signed or values.size == 1:
+        return float(np.abs(values).sum())
+    total = float(values.sum())
+    clear = every_key and noise * math.sqrt(values.size) <= CLEAR_TOTAL * total
+    return total if clear else bound.kept
 
 
 def cell_shares(values: Floats, total: float, least: float) -> Floats:
-    """Return the shares of cells in a total, which is at least `least`."""
-    return np.clip(np.abs(values) / max(total, least), 0, 1)
+    """Return the shares of cells in a total, which is at least `least`; noise makes some of them negative."""
+    return np.clip(values / max(total, least), -1, 1)
 
 
 def clipped_column(

@@ -42,7 +42,7 @@ from dither.post.query.query_plan import (
 from dither.post.query.request import bound_search, mechanism_of
 from dither.post.query.spend import Spend
 from dither.privacy.codec import RESPONSE, decode
-from dither.privacy.contribution_bound import bound_errors, fit_contributions
+from dither.privacy.contribution_bound import ContributionModel, bound_errors, fit_contributions
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Release, Request
 from dither.schema import Dataset, Number
@@ -52,10 +52,6 @@ from dither.schema import Dataset, Number
 ROWS_WEIGHT, CENTRE_WEIGHT, VALUES_WEIGHT = Fraction(3), Fraction(1, 2), Fraction(2)
 # A profile's centre replaces a question's own if at most this many times as much would be spent on that.
 MAX_RATIO = 3.0
-# A search is predicted by this many made-up ones, and by the one of them whose error is larger than that of this share.
-PREDICTIONS, PREDICTED_LEVEL = 5, 0.5
-# Sums over several groups of a unit add up to about this many times the size of its whole sum: signs no longer cancel.
-UNCANCELLED = 1.25
 ROWS_OF_UNIT, SIZE_OF_SUM = GroupAggregate("mass", "count"), expr.Absolute(expr.ColumnRef("mass"))
 
 
@@ -76,7 +72,7 @@ def profile_items(context: Context, unit: str, columns: Sequence[str] = ()) -> t
         for search in plan.searches:
             if not isinstance(search, ContributionSearch) or search.quantity is not None or "." not in name:
                 item = ProfileItem(f"{name}: {_item_text(search)}", search, _weight(search))
-                items.setdefault(_search_key(search), item)
+                items.setdefault(search_key(search), item)
     return tuple(items.values())
 
 
@@ -104,9 +100,9 @@ def _simple_questions(dataset: Dataset, unit: str, columns: Sequence[str]) -> li
     """Return the questions whose searches a profile answers, each with the name of its table or column."""
     keys = dataset.units[unit].keys
     tables = [table for table in dataset.tables.values() if table.private and keys.get(table.name) is not None]
-    counted = [(table.name, select("COUNT(*)").from_(_table(table.name)).sql()) for table in tables]
+    counted = [(table.name, select("COUNT(*)").from_(quoted_table(table.name)).sql()) for table in tables]
     known = {
-        f"{table.name}.{column.name}": select(f'AVG("{column.name}")').from_(_table(table.name)).sql()
+        f"{table.name}.{column.name}": select(f'AVG("{column.name}")').from_(quoted_table(table.name)).sql()
         for table in tables
         for column in table.columns.values()
         if isinstance(column.domain, Number) and column.name != keys[table.name]
@@ -116,7 +112,8 @@ def _simple_questions(dataset: Dataset, unit: str, columns: Sequence[str]) -> li
     return [*counted, *((name, query) for name, query in known.items() if not columns or name in columns)]
 
 
-def _table(name: str) -> exp.Table:
+def quoted_table(name: str) -> exp.Table:
+    """Return a table by name, as part of a query."""
     return exp.table_(name, quoted=True)
 
 
@@ -181,23 +178,27 @@ class Profile:
 
     def histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
         """Return the histogram that a search would measure, or None."""
-        return self.histograms.get(_search_key(search))
+        return self.histograms.get(search_key(search))
 
-    def predicted_histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
-        """Return a histogram from which to guess what a search will find: the same one, or one of all groups at once.
-
-        The sizes of a unit's sums over several groups add up to at least that of its whole sum.
-        """
-        exact = self.histogram(search)
-        match _without_tags(search.measure):
-            case Count(child=GroupBy(child=relation, keys=(), unit=str(unit))) if search.quantity is None:
-                # Rows that have a value are nearly all rows, or fewer.
-                return exact or self.histograms.get(_rows_key(relation, unit))
-            case Count(child=GroupBy(child=GroupBy() as per_group, keys=())):
-                whole = self.histograms.get(repr((replace(per_group, keys=()), SIZE_OF_SUM)))
-                return exact or (None if whole is None else whole.scale_by(UNCANCELLED))
+    def bounding_histogram(self, search: ContributionSearch) -> ProfiledHistogram | None:
+        """Return the histogram that a search would measure, or that of all rows if it counts rows that have a value."""
+        match search.measure:
+            case Count(child=GroupBy(child=relation, keys=(), aggregates=(aggregate,), unit=str(unit))):
+                present = search.quantity is None and _counts_present(aggregate)
+                return self.histogram(search) or (self.histograms.get(rows_key(relation, unit)) if present else None)
             case _:
-                return exact
+                return self.histogram(search)
+
+
+def _counts_present(aggregate: GroupAggregate) -> bool:
+    """Return True for a count of the rows that have a value: nearly all rows, or fewer."""
+    match aggregate.value:
+        case expr.Case(
+            branches=((expr.Not(child=expr.IsNull()), expr.LiteralValue(one)),), default=expr.LiteralValue(0)
+        ):
+            return one == 1
+        case _:
+            return False
 
 
 @lru_cache(maxsize=16)
@@ -223,28 +224,35 @@ def bucket_of(measure: Any) -> expr.Bucket:
     return bucket
 
 
-def _search_key(search: CentreSearch | ContributionSearch) -> str:
+def search_key(search: CentreSearch | ContributionSearch) -> str:
     """Return a name of what a search measures, which does not depend on its tags."""
     return _centre_key(search.measure) if isinstance(search, CentreSearch) else _measure_key(search.measure)
 
 
 def _centre_key(measure: Any) -> str:
     """Return a name of the means that a private median is taken of."""
-    return repr(_without_tags(measure).child)
+    return repr(without_tags(measure).child)
 
 
 def _measure_key(measure: Any) -> str:
     """Return a name of a histogram's relation and of the value that it counts by; the cuts are no part of it."""
-    plain = _without_tags(measure)
+    plain = without_tags(measure)
     return repr((plain.child, bucket_of(plain).child))
 
 
-def _rows_key(relation: Relation, unit: str) -> str:
+def rows_key(relation: Relation, unit: str) -> str:
     """Return the name of the histogram of the rows that units have in a relation."""
     return repr((GroupBy(relation, (), (ROWS_OF_UNIT,), unit), expr.ColumnRef("mass")))
 
 
-def _without_tags(node: Any) -> Any:
+def sum_key(per_unit: GroupBy) -> str:
+    """Return the name of the histogram of the sizes of units' sums."""
+    return repr((per_unit, SIZE_OF_SUM))
+
+
+def without_tags(node: Any) -> Any:
+    """Return a node without the tags of chosen values, which differ from plan to plan."""
+
     def rename(part: Any) -> Any:
         return replace(part, tag="", value=None) if isinstance(part, EstimatedValue) else part
 
@@ -273,7 +281,7 @@ def _item_line(profile: Profile, item: ProfileItem, ranges: Mapping[str, Estimat
     """Describe one thing measured, or return nothing if the profile lacks it."""
     subject = item.name.partition(":")[0]
     if isinstance(item.search, CentreSearch):
-        found, place = profile.centres.get(_search_key(item.search)), ranges.get(item.search.tag)
+        found, place = profile.centres.get(search_key(item.search)), ranges.get(item.search.tag)
         if found is None or place is None:
             return ""
         centre = float((place.lo + found[0] - 1) * place.step)
@@ -328,12 +336,13 @@ def use_profile(plan: QueryPlan, profile: Profile | None, spend: Spend, context:
     for search in plan.searches:
         own = bound_search(plan, search, spend, context)
         if isinstance(search, CentreSearch):
-            found = profile.centres.get(_search_key(search))
+            found = profile.centres.get(search_key(search))
             if found is not None and found[0] in search.candidates and _is_precise(found[1], spend, search):
                 limits[search.tag] = found[0]
-        elif (histogram := profile.histogram(search)) is not None and _centres_of(search) <= limits.keys():
+        elif (histogram := profile.bounding_histogram(search)) is not None and _centres_of(search) <= limits.keys():
             known = _known_bound(histogram, search, own, plan.unit, context)
-            bounds |= {} if known is None else {search.tag: known}
+            at_most = profile.histogram(search) is None
+            bounds |= {} if known is None else {search.tag: replace(known, at_most=at_most)}
     limits |= {tag: bound.bound for tag, bound in bounds.items()}
     rest = tuple(search for search in plan.searches if search.tag not in limits)
     notes = (*plan.notes, PROFILE_NOTE) if limits else plan.notes
@@ -341,23 +350,6 @@ def use_profile(plan: QueryPlan, profile: Profile | None, spend: Spend, context:
 
 
 PROFILE_NOTE = "contribution bounds or centres come from the dataset's profile, and cost this query nothing"
-
-
-def predict_bounds(
-    plan: QueryPlan, profile: Profile, spend: Spend, context: Context, known: Mapping[str, EstimatedBound]
-) -> dict[str, EstimatedBound]:
-    """Return the bounds that are known, and predict, by tag, what the other searches of a plan will choose."""
-    predicted = dict(known)
-    for search in plan.searches:
-        if search.tag in known or not isinstance(search, ContributionSearch):
-            continue
-        if (histogram := profile.predicted_histogram(search)) is not None:
-            own = bound_search(plan, search, spend, context)
-            mechanism = mechanism_of(
-                Measurement(search.measure, own.mechanism), search.measure.sensitivity(context, plan.unit)
-            )
-            predicted[search.tag], _ = _typical_bound(histogram, mechanism, search, own)
-    return predicted
 
 
 def _known_bound(
@@ -369,25 +361,20 @@ def _known_bound(
     than that of the own search.
     """
     mechanism = mechanism_of(Measurement(own.histogram, own.mechanism), own.histogram.sensitivity(context, unit))
-    _, searched_error = _typical_bound(histogram, mechanism, search, own)
+    _, searched_error = typical_bound(histogram, mechanism, search, own)
     known, known_error = _bound_from(histogram, histogram.mechanism, search, own, 1 - search.share)
     return known if known_error <= searched_error else None
 
 
-def _typical_bound(
+def typical_bound(
     histogram: ProfiledHistogram, mechanism: Mechanism, search: ContributionSearch, own: BoundSearch
 ) -> tuple[EstimatedBound, float]:
-    """Predict a search: of several searches with made-up noise, over histograms that the profile makes likely, one.
+    """Predict a search: what it would choose from the likeliest counts, with the noise of `mechanism` around them.
 
-    It is the one whose error lies at PREDICTED_LEVEL of them all. The numbers are the same for the same profile.
+    This changes little with the noise, unlike a search with made-up noise, so that quotes fall as epsilon grows.
     """
-    points, counts = histogram.in_steps_of(search)
-    model = fit_contributions(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
-    sequence, scale = np.random.Generator(np.random.PCG64(1)), mechanism.std() / math.sqrt(2)
-    picked = np.maximum(model.draws[:: len(model.draws) // PREDICTIONS][:PREDICTIONS], 0)
-    noisy = np.rint(picked + sequence.laplace(0, scale, picked.shape)).astype(int)
-    found = [_bound_at(points, row.tolist(), mechanism, search, own, Fraction(1)) for row in noisy]
-    return sorted(found, key=lambda pair: pair[1])[int(PREDICTED_LEVEL * PREDICTIONS)]
+    likely = _without_noise(histogram, search)
+    return _bound_from(likely, mechanism, search, own, Fraction(1))
 
 
 def _bound_from(
@@ -412,7 +399,7 @@ def _bound_at(
     if not isinstance(own.rule, BoundRule):
         raise InvalidParameter("a contribution bound is chosen by a rule")
     rule, scale = replace(own.rule, points=points, noise=own.rule.noise * noise), mechanism.std() / math.sqrt(2)
-    model = fit_contributions(points, counts, scale, search.step, search.candidates[-1], search.row_size)
+    model = _fit(points, tuple(counts), scale, search.step, search.candidates[-1], search.row_size)
     errors = bound_errors(model, own.grid, rule)
     place = int(np.argmin(errors))
     bound, seen = own.grid[place], bound_text(round(model.seen), search)
@@ -423,10 +410,18 @@ def _bound_at(
 def _without_noise(histogram: ProfiledHistogram, search: ContributionSearch) -> ProfiledHistogram:
     """Return a histogram with the likeliest counts, instead of the noisy ones."""
     points, counts = histogram.in_steps_of(search)
-    model = fit_contributions(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
+    model = _fit(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
     likely = np.maximum(np.median(model.draws, axis=0), 0).round()
     unused = len(histogram.counts) - len(likely)
     return replace(histogram, counts=(*map(int, likely), *[0] * unused))
+
+
+@lru_cache(maxsize=64)
+def _fit(
+    points: tuple[int, ...], counts: tuple[int, ...], scale: float, step: int, top: int, row: int
+) -> ContributionModel:
+    """Infer the numbers of units; quotes at many losses ask for the same."""
+    return fit_contributions(points, counts, scale, step, top, row)
 
 
 def _centres_of(search: ContributionSearch) -> set[str]:

@@ -8,7 +8,10 @@ from types import MappingProxyType
 
 from dither.loss import Loss
 from dither.plan.context import Context
-from dither.plan.traversal import unfilled_limits
+from dither.plan.relations.filter import Filter
+from dither.plan.relations.joins import PublicJoin
+from dither.plan.relations.mark_join import MarkJoin
+from dither.plan.traversal import unfilled_limits, walk
 from dither.post.display import html_table, loss_text
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, expected_errors
@@ -18,6 +21,7 @@ from dither.post.query.request import default_bound, with_known_bounds
 from dither.privacy.protocol import Measurement, UnitLoss
 
 PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
+EVERY_ROW_NOTE = "they are expected as if every row met the conditions and had a match; with fewer rows, sums err less"
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,8 +95,14 @@ def quote_assumptions(
     return (
         *dict.fromkeys(bounds),
         *([PREDICTED_NOTE] if predicted else []),
+        *([EVERY_ROW_NOTE] if predicted and any(_drops_rows(group.plan) for group in batch.groups) else []),
         *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
     )
+
+
+def _drops_rows(plan: QueryPlan) -> bool:
+    """Return True if conditions or inner joins may leave out rows that the profile counted."""
+    return any(isinstance(node, Filter | PublicJoin | MarkJoin) for node in walk(plan.question.relation))
 
 
 def batch_errors(

@@ -38,7 +38,6 @@ from dither.post.query.bins import Bins, make_bins
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     LARGEST_CLIP,
-    LIKELY_BOUNDS,
     MASS,
     ROWS,
     VALUES,
@@ -63,6 +62,7 @@ from dither.post.query.terms import (
     term_weights,
     weighted_value,
 )
+from dither.post.query.typical_rows import typical_rows
 from dither.schema import Dataset, Identifier, Reference
 
 # With at most this many groups, a unit may count in all of them without a search for a bound.
@@ -313,7 +313,8 @@ class Planner(RowBounds):
 
     def likely_scope(self, question: Question) -> Scope:
         """The domains of columns at likely values of the bounds that are still to be chosen."""
-        return Scope(fill_limits(question.relation, LIKELY_BOUNDS).domain(self.context))
+        likely = {MASS: LARGEST_CLIP, ROWS: typical_rows(self.context, question.relation, question.unit)}
+        return Scope(fill_limits(question.relation, likely).domain(self.context))
 
     def table_rows(self, question: Question) -> float:
         """The noisy size of the largest table that a question reads, or 0 if no size is known."""

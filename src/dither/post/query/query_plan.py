@@ -18,6 +18,7 @@ from dither.post import formulas
 from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS
 from dither.post.query.bins import Bins, QuantileLevel
 from dither.post.query.question import Ordering, OutputColumn, Question
+from dither.post.query.typical_rows import TYPICAL_ROWS
 from dither.schema import Scalar
 
 # Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
@@ -25,8 +26,6 @@ MASS, ROWS, VALUES = "mass", "rows", "values"
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 LARGEST_BOUNDS = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}
-# For choosing weights before a bound is known; sensitivities use LARGEST_BOUNDS.
-LIKELY_BOUNDS = {MASS: LARGEST_CLIP, ROWS: 16}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ class ContributionSearch:
     `tag` names the limits that the bound fills in, `edges` are those of the histogram, `candidates` are the bounds to
     choose from, `cells` is the number of cells by which they are judged, `row_size` the most that one row contributes.
     Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
-    value of one step, if values are summed and not rows, and `share` is that of the loss.
+    value of one step, if values are summed and not rows, and `share` is that of the loss. Quotes assume that the bound
+    leaves `typical_rows` rows, if nothing better is known.
     """
 
     tag: str
@@ -89,6 +89,7 @@ class ContributionSearch:
     quantity: Fraction | None = None
     weight: Fraction = COUNT_WEIGHTS["search"]
     share: Fraction = Fraction(1, 5)
+    typical_rows: Fraction = Fraction(TYPICAL_ROWS)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from dither.privacy.accounting.conversion import epsilon_at, largest_rho
 from dither.privacy.mechanisms import Mechanism, calibrate
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, KeySelection, Measurement
 
-TYPICAL_ROWS = 16
 # The share of the loss that selects keys, and of each round in it; up to FEW_KEYS keys a unit, Laplace noise is better.
 SELECTION_SHARE = Fraction(2, 3)
 ROUNDS = (Fraction(1, 10), Fraction(9, 10))
@@ -129,9 +128,9 @@ def mechanism_of(part: Measurement, sensitivity: Sensitivity) -> Mechanism:
 
 
 def default_bound(search: CentreSearch | ContributionSearch) -> int:
-    """Return the bound that quotes assume before one is chosen: sixteen rows; or the middle of a centre's range."""
+    """Return the bound that quotes assume before one is chosen: a typical one; or the middle of a centre's range."""
     if isinstance(search, CentreSearch):
         return search.candidates[len(search.candidates) // 2]
     if len(search.candidates) == 1:
         return search.candidates[0]
-    return min(TYPICAL_ROWS * search.row_size, search.candidates[-1])
+    return min(max(1, round(search.typical_rows * search.row_size)), search.candidates[-1])

@@ -47,10 +47,13 @@ from dither.post.query.query_plan import (
 )
 from dither.post.query.question import Question
 from dither.post.query.terms import NULL, ONE, ZERO, Centre, Term
+from dither.post.query.typical_rows import typical_rows
 from dither.schema import Number
 
 # Values of this many steps come from per-unit counts and sums that nothing bounds.
 HUGE_VALUE = 1 << 30
+# Values around their centre add up to about this part of their range for each row; others to about half of it.
+PART_OF_RANGE = 16
 # The number of groups that plans assume while their keys are still to be selected.
 TYPICAL_SELECTED = 100
 
@@ -202,7 +205,7 @@ class RowBounds:
         total = GroupAggregate("mass", "sum", expr.Coalesce((term.value, ZERO)))
         per_group = GroupBy(question.relation, named, (total,), question.unit)
         size: Expr = expr.Absolute(expr.ColumnRef("mass"))
-        per_unit: Relation = per_group
+        per_unit = per_group
         if keys:
             per_unit = GroupBy(per_group, (), (GroupAggregate("mass", "sum", size),), question.unit)
             size = expr.ColumnRef("mass")
@@ -214,11 +217,12 @@ class RowBounds:
         groups = self.count_groups(question.relation, keys)
         weights = CENTRED_WEIGHTS if term.centre is not None else SUM_WEIGHTS
         search = self._search(per_unit, size, cuts, edges, bins, groups, tag, term.max_steps, step=1)
-        return replace(search, signed=signed, quantity=term.step, weight=weights["search"])
+        rows = search.typical_rows / (PART_OF_RANGE if term.centre is not None else 2)
+        return replace(search, signed=signed, quantity=term.step, weight=weights["search"], typical_rows=rows)
 
     def _search(
         self,
-        per_unit: Relation,
+        per_unit: GroupBy,
         size: Expr,
         cuts: tuple[Fraction, ...],
         edges: tuple[int, ...],
@@ -234,8 +238,9 @@ class RowBounds:
         candidates = tuple(bin for bin in bins if bin <= largest)
         if self.bound.max_rows is not None:
             candidates = (min(self.bound.max_rows * row_size, largest),)
-        cells = judged_cells(groups, self.optimize_for)
-        return ContributionSearch(tag, histogram, edges, candidates, cells, row_size, step)
+        cells, rows = judged_cells(groups, self.optimize_for), typical_rows(self.context, per_unit, per_unit.unit or "")
+        search = ContributionSearch(tag, histogram, edges, candidates, cells, row_size, step)
+        return replace(search, typical_rows=Fraction(rows))
 
     def centre_search(self, question: Question, centre: Centre) -> CentreSearch:
         """Build the search for a centre, from a histogram of each unit's mean over the candidates nearest to it."""

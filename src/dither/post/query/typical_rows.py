@@ -1,0 +1,37 @@
+"""Guess how many rows a typical bound leaves each unit, from the noisy sizes that a kernel publishes."""
+
+from __future__ import annotations
+
+from dither.plan.context import Context
+from dither.plan.relations.core import Relation
+from dither.plan.relations.scan import Scan
+from dither.plan.traversal import walk
+
+# The guess where sizes are unknown, or their noise is too large to tell.
+TYPICAL_ROWS = 16
+# A typical bound is this many times the mean number of rows.
+ABOVE_MEAN = 4
+# Sizes count at most this many rows of a unit; they tell something from this many times the scale of their noise on.
+SIZE_ROWS, CLEAR = 256, 4
+
+
+def typical_rows(context: Context, relation: Relation, unit: str) -> int:
+    """Return a likely bound on the rows of one unit: a few times their mean number, or 16 if that is not known."""
+    tables = {node.table for node in walk(relation) if isinstance(node, Scan)}
+    rows = max((context.noisy_rows(table) or 0 for table in tables), default=0)
+    units, scale = known_units(context, unit) or 0, _size_noise(context)
+    if units < CLEAR * scale or rows < CLEAR * scale * SIZE_ROWS:
+        return TYPICAL_ROWS
+    return max(1, round(ABOVE_MEAN * rows / units))
+
+
+def known_units(context: Context, unit: str) -> int | None:
+    """Return the noisy number of units, if the unit is the only one of its kind, which was counted."""
+    people = {cap.unit for cap in context.dataset.budgets if context.unit(cap.unit).kind == "user"}
+    return context.noisy_units() if people == {unit} else None
+
+
+def _size_noise(context: Context) -> float:
+    """Return about the scale of the noise in the number of units; that in rows is SIZE_ROWS times as large."""
+    private = sum(table.private for table in context.dataset.tables.values())
+    return (private + 1) / float(context.dataset.size_epsilon)
