@@ -152,6 +152,32 @@ def huge_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plans, "number_domain", lambda rng: Number(Fraction(-(2**61)), Fraction(2**61)))
 
 
+def every_limit_is_large(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Dialect, "many_rows", 0)
+
+
+def large_partitions_missed(patch: pytest.MonkeyPatch) -> None:
+    stated = SqlStatement._large_partitions
+    every_limit_is_large(patch)
+    patch.setattr(
+        SqlStatement, "_large_partitions", lambda self, table, keys, limit: stated(self, table, keys, limit + 1)
+    )
+
+
+def heavy_units_missed(patch: pytest.MonkeyPatch) -> None:
+    stated = clipped.ClippedSums._heavy_units
+
+    def twice_as_wide(self: Any, statement: Any, table: Any, hidden: Any) -> Any:
+        return stated(replace(self, bound=2 * self.bound), statement, table, hidden)
+
+    every_limit_is_large(patch)
+    patch.setattr(clipped.ClippedSums, "_heavy_units", twice_as_wide)
+
+
+def clipping_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clipped.ClippedSums, "_never_clips", lambda self, ctx: True)
+
+
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] = {
     "unguarded division": (unguarded_division, ("where", "project")),
     "missing clamp": (missing_clamp, ("project",)),
@@ -165,6 +191,9 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] 
     "saturation missing": (saturation_missing, ("rows",)),
     "key set from data": (keys_from_data, ("rows",)),
     "rank not per unit": (rank_not_per_unit, ("rows",)),
+    "large partitions missed": (large_partitions_missed, ("rows",)),
+    "heavy units missed": (heavy_units_missed, ("rows",)),
+    "clipping left out": (clipping_left_out, ("rows",)),
     "cap not kept": (cap_not_kept, ("project",)),
     "cap forgets displaced rows": (cap_forgets_displaced_rows, ("project",)),
 }

@@ -11,6 +11,7 @@ from sqlglot import exp
 
 from dither.loss import Sensitivity
 from dither.plan.context import Context
+from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.core import (
     LARGEST_INT64,
@@ -23,7 +24,7 @@ from dither.plan.measures.core import (
     changed_vectors,
     stability_of,
 )
-from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery
+from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
@@ -91,19 +92,71 @@ class ClippedSums(Measure):
             min(ball.l2_squared, plain_sums.l2_squared),
         )
 
+    def _never_clips(self, ctx: Context) -> bool:
+        """Tell whether public facts keep every unit's vector within the ball, so that clipping changes nothing."""
+        unit_stability, radius = stability_of(ctx, self.child, self.unit), known_limit(self.bound)
+        if not unit_stability.tracks_unit or unit_stability.max_rows is None:
+            return False
+        longest = self._unclipped_sums().sensitivity(ctx, self.unit)
+        fits = longest.l1 <= radius if self.norm == "l1" else longest.l2_squared <= radius * radius
+        return fits and longest.linf <= MAX_PER_UNIT
+
     def vector_query(self, statement: SqlStatement) -> VectorQuery:
+        if self._never_clips(statement.ctx):
+            return self._unclipped_sums().vector_query(statement)
         scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trial_columns()]
         encoded_keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
         table = keyed_subquery(
             statement, self.child, self.keys, encoded_keys, self.values, statement.unit_columns(self.unit)
         )
-        table = self._sum_per_unit(statement, table, hidden)
-        table = self._with_norms(statement, table, hidden)
-        table = self._clip(statement, table)
+        table = self._clipped_rows(statement, table, hidden)
         totals = [
             saturate(statement.dialect.exact_sum(column_ref(f"v{i}")), LARGEST_INT64) for i in range(len(self.values))
         ]
         return VectorQuery(grouped_select(statement, table, len(self.keys), totals), encoded_keys, len(totals))
+
+    def _clipped_rows(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+        """Return keys and values whose sums are those of the clipped vectors."""
+        if not self._most_units_fit(statement):
+            return self._clip_units(statement, table, hidden)
+        heavy = self._heavy_units(statement, table, hidden)
+        names = [f"v{index}" for index in range(len(self.values))]
+        carried = [column.name for column in self._carried_columns(statement)]
+        rows = statement.rows_among(
+            table, heavy, [*carried, *names, *statement.unit_columns(self.unit)], hidden, "SEMI"
+        )
+        clipped = self._clip_units(statement, statement.add_subquery(rows), hidden)
+        columns = [*carried, *names]
+        others = statement.rows_among(table, heavy, columns, hidden, "ANTI")
+        both = exp.union(
+            select(*map(column_ref, columns)).from_(clipped, copy=False), others, distinct=False, copy=False
+        )
+        return statement.add_subquery(both)
+
+    def _most_units_fit(self, statement: SqlStatement) -> bool:
+        """Tell whether units with many rows still fit into the ball, so that few need their sums by cell."""
+        domains = numeric_domains(statement.ctx, self.child, self.values)
+        largest_row = sum(max(map(abs, bounds_of(domain))) for domain in domains)
+        radius = known_limit(self.bound)
+        return (
+            statement.dialect.shares_subqueries and statement.dialect.many_rows * largest_row <= radius <= MAX_PER_UNIT
+        )
+
+    def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+        """List the units whose absolute values add up to more than the radius: all others fit, whatever the norm."""
+        sizes = [
+            exp.Coalesce(this=exp.Abs(this=column_ref(f"v{i}")), expressions=[literal(0)])
+            for i in range(len(self.values))
+        ]
+        size = statement.dialect.exact_sum(add_all([statement.dialect.widen(cell) for cell in sizes]))
+        is_heavy = binary(exp.GT, size, literal(known_limit(self.bound)))
+        units = select(*map(column_ref, hidden)).from_(table.copy(), copy=False)
+        return statement.add_subquery(units.group_by(*map(column_ref, hidden), copy=False).having(is_heavy, copy=False))
+
+    def _clip_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+        """Return the clipped sum of every unit in every cell."""
+        table = self._sum_per_unit(statement, table, hidden)
+        return self._clip(statement, self._with_norms(statement, table, hidden))
 
     def _keys(self) -> list[Sql]:
         return [column_ref(f"k{index}") for index in range(len(self.keys))]

@@ -14,6 +14,7 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr, check_text, domain_of
 from dither.plan.relations.core import Relation, all_columns, require_unit, unit_column_domain
 from dither.plan.relations.project import computed_key_columns
+from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import Sql, binary, cast, literal, select, string
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, subquery, with_alias
@@ -86,14 +87,19 @@ class LimitRowsPerUnit(Relation):
         return self.child.enum_columns(statement)
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        table, limit = statement.table(self.child), known_limit(self.limit)
-        columns = all_columns(statement, self.child)
+        limit, columns = known_limit(self.limit), all_columns(statement, self.child)
         if self.child.has_stored_rank(statement, self.unit):
             rank = column_ref(statement.rank_column(self.unit))
-            return select(*columns).from_(table, copy=False).where(binary(exp.LTE, rank, literal(limit)), copy=False)
+            within = binary(exp.LTE, rank, literal(limit))
+            return select(*columns).from_(statement.table(self.child), copy=False).where(within, copy=False)
+        cap = statement.ctx.row_cap(self.child.table) if isinstance(self.child, Scan) else None
+        if isinstance(self.child, Scan) and cap is not None and cap[0] == self.unit:
+            # The first rows among a unit's first rows are its first rows: one choice instead of two (proof, step 6).
+            return self.child.select_rows(statement, (self.unit, min(limit, cap[1])))
         # The partition is the unit: the choice depends on this unit's rows alone (proof, step 2).
         unit_key = [column_ref(column) for column in statement.unit_columns(self.unit)]
-        return statement.first_rows(table, [column.name for column in columns], unit_key, limit)
+        names = [column.name for column in columns]
+        return statement.first_rows(statement.table(self.child), names, unit_key, limit)
 
 
 @dataclass(frozen=True)

@@ -57,15 +57,19 @@ class Scan(Relation):
         return Stability(True, 1, 1) if kind == "row" else Stability(True, None, None)
 
     def select(self, statement: SqlStatement) -> exp.Select:
+        return self.select_rows(statement, statement.ctx.row_cap(self.table))
+
+    def select_rows(self, statement: SqlStatement, cap: tuple[str, int] | None) -> exp.Select:
+        """Select the cleaned rows with at most so many of each unit, which may be fewer than the table's own cap."""
         ctx, columns = statement.ctx, [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
         tracked, table_source = statement.tracked_units(self), statement.sources[self.table]
         ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
         with_units = self._with_hidden_columns(
             statement, statement.add_subquery(self._clean_columns(statement)), columns, tracked
         )
-        table, cap = ctx.table(self.table), ctx.row_cap(self.table)
+        table = ctx.table(self.table)
         carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
-        if table_source.deduplicated:
+        if table_source.deduplicated and cap == ctx.row_cap(self.table):
             return with_units
         if cap is not None:
             # The partition is the unit: the choice depends on this unit's rows alone (limit_rows_per_unit.md, step 2).

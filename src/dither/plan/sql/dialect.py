@@ -33,6 +33,7 @@ class Dialect:
     """SQL of DuckDB; another engine subclasses it and overrides the methods in which it differs."""
 
     sqlglot_name = "duckdb"
+    many_rows = 128  # few partitions exceed a limit of so many rows or more: only those are sorted or clipped
     shares_subqueries = True  # a subquery that is read twice is computed once
     orders_ties = False  # parts of a statement may be computed again, and must choose the same rows
 

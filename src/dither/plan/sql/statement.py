@@ -210,15 +210,44 @@ class SqlStatement:
 
     def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
+        keyed = self.add_subquery(self.with_sort_key(table, columns))
+        are_columns = all(isinstance(key, exp.Column) for key in by)
+        if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
+            return self._lowest_rows(keyed, columns, by, limit)
+        # Few partitions exceed a large limit: only their rows are sorted, all others are kept as they are.
+        keys = [*(key.name for key in by), *self.trial_columns()]
+        large = self.add_subquery(self._large_partitions(keyed, keys, limit))
+        exceeding = self.add_subquery(self.rows_among(keyed, large, [*columns, "s"], keys, "SEMI"))
+        sorted_rows = self._lowest_rows(exceeding, columns, by, limit)
+        kept = exp.union(sorted_rows, self.rows_among(keyed, large, columns, keys, "ANTI"), distinct=False, copy=False)
+        return select(*(column_ref(c) for c in columns)).from_(self.add_subquery(kept), copy=False)
+
+    def _large_partitions(self, table: exp.Table, keys: Sequence[str], limit: int) -> exp.Select:
+        """Select the partitions that have more than `limit` rows."""
+        is_large = binary(exp.GT, exp.Count(this=exp.Star()), literal(limit))
+        rows = select(*map(column_ref, keys)).from_(table.copy(), copy=False)
+        return rows.group_by(*map(column_ref, keys), copy=False).having(is_large, copy=False)
+
+    def rows_among(
+        self, table: exp.Table, listed: exp.Table, columns: Sequence[str], keys: Sequence[str], kind: str
+    ) -> exp.Select:
+        """Select the rows of a table whose keys are listed (SEMI) or are not (ANTI); NULL is a key like any other."""
+        same = [binary(exp.NullSafeEQ, column_ref(key, "x"), column_ref(key, "y")) for key in keys]
+        rows, others = table.copy(), listed.copy()
+        for source, name in ((rows, "x"), (others, "y")):
+            source.set("alias", _alias(name))
+        join = exp.Join(this=others, on=and_(same), kind=kind)
+        return select(*(column_ref(c, "x") for c in columns)).from_(rows, copy=False).join(join, copy=False)
+
+    def _lowest_rows(self, keyed: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
+        """Select the `limit` rows of each partition with the lowest sort keys s."""
         ties = columns if self.dialect.orders_ties else ()  # rows that tie then are equal, so either may be chosen
         window = exp.Window(
             this=exp.RowNumber(),
             partition_by=[*(key.copy() for key in by), *map(column_ref, self.trial_columns())],
             order=exp.Order(expressions=[column_ref("s"), *map(column_ref, ties)]),
         )
-        ranked = select(*(column_ref(c) for c in columns), with_alias(window, "n")).from_(
-            self.add_subquery(self.with_sort_key(table, columns)), copy=False
-        )
+        ranked = select(*(column_ref(c) for c in columns), with_alias(window, "n")).from_(keyed, copy=False)
         in_limit = binary(exp.LTE, column_ref("n"), literal(limit))
         return select(*(column_ref(c) for c in columns)).from_(subquery(ranked), copy=False).where(in_limit, copy=False)
 
