@@ -56,3 +56,30 @@ def test_flights_by_plane(tmp_path: Path) -> None:
         assert sigma == pytest.approx((24 * 20**2 / 2) ** 0.5, rel=1e-4)  # rho = 24 20^2 / (2 sigma^2) = 1
         assert release.write(tmp_path / "out")
     assert (tmp_path / "out" / "data" / "part-00000.csv").read_text().count("\n") == 12 * 17 * 3 + 1
+
+
+@pytest.mark.tier("test")
+def test_two_populations_at_user_level(tmp_path: Path) -> None:
+    """Nobody within the threshold loses a row; the others have ten times the noise; both fit the budget by user."""
+    names = ("users_dataset.yml", "release_users.yml", "release_power_users.yml")
+    copy_example("url_shares", tmp_path, *names)
+    codebook_data.generate(tmp_path / "codebook_data", 400, 3, 60.0)
+    sigmas = []
+    for name in names[1:]:
+        with open_release(tmp_path / name) as release:
+            sigmas.append(release.quote().columns[0].sigma)
+            (loss,) = release.cost.losses
+            assert loss.unit == "user" and isinstance(loss.loss, ZCDP) and 0.2499 < loss.loss.rho <= Fraction(1, 4)
+            assert release.write(tmp_path / name.removesuffix(".yml"))
+    assert sigmas == pytest.approx([2**0.5 * 200, 2**0.5 * 2_000], rel=1e-3)  # rho = rows^2 / (2 sigma^2) = 1/4
+    table = pq.read_table(tmp_path / "release_users" / "data")
+    assert table.num_rows == 32 * 9 * 3
+    total, noise = sum(table["views"].to_pylist()), sigmas[0] * table.num_rows**0.5
+    assert abs(total - count_views(tmp_path / "codebook_data", 200)) < 6.5 * noise  # false alarms: 1e-10
+
+
+def count_views(folder: Path, most: int) -> int:
+    """Count the views of people with at most so many actions, without privacy."""
+    actions = pq.read_table(folder / "actions.parquet").to_pandas()
+    counts = actions.groupby("user_id")["action"].transform("size")
+    return int(((actions["action"] == "view") & (counts <= most)).sum())
