@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 import duckdb
@@ -18,6 +18,7 @@ from post.small_world import statements
 HUGE = 10**12
 LOOSE = 100
 QUERIES = statements("queries.sql")
+DAYS_OF_A_BIN = 8
 QUANTILE = ("MEDIAN", "QUANTILE", "PERCENTILE")
 
 
@@ -50,6 +51,10 @@ def mine(answer: Answer) -> list[list[Any]]:
 def near(got: float, wanted: Any, query: str) -> bool:
     if wanted is None:
         return True
+    if isinstance(wanted, date):
+        moment = datetime.combine(wanted, time()) if not isinstance(wanted, datetime) else wanted
+        days = abs(timedelta(microseconds=float(got)) - (moment - datetime(1970, 1, 1))) / timedelta(days=1)
+        return days <= DAYS_OF_A_BIN
     slack = 2400.0 if "salary" in query and any(word in query for word in QUANTILE) else 0.0
     slack = max(slack, 0.5 if any(word in query for word in QUANTILE) else 0.0)
     return math.isclose(float(got), float(wanted), rel_tol=1e-4, abs_tol=max(1e-4, slack))

@@ -97,6 +97,17 @@ SELECT city, AVG(m) AS a FROM people JOIN (SELECT person_id, AVG(minutes) AS m F
 SELECT AVG(u) AS a FROM (SELECT person_id, AVG(urgent::INT) AS u FROM visits GROUP BY person_id) t;
 SELECT COUNT(*) AS n FROM (SELECT person_id, AVG(cost) AS m FROM visits GROUP BY person_id) t WHERE m > 250;
 SELECT AVG(s) AS a FROM (SELECT person_id, AVG(cost) FILTER (WHERE urgent) AS s FROM visits GROUP BY person_id) t;
+-- dates by their order (compared within the width of a bin)
+SELECT MIN(day) AS a, MAX(day) AS b FROM visits;
+SELECT MEDIAN(day) AS a, COUNT(*) AS n FROM visits;
+SELECT kind, MEDIAN(day) AS a FROM visits GROUP BY kind HAVING COUNT(*) > 20;
+SELECT MAX(arrived) AS a FROM visits WHERE urgent;
+SELECT MIN(arrived) AS a, MEDIAN(arrived) AS b FROM visits;
+SELECT QUANTILE_DISC(born, 0.5) AS a FROM people;
+SELECT MAX(born) AS a FROM people WHERE smoker;
+SELECT MEDIAN(f) AS a FROM (SELECT person_id, MIN(day) AS f FROM visits GROUP BY person_id) t;
+SELECT MIN(DATE_TRUNC('month', day)) AS a FROM visits;
+SELECT MEDIAN(day + INTERVAL 7 DAY) AS a FROM visits;
 -- histograms
 SELECT FLOOR(age / 5) * 5 AS bin, COUNT(*) AS n FROM people GROUP BY bin;
 SELECT age - age % 5 AS bin, COUNT(*) AS n FROM people GROUP BY bin;

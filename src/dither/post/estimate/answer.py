@@ -6,8 +6,8 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
+from functools import cached_property
 from importlib import import_module
 from itertools import product
 from typing import Any, assert_never
@@ -32,16 +32,16 @@ from dither.post.estimate.clipping import (
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
+from dither.post.estimate.moments import show_estimate, show_moment
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.estimate.windows import estimate_with_windows, resolve_windows
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
-from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes
+from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes, precision_of
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
-from dither.schema import Domain, Moment, Scalar
+from dither.schema import Domain, Moment, Precision, Scalar
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_ROWS_SHOWN = 60
 
 
@@ -50,7 +50,8 @@ class AnswerColumn:
     """A column of an answer: a GROUP BY key, which is exact, or a noisy column.
 
     `value`, `interval`, `std_error`, `noise` and `clipped` are single numbers if the query has no GROUP BY, and arrays
-    with one element per row of the answer if it has (`grouped`). `estimate` and `clipping` always have arrays.
+    with one element per row of the answer if it has (`grouped`). `estimate` and `clipping` always have arrays. With a
+    `precision`, the estimate is in microseconds and shown as dates, with errors in days, or seconds for timestamps.
     """
 
     name: str
@@ -59,6 +60,12 @@ class AnswerColumn:
     grouped: bool = True
     clipping: Clipping | None = None
     clipped_data: bool = False
+    precision: Precision | None = None
+
+    @cached_property
+    def shown(self) -> Estimate:
+        """The estimate as it is shown: dates, if it is in microseconds."""
+        return self.estimate if self.precision is None else show_estimate(self.estimate, self.precision)
 
     @property
     def title(self) -> str:
@@ -68,22 +75,22 @@ class AnswerColumn:
     @property
     def value(self) -> Any:
         """The estimate."""
-        return self._scalar_or_array(self.estimate.value)
+        return self._scalar_or_array(self.shown.value)
 
     @property
     def interval(self) -> tuple[Any, Any]:
         """The lower and the upper end of the confidence interval."""
-        return self._scalar_or_array(self.estimate.low), self._scalar_or_array(self.estimate.high)
+        return self._scalar_or_array(self.shown.low), self._scalar_or_array(self.shown.high)
 
     @property
     def std_error(self) -> Any:
         """The standard error: of the noise, and of what clipping removed where that is estimated."""
-        return self._scalar_or_array(self.estimate.std_error)
+        return self._scalar_or_array(self.shown.std_error)
 
     @property
     def noise(self) -> Any:
         """The standard error of the noise alone."""
-        return self._scalar_or_array(self.estimate.std_error if self.clipping is None else self.clipping.noise)
+        return self._scalar_or_array(self.shown.std_error if self.clipping is None else self.clipping.noise)
 
     @property
     def clipped(self) -> tuple[Any, Any]:
@@ -106,8 +113,8 @@ class AnswerColumn:
 
     def texts(self, row: int) -> tuple[str, str, str]:
         """The estimate of a row and the ends of its interval, with the digits that the error leaves meaningful."""
-        parts = [np.asarray(part)[row] for part in (self.estimate.value, self.estimate.low, self.estimate.high)]
-        digits = _meaningful_digits(self.estimate, row)
+        parts = [np.asarray(part)[row] for part in (self.shown.value, self.shown.low, self.shown.high)]
+        digits = _meaningful_digits(self.shown, row)
         value, low, high = (_format_number(part, digits) for part in parts)
         return value, low, high
 
@@ -149,10 +156,10 @@ class Answer:
             if column.key:
                 arrays[name] = self.keys.column(position)
                 continue
-            arrays[name] = _to_arrow(column.estimate.value)
-            arrays[_unused_name(f"{name}_std_error", arrays)] = pa.array(column.estimate.std_error)
-            arrays[_unused_name(f"{name}_low", arrays)] = pa.array(column.estimate.low)
-            arrays[_unused_name(f"{name}_high", arrays)] = pa.array(column.estimate.high)
+            arrays[name] = _to_arrow(column.shown.value)
+            arrays[_unused_name(f"{name}_std_error", arrays)] = pa.array(column.shown.std_error)
+            arrays[_unused_name(f"{name}_low", arrays)] = pa.array(column.shown.low)
+            arrays[_unused_name(f"{name}_high", arrays)] = pa.array(column.shown.high)
             if column.clipping is not None:
                 arrays[_unused_name(f"{name}_clipped", arrays)] = pa.array(column.clipping.estimate)
         return pa.table(arrays)
@@ -174,6 +181,8 @@ class Answer:
                 f"value() needs one row and one noisy column, and this answer has {len(self)} and {len(noisy)}; "
                 'use answer["name"].value, table or to_pandas()'
             )
+        if noisy[0].precision is not None:
+            raise Unsupported(f'value() returns a number, and this is a date; use answer["{noisy[0].name}"].value')
         return float(noisy[0].estimate.value[0])
 
     def to_pandas(self) -> Any:
@@ -243,7 +252,7 @@ class Answer:
         if column.key:
             return f"<td>{html.escape(answer_text(self.keys.column(position)[row].as_py()))}</td>"
         value, low, high = map(html.escape, column.texts(row))
-        picture = _interval_svg(column.estimate, row)
+        picture = _interval_svg(column.estimate, row, 0.0 if column.precision is None else math.inf)
         return f"<td title='{low} to {high}'>{value} {picture}<br><small>[{low}, {high}]</small></td>"
 
     def __str__(self) -> str:
@@ -302,12 +311,12 @@ def _meaningful_digits(result: Estimate, row: int) -> int | None:
     return min(6, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else None
 
 
-def _interval_svg(result: Estimate, row: int) -> str:
-    """Draw one interval on the scale of the whole column; empty if an end is infinite."""
+def _interval_svg(result: Estimate, row: int, start: float) -> str:
+    """Draw one interval on the scale of the whole column, from `start` at the latest; empty if an end is infinite."""
     finite = [part[np.isfinite(part)] for part in (result.low, result.high)]
     if not len(finite[0]) or not len(finite[1]) or not np.isfinite([result.low[row], result.high[row]]).all():
         return ""
-    first, last = min(float(finite[0].min()), 0.0), float(finite[1].max())
+    first, last = min(float(finite[0].min()), start), float(finite[1].max())
     width = (last - first) or 1.0
     left, right = (100 * (float(end) - first) / width for end in (result.low[row], result.high[row]))
     middle = 100 * (float(np.asarray(result.value, float)[row]) - first) / width
@@ -373,7 +382,7 @@ def build_answer(
             AnswerColumn(
                 output.name, _take_rows(result, rows, size), is_key, bool(plan.keys),
                 None if clipping is None else clipping.take(rows, size),
-                bool(plan.clipped_to and cells_of(output.node)),
+                bool(plan.clipped_to and cells_of(output.node)), precision_of(plan, output.node),
             )
         )  # fmt: skip
         if cells_of(output.node):
@@ -385,7 +394,7 @@ def build_answer(
     wide = [
         note
         for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
-        if cells_of(output.node)
+        if cells_of(output.node) and column.precision is None
         for note in wide_notes(column.name, column.estimate, _take_rows(alone, rows, size), losses, plan.unit)
     ]
     return Answer(
@@ -492,8 +501,7 @@ def _display_keys(values: list[Scalar], domain: Domain) -> list[Any]:
 
 def _display_value(value: Scalar, domain: Domain) -> Any:
     if isinstance(domain, Moment) and isinstance(value, int) and not isinstance(value, bool):
-        moment = EPOCH + timedelta(microseconds=value)
-        return date(moment.year, moment.month, moment.day) if domain.precision == "day" else moment.replace(tzinfo=None)
+        return show_moment(value, domain.precision)
     return float(value) if isinstance(value, Fraction) else value
 
 

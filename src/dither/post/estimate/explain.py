@@ -17,6 +17,7 @@ from dither.plan.traversal import fill_limits
 from dither.post.display import html_lines
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
+from dither.post.estimate.moments import distance_unit
 from dither.post.estimate.prediction import expected_rows
 from dither.post.estimate.windows import typical_windows
 from dither.post.formulas import (
@@ -42,6 +43,7 @@ from dither.post.query.query_plan import (
     QuantileRef,
     QueryPlan,
     bound_name,
+    precision_of,
 )
 from dither.post.query.request import mechanism_of, search_share
 from dither.privacy.protocol import Measurement
@@ -55,7 +57,8 @@ class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
 
     If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
-    `known`, it depends on a contribution bound that is chosen only when the query is asked, and assumes one.
+    `known`, it depends on a contribution bound that is chosen only when the query is asked, and assumes one. Errors of
+    dates have a `unit`.
     """
 
     name: str
@@ -64,13 +67,14 @@ class Expected:
     needs_rows: bool
     rows: float | None = None
     known: bool = True
+    unit: str = ""
 
     @property
     def width(self) -> str:
         """Half the width of the interval in words."""
         where = f" in a group of {self.rows:,.0f} rows" if self.rows is not None else ""
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
-        width += where
+        width += f" {self.unit}{where}" if self.unit else where
         return width if self.known else f"unknown until asked ({width} at the bounds assumed)"
 
     def __repr__(self) -> str:
@@ -116,8 +120,11 @@ def expected_errors(
             # Both ends may be infinite: then nothing is known about the column.
             width = float(np.max(np.nan_to_num(result.high - result.low, nan=np.inf, posinf=np.inf))) / 2
         known = all(read[index] not in assumed for index in cells_of(output.node))
-        std_error = float(np.max(result.std_error))
-        errors.append(Expected(output.name, std_error, width, depends, size if depends else None, known))
+        std_error, unit, precision = float(np.max(result.std_error)), "", precision_of(plan, output.node)
+        if precision is not None:
+            unit, length = distance_unit(precision)
+            std_error, width = std_error / length, width / length
+        errors.append(Expected(output.name, std_error, width, depends, size if depends else None, known, unit))
     return tuple(errors)
 
 

@@ -50,7 +50,8 @@ def _join_columns(columns: Sequence[AnswerColumn]) -> AnswerColumn:
     clippings = [column.clipping for column in columns if column.clipping is not None]
     clipping = _join_clippings(clippings) if len(clippings) == len(columns) else None
     is_key = any(column.key for column in columns)
-    return AnswerColumn(columns[0].name, Estimate(*parts), is_key, True, clipping, columns[0].clipped_data)
+    first = columns[0]
+    return AnswerColumn(first.name, Estimate(*parts), is_key, True, clipping, first.clipped_data, first.precision)
 
 
 def _join_clippings(parts: Sequence[Clipping]) -> Clipping:

@@ -20,7 +20,7 @@ from dither.post.formulas import (
     WindowSum,
     cells_of,
 )
-from dither.post.query.question import Question
+from dither.post.query.question import AggregateCall, Question
 from dither.schema import Boolean, Category, Domain, Identifier, Moment, Number
 
 ValueType = Literal["number", "text", "boolean", "date", "NULL"]
@@ -34,16 +34,25 @@ def check_types(question: Question, context: Context) -> None:
     """Refuse a question whose columns, HAVING or ORDER BY combine values of different types."""
     scope = Scope(question.relation.domain(context))
     keys = [domain_type(key.domain(scope)) for _, key in question.keys]
+    cells = [_aggregate_type(aggregate, scope) for aggregate in question.aggregates]
     for output in question.outputs:
-        if value_type(output.node, keys) in {"text", "date"} and cells_of(output.node):
+        if isinstance(output.node, NoisyCell):
+            continue
+        if value_type(output.node, keys, cells) in {"text", "date"} and cells_of(output.node):
             raise Unsupported(
                 f"{output.name!r} would be a text or a date that noisy numbers decide on, without an interval; "
                 "ask for the numbers, and decide in your own code"
             )
     if question.having is not None:
-        _require_type("boolean", "HAVING", [value_type(question.having, keys)])
+        _require_type("boolean", "HAVING", [value_type(question.having, keys, cells)])
     for term in question.order:
-        value_type(term.node, keys)
+        value_type(term.node, keys, cells)
+
+
+def _aggregate_type(aggregate: AggregateCall, scope: Scope) -> ValueType:
+    """Return the type of an aggregate: a date for MIN, MAX and quantiles of dates, else a number."""
+    ranked = aggregate.kind in ("min", "max", "quantile")
+    return "date" if ranked and isinstance(aggregate.values[0].domain(scope), Moment) else "number"
 
 
 def domain_type(domain: Domain) -> ValueType:
@@ -61,9 +70,11 @@ def domain_type(domain: Domain) -> ValueType:
             return "text"
 
 
-def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
-    """Return the type of a formula's values; refuse types that do not go together."""
+def value_type(node: Formula, keys: Sequence[ValueType], cells: Sequence[ValueType] = ()) -> ValueType:
+    """Return the type of a formula's values; refuse types that do not go together. Other cells are numbers."""
     match node:
+        case NoisyCell(index) if index < len(cells):
+            return cells[index]
         case KeyValue(index):
             return keys[index]
         case FixedValue(None):
@@ -73,9 +84,9 @@ def value_type(node: Formula, keys: Sequence[ValueType]) -> ValueType:
         case FixedValue(str()):
             return "text"
         case FunctionCall(name, arguments):
-            return _result_type(name, [value_type(argument, keys) for argument in arguments])
+            return _result_type(name, [value_type(argument, keys, cells) for argument in arguments])
         case WindowSum(inner):
-            _require_type("number", "SUM", [value_type(inner, keys)])
+            _require_type("number", "SUM", [value_type(inner, keys, cells)])
             return "number"
         case NoisyCell() | FixedValue() | ChosenValue() | Average() | ClampedTo():
             return "number"

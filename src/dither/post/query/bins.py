@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 
 from dither.errors import Unsupported
-from dither.plan.domains import bounds_of
+from dither.plan.domains import PERIOD_LENGTHS, bounds_of, truncate
+from dither.plan.expressions.core import Expr
+from dither.plan.expressions.time import DateDiff, Instant
 from dither.post.noise import Floats
 from dither.schema import Moment, Number
 
@@ -30,9 +32,25 @@ class Bins:
     high: Floats
     edges: tuple[Fraction, ...]
 
+    def as_moments(self, domain: Moment) -> Bins:
+        """Return bins of periods after the first moment of a domain as bins of moments, in microseconds."""
+        start, length = truncate(domain.lo, period_of(domain)), PERIOD_LENGTHS[period_of(domain)]
+        return Bins(start + self.low * length, start + self.high * length, self.edges)
+
     def between(self, first: int, last: int) -> Bins:
         """Return the bins from index `first` to `last`, both included."""
         return Bins(self.low[first : last + 1], self.high[first : last + 1], self.edges[first:last])
+
+
+def period_of(domain: Moment) -> Literal["day", "hour", "minute", "second"]:
+    """Return the period by which moments are ranked: their precision, but no finer than a second."""
+    return domain.precision if domain.precision in ("day", "hour", "minute", "second") else "second"
+
+
+def periods_after_first(value: Expr, domain: Moment) -> Expr:
+    """Return the number of periods from the first moment of a domain to a value."""
+    period = period_of(domain)
+    return DateDiff(period, Instant(truncate(domain.lo, period)), value)
 
 
 def make_bins(domain: object, growing: bool = False) -> Bins:
@@ -40,14 +58,9 @@ def make_bins(domain: object, growing: bool = False) -> Bins:
 
     `growing` bins, for a range that depends on a bound still to be chosen, widen with the distance from zero.
     """
-    if isinstance(domain, Moment):
-        raise Unsupported(
-            "MIN, MAX, MEDIAN and quantiles take numbers; of dates, ask for days after a date, such as "
-            "MEDIAN(DATE_DIFF('day', DATE '2000-01-01', x)), and add them to it"
-        )
     if not isinstance(domain, Number):
         raise Unsupported(
-            "MIN, MAX, MEDIAN and quantiles need a number with a declared range; for other columns, "
+            "MIN, MAX, MEDIAN and quantiles need a number or a date with a declared range; for other columns, "
             "ask for COUNT(*) grouped by the value"
         )
     first, last = bounds_of(domain)

@@ -34,7 +34,7 @@ from dither.post.query.aggregated_values import (
     typical_per_row,
     without_null,
 )
-from dither.post.query.bins import Bins, make_bins
+from dither.post.query.bins import Bins, make_bins, periods_after_first
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     LARGEST_CLIP,
@@ -63,7 +63,7 @@ from dither.post.query.terms import (
     weighted_value,
 )
 from dither.post.query.typical_rows import typical_rows
-from dither.schema import Dataset, Identifier, Reference
+from dither.schema import Dataset, Identifier, Moment, Reference
 
 # With at most this many groups, a unit may count in all of them without a search for a bound.
 FEW_GROUPS = 64
@@ -428,7 +428,10 @@ class Planner(RowBounds):
             if aggregate.kind not in ("quantile", "min", "max"):
                 continue
             (value,) = aggregate.values
-            domain = value.domain(scope)
+            domain = moment = value.domain(scope)
+            if isinstance(moment, Moment):
+                value = periods_after_first(value, moment)
+                aggregate, domain = replace(aggregate, values=(value,)), value.domain(scope)
             bins = make_bins(domain, growing=domain != value.domain(self.likely_scope(question)))
             ranked = (value, aggregate.condition)
             if ranked not in histograms:
@@ -437,7 +440,10 @@ class Planner(RowBounds):
                     (self.histogram(question, aggregate, bins, keys, builder), COUNT_WEIGHTS["answer"])
                 )
             builder.nodes[index] = formulas.NoisyCell(len(builder.sources))
-            builder.sources.append(QuantileRef(histograms[ranked], bins, quantile_level(aggregate)))
+            level, precision = quantile_level(aggregate), None
+            if isinstance(moment, Moment):
+                bins, precision = bins.as_moments(moment), moment.precision
+            builder.sources.append(QuantileRef(histograms[ranked], bins, level, precision))
 
     def histogram(
         self,

@@ -19,7 +19,7 @@ from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS
 from dither.post.query.bins import Bins, QuantileLevel
 from dither.post.query.question import Ordering, OutputColumn, Question
 from dither.post.query.typical_rows import TYPICAL_ROWS
-from dither.schema import Scalar
+from dither.schema import Precision, Scalar
 
 # Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
 MASS, ROWS, VALUES = "mass", "rows", "values"
@@ -60,11 +60,15 @@ class CellRef:
 
 @dataclass(frozen=True)
 class QuantileRef:
-    """A noisy column that formulas read: a quantile of a measure that is a histogram."""
+    """A noisy column that formulas read: a quantile of a measure that is a histogram.
+
+    `precision` is that of dates and timestamps, whose bins are in microseconds.
+    """
 
     measure_index: int
     bins: Bins
     level: QuantileLevel
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,15 @@ def with_tags(plan: QueryPlan, suffix: str) -> QueryPlan:
 
     changed: QueryPlan = transform(plan, append_suffix)
     return changed
+
+
+def precision_of(plan: QueryPlan, node: formulas.Formula) -> Precision | None:
+    """Return the precision of a column that is MIN, MAX or a quantile of dates; None for other columns."""
+    # Cells beyond the sources are sums over windows.
+    if not isinstance(node, formulas.NoisyCell) or node.index >= len(plan.sources):
+        return None
+    source = plan.sources[node.index]
+    return source.precision if isinstance(source, QuantileRef) else None
 
 
 def answer_axes(context: Context, plan: QueryPlan) -> tuple[tuple[str, Sequence[Scalar]], ...]:
