@@ -93,6 +93,27 @@ def test_a_given_bound_can_report_what_it_removes(description: str) -> None:
     assert abs(numbers[0] - 300) < 100 and abs(numbers[1] - 600) < 200  # 300 planes with two flights each
 
 
+def test_both_sides_of_a_split_are_labelled_and_nothing_in_the_first_is_clipped(description: str) -> None:
+    shown = run("ask", description, "SELECT COUNT(*) AS n FROM flights", "--split", "2", "--epsilon", "5")
+    first, second = (
+        shown.index("answer about each plane with at most 2 rows: "),
+        shown.index("each plane with more than 2 rows"),
+    )
+    assert first < shown.index("┃ n ┃") < second and "of clipped data" not in shown
+
+
+def test_a_quote_says_what_a_budget_in_rho_is_charged(description: str) -> None:
+    Path(description).write_text(DATASET.replace("kind: pure, epsilon: 100", "kind: zcdp, rho: 2"))
+    quoted = run("quote", description, COUNTS, "--epsilon", "0.5")
+    charged = re.search(r"cost: epsilon 0.5, charged to the budget as (rho about 0.0\d{6}); affordable", quoted)
+    assert charged is not None, quoted
+    assert f"cost: {charged[1]} (95% intervals)" in run("ask", description, COUNTS, "--epsilon", "0.5")
+    assert re.search(r"│ 0\.0\d{6} │ 2 │", run("budget", description))
+    rolled = run("ask", description, "SELECT carrier, GROUPING(carrier) AS g, COUNT(DISTINCT plane) AS n FROM flights"
+                 " GROUP BY ROLLUP (carrier)", "--rho", "0.1")  # fmt: skip
+    assert "│ AA │ 0 │" in rolled and "│ 1 │" in rolled and "[1, 1]" not in rolled
+
+
 def test_bounds_are_named_in_words(description: str) -> None:
     total = "SELECT SUM(miles) AS s FROM flights"
     quoted = run("quote", description, total, "--epsilon", "5")
@@ -168,4 +189,4 @@ def test_losses_have_few_digits() -> None:
     assert loss_text([Pure("1/3")]) == "epsilon 1/3" and loss_text([ZCDP("0.05", "1/1000000")]) == (
         "rho 0.05, delta 0.000001"
     )
-    assert loss_text([Pure(Fraction(1, 10**9 + 7))]) == "epsilon about 0.00000000100000"
+    assert loss_text([Pure(Fraction(1, 10**9 + 7))]) == "epsilon about 0.000000001"

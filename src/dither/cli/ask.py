@@ -94,6 +94,8 @@ def ask(
         print_json(data[0] if len(queries) == 1 and split is None else {"answers": data})
         return
     for answer in answers:
+        if split is not None:
+            CONSOLE.print(answer.notes[0])
         CONSOLE.print(answer_grid(answer))
         if more := rows_not_shown(answer):
             CONSOLE.print(more)

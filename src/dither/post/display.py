@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from html import escape
 from typing import Any, Self, assert_never
@@ -50,7 +50,27 @@ def amount_text(value: Fraction) -> str:
     exact = number_text(value)
     if len(exact.strip("0.")) <= LONGEST_AMOUNT:
         return exact
-    return f"about {Context(prec=6, rounding=ROUND_CEILING).divide(Decimal(value.numerator), value.denominator):f}"
+    return f"about {short_number(value, ROUND_CEILING)}"
+
+
+def short_number(value: Fraction, rounding: str) -> str:
+    """Format a number to six digits, without zeros at its end.
+
+    >>> short_number(Fraction(14312310902086, 10**14), ROUND_CEILING), short_number(Fraction(4), ROUND_CEILING)
+    ('0.143124', '4')
+    """
+    text = f"{Context(prec=6, rounding=rounding).divide(Decimal(value.numerator), Decimal(value.denominator)):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def rough_number(value: float) -> str:
+    """Format a number to three digits, with commas and without powers of ten.
+
+    >>> rough_number(6870.3), rough_number(20.94), rough_number(0.00512)
+    ('6,870', '20.9', '0.00512')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
 
 
 def _loss_parameters(loss: Loss) -> dict[str, Fraction]:
@@ -86,13 +106,13 @@ class ReadableBalance(Balance):
     def amounts(self) -> str:
         """The spent part of each limit."""
         parts = zip(self.components, self.spent, self.limit, strict=True)
-        return ", ".join(f"{name} {_amount(spent)} of {_amount(limit)}" for name, spent, limit in parts if limit)
+        return ", ".join(f"{name} {spent_text(spent)} of {left_text(limit)}" for name, spent, limit in parts if limit)
 
     @property
     def left(self) -> str:
         """The part of each limit that is not spent."""
         parts = zip(self.components, self.spent, self.limit, strict=True)
-        return ", ".join(f"{name} {_amount(max(0, limit - spent))}" for name, spent, limit in parts if limit)
+        return ", ".join(f"{name} {left_text(max(0, limit - spent))}" for name, spent, limit in parts if limit)
 
     def __repr__(self) -> str:
         return f"budget of unit {self.cap.unit} ({self.place}): spent {self.amounts}"
@@ -101,8 +121,14 @@ class ReadableBalance(Balance):
         return Budgets([self])._repr_html_()
 
 
-def _amount(units: int) -> str:
-    return number_text(Fraction(units, LEDGER_UNITS))
+def spent_text(units: int) -> str:
+    """Format an amount of the ledger that was spent, to six digits, rounded up."""
+    return short_number(Fraction(units, LEDGER_UNITS), ROUND_CEILING)
+
+
+def left_text(units: int) -> str:
+    """Format a limit of the ledger, or what is left of it, to six digits, rounded down."""
+    return short_number(Fraction(units, LEDGER_UNITS), ROUND_FLOOR)
 
 
 class Budgets(tuple[ReadableBalance, ...]):

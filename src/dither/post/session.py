@@ -48,7 +48,14 @@ from dither.post.query.question import Question
 from dither.post.query.request import key_selection
 from dither.post.query.selected_keys import SELECTION_NOTE, all_combinations, with_sample_keys, with_selected_keys
 from dither.post.query.spend import Spend, parse_spend
-from dither.post.query.split import units_with_at_most, units_with_more_than
+from dither.post.query.split import (
+    few_rows_note,
+    many_rows_note,
+    units_with_at_most,
+    units_with_more_than,
+    with_note,
+    without_clipping,
+)
 from dither.post.statistics.core import default_unit
 from dither.post.statistics.interface import Statistics
 from dither.privacy.codec import digest, schema_hash
@@ -177,8 +184,8 @@ class Session(Statistics):
         light = Planner(self.context, ContributionBound(max_rows=threshold), spend.gaussian)
         heavy = planner_for(self.context, resolved, spend.gaussian)
         plans = (
-            light.plan(units_with_at_most(question, threshold)),
-            heavy.plan(units_with_more_than(question, threshold)),
+            without_clipping(light.plan(units_with_at_most(question, threshold)), few_rows_note(question, threshold)),
+            with_note(heavy.plan(units_with_more_than(question, threshold)), many_rows_note(question, threshold)),
         )
         planned = _PlannedQueries(plans, spend, float(resolved.confidence), resolved.assumed_group_size)
         answers = as_shown(self._answer(planned, ""), resolved)

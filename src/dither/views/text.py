@@ -9,11 +9,10 @@ from rich.table import Column as GridColumn
 from rich.table import Table as Grid
 from rich.text import Text
 
-from dither.post.display import loss_text
+from dither.post.display import left_text, loss_text, spent_text
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.quote import Quote
 from dither.privacy.protocol import Balance, HistoryEntry
-from dither.views.ledger import decimal_text
 
 BAR_WIDTH = 20
 # A terminal shows at most this many rows of an answer.
@@ -71,7 +70,7 @@ def budget_grid(balances: Iterable[Balance]) -> Grid:
             if limit:
                 name = " ".join(filter(None, (balance.level, balance.name, balance.window)))
                 grid.add_row(
-                    name, balance.cap.unit, component, decimal_text(spent), decimal_text(limit), spent_bar(spent, limit)
+                    name, balance.cap.unit, component, spent_text(spent), left_text(limit), spent_bar(spent, limit)
                 )
     return grid
 

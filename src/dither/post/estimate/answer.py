@@ -109,7 +109,12 @@ class AnswerColumn:
     def cell(self, row: int) -> str:
         """The estimate of a row with its interval, as text: every place that shows answers writes it like this."""
         value, low, high = self.texts(row)
-        return value if self.key else f"{value} [{low}, {high}]"
+        return value if self.key or self._is_exact(row) else f"{value} [{low}, {high}]"
+
+    def _is_exact(self, row: int) -> bool:
+        """Return True for a value without noise, such as that of GROUPING()."""
+        low, high = (np.asarray(part)[row] for part in (self.estimate.low, self.estimate.high))
+        return bool(low == high and np.asarray(self.estimate.std_error)[row] == 0)
 
     def texts(self, row: int) -> tuple[str, str, str]:
         """The estimate of a row and the ends of its interval, with the digits that the error leaves meaningful."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dither.post.display import rough_number
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn
 from dither.post.formulas import Formula, NoisyCell, Values, cells_of, evaluate
@@ -119,6 +120,7 @@ def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width
     """Tell noise and clipping apart for a column: medians over its groups."""
     noise, estimate, most = (float(np.median(part)) for part in (clipping.noise, clipping.estimate, clipping.most))
     return (
-        f"{name}: the standard error is {noise:,.3g} from noise alone; clipping removed about {estimate:,.3g}, at most "
-        f"{most:,.3g}; the {confidence:.0%} interval, {2 * float(np.median(half_width)):,.3g} wide, covers both"
+        f"{name}: the standard error is {rough_number(noise)} from noise alone; clipping removed about"
+        f" {rough_number(estimate)}, at most {rough_number(most)}; the {confidence:.0%} interval,"
+        f" {rough_number(2 * float(np.median(half_width)))} wide, covers both"
     )

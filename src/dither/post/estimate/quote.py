@@ -52,7 +52,11 @@ class Quote:
         """The cost in words, and whether the budget covers it."""
         if self.free:
             return f"cost: nothing more, because this was answered before for {loss_text([self.loss])}"
-        return f"cost: {loss_text([self.loss])}; {'affordable' if self.affordable else 'exceeds the budget'}"
+        asked = loss_text([self.loss])
+        others = [each.loss for each in self.losses if type(each.loss) is not type(self.loss)]
+        charged = " or ".join(dict.fromkeys(loss_text([loss]) for loss in others))
+        paid = f", charged to the budget as {charged}" if charged else ""
+        return f"cost: {asked}{paid}; {'affordable' if self.affordable else 'exceeds the budget'}"
 
     def __repr__(self) -> str:
         return "\n".join([*map(repr, self.expected), self.cost, *(f"note: {note}" for note in self.notes)])

@@ -37,6 +37,7 @@ from dither.post.query.aggregated_values import (
 from dither.post.query.bins import Bins, make_bins, periods_after_first
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
+    CLIPPED_NOTE,
     LARGEST_CLIP,
     MASS,
     ROWS,
@@ -162,8 +163,7 @@ class Planner(RowBounds):
         report = "" if self.bound.max_groups else f"; max_contributions='{self.bound.max_rows},report' estimates that"
         return (
             unit,
-            f"this is an answer about clipped data: {clipped_to}; estimates lack what is beyond, and the intervals do "
-            f"not cover that{report}",
+            f"{CLIPPED_NOTE}: {clipped_to}; estimates lack what is beyond, and the intervals do not cover that{report}",
         )
 
     def clipped_to(self, question: Question) -> str:

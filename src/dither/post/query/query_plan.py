@@ -23,6 +23,7 @@ from dither.schema import Precision, Scalar
 
 # Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
 MASS, ROWS, VALUES = "mass", "rows", "values"
+CLIPPED_NOTE = "this is an answer about clipped data"
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
 LARGEST_BOUNDS = {MASS: LARGEST_CLIP, ROWS: LARGEST_ROWS}

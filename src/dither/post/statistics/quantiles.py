@@ -231,6 +231,9 @@ class Histogram(Result):
     edges: tuple[float, ...] = ()
 
 
+BIN_NOTE = "a bin has the values from its first end up to those below its second; the last bin has its second end, too"
+
+
 def make_histogram(
     rows: SourceRows, column: str, bins: int | Sequence[Any] | Literal["private"], most: int
 ) -> Statistic[Histogram]:
@@ -250,7 +253,8 @@ def make_histogram(
         half = interval_half_width([noise], measured.settings.confidence)
         spread = np.full(len(counts), noise.std)
         columns = [*bin_columns(ends), noisy_column("n", counts, spread, counts - half, counts + half)]
-        return Histogram(**result_fields(measured, f"histogram of {column}", columns), edges=tuple(ends))
+        fields = result_fields(measured, f"histogram of {column}", columns, notes=[BIN_NOTE])
+        return Histogram(**fields, edges=tuple(ends))
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         return [expected_noise(rows.settings, "a bin", plan, parts[0])]
@@ -304,7 +308,9 @@ def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Hi
         ends = [*(float(lows[start]) for start in starts), float(tree.grid.hi)]
         columns = [*bin_columns(ends), noisy_column("n", counts, error, counts - half, counts + half)]
         note = "the edges are noisy quantiles, chosen in the same charge; the counts have noise of their own"
-        return Histogram(**result_fields(measured, f"histogram of {column}", columns, notes=[note]), edges=tuple(ends))
+        return Histogram(
+            **result_fields(measured, f"histogram of {column}", columns, notes=[BIN_NOTE, note]), edges=tuple(ends)
+        )
 
     return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, plans, parts[1:]))
 

@@ -50,13 +50,20 @@ def make_synthesis(
     source: SourceRows, columns: Sequence[str], bins: Mapping[str, Any] | None, seed: int
 ) -> Statistic[SyntheticData]:
     """Make the statistic of synthetic data."""
-    names = list(columns)
+    names = [columns] if isinstance(columns, str) else list(columns)
     if not 2 <= len(names) <= MAX_COLUMNS or len(set(names)) < len(names):
-        raise InvalidParameter(f"synthetic data need 2 to {MAX_COLUMNS} different columns, got {len(names)}")
+        repeated = "" if len(set(names)) == len(names) else f", of which {len(names) - len(set(names))} are repeated"
+        raise InvalidParameter(
+            f"synthetic data need a list of 2 to {MAX_COLUMNS} different columns, such as ['age', 'country'], got"
+            f" {len(names)}{repeated}"
+        )
     attributes = read_attributes(source, names, bins or {})
     pairs = list(combinations(range(len(names)), 2))
     if max(attributes[i].size * attributes[j].size for i, j in pairs) > MAX_CELLS // 16:
-        raise Unsupported("a pair of columns has too many values; cut numbers into fewer bins with bins=")
+        raise Unsupported(
+            f"a pair of columns has more than {MAX_CELLS // 16:,} combinations of values; leave out the column with the"
+            " most values, or cut numbers into fewer bins, such as bins={'age': 8}"
+        )
     relation = source.question(["COUNT(*)"]).relation
     plan = plan_marginals(source, relation, [(attributes[i].key, attributes[j].key) for i, j in pairs])
 
@@ -88,8 +95,8 @@ def build_synthesis(
         *plan.notes,
         "three columns or more together follow from pairs, which is an assumption: their errors are not measured",
         "errors are about the rows that count: what a bound leaves out is not in them",
-        f"counts of a few times {noise.std:,.0f} rows or less are mostly noise",
-        "numbers are spread evenly over their bins; rows are no one's, and a copy of one is chance",
+        f"a combination of values that fewer than about {4 * noise.std:,.0f} rows have is mostly noise",
+        "numbers are spread evenly over their bins; a synthetic row that equals somebody's record does so by chance",
     ]
     columns = error_columns(errors, attributes)
     fields = result_fields(released.measurements, "synthesize", columns, summary, notes)
