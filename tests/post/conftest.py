@@ -33,8 +33,14 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def truth(folder: Path) -> duckdb.DuckDBPyConnection:
+def tables(folder: Path) -> duckdb.DuckDBPyConnection:
     return raw(folder)
+
+
+@pytest.fixture
+def truth(tables: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """A cursor for each test: one that is left in the middle of a result does not stop the next test."""
+    return tables.cursor()
 
 
 @pytest.fixture(scope="session")
