@@ -2,10 +2,11 @@
 
     python benchmarks/release_spark.py                                 # 200,000 people, 1,000 links: 6 million rows
     python benchmarks/release_spark.py --users 50000 --urls 250 --repeats 1
-    python benchmarks/release_spark.py --record docs/records/release_spark.md
+    python benchmarks/release_spark.py --local                         # Spark inside this process, not a cluster
 
-Both run in one application, in turns. CPU seconds are of everything: driver, JVM, Python workers. The first round is
-cold: the JVM compiles, and Python workers start. The plain job reads the same files, joins people to their actions,
+Spark is a standalone cluster with two workers of one core on two loopback addresses, each a process of its own. Both
+jobs run in one application, in turns. CPU seconds are of everything: driver, JVMs, Python workers. The first round is
+cold: JVMs compile, and Python workers start. The plain job reads the same files, joins people to their actions,
 counts by key and column, joins the counts to all keys and writes Parquet with zstd; it cleans no value. The release
 cleans values, writes the exact cells to private files, draws the noise of each value, checks and publishes the files.
 """
@@ -15,10 +16,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -105,19 +109,56 @@ def timed(job: Callable[[], Any]) -> Spent:
     return Spent(cpu_seconds() - cpu, time.perf_counter() - wall)
 
 
-def start_session(folder: Path, cores: int) -> SparkSession:
-    """Start Spark in this process."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Start a master and two workers of one core as children of this process, and yield the master's address."""
+    home, log = Path(pyspark.__file__).parent, folder / "cluster.log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    address, package = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
+    web = ["--webui-port", "0", "--host"]
+    commands = [[f"{package}.master.Master", *web, "127.0.0.1", "--port", port]]
+    for number in (1, 2):
+        size = ["--cores", "1", "--memory", "2g", "--work-dir", str(folder / f"work{number}")]
+        commands.append([f"{package}.worker.Worker", *web, f"127.0.0.{1 + number}", *size, address])
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, command in enumerate(commands):
+            with log.open("ab") as output:
+                started.append(subprocess.Popen([home / "bin" / "spark-class", *command], stdout=output, stderr=output))
+            wait_for(log, "Registering worker" if number else "elected leader", max(1, number))
+        yield address
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def wait_for(log: Path, text: str, times: int, seconds: float = 180) -> None:
+    """Wait until a log has a text."""
+    until = time.monotonic() + seconds
+    while log.read_text(errors="replace").count(text) < times:
+        if time.monotonic() > until:
+            raise SystemExit(f"the cluster did not start; see {log}")
+        time.sleep(0.2)
+
+
+def start_session(folder: Path, master: str) -> SparkSession:
+    """Start the driver of Spark in this process."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g" if master.startswith("spark:") else "2g",
+        "spark.executor.memory": "1200m",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(sys.path),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(4 * cores),
+        "spark.sql.shuffle.partitions": "8",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    session = SparkSession.builder.master(f"local[{cores}]").config(map=settings).getOrCreate()
+    session = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 
@@ -161,17 +202,18 @@ def count_rows(folder: Path) -> int:
 def main(
     users: Annotated[int, typer.Option(min=1, help="number of people")] = 200_000,
     urls: Annotated[int, typer.Option(min=1, help="number of links")] = 1_000,
-    cores: Annotated[int, typer.Option(min=1, help="tasks at once")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="warm rounds")] = 3,
-    record: Annotated[Path | None, typer.Option(help="file for the result")] = None,
+    local: Annotated[bool, typer.Option("--local", help="Spark in this process, with two threads")] = False,
 ) -> None:
     """Measure the release beside the plain job."""
-    with tempfile.TemporaryDirectory() as scratch:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         actions = generate(folder / "codebook_data", users, urls, 20.0)
-        session = start_session(folder, cores)
-        cold, *warm = [run_round(session, folder, number) for number in range(1, 2 + repeats)]
-        session.stop()
+        with nullcontext("local[2]") if local else cluster(folder) as master:
+            session = start_session(folder, master)
+            cold, *warm = [run_round(session, folder, number) for number in range(1, 2 + repeats)]
+            session.stop()
     plain, made = median(each.plain.cpu for each in warm), median(each.release.cpu for each in warm)
     lines = [
         "| | CPU s, cold | CPU s, warm (median) | ratio, warm |",
@@ -179,13 +221,11 @@ def main(
         f"| plain Spark job, full key set | {cold.plain.cpu:.1f} | {plain:.1f} | 1 |",
         f"| `dither release` | {cold.release.cpu:.1f} | {made:.1f} | {made / plain:.2f} |",
     ]
-    text = (
-        f"{date.today()}, Spark {pyspark.__version__}, Python {platform.python_version()}, local[{cores}]: {actions:,}"
-        f" actions, {urls:,} links, {urls * 6048:,} rows with 14 columns; {repeats} warm rounds.\n\n" + "\n".join(lines)
+    where = "in the driver's process" if local else "a standalone cluster of two workers"
+    typer.echo(
+        f"{date.today()}, Spark {pyspark.__version__}, Python {platform.python_version()}, {where}: {actions:,}"
+        f" actions, {urls:,} links, {urls * 6048:,} rows with 14 columns; {repeats} warm rounds\n" + "\n".join(lines)
     )
-    typer.echo(text)
-    if record is not None:
-        record.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -13,6 +16,7 @@ from dither.plan.context import Context
 from dither.plan.measures.sums import Count
 from dither.privacy.cost import privacy_cost
 from dither.privacy.protocol import KeySelection, ReleaseRequest
+from dither.privacy.staging import remove_folder
 from dither.privacy.table_release import check_table
 from dither.release.api import StaticRelease, open_release
 from release.world import ADMISSION, DATASET, SPEC, write_world
@@ -180,3 +184,20 @@ def test_a_link_to_nowhere_is_an_existing_output(tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter, match="exists already"):
             release.write(out, tmp_path / "stage")
         assert charges(release) == 0
+
+
+def test_a_worker_that_is_still_busy_leaves_no_draw_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that Spark has abandoned may begin a file while the folder is being deleted."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "draw").write_text("noisy")
+    delete = os.rmdir
+
+    def busy(*path: Any, **options: Any) -> None:
+        with suppress(FileNotFoundError):
+            (folder / "late").write_text("noisy")
+        delete(*path, **options)
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    remove_folder(folder)
+    assert list(tmp_path.iterdir()) == []
