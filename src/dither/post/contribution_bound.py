@@ -22,6 +22,8 @@ OptimizeFor = Literal["answer", "total", "typical", "smallest"]
 OPTIMIZE_FOR: dict[object, OptimizeFor] = {
     "answer": "answer", "total": "total", "typical": "typical", "smallest": "smallest",
 }  # fmt: skip
+# From this many cells on, the whole answer is judged by its large groups.
+MANY_CELLS = 4096
 # The smallest groups have about this part of a group's equal share.
 SMALL_PART = 10
 BoundMethod = Literal["auto", "clip", "rows"]
@@ -129,12 +131,15 @@ def _parse_mapping(parts: dict[object, object]) -> ContributionBound:
 def judged_cells(groups: int, optimize_for: OptimizeFor) -> int:
     """Return the number of cells by which a rule judges bounds: it looks at a cell with 1 / sqrt(cells) of the total.
 
-    For the whole answer that share lies between the only group's and that of equal groups; for the smallest groups the
-    noise counts almost alone.
+    For the whole answer that share lies between that of a large group, 1 / sqrt(groups), and that of equal groups; with
+    very many groups it is that of a large one. For the smallest groups the noise counts almost alone.
+
+    >>> judged_cells(16, "answer"), judged_cells(6000, "answer"), judged_cells(16, "typical")
+    (64, 6000, 256)
     """
     match optimize_for:
         case "answer":
-            return groups
+            return max(groups, min(math.isqrt(groups**3), MANY_CELLS))
         case "total":
             return 1
         case "typical":

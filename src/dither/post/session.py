@@ -47,6 +47,7 @@ from dither.post.query.query_plan import QueryPlan, bound_name, with_bounds
 from dither.post.query.question import Question
 from dither.post.query.request import key_selection
 from dither.post.query.selected_keys import SELECTION_NOTE, all_combinations, with_sample_keys, with_selected_keys
+from dither.post.query.shares import share_notes
 from dither.post.query.spend import Spend, parse_spend
 from dither.post.query.split import (
     few_rows_note,
@@ -341,6 +342,7 @@ class Session(Statistics):
                 *batch_notes(planned.plans),
                 *quote_assumptions(batch, columns, planned.predicted),
                 *other_budget_notes(quoted.losses, unit, total),
+                *(share_notes(planned.plans[0]) if len(planned.plans) == 1 else ()),
                 *self._size_notes(),
                 *(() if planned.selection is None else (SELECTION_NOTE,)),
                 *(() if quoted.affordable or quoted.free else self._remaining_notes()),
@@ -396,7 +398,7 @@ class Session(Statistics):
             columns = measured_columns(own_plan, parts, bounds, planned.confidence)
             answer = build_answer(own_plan, self.context, columns, planned.confidence, [release], bounds)
             notes = other_budget_notes(release.losses, plan.unit, planned.total or planned.spend.loss)
-            notes += planned.selection_notes()
+            notes += (*share_notes(plan), *planned.selection_notes())
             draws = QuestionDraws(replace(own_plan, searches=()), (parts,))
             answers.append(replace(answer, notes=(*answer.notes, *notes), draws=draws))
         if planned.max_error is None:

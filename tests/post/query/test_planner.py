@@ -75,6 +75,7 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
         try:
             options = [dict(table.source.options) for table in session.dataset.tables.values()]
             sizes = [option.pop("rows", None) for option in options]
+            assert options[0].pop("units").isdigit()
             assert options == [{"ranks": "stored"} if ready else {}] * 3
             assert sizes[2] is None and all(size is not None and size.isdigit() for size in sizes[:2])
             assert [session.context.noisy_rows(table) is None for table in ("users", "urls")] == [False, True]

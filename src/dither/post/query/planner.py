@@ -53,6 +53,7 @@ from dither.post.query.query_plan import (
 )
 from dither.post.query.question import REGRESSIONS, AggregateCall, OutputColumn, Question
 from dither.post.query.row_bounds import RowBounds
+from dither.post.query.shares import divide_loss
 from dither.post.query.terms import (
     CLIPPED_FINEST_STEPS,
     FINEST_STEPS,
@@ -137,20 +138,17 @@ class Planner(RowBounds):
         self, question: Question, keys: tuple[GroupKey, ...], builder: PlanBuilder, bounded_child: Relation | None
     ) -> QueryPlan:
         """Assemble the plan; add a search for the row bound of `bounded_child`, unless the builder has one."""
-        total = sum(weight for _, weight in builder.measures)
-        measures = tuple(PlannedMeasure(measure, weight / total) for measure, weight in builder.measures)
         substitute = cell_substitution(builder.nodes)
         searches = list(builder.searches)
         if bounded_child is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.row_search(bounded_child, question.unit, 1))
-        whole = total + sum((search.weight for search in searches), Fraction(0))
-        searches = [replace(search, share=search.weight / whole) for search in searches]
+        measures, shared = divide_loss(builder, searches)
         return QueryPlan(
             question, question.unit, keys, measures, tuple(builder.sources),
             tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),
             substitute(question.having) if question.having is not None else None,
             tuple(replace(term, node=substitute(term.node)) for term in question.order),
-            tuple(searches), (*self.notes(question), *builder.notes, *_uncovered_rows_notes(measures, builder.sources)),
+            shared, (*self.notes(question), *builder.notes, *_uncovered_rows_notes(measures, builder.sources)),
             clipped_to=self.clipped_to(question),
         )  # fmt: skip
 
@@ -405,19 +403,38 @@ class Planner(RowBounds):
         keys: tuple[GroupKey, ...],
         builder: PlanBuilder,
     ) -> None:
-        """Plan COUNT(DISTINCT x): count the distinct rows within the contribution bound."""
+        """Plan COUNT(DISTINCT x): count the distinct rows, of which each unit has a limited number."""
         present = [expr.Not(expr.IsNull(value)) for value in aggregate.values]
         conditions = ([aggregate.condition] if aggregate.condition is not None else []) + present
         relation, keys, values = self.filter_rows(
             question.relation, keys, aggregate.values, expr.And(tuple(conditions))
         )
-        relation = self.bound_rows(question, relation, keys, builder)
         columns = [(key.name, key.value) for key in keys]
         columns += [(f"value_{position}", value) for position, value in enumerate(values)]
+        distinct = self.distinct_rows(question, relation, keys, tuple(columns), builder)
         projected_keys = tuple(GroupKey(key.name, expr.ColumnRef(key.name), key.values) for key in keys)
         scope = Scope(at_largest_bounds(relation).domain(self.context))
         most = count_values([value.domain(scope) for value in values])
-        builder.add_measure(index, Count(Distinct(Project(relation, tuple(columns))), projected_keys), most)
+        builder.add_measure(index, Count(Distinct(distinct), projected_keys), most)
+
+    def distinct_rows(
+        self,
+        question: Question,
+        relation: Relation,
+        keys: tuple[GroupKey, ...],
+        columns: tuple[tuple[str, Expr], ...],
+        builder: PlanBuilder,
+    ) -> Relation:
+        """Reduce rows to columns, each unit's distinct ones once, and bound their number unless few are possible."""
+        if self.bound.max_groups is not None or not self.is_unbounded(question, relation):
+            return Project(self.bound_rows(question, relation, keys, builder), columns)
+        rows = GroupBy(relation, columns, (), question.unit)
+        most = self.most_rows(rows, question.unit)
+        if self.bound.auto and most is not None and most <= FEW_GROUPS:
+            return rows
+        if self.bound.searched and not any(search.tag == ROWS for search in builder.searches):
+            builder.searches.append(self.row_search(rows, question.unit, self.count_groups(relation, keys)))
+        return LimitRowsPerUnit(rows, question.unit, self.row_limit())
 
     def plan_quantiles(
         self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: PlanBuilder
