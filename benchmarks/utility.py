@@ -317,7 +317,7 @@ def heading(options: argparse.Namespace, seed: int) -> list[str]:
         f"{options.runs} runs of each question, through sessions. Errors are RMSE of the median cell, for counts the "
         "median relative error over cells and runs. Half-widths are those of the median cell, cover is over all cells. "
         f"Peers: the same figure over {options.tries} runs at the best of the fixed bounds that were tried (in "
-        f"brackets), chosen in hindsight: {len(ROWS_TRIED)} for counts and {len(MEAN_ROWS_TRIED) * len(ENDS_TRIED)} for "
+        f"brackets), chosen in hindsight: {len(ROWS_TRIED)} for counts, {len(MEAN_ROWS_TRIED) * len(ENDS_TRIED)} for "
         f"means with OpenDP, and the best {BEST_TRIED} of those with Tumult Analytics, where each answer takes long. "
         "Trying is not charged.",
         "",

@@ -94,7 +94,7 @@ def test_a_new_version_pays_for_its_size_and_for_every_answer_again(world: Any, 
 def test_where_no_budget_is_left_a_new_version_keeps_the_old_size(world: Any, opened: Any) -> None:
     room = opened(world("1/100"))
     size = dict(room.kernel._datasets["shop"].rows)
-    assert set(size) == {"users", "actions"}
+    assert set(size) == {"users", "actions", ""}  # tables, and the number of units
     again = opened(world("1/100", data_version="2"))
     assert again.kernel._datasets["shop"].rows == size
     assert len(again.rows("answer")) == 1
@@ -105,10 +105,10 @@ def test_a_group_that_did_not_pay_for_a_size_does_not_see_it(world: Any, opened:
     """Regression: a group without budget saw the size that the others had paid for before it was added."""
     late = Group("late", ("eve",), caps=(pure("1/1000"),))
     size = dict(opened(world(policy="separate", groups=teams())).kernel._datasets["shop"].rows)
-    assert set(size) == {"users", "actions"}
+    assert set(size) == {"users", "actions", ""}  # tables, and the number of units
     added = opened(world(policy="separate", groups=(*teams(), late)))
     assert added.kernel._datasets["shop"].rows == {}
-    assert "rows" not in added.kernel.schema("shop", "eve").tables["users"].source.options
+    assert not {"rows", "units"} & set(added.kernel.schema("shop", "eve").tables["users"].source.options)
     poor = teams(caps=(pure("1/100"),))  # both have paid for the first version, and cannot for the second
     assert opened(world(policy="separate", groups=poor, data_version="2")).kernel._datasets["shop"].rows == size
     later = opened(world(policy="separate", groups=(*poor, late), data_version="3"))
