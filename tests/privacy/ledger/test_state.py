@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from typing import Any
 
@@ -81,6 +80,6 @@ def test_caches_of_keys_balances_and_costs_are_bounded() -> None:
     population = Population("people", (dataset(1),))
     for number in range(3000):
         population.balances_for((), f"a{number}", {}, fresh=True)
-        population.costs(json.dumps([["user", "pure", to_json(Pure(Fraction(1, number + 1)))]]))
+        population.costs([["user", "pure", to_json(Pure(Fraction(1, number + 1)))]])
     assert max(len(population._balances), len(population._costs)) < 300
     assert budget_cost.cache_info().currsize <= 1 << 10

@@ -160,6 +160,8 @@ class Ledger(AppendLog):
             row = batch.add("charge", self._charge_body(batch.state, proposed, population, root, unpaid_groups))
             view = population.viewing_group(dataset, proposed.account)
             paid = row.sequence, batch.state.charges(proposed.dataset, view)
+            if root is None:  # the first charge of its query: nothing was drawn yet
+                return Receipt(_MINT, row.sequence, OwnCharge(*paid, row.time, proposed.code, proposed.losses))
         return self._reply(batch, *paid, again)
 
     def _charge_body(
@@ -179,7 +181,7 @@ class Ledger(AppendLog):
         return {
             "account": proposed.account,
             "code": proposed.code,
-            "costs": [list(cost) for cost in population.costs(json.dumps(losses))],
+            "costs": [list(cost) for cost in population.costs(losses)],
             "dataset": proposed.dataset,
             "digest": proposed.digest,
             "facts": list(proposed.facts),

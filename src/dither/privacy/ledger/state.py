@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, lru_cache
+from json.encoder import encode_basestring_ascii
 from operator import gt
 from typing import Any, Literal
 
@@ -33,10 +34,18 @@ CACHE_SIZE = 256  # entries per cache; one entry can hold a total for each windo
 ALL_WINDOWS = "*"  # a window name that stands for all windows of a unit, past and future
 
 
+_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 @lru_cache(maxsize=1 << 10)
 def key(*parts: str | int | None) -> str:
-    """Return the key under which a piece of state is stored."""
-    return json.dumps(parts, separators=(",", ":"))
+    """Return the key under which a piece of state is stored: its parts as a JSON list.
+
+    >>> key("paid", 7, None)
+    '["paid",7,null]'
+    """
+    texts = ["null" if p is None else str(p) if isinstance(p, int) else encode_basestring_ascii(p) for p in parts]
+    return f"[{','.join(texts)}]"
 
 
 @lru_cache(maxsize=1 << 10)
@@ -47,7 +56,7 @@ def decode_names(stored_list: str) -> tuple[str, ...]:
 
 def canonical_json(body: Mapping[str, Any]) -> str:
     """Encode a row's body as canonical JSON: equal bodies give equal text."""
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return _sorted_json(body)
 
 
 @dataclass(frozen=True)
@@ -100,17 +109,18 @@ class Population:
         """True if each group has its own budgets."""
         return self.datasets[0].policy == "separate"
 
-    def costs(self, losses: str) -> tuple[tuple[int, ...], ...]:
-        """Return the cost of these JSON-encoded losses to each budget, in the order of `budgets`."""
-        if losses not in self._costs:
+    def costs(self, losses: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
+        """Return the cost of these losses, as a charge row states them, to each budget, in the order of `budgets`."""
+        cache_key = repr(losses)
+        if cache_key not in self._costs:
             if len(self._costs) > CACHE_SIZE:
                 self._costs.clear()
-            self._costs[losses] = self._compute_costs(losses)
-        return self._costs[losses]
+            self._costs[cache_key] = self._compute_costs(losses)
+        return self._costs[cache_key]
 
-    def _compute_costs(self, losses: str) -> tuple[tuple[int, ...], ...]:
+    def _compute_costs(self, losses: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
         """Return the cost to each budget; raise if a budget has no loss."""
-        loss_by_unit = {(unit, kind): from_json(loss) for unit, kind, loss in json.loads(losses)}
+        loss_by_unit = {(unit, kind): from_json(loss) for unit, kind, loss in losses}
         missing = [f"{cap.unit} ({cap.kind})" for cap in self.budgets if (cap.unit, cap.kind) not in loss_by_unit]
         if missing:
             raise LedgerError(f"the charge states no loss for: {', '.join(missing)}")
@@ -255,10 +265,12 @@ class LedgerState:
 
     def get(self, name: str) -> str | None:
         """Return the value of a state key after the rows so far, or None."""
-        for stored in (self.updates, self._known, self._fetched):
-            if name in stored:
-                return stored[name]
-        self.fetch([name])
+        if name in self.updates:
+            return self.updates[name]
+        if name in self._known:
+            return self._known[name]
+        if name not in self._fetched:
+            self.fetch([name])
         return self._fetched[name]
 
     def fetch(self, names: Iterable[str], absent: Iterable[str] = ()) -> None:
@@ -516,7 +528,7 @@ class LedgerState:
         self, population: Population, body: Mapping[str, Any], balances: Sequence[BudgetBalance]
     ) -> dict[str, str]:
         """Return the new totals; raise if one would exceed its limit."""
-        costs = population.costs(json.dumps(body["losses"]))
+        costs = population.costs(body["losses"])
         if body["costs"] != [list(cost) for cost in costs]:
             raise LedgerError("the costs of the charge do not match its losses")
         cost_by_budget = dict(zip(map(budget_identity, population.budgets), costs, strict=True))
@@ -524,9 +536,12 @@ class LedgerState:
         updates = {}
         for balance in balances:
             spent, more = self.spent(population, balance), cost_by_budget[budget_identity(balance.budget)]
-            if balance.limit is not None and any(map(gt, add_totals(spent, more), balance.limit)):
+            total = add_totals(spent, more)
+            if balance.limit is not None and any(map(gt, total, balance.limit)):
                 raise budget_exceeded(balance, spent, more)
-            updates[balance.key] = " ".join(map(str, add_totals(self._total(balance.key, balance), more)))
+            if balance.window:  # `spent` includes gaps, which are stored for all windows
+                total = add_totals(self._total(balance.key, balance), more)
+            updates[balance.key] = " ".join(map(str, total))
         return updates
 
     def spent(self, population: Population, balance: BudgetBalance) -> tuple[int, ...]:
@@ -618,7 +633,7 @@ def added_costs(added: Sequence[BudgetCap], losses: Sequence[Sequence[Any]]) -> 
 
 def add_totals(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
     """Add two totals component by component."""
-    return tuple(one + other for one, other in zip(left, right, strict=True))
+    return tuple([one + other for one, other in zip(left, right, strict=True)])
 
 
 def budget_exceeded(balance: BudgetBalance, spent: tuple[int, ...], cost: tuple[int, ...]) -> BudgetExceeded:

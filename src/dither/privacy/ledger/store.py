@@ -336,16 +336,16 @@ class SqliteStore(Store):
             self._inode = self._path.stat().st_ino
         if mode != "wal":
             raise LedgerError("the ledger's file does not support write-ahead logging; use a local file system")
-        self._log_inode = self._log_path.stat().st_ino
-
-    @property
-    def _log_path(self) -> Path:
-        """The file of the write-ahead log."""
-        return self._path.with_name(f"{self._path.name}-wal")
+        self._log_path = f"{self._path}-wal"
+        self._log_inode = os.stat(self._log_path).st_ino
 
     def _check_log(self) -> None:
         """Raise LedgerError if the log was removed or replaced: what is written to it now is lost to everybody else."""
-        if not self._log_path.exists() or self._log_path.stat().st_ino != self._log_inode:
+        try:
+            same = os.stat(self._log_path).st_ino == self._log_inode
+        except OSError:
+            same = False
+        if not same:
             raise LedgerError("the ledger's log was removed or replaced while the kernel ran; restart the kernel")
 
     def check_writable(self) -> None:
