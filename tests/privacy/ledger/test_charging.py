@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from dither.errors import BudgetExceeded, InvalidParameter, LedgerError
 from dither.loss import ZCDP, Approximate, Pure
 from dither.privacy.ledger import Ledger, Receipt
+from dither.privacy.ledger.state import key
 from dither.schema import Unit
 from privacy.ledger_cases import ONE, charge_for, dataset, losses, pay, pure, teams, total_spent, zcdp
 
@@ -23,6 +25,31 @@ def test_ten_tenths_are_one_and_the_next_1e_minus_15_is_refused(ledger: Ledger) 
     with pytest.raises(BudgetExceeded, match="nothing was read"):
         ledger.charge(charge_for("one more", Fraction(1, ONE)))
     assert total_spent(ledger) == [(ONE, 0)]
+
+
+def test_a_first_charge_reads_nothing_but_what_its_append_checks(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each looked for a draw of its query, which no new query has, by a query of its own."""
+    pay(ledger, charge_for("before"))
+    fetch, queries = ledger._store._fetch_all, list[str]()
+
+    def counting(query: str, *values: object) -> list[Any]:
+        queries.append(query)
+        return fetch(query, *values)
+
+    monkeypatch.setattr(ledger._store, "_fetch_all", counting)
+    receipt = ledger.charge(charge_for("new"))
+    assert isinstance(receipt, Receipt) and not receipt.again
+    assert len(queries) <= 2 and not any("WHERE sequence" in query for query in queries)
+    again = ledger.charge(charge_for("new"))
+    assert isinstance(again, Receipt) and again.again and again.own == receipt.own
+    assert again.sequence == receipt.sequence
+
+
+@pytest.mark.parametrize("parts", [("paid", 7, None), ('é\n"\\', "\ud800", "\x00", -1, 10**30), ("", ""), ("gaps",)])
+def test_the_keys_of_state_are_json_lists(parts: tuple[Any, ...]) -> None:
+    assert key(*parts) == json.dumps(parts, separators=(",", ":"))
 
 
 def test_what_is_smaller_than_the_ledgers_unit_is_rounded_up(ledger: Ledger) -> None:
