@@ -1,6 +1,7 @@
 """The whole record of the ledger, in under six minutes:
 
     python benchmarks/ledger.py [--seconds 1.0] [--rounds 5] [--long 1000000]
+    python benchmarks/ledger.py --cpu     # only the CPU of a charge, in batches of 1, 8 and 60
 
 durable charges per second beside a bare durable commit of one row, on both databases; a charge at the end of a short
 and of a long ledger; and what a hundred Gaussian answers come to. Fails where a figure misses what is wanted of it.
@@ -39,6 +40,7 @@ from dither.loss import ZCDP, Sensitivity
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.bits import SystemBits
 from dither.privacy.ledger import Ledger
+from dither.privacy.ledger.log import PendingWrite
 from dither.privacy.ledger.state import canonical_json, key
 from dither.privacy.ledger.store import chain_row, new_salt
 from dither.privacy.mechanisms import DiscreteGaussian
@@ -76,6 +78,31 @@ def charging(ledger: Ledger) -> Callable[[], object]:
         return ledger.charge(replace(like, version=version, digest=digest))
 
     return charge
+
+
+def cpu_of_batches(place: Path, rounds: int = 200) -> dict[str, float]:
+    """Microseconds of CPU of a charge in a batch; the tenth percentile of many, since others use the machine."""
+    ledger, found = Ledger(place), {}
+    ledger.register(dataset(4000))
+    version, like = ledger.describe("shop").version, charge_for("like", Fraction(1, 10**6))
+
+    def write() -> PendingWrite[object]:
+        digest = hashlib.sha256(str(next(numbers)).encode()).hexdigest()
+        proposed = replace(like, version=version, digest=digest)
+        question = key("question", proposed.dataset, version, digest)
+        return PendingWrite(lambda batch: ledger._charge(batch, proposed), lambda state: [question])
+
+    for size in (1, 8, 60):
+        times = []
+        for _ in range(rounds):
+            writes = [write() for _ in range(size)]
+            started = time.process_time()
+            if not ledger._write(writes, presume_new=True):
+                raise RuntimeError("someone else writes to this ledger")
+            times.append((time.process_time() - started) / size)
+        found[f"batches of {size}"] = round(1e6 * statistics.quantiles(times, n=10)[0], 1)
+    ledger.close()
+    return found
 
 
 def sqlite_connection(place: Path) -> sqlite3.Connection:
@@ -244,7 +271,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long", type=int, default=1_000_000)
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    if options.cpu:
+        with tempfile.TemporaryDirectory() as scratch:
+            print("microseconds of CPU of a charge:", cpu_of_batches(Path(scratch) / "cpu.sqlite"))
+        return 0
     started = time.monotonic()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
