@@ -32,7 +32,7 @@ TRUSTED = {
         ),
     ),
     "staging, table_release": (345, ("privacy/staging.py", "privacy/table_release.py")),
-    "ledger": (1670, ("privacy/ledger",)),
+    "ledger": (1680, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1180, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),
     "also in the kernel's process: serve/transport": (395, ("serve/transport",)),
