@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dither.errors import InvalidParameter, InvalidPlan, NotAllowed, ReleaseStopped, Unsupported
+from dither.errors import BudgetExceeded, InvalidParameter, InvalidPlan, NotAllowed, ReleaseStopped, Unsupported
 from dither.plan.context import Context
 from dither.plan.measures.sums import Count
 from dither.privacy.cost import privacy_cost
@@ -142,6 +142,17 @@ def test_a_published_release_leaves_the_staging_of_another_alone(tmp_path: Path)
     assert sorted(path.name for path in (stage / "parts").iterdir()) == before != []
     with open_release(spec) as first:
         assert first.write(tmp_path / "first", stage) and charges(first) == 2
+
+
+def test_a_release_that_the_budget_refused_does_not_block_a_cheaper_one(tmp_path: Path) -> None:
+    """Regression: its staging folder, in which nothing was read, had to be deleted by hand."""
+    spec, out = write_world(tmp_path / "world", SPEC.replace("sigma: 1}", "sigma: 1/10}")), tmp_path / "out"
+    with open_release(spec) as release, pytest.raises(BudgetExceeded):
+        release.write(out)
+    spec.write_text(SPEC)
+    with open_release(spec) as release:
+        assert release.write(out) and charges(release) == 1
+    assert not (tmp_path / ".out.staging").exists()
 
 
 def test_other_columns_are_another_layout(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ FORMAT = 1
 FOLDERS = ("exact", "exact.unfinished", "parts", "publish")
 FILES = ("journal.jsonl", "manifest.json", "staged.json", "question")  # in the order of their removal
 BEFORE_QUESTION = {"lock", "question.unfinished"}
+BEFORE_READING = BEFORE_QUESTION | {"question", "parts"}
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,15 @@ class Staging:
     # --- Before the first draw ---
 
     def begin(self, question: str) -> None:
-        """Note what is being released; refuse a folder in which another release was begun."""
-        if not self.belongs_to(question):
+        """Note what is being released; refuse a folder in which another release has read records."""
+        is_ours = self.belongs_to(question)
+        if not is_ours and set(os.listdir(self.folder)) - BEFORE_READING:
             raise InvalidParameter(
                 f"an unfinished release of another question is in {self.folder}: the spec, the data's version or"
                 " the layout has changed; finish it with the old ones, or delete that folder to give it up"
                 " (what it was charged stays spent)"
             )
-        if not self._question.exists():
+        if not is_ours or not self._question.exists():
             write_durably(self._question, question.encode())
         self.parts.mkdir(mode=0o700, exist_ok=True)
 

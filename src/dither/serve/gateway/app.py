@@ -137,6 +137,11 @@ class CachedContext:
     descriptions_hash: str
     context: Context
 
+    def is_fresh(self, descriptions_hash: str) -> bool:
+        """Return True if the facts are recent and the descriptions have not changed since."""
+        recent = time.monotonic() - self.fetched_at <= CONTEXT_SECONDS
+        return recent and self.descriptions_hash == descriptions_hash
+
 
 class Gateway:
     """The HTTP routes in front of one kernel."""
@@ -147,7 +152,9 @@ class Gateway:
         self._account_buckets = TokenBuckets(self.settings.account_rate)
         self._unknown_token_buckets = TokenBuckets(self.settings.unknown_token_rate)
         self._recent_tokens, self._in_flight = RecentTokens(), InFlight(self.settings.max_in_flight)
-        self._contexts: dict[str, CachedContext] = {}
+        self._contexts: dict[
+            tuple[str, str], CachedContext
+        ] = {}  # by dataset, and account if groups see different facts
         self._readiness = Readiness(kernel.check_ready)
         self._lock = threading.Lock()
 
@@ -269,18 +276,20 @@ class Gateway:
         """Open a session; refresh the dataset's public facts after CONTEXT_SECONDS and when a description changed."""
         reply = self.kernel.exchange("datasets", token)
         dataset = _choose_dataset(dataset, decode_result("datasets", reply.body).items)
-        descriptions_hash = reply.header.get("described", "")
-        cached = self._contexts.get(dataset)
-        if (
-            cached is None
-            or cached.descriptions_hash != descriptions_hash
-            or time.monotonic() - cached.fetched_at > CONTEXT_SECONDS
-        ):
+        described, who = reply.header.get("described", ""), reply.header.get("who") or _digest(token)
+        known = [self._contexts.get((dataset, account)) for account in ("", who)]
+        context = next((each.context for each in known if each is not None and each.is_fresh(described)), None)
+        if context is None:
             context = Context(self.kernel.schema(dataset, token), self.kernel.facts(dataset, token))
-            cached = CachedContext(time.monotonic(), descriptions_hash, context)
-            with self._lock:
-                self._contexts[dataset] = cached
-        return Session(self.kernel, dataset, token, cached.context)
+            self._keep_context(dataset, who, CachedContext(time.monotonic(), described, context))
+        return Session(self.kernel, dataset, token, context)
+
+    def _keep_context(self, dataset: str, account: str, cached: CachedContext) -> None:
+        """Keep the facts of a dataset for a while; under separate budgets for this account alone, whose group paid."""
+        account = account if cached.context.dataset.policy == "separate" else ""
+        with self._lock:
+            fresh = {name: each for name, each in self._contexts.items() if each.is_fresh(cached.descriptions_hash)}
+            self._contexts = fresh | {(dataset, account): cached}
 
     # --- Routes ---
 
