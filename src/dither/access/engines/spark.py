@@ -182,7 +182,8 @@ class SparkEngine(SqlEngine):
             found = self._run_tasks(CheckWorker(sample, content, installed_version()), self._wave(), PROBLEMS)
             problem = next((row["problem"] for row in found if row["problem"]), "")
         except Exception as error:  # of this job, which reads no record
-            problem = f"a worker cannot run Dither: {str(error).strip()[-300:]}"
+            reasons = [line.strip() for line in str(error).splitlines() if "Error" in line]
+            problem = f"a worker cannot run Dither: {(reasons or [str(error)])[-1][:300]}"
         finally:
             sample.unlink()
         if problem:
