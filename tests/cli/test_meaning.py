@@ -32,7 +32,7 @@ def test_the_numbers_of_a_meaning() -> None:
     data = json.loads(run("meaning", "--epsilon", "1", "--delta", "1e-6", "--json"))
     assert data["tests"][0] == {"false_alarms": "1%", "power_at_most": "2.72%"}
     assert data["events"][2] == {"probability_without": "10%", "probability_with_at_most": "27.2%"}
-    assert data["groups"][1]["loss"].startswith("epsilon 2, delta about 0.0000037")
+    assert data["groups"][1]["loss"].startswith("epsilon 2, delta about 3.71829e-6")
     assert data["curve"][0] == {"delta": 1e-6, "epsilon": 1.0}
     epsilons = [row["epsilon"] for row in data["curve"]]
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < 0.9

@@ -63,9 +63,9 @@ def test_check_knows_a_cap_on_rows_and_states_a_budget_as_epsilon(tmp_path: Path
         said = run("check", str(file))
         assert "any number of rows" not in said and note in said and ("note: table" in said) == bool(note)
     file.write_text(DATASET.replace("kind: pure, epsilon: 100", "kind: zcdp, rho: 1/2"))
-    assert "zcdp, rho 0.5; that is epsilon 5.22 at delta 1e-06" in run("check", str(file))
+    assert "zcdp, rho 0.5; that is epsilon 5.22 at delta 1e-6" in run("check", str(file))
     file.write_text(DATASET.replace("kind: pure, epsilon: 100", "kind: zcdp, rho: 1/2, delta: 1e-6"))
-    told = "that is epsilon 5.22 at delta 2e-06 (the budget's own 1e-06, and as much for the conversion to epsilon)"
+    told = "that is epsilon 5.22 at delta 2e-6 (the budget's own 1e-6, and as much for the conversion to epsilon)"
     assert told in run("check", str(file))
 
 
@@ -187,6 +187,6 @@ def test_losses_have_few_digits() -> None:
     losses = [Pure(Fraction(10**9 + 7, 3 * 10**9))]
     assert loss_text(losses) == "epsilon about 0.333334", "never less than it is"
     assert loss_text([Pure("1/3")]) == "epsilon 1/3" and loss_text([ZCDP("0.05", "1/1000000")]) == (
-        "rho 0.05, delta 0.000001"
+        "rho 0.05, delta 1e-6"
     )
-    assert loss_text([Pure(Fraction(1, 10**9 + 7))]) == "epsilon about 0.000000001"
+    assert loss_text([Pure(Fraction(1, 10**9 + 7))]) == "epsilon about 1e-9"

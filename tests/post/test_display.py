@@ -96,7 +96,7 @@ def test_several_budgets_and_components() -> None:
     cap = BudgetCap("user", "zcdp", rho=dither.rational("1/2"))
     balance = Balance("group", "research", cap, "2024-01", ("rho", "delta"), (5 * 10**14, 10**6), (10**14, 0))
     assert repr(ReadableBalance.of(balance)) == (
-        "budget of unit user (group research 2024-01): spent rho 0.1 of 0.5, delta 0 of 0.000000001"
+        "budget of unit user (group research 2024-01): spent rho 0.1 of 0.5, delta 0 of 1e-9"
     )
     assert "rho 0.1 of 0.5" in repr(Budgets([balance, balance])).splitlines()[1]
 

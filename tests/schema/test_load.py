@@ -185,7 +185,6 @@ MALFORMED = {
 
 # These contain further mistakes: another missing entry, or a unit that names what is gone.
 MORE_MISTAKES = {
-    "missing bounds": 2,
     "a name with a space": 2,
     "a name that is SQL": 2,
     "a hidden name": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table as Grid
 from dither.cli.advice import warnings
 from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
+from dither.post.display import amount_text
 from dither.post.interpretation import cap_loss, stated_text
 from dither.schema import Dataset, load
 from dither.schema.spec import json_schema
@@ -74,7 +76,11 @@ def _print_facts(public: dict[str, Any]) -> None:
     for name, unit in public["units"].items():
         CONSOLE.print(f"unit {name}: {_unit_text(unit)}")
     for budget in public["budgets"]:
-        numbers = ", ".join(f"{key} {value}" for key, value in budget.items() if key not in ("unit", "kind", "stated"))
+        numbers = ", ".join(
+            f"{key} {amount_text(Fraction(value))}"
+            for key, value in budget.items()
+            if key not in ("unit", "kind", "stated")
+        )
         stated = "" if budget["kind"] == "pure" else f"; that is {budget['stated']}"
         CONSOLE.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}{stated}")
     private = ", ".join(name for name, table in public["tables"].items() if table["private"])

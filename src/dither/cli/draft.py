@@ -53,7 +53,7 @@ units: # DECIDE who is protected
   # Instead, if every row is about somebody else (and `unit: row` in budgets):
   # row: {{kind: row, tables: [{names}]}}
 budgets:
-  - {{unit: user, kind: pure, epsilon: }} # DECIDE the privacy loss of all answers together; 1 to 10 is usual
+  - {{unit: user, kind: pure, epsilon: }} # DECIDE the loss of all answers together; docs/choosing-a-budget.md
 # How many rows of one unit count in an answer, a query says (max_contributions=20 or
 # max_contributions={{'max_rows': 20}}), or it is chosen privately, for a fifth of the query's loss.
 # A table with `unique` on the unit's key has one row a unit, and needs no such bound.

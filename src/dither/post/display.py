@@ -15,6 +15,7 @@ from dither.schema import Dataset, Domain
 from dither.schema.summary import domain_text, number_text
 
 LONGEST_AMOUNT = 10
+SMALL = Decimal("0.0001")
 LEDGER_UNITS = 10**15  # the ledger counts multiples of 1e-15
 
 
@@ -49,7 +50,7 @@ def amount_text(value: Fraction) -> str:
     """
     exact = number_text(value)
     if len(exact.strip("0.")) <= LONGEST_AMOUNT:
-        return exact
+        return exact if "/" in exact else small_number(Decimal(exact)) or exact
     return f"about {short_number(value, ROUND_CEILING)}"
 
 
@@ -59,8 +60,21 @@ def short_number(value: Fraction, rounding: str) -> str:
     >>> short_number(Fraction(14312310902086, 10**14), ROUND_CEILING), short_number(Fraction(4), ROUND_CEILING)
     ('0.143124', '4')
     """
-    text = f"{Context(prec=6, rounding=rounding).divide(Decimal(value.numerator), Decimal(value.denominator)):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    rounded = Context(prec=6, rounding=rounding).divide(Decimal(value.numerator), Decimal(value.denominator))
+    text = f"{rounded:f}"
+    return small_number(rounded) or (text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def small_number(value: Decimal) -> str:
+    """Format a number below 1e-4 with a power of ten, such as "1e-9"; return "" for any other.
+
+    >>> small_number(Decimal("0.000001")), small_number(Decimal("0.0000166667")), small_number(Decimal("0.5"))
+    ('1e-6', '1.66667e-5', '')
+    """
+    if not 0 < value < SMALL:
+        return ""
+    digits, _, power = f"{value.normalize():e}".partition("e")
+    return f"{digits}e{int(power)}"
 
 
 def rough_number(value: float) -> str:

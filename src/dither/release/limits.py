@@ -56,6 +56,8 @@ def beyond_text(spec: ReleaseSpec, ctx: Context, relation: Relation) -> str:
     tables = {node.table for node in walk(relation) if isinstance(node, Scan)} & set(ctx.unit(spec.unit).keys)
     shares = {table: share_beyond(ctx, spec.unit, table, most) for table in sorted(tables)} if most else {}
     lines = [_share_text(table, most, spec, *share) for table, share in shares.items() if share is not None]
+    if not most:
+        return "how many rows the dataset's own limit drops is for its curator alone (dither check --data)"
     return "; ".join(lines) or "how many rows that drops was not measured (dither profile measures it)"
 
 

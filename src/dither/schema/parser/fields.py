@@ -37,7 +37,7 @@ class CheckedFields:
         if shape.variant_field:
             chooser = node.items.get(shape.variant_field)
             if chooser is None or scalars.is_null(chooser):
-                refuse_missing(node.place, shape.variant_field, shape.fields[shape.variant_field], subject)
+                refuse_missing(node.place, {shape.variant_field: shape.fields[shape.variant_field]}, subject)
             variant = scalars.choice(chooser, shape.fields[shape.variant_field], f"{shape.variant_field} of {subject}")
         entries = cls(node, shape.allowed_fields(variant), subject, variant)
         entries._check()
@@ -48,10 +48,10 @@ class CheckedFields:
         for key, place in self.node.keys.items():
             if key not in self.fields:
                 place.note(f"{self.subject} has no entry {excerpt(key)}; {suggest(key, self.fields, 'it can have')}")
-        for key, entry in self.fields.items():
-            if entry.required:
-                with self.node.place.read_on():
-                    self.need(key)
+        missing = {key: entry for key, entry in self.fields.items() if entry.required and self.get(key) is None}
+        if missing:
+            with self.node.place.read_on():
+                refuse_missing(self.node.place, missing, self.subject)
 
     def get(self, key: str) -> Node | None:
         """Return the node of an entry, or None if it is missing or empty."""
@@ -61,7 +61,9 @@ class CheckedFields:
     def need(self, key: str) -> Node:
         """Return the node of a required entry; refuse a mapping without it."""
         node = self.get(key)
-        return node if node is not None else refuse_missing(self.node.place, key, self.fields[key], self.subject)
+        if node is None:
+            raise InvalidSchema(f"{self.subject} needs '{key}:'; that was noted")
+        return node
 
     def read(self, key: str, reader: Callable[[Node, str], T], default: T) -> T:
         """Return the value of an entry, or `default` if it is missing or a mistake, which is then noted."""
@@ -99,10 +101,12 @@ def suggest(name: str, known: Iterable[str], listed: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"{listed} {', '.join(known)}"
 
 
-def refuse_missing(place: SourceLine, key: str, entry: FieldSpec, subject: str) -> NoReturn:
-    """Refuse a mapping that lacks a required entry."""
-    choices = f"; use one of {', '.join(entry.choices)}" if entry.choices else ""
-    place.refuse(f"{subject} needs '{key}:' ({entry.help}){choices}")
+def refuse_missing(place: SourceLine, missing: dict[str, FieldSpec], subject: str) -> NoReturn:
+    """Refuse a mapping that lacks required entries."""
+    names = ", ".join(f"'{key}:'" for key in missing)
+    entry, *more = missing.values()
+    choices = f"; use one of {', '.join(entry.choices)}" if entry.choices and not more else ""
+    place.refuse(f"{subject} needs {names}{'' if more else f' ({entry.help}){choices}'}")
 
 
 def sequence(node: Node, subject: str) -> tuple[Node, ...]:
