@@ -265,30 +265,53 @@ def main() -> None:
             "Dither": ours(folder, truths, options.repeats, "prepared"),
             "Dither, files not prepared": bare,
         }
-        if not options.alone:
-            results |= {name: theirs(name, folder, truths, options.repeats) for name in options.only or PEERS}
-    lines = [
-        "# Queries beside other systems",
-        "",
-        f"`python benchmarks/queries.py --users {options.users} --repeats {options.repeats} --seed {seed}`, "
-        f"{date.today()}, {platform.machine()}, {options.users:,} users, {rows:,} actions, user level, epsilon 1.",
-        "Median relative error over groups and runs against the unbounded truth (a missing group counts as 100%), "
-        "and CPU as a multiple of raw DuckDB. Dither is asked with its defaults; `dither prepare` took "
-        f"{took:.1f} CPU s, once, and is not counted.",
-        "",
-        *table(results, truths, seconds),
-        "",
-        "Planning, from the text of a query to its cost, in CPU ms: "
-        + ", ".join(f"{name} {each:.1f}" for name, each in zip(NAMES, planned, strict=True)),
-        "",
-    ]
-    mine = results["Dither"]
-    if not isinstance(mine, str):
-        lines += [f"- {name}: {one.note}" for name, one in zip(NAMES, mine.results, strict=True) if one.note]
+        head = [
+            "# Queries beside other systems",
+            "",
+            f"`python benchmarks/queries.py --users {options.users} --repeats {options.repeats} --seed {seed}`, "
+            f"{date.today()}, {platform.machine()}, {options.users:,} users, {rows:,} actions, user level, epsilon 1.",
+            "Median relative error over groups and runs against the unbounded truth (a missing group counts as 100%), "
+            "and CPU as a multiple of raw DuckDB. Dither is asked with its defaults; `dither prepare` took "
+            f"{took:.1f} CPU s, once, and is not counted.",
+            "",
+        ]
+        tail = [
+            "",
+            "Planning, from the text of a query to its cost, in CPU ms: "
+            + ", ".join(f"{name} {each:.1f}" for name, each in zip(NAMES, planned, strict=True)),
+            "",
+        ]
+        for name in [] if options.alone else options.only or PEERS:
+            results[name] = theirs(name, folder, truths, options.repeats)
+            write_record(options.record, [*head, *table(results, truths, seconds), *tail, *comparisons(results)])
+    lines = [*head, *table(results, truths, seconds), *tail, *comparisons(results)]
     print("\n".join(lines))
-    if options.record is not None:
-        options.record.parent.mkdir(parents=True, exist_ok=True)
-        options.record.write_text("\n".join(lines) + "\n")
+    write_record(options.record, lines)
+
+
+def write_record(place: Path | None, lines: list[str]) -> None:
+    """Write the record so far, so that a run that is stopped leaves what it has measured."""
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("\n".join(lines) + "\n")
+
+
+def comparisons(systems: dict[str, System | str]) -> list[str]:
+    """Say, for each query, what Dither chose, and which systems have a lower error or take less CPU than it does."""
+    mine, lines = systems["Dither"], []
+    if isinstance(mine, str):
+        return []
+    for number, (name, own) in enumerate(zip(NAMES, mine.results, strict=True)):
+        others = {
+            other: found.results[number]
+            for other, found in systems.items()
+            if not isinstance(found, str) and not other.startswith("Dither")
+        }
+        better = [f"{other} has a lower error" for other, found in others.items() if found.error < own.error]
+        better += [f"{other} takes less CPU" for other, found in others.items() if found.cpu < own.cpu]
+        lines.append(f"- {name}: {'; '.join(better) or 'Dither has the lowest error and takes the least CPU'}.")
+        lines += [f"  {own.note}"] if own.note else []
+    return lines
 
 
 if __name__ == "__main__":
