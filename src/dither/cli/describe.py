@@ -16,10 +16,11 @@ from dither.cli.advice import warnings
 from dither.cli.options import CONSOLE, AsJson
 from dither.errors import InvalidParameter
 from dither.post.display import amount_text
-from dither.post.interpretation import cap_loss, stated_text
+from dither.post.interpretation import cap_loss
 from dither.schema import Dataset, load
 from dither.schema.spec import json_schema
 from dither.schema.summary import public_facts
+from dither.views.statement import stated_text
 
 if TYPE_CHECKING:
     from dither.cli.draft import DraftTable

@@ -20,14 +20,13 @@ from dither.post.interpretation import (
     interpret,
     privacy_curve,
     stated_epsilon,
-    stated_text,
 )
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
-from dither.views.statement import statement_html, statement_markdown, statement_yaml
+from dither.views.statement import stated_text, statement_html, statement_markdown, statement_yaml
 
 Form = Literal["text", "markdown", "html", "yaml"]
 WRITERS = {"markdown": statement_markdown, "html": statement_html, "yaml": statement_yaml}

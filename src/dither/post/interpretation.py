@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, Renyi, rational
-from dither.post.display import amount_text
 from dither.privacy.accounting.composition import group
 from dither.privacy.accounting.conversion import delta_of, epsilon_at, renyi_divergence, smallest_bound
 from dither.privacy.accounting.rounding import digits_up, exp_down, exp_up, log_down, log_up
@@ -38,20 +37,6 @@ def stated_epsilon(loss: Loss) -> tuple[Fraction, Fraction]:
         return Fraction(0), loss.epsilon
     delta = 2 * delta_of(loss) or USUAL_DELTA
     return delta, epsilon_at(loss, delta)
-
-
-def stated_text(loss: Loss) -> str:
-    """Return the epsilon of a loss in words, with the delta at which it holds.
-
-    >>> stated_text(ZCDP(Fraction(1, 2)))
-    'epsilon 5.22 at delta 1e-6'
-    """
-    delta, epsilon = stated_epsilon(loss)
-    if not delta:
-        return f"epsilon {float(epsilon):.3g}"
-    own = delta_of(loss)
-    halves = f" (the budget's own {amount_text(own)}, and as much for the conversion to epsilon)" if own else ""
-    return f"epsilon {float(epsilon):.3g} at delta {amount_text(delta)}{halves}"
 
 
 def privacy_curve(loss: Loss, deltas: Iterable[Rational]) -> tuple[tuple[Fraction, Fraction], ...]:

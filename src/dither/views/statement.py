@@ -8,8 +8,29 @@ from typing import Any
 
 import yaml
 
+from dither.loss import Loss
+from dither.post.display import amount_text
+from dither.post.interpretation import stated_epsilon
+from dither.privacy.accounting.conversion import delta_of
+
 FLAVOURS = {"pure": "Pure DP", "zcdp": "Zero-Concentrated DP", "renyi": "Renyi DP"}
 UNKNOWN = "to be filled in by the curator"
+
+
+def stated_text(loss: Loss) -> str:
+    """Return the epsilon of a loss in words, with the delta at which it holds.
+
+    >>> from fractions import Fraction
+    >>> from dither.loss import ZCDP
+    >>> stated_text(ZCDP(Fraction(1, 2)))
+    'epsilon 5.22 at delta 1e-6'
+    """
+    delta, epsilon = stated_epsilon(loss)
+    if not delta:
+        return f"epsilon {float(epsilon):.3g}"
+    own = delta_of(loss)
+    halves = f" (the budget's own {amount_text(own)}, and as much for the conversion to epsilon)" if own else ""
+    return f"epsilon {float(epsilon):.3g} at delta {amount_text(delta)}{halves}"
 
 
 def statement_levels(data: Mapping[str, Any]) -> dict[str, list[str]]:
