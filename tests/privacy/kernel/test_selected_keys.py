@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fractions import Fraction
+from signal import SIGKILL
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,14 @@ from dither.plan.relations.scan import Scan
 from dither.privacy import cost as cost_module
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.cost import recompute_losses
+from dither.privacy.kernel import LocalKernel
 from dither.privacy.ledger.maintenance import verify
 from dither.privacy.mechanisms import ColumnGaussian, GaussianThreshold
+from dither.privacy.pacing import Schedule
 from dither.privacy.protocol import Calibrate, KeySelection, Measurement, Request
 from dither.schema import BudgetCap
 from privacy.kernel_cases import KINDS, Room, automatic
-from privacy.ledger_cases import zcdp
+from privacy.ledger_cases import ManualClock, teams, zcdp
 
 DELTA = Fraction(1, 10**5)
 ONE_ROW = GroupBy(Scan("actions"), (("kind", ColumnRef("kind")),), (), "user")
@@ -67,6 +71,30 @@ def test_selection_and_answer_are_one_charge(world: Any, opened: Any) -> None:
     assert verify(room.place, recompute_losses).sound
     with pytest.raises(BudgetExceeded):
         room.kernel.answer(asked(repeat=1, selection=KeySelection((ROUND,) * 4)), "ann")
+
+
+@pytest.mark.tier("test")
+def test_killed_after_the_selection_one_draw_is_recorded_and_each_group_pays_for_it(world: Any, opened: Any) -> None:
+    described = world(budgets=(zcdp(3, delta="1/1000"),), policy="separate", groups=teams())
+    room = opened(described, clock=ManualClock(), schedule=Schedule())
+    room.kernel.ledger.close()
+    child = os.fork()
+    if child == 0:
+        try:
+            other = LocalKernel(described, room.place, clock=ManualClock(), schedule=Schedule())
+            vector = other._datasets["shop"].slots[0].engine.vector
+            killing = lambda *given: (vector(*given), os.kill(os.getpid(), SIGKILL))  # noqa: E731 read by the parts
+            other._datasets["shop"].slots[0].engine.vector = killing  # type: ignore[method-assign, assignment]
+            other.answer(asked(), "ann")
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == SIGKILL
+    room = opened(described, clock=ManualClock(), schedule=Schedule())
+    first, second, third = (room.kernel.answer(asked(), who) for who in ("ann", "cyd", "bob"))
+    assert first.parts == second.parts == third.parts and first.selection_results == second.selection_results
+    assert [room.kernel.ledger.attempts("shop", who) for who in ("ann", "cyd", None)] == [3, 2, 4]
+    assert len(room.rows("charge")) == 3 and len({*room.spent("ann", "group"), *room.spent("cyd", "group")}) == 1
+    assert verify(room.place, recompute_losses).sound
 
 
 def test_a_search_may_follow_the_selection(world: Any, opened: Any) -> None:
