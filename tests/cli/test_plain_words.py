@@ -127,6 +127,8 @@ def test_bounds_are_named_in_words(description: str) -> None:
     told = run("explain", description, "SELECT carrier, AVG(miles) AS a FROM flights GROUP BY carrier")
     assert "chooses the contribution bound of sums among" in told and "mass" not in quoted + told
     assert "c0 is the noisy value of measure 0; c1 is the noisy value of measure 1; k0 is the key carrier" in told
+    assert "the contribution bound of sums, which is chosen privately when the query is asked" in told
+    assert "fill_limits" not in told and "has not been estimated" not in told
     assert "1 cell, the whole loss" in run("explain", description, "SELECT COUNT(DISTINCT plane) FROM flights")
 
 

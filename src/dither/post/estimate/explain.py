@@ -13,7 +13,8 @@ import numpy as np
 
 from dither.errors import Unbounded
 from dither.plan.context import Context
-from dither.plan.traversal import fill_limits
+from dither.plan.measures.core import Measure
+from dither.plan.traversal import fill_limits, unfilled_limits
 from dither.post.display import html_lines
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
@@ -197,7 +198,6 @@ class Explanation:
 def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
     """Describe the measures of a plan, with size, sensitivity and share of the loss, and the formulas over them."""
     lines = [f"unit of privacy: {plan.unit}"]
-    when = " (at the largest bound)" if plan.searches else ""
     for search in plan.searches:
         lines.append(
             f"first, in the same charge, {_search_text(search)} chooses {bound_name(search.tag)} among "
@@ -208,7 +208,7 @@ def explain_plan(context: Context, plan: QueryPlan) -> Explanation:
         size = measure.size(context)
         cells = f"{size:,} cell{'' if size == 1 else 's'}"
         lines.append(f"measure {position}: {type(measure).__name__}, {cells}, {share_text(share)}")
-        lines.append(f"  sensitivity in steps{when}: {_sensitivity_text(context, plan, measure)}")
+        lines.append(f"  sensitivity in steps: {_sensitivity_text(context, plan, planned.measure)}")
     lines += [f"column {output.name} = {formula_text(output.node)}" for output in plan.outputs]
     if plan.having is not None:
         lines.append(f"HAVING, applied to noisy values: {formula_text(plan.having)}")
@@ -243,9 +243,12 @@ def _symbol_meanings(plan: QueryPlan) -> Iterator[str]:
     yield from (f"k{index} is the key {key.name}" for index, key in enumerate(plan.keys))
 
 
-def _sensitivity_text(context: Context, plan: QueryPlan, measure: object) -> str:
+def _sensitivity_text(context: Context, plan: QueryPlan, measure: Measure) -> str:
+    """Write the sensitivity of a measure, or say what it follows from if a bound is still to be chosen."""
+    if chosen := sorted({bound_name(limit.tag) for limit in unfilled_limits(measure)}):
+        return f"{' and '.join(chosen)}, which is chosen privately when the query is asked"
     try:
-        sensitivity = measure.sensitivity(context, plan.unit)  # type: ignore[attr-defined]
+        sensitivity = measure.sensitivity(context, plan.unit)
     except Unbounded as problem:
         return str(problem)
     return f"L0 {sensitivity.l0}, Linf {sensitivity.linf}, L1 {sensitivity.l1}, L2^2 {sensitivity.l2_squared}"
