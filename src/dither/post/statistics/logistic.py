@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from dither.errors import InvalidParameter, Unsupported
-from dither.loss import Pure, Rational, rational
 from dither.plan import expressions as expr
 from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import SumVector
-from dither.plan.relations.bounding import Sample
 from dither.plan.relations.core import Relation
 from dither.plan.relations.project import Project
 from dither.plan.traversal import fill_values
 from dither.post.noise import Floats
-from dither.post.query.spend import Spend
-from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import (
     ONE,
     ModelColumn,
     Scaling,
-    Standard,
     frame_column,
-    levels_of,
-    read_columns,
     read_frame,
 )
 from dither.post.statistics.linear import (
@@ -45,18 +37,15 @@ from dither.post.statistics.linear import (
     TYPICAL_ROW,
     TYPICAL_ROWS,
     assumed_choices,
-    moment_plan,
     not_built,
-    plan_notes,
     reach_notes,
     table_rows,
 )
 from dither.post.statistics.moments import RADIUS, SIZE_STEPS, MomentPlan, add_up, half_widths, term_product, unit_draws
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, additive, expected_noise, with_shares
-from dither.privacy.accounting.composition import sampled_loss
 from dither.privacy.protocol import BoundSearch, Measurement, NewtonRule
-from dither.schema import Boolean, Category, Number, Reference, Scalar
+from dither.schema import Scalar
 
 # Newton steps before the last one and the share of the loss for each: many where noise is small, else one with half.
 MANY_STEPS, SMALL_SHARE = 3, Fraction(1, 10)
@@ -144,6 +133,16 @@ class LogisticPlan:
         """The share of the loss for each Newton step before the last one."""
         return SMALL_SHARE if self.rounds == MANY_STEPS else (1 - self.searched) / 2
 
+    @property
+    def intercept(self) -> Expr:
+        """The constant that the intercept's weight is for."""
+        return ONE
+
+    def gradient_cells(self) -> list[Expr]:
+        """Return what a row adds to the gradient, one cell for each weight."""
+        terms = [self.intercept, *(expr.ColumnRef(f"z{place}") for place in range(self.size - 1))]
+        return [self._cell(expr.ColumnRef("r"), term, 1) for term in terms]
+
     def weight(self, round_: int, place: int) -> EstimatedValue:
         """Return a weight that the search of a round chooses."""
         limit = WEIGHT_LIMIT * WEIGHT_STEPS
@@ -153,7 +152,7 @@ class LogisticPlan:
         """Return the predicted probability at the weights of a round; a half before the first."""
         if round_ == 0:
             return LiteralValue(Fraction(1, 2))
-        terms = [ONE, *(expr.ColumnRef(f"z{place}") for place in range(self.size - 1))]
+        terms = [self.intercept, *(expr.ColumnRef(f"z{place}") for place in range(self.size - 1))]
         score = add_up([expr.Arithmetic("*", self.weight(round_, p), term) for p, term in enumerate(terms)])
         return expr.Function("logistic", score, CHANCE_STEP)
 
@@ -173,7 +172,7 @@ class LogisticPlan:
     def measure(self, round_: int) -> Measure:
         """Build the measure of the gradient and its derivatives at the weights of a round."""
         pairs = zip(*np.triu_indices(self.size), strict=True)
-        gradient = [self._cell(expr.ColumnRef("r"), term_product(0, place), 1) for place in range(self.size)]
+        gradient = self.gradient_cells()
         curvature = [self._cell(expr.ColumnRef("h"), term_product(int(i), int(j)), CURVATURE_WEIGHT) for i, j in pairs]
         values, plan = (*gradient, *curvature), self.moments
         if not plan.keyed:
@@ -199,11 +198,23 @@ class LogisticPlan:
         noise = additive(settings, measure, settings.spend.share(self.share))
         return BoundSearch(measure, noise, (1, 2 * WEIGHT_LIMIT * WEIGHT_STEPS + 1), f"weights{round_}", rule)
 
+    @property
+    def error_note(self) -> str:
+        """What the intervals include."""
+        return ERROR_NOTE
+
+    def fit(self, released: Released, penalties: Floats) -> LogisticFit:
+        """Take the last Newton step from the weights that were chosen."""
+        middle = WEIGHT_LIMIT * WEIGHT_STEPS + 1
+        tags = [f"weights{self.rounds}.{place}" for place in range(self.size)]
+        start = np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
+        return last_step(released.values(), released.noise().std, start, penalties)
+
     def statistic(self, finish: Any, notes: Sequence[str]) -> SteppedStatistic[Any]:
         """Make the statistic: private centres and scales, Newton steps, and the last sums."""
         chosen = self.moments.searches()
         if chosen:
-            chosen = list(with_shares(chosen, self.moments.settings, SEARCH_SHARE / len(chosen)))
+            chosen = list(with_shares(chosen, self.moments.settings, self.searched / len(chosen)))
         steps = [self.newton_search(round_) for round_ in range(1, self.rounds + 1)]
         last = Step(self.measure(self.rounds), 1 - self.searched - self.rounds * self.share)
         return SteppedStatistic(
@@ -281,88 +292,6 @@ class LogisticModel(Result):
         return float(np.mean([one == two for one, two in zip(self.predict(frame), truth, strict=True)]))
 
 
-def make_logistic(
-    rows: SourceRows,
-    target: str,
-    features: Sequence[str],
-    positive: Scalar,
-    alpha: float,
-    standard: Standard | None,
-    sample: Rational | None,
-) -> Statistic[LogisticModel]:
-    """Make the statistic of a logistic regression."""
-    if not features:
-        raise InvalidParameter("a classification needs at least one column in features=")
-    outcome, classes = read_classes(rows, target, positive)
-    if sample is not None:
-        rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
-    single_rows = rows.context.dataset.units[rows.settings.unit].kind == "row"
-    planned = moment_plan(
-        rows, [*features, target], read_columns(rows, features), standard or ("private" if single_rows else None)
-    )
-    plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
-    if sample is not None:
-        plan = with_sample(plan, rational(sample, "sample"))
-    notes = [*plan_notes(plan.moments), *sample_notes(sample)]
-
-    def finish(released: Released) -> LogisticModel:
-        return build_logistic(plan, released, target, classes, alpha, notes)
-
-    return plan.statistic(finish, notes)
-
-
-def read_classes(rows: SourceRows, target: str, positive: Scalar) -> tuple[Expr, tuple[Scalar, ...]]:
-    """Return the target as 0 or 1, and the two classes: every other value, and `positive`."""
-    value, domain = rows.expression(target), rows.domain(target)
-    match domain:
-        case Boolean():
-            classes: tuple[Scalar, ...] = (False, True)
-            is_second: Expr = value
-        case Number(lo=low, hi=high, step=step) if high - low == step:
-            classes = (int(low) if low == int(low) else low, int(high) if high == int(high) else high)
-            is_second = expr.Compare("=", value, LiteralValue(high))
-        case Category() | Reference():
-            levels = levels_of(rows.context, target, domain)
-            if positive is None and len(levels) != 2:
-                raise InvalidParameter(f"{target} has {len(levels)} values; name one class with positive=")
-            second = levels[1] if positive is None else positive
-            if second not in levels:
-                raise InvalidParameter(f"positive= must be a declared value of {target}, got {positive!r:.40}")
-            others = [level for level in levels if level != second]
-            classes = (others[0] if len(others) == 1 else f"not {second}", second)
-            is_second = expr.Compare("=", value, LiteralValue(second))
-        case _:
-            raise Unsupported(f"the target {target} must be a boolean, a category, or a number with two values")
-    return expr.Coalesce((expr.AsNumber(is_second), LiteralValue(Fraction(0)))), classes
-
-
-def sampled_spend(rows: SourceRows, sample: Rational) -> Spend:
-    """Return the loss on a sample of units that costs the loss asked for, since sampling amplifies privacy."""
-    rate, loss = rational(sample, "sample"), rows.settings.spend.loss
-    unit = rows.context.dataset.units[rows.settings.unit]
-    if not 0 < rate <= 1 or not isinstance(loss, Pure) or unit.kind == "row":
-        raise InvalidParameter("sample= must be above 0 and at most 1, with epsilon=, and needs a unit with a key")
-    wanted = loss.epsilon
-    inner = rational(f"{math.log(1 + (math.exp(float(wanted)) - 1) / float(rate)):.9g}")
-    while sampled_loss(Pure(inner), rate).epsilon > wanted:
-        inner *= Fraction(999_999, 1_000_000)
-    return Spend(Pure(inner))
-
-
-def with_sample(plan: LogisticPlan, rate: Fraction) -> LogisticPlan:
-    """Read each unit with this probability only, in all steps the same ones."""
-    design = plan.moments.design
-    sampled = Sample(design.rows, rate, plan.moments.settings.unit, "classify")
-    return replace(plan, moments=replace(plan.moments, design=replace(design, rows=sampled)))
-
-
-def sample_notes(sample: Rational | None) -> list[str]:
-    """Say that a sample was read."""
-    if sample is None:
-        return []
-    return [f"each unit is read with probability {sample}; noise is smaller on the sample, for the same loss"]
-
-
 def build_logistic(
     plan: LogisticPlan,
     released: Released,
@@ -373,12 +302,9 @@ def build_logistic(
 ) -> LogisticModel:
     """Build the fitted model: take the last step, and return to raw units."""
     moments, design = plan.moments, plan.moments.design
-    middle = WEIGHT_LIMIT * WEIGHT_STEPS + 1
-    tags = [f"weights{plan.rounds}.{place}" for place in range(plan.size)]
-    start = np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
     noise, scaling = released.noise(), design.scaling(released.chosen)
     penalties = np.concatenate([[0.0], np.full(plan.size - 1, alpha * moments.per_unit(released.chosen))])
-    fit = last_step(released.values(), noise.std, start, penalties)
+    fit = plan.fit(released, penalties)
     matrix = np.diag(np.concatenate([[1.0], 1 / scaling.scales]))
     matrix[0, 1:] = -scaling.centres / scaling.scales
     raw, linear = matrix @ fit.weights, matrix @ fit.noise_map
@@ -389,7 +315,7 @@ def build_logistic(
         noisy_column("coefficient", raw, errors, raw - half, raw + half),
     ]
     summary = (f"logistic regression of {target} = {classes[1]} on {len(design.columns)} columns",)
-    all_notes = [*notes, ERROR_NOTE, *reach_notes(moments, scaling)]
+    all_notes = [*notes, plan.error_note, *reach_notes(moments, scaling)]
     fields = result_fields(released.measurements, f"classify {target}", columns, summary, all_notes)
     return LogisticModel(
         **fields, features=design.columns, target=target, classes_=classes, coef_=raw[1:], intercept_=float(raw[0]),

@@ -1,0 +1,113 @@
+"""Make logistic regressions: by Newton steps where noise is small or rows are the units, else by gradients alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from dither.errors import InvalidParameter, Unsupported
+from dither.loss import Pure, Rational, rational
+from dither.plan import expressions as expr
+from dither.plan.expressions.core import Expr, LiteralValue
+from dither.plan.relations.bounding import Sample
+from dither.post.query.spend import Spend
+from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.descent import DescentMoments, DescentPlan
+from dither.post.statistics.design import Standard, levels_of, read_columns
+from dither.post.statistics.linear import moment_plan, plan_notes
+from dither.post.statistics.logistic import (
+    MANY_STEPS,
+    GradientMoments,
+    LogisticModel,
+    LogisticPlan,
+    build_logistic,
+)
+from dither.post.statistics.steps import Released
+from dither.privacy.accounting.composition import sampled_loss
+from dither.schema import Boolean, Category, Number, Reference, Scalar
+
+
+def make_logistic(
+    rows: SourceRows,
+    target: str,
+    features: Sequence[str],
+    positive: Scalar,
+    alpha: float,
+    standard: Standard | None,
+    sample: Rational | None,
+) -> Statistic[LogisticModel]:
+    """Make the statistic of a logistic regression."""
+    if not features:
+        raise InvalidParameter("a classification needs at least one column in features=")
+    outcome, classes = read_classes(rows, target, positive)
+    if sample is not None:
+        rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
+    single_rows = rows.context.dataset.units[rows.settings.unit].kind == "row"
+    planned = moment_plan(
+        rows, [*features, target], read_columns(rows, features), standard or ("private" if single_rows else None)
+    )
+    plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
+    if plan.rounds < MANY_STEPS and planned.keyed:
+        plan = DescentPlan(DescentMoments(planned.settings, planned.design), outcome)
+    if sample is not None:
+        plan = with_sample(plan, rational(sample, "sample"))
+    notes = [*plan_notes(plan.moments), *sample_notes(sample)]
+
+    def finish(released: Released) -> LogisticModel:
+        return build_logistic(plan, released, target, classes, alpha, notes)
+
+    return plan.statistic(finish, notes)
+
+
+def read_classes(rows: SourceRows, target: str, positive: Scalar) -> tuple[Expr, tuple[Scalar, ...]]:
+    """Return the target as 0 or 1, and the two classes: every other value, and `positive`."""
+    value, domain = rows.expression(target), rows.domain(target)
+    match domain:
+        case Boolean():
+            classes: tuple[Scalar, ...] = (False, True)
+            is_second: Expr = value
+        case Number(lo=low, hi=high, step=step) if high - low == step:
+            classes = (int(low) if low == int(low) else low, int(high) if high == int(high) else high)
+            is_second = expr.Compare("=", value, LiteralValue(high))
+        case Category() | Reference():
+            levels = levels_of(rows.context, target, domain)
+            if positive is None and len(levels) != 2:
+                raise InvalidParameter(f"{target} has {len(levels)} values; name one class with positive=")
+            second = levels[1] if positive is None else positive
+            if second not in levels:
+                raise InvalidParameter(f"positive= must be a declared value of {target}, got {positive!r:.40}")
+            others = [level for level in levels if level != second]
+            classes = (others[0] if len(others) == 1 else f"not {second}", second)
+            is_second = expr.Compare("=", value, LiteralValue(second))
+        case _:
+            raise Unsupported(f"the target {target} must be a boolean, a category, or a number with two values")
+    return expr.Coalesce((expr.AsNumber(is_second), LiteralValue(Fraction(0)))), classes
+
+
+def sampled_spend(rows: SourceRows, sample: Rational) -> Spend:
+    """Return the loss on a sample of units that costs the loss asked for, since sampling amplifies privacy."""
+    rate, loss = rational(sample, "sample"), rows.settings.spend.loss
+    unit = rows.context.dataset.units[rows.settings.unit]
+    if not 0 < rate <= 1 or not isinstance(loss, Pure) or unit.kind == "row":
+        raise InvalidParameter("sample= must be above 0 and at most 1, with epsilon=, and needs a unit with a key")
+    wanted = loss.epsilon
+    inner = rational(f"{math.log(1 + (math.exp(float(wanted)) - 1) / float(rate)):.9g}")
+    while sampled_loss(Pure(inner), rate).epsilon > wanted:
+        inner *= Fraction(999_999, 1_000_000)
+    return Spend(Pure(inner))
+
+
+def with_sample(plan: LogisticPlan, rate: Fraction) -> LogisticPlan:
+    """Read each unit with this probability only, in all steps the same ones."""
+    design = plan.moments.design
+    sampled = Sample(design.rows, rate, plan.moments.settings.unit, "classify")
+    return replace(plan, moments=replace(plan.moments, design=replace(design, rows=sampled)))
+
+
+def sample_notes(sample: Rational | None) -> list[str]:
+    """Say that a sample was read."""
+    if sample is None:
+        return []
+    return [f"each unit is read with probability {sample}; noise is smaller on the sample, for the same loss"]
