@@ -128,7 +128,7 @@ class DescentPlan(LogisticPlan):
 
     @property
     def error_note(self) -> str:
-        """What the intervals include."""
+        """A note on what the intervals include."""
         return DESCENT_NOTE
 
     def fit(self, released: Released, penalties: Floats) -> LogisticFit:

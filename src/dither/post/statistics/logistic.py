@@ -200,7 +200,7 @@ class LogisticPlan:
 
     @property
     def error_note(self) -> str:
-        """What the intervals include."""
+        """A note on what the intervals include."""
         return ERROR_NOTE
 
     def fit(self, released: Released, penalties: Floats) -> LogisticFit:
