@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+DOCS = FOLDER.parent / "docs"
+
+
+def test_the_page_of_benchmarks_names_each_and_every_record() -> None:
+    page = (DOCS / "benchmarks.md").read_text()
+    programs = {path.stem for path in FOLDER.glob("*.py")} - {"run", "queries"}  # queries.py is `make bench-peers`
+    assert {name for name in programs if f"{name}.py" not in page} == set()
+    records = set(re.findall(r"\(records/(\w+)\.md\)", page))
+    assert records == {path.stem for path in (DOCS / "records").glob("*.md")}
 
 
 def test_no_benchmark_hides_a_module_of_python() -> None:
