@@ -245,13 +245,15 @@ def _symbol_meanings(plan: QueryPlan) -> Iterator[str]:
 
 def _sensitivity_text(context: Context, plan: QueryPlan, measure: Measure) -> str:
     """Write the sensitivity of a measure, or say what it follows from if a bound is still to be chosen."""
-    if chosen := sorted({bound_name(limit.tag) for limit in unfilled_limits(measure)}):
+    largest = fill_limits(measure, LARGEST_BOUNDS)
+    if chosen := sorted({bound_name(limit.tag) for limit in unfilled_limits(largest)}):
         return f"{' and '.join(chosen)}, which is chosen privately when the query is asked"
     try:
-        sensitivity = measure.sensitivity(context, plan.unit)
+        sensitivity = largest.sensitivity(context, plan.unit)
     except Unbounded as problem:
         return str(problem)
-    return f"L0 {sensitivity.l0}, Linf {sensitivity.linf}, L1 {sensitivity.l1}, L2^2 {sensitivity.l2_squared}"
+    when = "at the largest bound: " if unfilled_limits(measure) else ""
+    return f"{when}L0 {sensitivity.l0}, Linf {sensitivity.linf}, L1 {sensitivity.l1}, L2^2 {sensitivity.l2_squared}"
 
 
 def window_text(inner: Formula, partition: Sequence[Formula], order: Sequence[tuple[Formula, bool]]) -> str:
