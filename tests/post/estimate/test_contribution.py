@@ -22,6 +22,7 @@ from dither.post.contribution_bound import (
     row_bins,
     value_bins,
 )
+from dither.post.estimate.clipping import heavy_tail_notes
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
 from dither.post.estimate.measured import cell_shares, clipped_column, clipped_total
@@ -145,6 +146,24 @@ def test_the_largest_of_very_many_cells_gets_its_share_back(every_key: bool) -> 
     lost = truth[0] - exact[0]
     assert lost > 10_000 and abs(np.mean(values, axis=0)[0] - truth[0]) < 0.1 * lost
     assert abs(np.sum(np.mean(values, axis=0)) - truth.sum()) < 0.1 * truth.sum()
+
+
+HEAVY, UNCERTAIN = {"heavy tail", "very heavy tail"}, {"lognormal", "few people", "nobody"}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_answers_say_that_a_tail_is_heavy_where_the_model_decides(name: str) -> None:
+    """Fixed seeds: at least 18 of 20 searches of heavy tails are told, and at most 2 of 20 of light ones."""
+    random, told = np.random.default_rng([9, len(name)]), 0
+    masses, rule = WORLDS[name](random), BoundRule(CUTS, Fraction(f"{2**0.5 / LEFT:.6g}"), 1)
+    counts = np.bincount(np.searchsorted(CUTS, masses[masses > 0], side="right"), minlength=len(BINS))
+    for _ in range(20):
+        noisy = np.rint(counts + ScaledNoise("laplace", FOUND).quantile(random.random(len(counts))))
+        model = fit_contributions(CUTS, noisy, FOUND, 1, BINS[-1])
+        bound = EstimatedBound(BINS[int(np.argmin(bound_errors(model, BINS, rule)))], model)
+        assert bool(heavy_tail_notes("person", [bound])) == bound.heavy_tailed
+        told += bound.heavy_tailed
+    assert name in UNCERTAIN or (told >= 18 if name in HEAVY else told <= 2), told
 
 
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,22 @@ def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tup
         f"contribution bound {how}: each {plan.unit} adds at most {first.limit}; clipping removed about "
         f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
     )
-    return (text + _other_bounds(others), _assumption(plan.unit, bounds.values()), *raised_notes(plan, bounds))
+    return (
+        text + _other_bounds(others),
+        _assumption(plan.unit, bounds.values()),
+        *heavy_tail_notes(plan.unit, bounds.values()),
+        *raised_notes(plan, bounds),
+    )
+
+
+def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
+    """Warn where a few units may hold much of a total, so that the model of the tail decides about the interval."""
+    if not any(bound.heavy_tailed for bound in bounds):
+        return ()
+    return (
+        f"heavy tail, or too few {unit}s to rule one out: some may hold much of the total, and the interval may "
+        f"miss it if one is far beyond the others; a cap on a {unit}'s rows (max_rows in the description) would settle it",
+    )
 
 
 def _other_bounds(others: Sequence[EstimatedBound]) -> str:

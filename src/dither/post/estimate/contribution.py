@@ -17,6 +17,10 @@ UPPER_PART, SQUARES_LEVEL = 0.7, 0.84
 # That is so where clipping removed more than this share of all contributions.
 HEAVY_SHARE = 0.005
 
+# A tail is heavy if clipping may have removed more than this share of all contributions, and this many times as much as
+# estimated.
+HEAVY_TAIL, HEAVY_FACTOR = 0.04, 1.5
+
 
 @dataclass(frozen=True)
 class EstimatedBound:
@@ -63,6 +67,11 @@ class EstimatedBound:
         """The share of all contributions that clipping removed at most, with a probability of 97.5%."""
         total, high = self.model.total(), float(np.quantile(self.removed_draws, 0.975))
         return min(high / max(total, high), 1.0) if max(total, high) > 0 else 0.0
+
+    @property
+    def heavy_tailed(self) -> bool:
+        """True if clipping may have removed much, and far more than is estimated."""
+        return self.removed_share_high > max(HEAVY_TAIL, HEAVY_FACTOR * self.removed_share)
 
     def missing(self, share: Floats, confidence: float) -> tuple[Floats, Floats, Floats]:
         """Return what cells with these shares of the total lack: an estimate, and how much less and more it may be.

@@ -21,7 +21,7 @@ from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, KeySelect
 
 # The share of the loss that selects keys, and of each round in it; up to FEW_KEYS keys a unit, Laplace noise is better.
 SELECTION_SHARE = Fraction(2, 3)
-ROUNDS = (Fraction(1, 10), Fraction(9, 10))
+ROUNDS = (Fraction(1, 20), Fraction(19, 20))
 FEW_KEYS = 2
 MOST_PAIRS = 50_000_000  # of units and keys, which the kernel holds in memory; one round of counts takes less
 # Bounds that would need more noise than this are no candidates; kernels refuse noise a few times as large.
