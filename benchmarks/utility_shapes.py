@@ -294,7 +294,7 @@ def measure_world(world: World, answers: list[Answered]) -> tuple[float, float, 
     """RMSE over hindsight, half-width over RMSE, both covers, the bias of the total, and which answers were wide."""
     value, low, high = (np.array([getattr(one, part) for one in answers]) for part in ("value", "low", "high"))
     largest, held = world.largest, (low <= world.truth) & (world.truth <= high)
-    error = float(np.sqrt(np.mean((value - world.truth)[:, largest] ** 2)))
+    error = max(float(np.sqrt(np.mean((value - world.truth)[:, largest] ** 2))), 1e-9)  # a few answers may be exact
     half = (high - low)[:, largest] / 2
     bias = float((value.sum(axis=1).mean() - world.truth.sum()) / world.truth.sum())
     wide = half > 20 * np.median(half)

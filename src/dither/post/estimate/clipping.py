@@ -93,7 +93,7 @@ def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, 
         return ()
     return (
         f"heavy tail, or too few {unit}s to rule one out: some may hold much of the total, and the interval may "
-        f"miss it if one is far beyond the others; a cap on a {unit}'s rows (max_rows in the description) would settle it",
+        f"miss it if one is far beyond the others; a cap on a {unit}'s rows (max_rows in the description) settles it",
     )
 
 
