@@ -48,7 +48,7 @@ def publish(session: Session, sizes: dict[str, int]) -> Session:
 def profiled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     place = tmp_path_factory.mktemp("predicted")
     copy_world(folder, place)
-    return measure_profile(dither.connect(place / "dataset.yml"), Fraction(20), ["actions.seconds", "actions.price"])
+    return measure_profile(dither.connect(place / "dataset.yml"), Fraction(200), ["actions.seconds", "actions.price"])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_averages_of_counts_are_weighted_for_the_typical_count(sized: Session) -
 )
 def test_quotes_fall_as_epsilon_grows(query: str, profiled: Session) -> None:
     widths = [profiled.quote(query, epsilon=Fraction(2**place, 10))["n"].half_width for place in range(8)]
-    assert all(later < earlier for earlier, later in pairwise(widths)), widths
+    assert all(later < 1.1 * earlier for earlier, later in pairwise(widths)) and widths[-1] < widths[0] / 10, widths
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,8 @@ def test_quotes_fall_as_epsilon_grows(query: str, profiled: Session) -> None:
     ],
 )
 def test_conditions_sums_and_public_joins_are_predicted_from_all_rows(query: str, profiled: Session) -> None:
-    quote, answer = profiled.quote(query, epsilon=4), profiled.sql(query, epsilon=4)
-    low, high = answer["n"].interval
-    assert quote["n"].known and (high - low) / 8 <= quote["n"].half_width <= 4 * (high - low)
+    quote, every_row = profiled.quote(query, epsilon=4), profiled.quote(query.partition(" WHERE ")[0], epsilon=4)
+    assert quote["n"].known and every_row["n"].half_width / 2 <= quote["n"].half_width <= 4 * every_row["n"].half_width
     said = any("as if every row met the conditions" in note for note in quote.notes)
     assert said == ("WHERE" in query or "JOIN" in query)
 
@@ -128,7 +127,7 @@ def test_counts_of_present_values_take_their_bound_from_all_rows(
     copy_world(folder, tmp_path)
     path = tmp_path / "dataset.yml"
     path.write_text(path.read_text().replace("max: 600}", "max: 600, nullable: true}"))
-    session = measure_profile(dither.connect(path), Fraction(20), ["actions.seconds"])
+    session = measure_profile(dither.connect(path), Fraction(200), ["actions.seconds"])
     answer = session.sql(MEAN, epsilon=1)
     assert answer.releases[0].search_results is None
     assert [bound.at_most for tag, bound in answer.bounds.items() if tag == "mass"] == [True]
