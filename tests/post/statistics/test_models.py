@@ -239,6 +239,12 @@ def test_noise_that_hides_a_column_is_said_and_not_shrunk_away() -> None:
     assert np.isnan(shares).mean() > 0.5
 
 
+def test_the_intercept_is_hidden_with_the_columns_that_it_is_computed_from() -> None:
+    for fit, moments, _ in redraws(300, 12.0, count=5):
+        around = raw_fit(fit, moments, Scaling(np.array([4.0, 0.0, 0.0]), np.ones(3), 1.0), 0.95, False)
+        assert around.hidden[1] and around.hidden[0] and np.isinf(around.lows[0]) and np.isinf(around.highs[0])
+
+
 def test_too_few_data_are_said_in_words_and_in_the_quote(session: Session) -> None:
     model = session.regress("users", "salary", ["age", "gender", "country"], epsilon="1/10")
     assert "too few data for epsilon 0.1" in str(model) and "R² 1.000" not in str(model)

@@ -243,8 +243,13 @@ def raw_fit(
     freedom = max(1.0, moments.count - len(fit.weights))
     found = contrast_intervals(moments, fit.gram, matrix, confidence, fit.residual / freedom if population else 0.0)
     values = matrix @ fit.weights + shift
-    lows, highs = np.minimum(found.lows + shift, values), np.maximum(found.highs + shift, values)
-    return ContrastIntervals(values, found.std_errors, lows, highs)
+    # What a hidden coefficient is part of, as the intercept is of columns around their centres, is hidden too.
+    hidden = contrast_intervals(moments, fit.gram, np.eye(len(matrix)), confidence).hidden
+    unknown = (np.abs(matrix) > 0) @ hidden | found.hidden
+    errors = np.where(unknown, np.inf, found.std_errors)
+    lows = np.where(unknown, -np.inf, np.minimum(found.lows + shift, values))
+    highs = np.where(unknown, np.inf, np.maximum(found.highs + shift, values))
+    return ContrastIntervals(values, errors, lows, highs)
 
 
 def build_model(plan: MomentPlan, released: Released, alpha: float, population: bool) -> LinearModel:
