@@ -103,14 +103,17 @@ def test_the_private_mean_has_a_counterexample_to_check_by_hand() -> None:
     assert near == pytest.approx([0.5 * np.exp(-0.5), 0.0], abs=0.03)
 
 
-@pytest.mark.tier("test")
-@pytest.mark.parametrize("name", BROKEN)
+SLOW = ("svt3", "svt34_parallel")  # half a minute of CPU each
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.tier("deep" if name in SLOW else "test")) for name in BROKEN]
+)
 def test_every_broken_member_is_refuted(name: str) -> None:
     member = MEMBERS[name]
     size = SAMPLES.get(name, 40_000)
     result = audit.privacy(member.mechanism(1), member.claim, member.neighbours, samples=size, alpha=0.01, seed=1)
     assert result.refuted
-    assert result.cpu_seconds < 60
     if member.true_epsilon is not None:
         # the bound exceeds the truth with probability at most alpha over seeds, never with this one
         assert result.epsilon_lower <= member.true_epsilon + 1e-9

@@ -141,17 +141,16 @@ def test_workers_of_another_version_are_refused_before_the_charge(
         assert charges(release) == 0
 
 
-def fill_disk(part: RowRange, exact: Any) -> str:
-    """Work that finds the disk of a worker full."""
-    raise OSError(errno.ENOSPC, "no space left on device")
-
-
-def fail(part: RowRange, exact: Any) -> str:
-    """Work that fails and quotes a value."""
-    raise ValueError(f"secret {exact.sum()}")
-
-
 def test_errors_of_workers_keep_their_kind_and_show_no_value(on_spark: Writer, tmp_path: Path) -> None:
+    # Functions inside a function travel to the workers by value: these do not have the modules of tests.
+    full = errno.ENOSPC
+
+    def fill_disk(part: RowRange, exact: Any) -> str:
+        raise OSError(full, "no space left on device")
+
+    def fail(part: RowRange, exact: Any) -> str:
+        raise ValueError(f"secret {exact.sum()}")
+
     with open_release(on_spark(tmp_path / "world", SPEC, DATASET)) as release, engine_of(release.kernel) as engine:
         (tmp_path / "exact").mkdir()
         keys, parts = TableKeys(2, 3, 1), [RowRange(0, 0, 6)]

@@ -69,14 +69,19 @@ def test_a_wrong_delta_is_refuted_if_samples_suffice() -> None:
     assert result.refuted and result.epsilon_lower > 1
 
 
-@pytest.mark.tier("test")
+TEST, DEEP = pytest.mark.tier("test"), pytest.mark.tier("deep")
+
+
 @pytest.mark.parametrize(
     ("make", "claim", "mode"),
     [
-        (laplace, Pure(1), "fixed"), (laplace, Pure("1/10"), "fixed"), (response, Pure(1), "fixed"),
-        (concentrated, ZCDP("1/2"), "fixed"), (laplace, Pure(1), "sequential"),
+        pytest.param(laplace, Pure(1), "fixed", marks=TEST),
+        pytest.param(laplace, Pure("1/10"), "fixed", marks=TEST),
+        pytest.param(response, Pure(1), "fixed", marks=TEST),
+        pytest.param(concentrated, ZCDP("1/2"), "fixed", marks=DEEP),
+        pytest.param(laplace, Pure(1), "sequential", marks=TEST),
     ],
-)  # fmt: skip
+)
 def test_what_is_said_to_be_detectable_is_refuted(make: Any, claim: Loss, mode: str) -> None:
     # If each is refuted with probability 0.9, fewer than 6 of 16 are with probability 3e-8.
     options: dict[str, Any] = {"samples": 6000, "alpha": 0.01, "mode": mode}
