@@ -125,7 +125,7 @@ class Load:
         with self.lock:
             if kind in ("fresh", "again") and reply.status_code == 200:
                 data = reply.json()
-                release, values = data["releases"][0], json.dumps([part["values"] for part in data["noisy"]])
+                release, values = data["releases"][0], json.dumps([part["values"] for part in data["measurements"]])
                 self.answers.append(Got(body["request_id"], release["sequence"], release["digest"], values))
                 kind = "again" if data["free"] else "fresh"
                 if kind == "fresh":

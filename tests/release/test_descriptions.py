@@ -141,6 +141,7 @@ def test_no_wrong_value_gives_a_traceback(kernel: LocalKernel, tmp_path: Path, s
         (("columns", "Views"), {"where": "code > 5"}, "would be called 'views'"),
         (("columns", "clicks_nonnegative"), {"where": "code > 5"}, "would be called 'clicks_nonnegative'"),
         (("keys", "country"), "url_id", "no two keys are the same"),
+        (("admission", "where"), "1) AS z, COUNT(*) FILTER (WHERE 1 = 1", "condition"),
         (("where",), "TRUE GROUP BY 1, 2, 3 HAVING COUNT(*) > 5 --", "without comments"),
         (("where",), "TRUE GROUP BY 1, 2, 3 LIMIT 5 --", "without comments"),
         (("columns", "clicks", "where"), "TRUE) AS z, COUNT(*) FILTER (WHERE code > 5", "without comments"),

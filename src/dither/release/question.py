@@ -175,10 +175,11 @@ def _admission(spec: ReleaseSpec, ctx: Context, table: ColumnCounts) -> Measurem
     """Return the measurement that admits values of the first key, over all of the table's values of it."""
     if spec.admission is None:
         return None
-    column = ColumnSpec("admission", spec.admission.where)
-    question = _parse(spec, ctx, (column,))
-    (aggregate,) = question.aggregates
-    child = question.relation if aggregate.condition is None else Filter(question.relation, aggregate.condition)
+    alone = replace(spec, columns=(ColumnSpec("admission", spec.admission.where),))
+    question = _parse(alone, ctx, alone.columns)
+    _check_clauses(alone, question)
+    (column,) = _count_columns(alone, question)
+    child = question.relation if column.condition is None else Filter(question.relation, column.condition)
     key, values = table.keys[0], tuple(table.axes(ctx)[0].values)
     measure = Count(_limit_rows(spec, child, question), (GroupKey(key.name, question.keys[0][1], key.values),))
     if tuple(measure.axes(ctx)[0].values) != values:  # the condition has narrowed the key's domain
