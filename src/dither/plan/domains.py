@@ -272,6 +272,8 @@ def _as_lattice(domain: Domain) -> Lattice | None:
             return Lattice(range(lo, hi + 1), step, domain.nullable)
         case Periods(lo=first, hi=last, every=every) if every in PERIOD_LENGTHS:
             return Lattice(range(truncate(first, every), last + 1, PERIOD_LENGTHS[every]), Fraction(1), domain.nullable)
+        case Periods():  # months, quarters and years differ in length
+            return None
         case Moment(lo=first, hi=last, precision=precision) if precision in PERIOD_LENGTHS:
             every = _as_period(precision)
             return Lattice(range(truncate(first, every), last + 1, PERIOD_LENGTHS[every]), Fraction(1), domain.nullable)

@@ -209,7 +209,7 @@ class Session(Statistics):
         given = {"epsilon": epsilon, "rho": rho}
         spend = parse_spend(*(None if value is None else read_option(name, value) for name, value in given.items()))
         request_id = read_request_id(request_id)
-        rehearse(self.context, draws.plan, len(draws.draws) + 1)
+        rehearse(self.context, draws.plan, len(draws.draws) + 1, answer.bounds)
         batch = plan_batch(self.context, (draws.plan,))
         measurements = batch.answer_measurements(spend, self.context)
         release = self.kernel.answer(self._fresh_request(answer, measurements, request_id), self.token)

@@ -123,7 +123,8 @@ def _assumption(unit: str, bounds: Iterable[EstimatedBound]) -> str:
 
 def raised_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tuple[str, ...]:
     """Say why the groups of counts and sums may add up to more than there are, and how to avoid it."""
-    cells = [plan.sources[output.node.index] for output in plan.outputs if isinstance(output.node, NoisyCell)]
+    shown = {output.node.index for output in plan.outputs if isinstance(output.node, NoisyCell)}
+    cells = [source for index, source in enumerate(plan.sources) if index in shown]
     tags = {cell.bound_tag for cell in cells if isinstance(cell, CellRef)}
     raised = [bound for tag, bound in bounds.items() if tag in tags and bound.removed_share > NOTICEABLE_SHARE]
     few = any(bound.bound <= FEW_ROWS * bound.row_size for bound in raised)

@@ -14,7 +14,7 @@ from dither.post.estimate.measured import measured_columns
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.formulas import FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.noise import ScaledNoise, noise_of
-from dither.post.query.query_plan import QuantileRef, QueryPlan, cell_substitution
+from dither.post.query.query_plan import CellRef, QuantileRef, QueryPlan, cell_substitution
 from dither.post.query.question import OutputColumn
 from dither.privacy.protocol import ReleasedMeasurement
 
@@ -38,18 +38,22 @@ def combine_measurements(
 ) -> tuple[QueryPlan, list[NoisyColumn]]:
     """Return the noisy columns of all draws, and the plan that reads the weighted mean of each column's draws."""
     plan, columns, cells = draws.plan, list[NoisyColumn](), dict[int, Formula]()
+    sources = list[CellRef | QuantileRef]()  # of each column: later steps read a column's source by its index
     for index, source in enumerate(plan.sources):
         if isinstance(source, QuantileRef):
             cells[index] = NoisyCell(len(columns))
             columns.append(_combine_quantile(source, draws, confidence))
+            sources.append(source)
             continue
         drawn = [measured_columns(plan, draw, bounds, confidence)[index] for draw in draws.draws]
         weights = inverse_variance_weights([column.noise.variance for column in drawn])
         cells[index] = _weighted_mean(weights, len(columns))
         columns += drawn
+        sources += [source] * len(drawn)
     substitute = cell_substitution(cells)
     combined = replace(
         plan,
+        sources=tuple(sources),
         outputs=tuple(OutputColumn(output.name, substitute(output.node)) for output in plan.outputs),
         having=None if plan.having is None else substitute(plan.having),
         order=tuple(replace(term, node=substitute(term.node)) for term in plan.order),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 from dither.errors import DitherError, Unsupported
@@ -22,15 +23,21 @@ from dither.schema import Scalar
 
 CONFIDENCE = 0.9
 NOISE = DiscreteLaplace(Fraction(2))
+NO_BOUNDS: Mapping[str, EstimatedBound] = MappingProxyType({})
 
 
-def rehearse(context: Context, plan: QueryPlan, draws: int = 1) -> None:
-    """Compute an answer from made-up measurements of a few groups, at both ends of the bounds; refuse if that fails."""
+def rehearse(
+    context: Context, plan: QueryPlan, draws: int = 1, chosen_before: Mapping[str, EstimatedBound] = NO_BOUNDS
+) -> None:
+    """Compute an answer from made-up measurements of a few groups, at both ends of the bounds; refuse if that fails.
+
+    Bounds that earlier draws chose are not searched again.
+    """
     try:
         for chosen in ends_of_bounds(plan):
             rehearsed = with_bounds(plan, context, chosen.limits)
             _check_groups(context, rehearsed)
-            _rehearse_at(context, _with_few_groups(context, rehearsed), chosen.bounds, draws)
+            _rehearse_at(context, _with_few_groups(context, rehearsed), {**chosen_before, **chosen.bounds}, draws)
     except DitherError:
         raise
     except Exception as problem:

@@ -111,7 +111,7 @@ def sample_value(domain: Domain, context: Context) -> Scalar:
         case Number(lo=lo) | Moment(lo=lo):
             return lo
         case Category(values=values):
-            return values[0]
+            return values[0] if values else None
         case Boolean():
             return False
         case Reference(table=table, column=column) if public := context.public_values(table, column):
