@@ -519,9 +519,7 @@ class LedgerState:
 
     def _check_losses(self, body: Mapping[str, Any], root: int | None) -> None:
         """Check that a later group pays the losses of the first charge `root`, and those of budgets added since."""
-        if root is None:
-            return
-        first = self.body(root)
+        first = {"losses": [], "windows": {}} if root is None else self.body(root)
         same_losses = all(loss in body["losses"] for loss in first["losses"])
         if not same_losses or not first["windows"].items() <= body["windows"].items():
             raise LedgerError("the charge for a recorded answer must state the losses and windows of the first charge")
