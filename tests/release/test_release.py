@@ -27,7 +27,7 @@ from dither.privacy.mechanisms import ColumnGaussian
 from dither.privacy.staging import Staging
 from dither.release.api import StaticRelease, open_release
 from dither.release.spec import load_spec
-from release.world import ADMISSION, DATASET, SPEC, URLS, exact_counts, write_world
+from release.world import ADMISSION, DATASET, SPEC, URLS, exact_counts, stop_after, write_world
 
 ROWS = URLS * 3 * 3
 
@@ -361,21 +361,6 @@ def test_a_torn_line_and_a_lost_snapshot(spec: Path, tmp_path: Path, line: bytes
     published = [entry["sha256"] for entry in json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]]
     assert (before == published[:2]) == (line != b"x")
     assert len(read(tmp_path / "out")) == ROWS
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(release: StaticRelease, out: Path, parts: int) -> None:
-    """Interrupt a release after some parts."""
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "drawing" and done == parts:
-            raise Stop
-
-    with pytest.raises(Stop):
-        release.write(out, progress=stop)
 
 
 def journal_digests(stage: Path) -> list[str]:
