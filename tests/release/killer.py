@@ -42,13 +42,14 @@ def watch(hit: Callable[[str], None]) -> None:
         setattr(owner, name, wrapped)
 
 
-def run(spec: str, out: str, kill_at: int | str | None) -> None:
-    """Make the release; die at a point."""
+def run(spec: str, out: str, kill_at: int | str | None, report: int) -> None:
+    """Make the release; die at a point, whose name goes to the pipe `report`."""
     passed: list[str] = []
 
     def hit(place: str) -> None:
         passed.append(place)
         if kill_at in (len(passed), place):
+            os.write(report, place.encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
     with open_release(spec) as release:
@@ -71,17 +72,21 @@ def state(out: Path) -> dict[str, Any]:
     }
 
 
-def attempt(spec: str, out: Path, kill_at: int | str | None) -> int:
-    """Fork, make the release in the child, and return its exit status."""
+def attempt(spec: str, out: Path, kill_at: int | str | None) -> dict[str, Any]:
+    """Fork, make the release in the child, and return its exit status and the point where it died."""
+    listen, report = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            run(spec, str(out), kill_at)
+            run(spec, str(out), kill_at, report)
             os._exit(0)
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(1)
-    return os.waitpid(child, 0)[1]
+    os.close(report)
+    with os.fdopen(listen) as said:
+        point = said.read()
+    return {"status": os.waitpid(child, 0)[1], "point": point}
 
 
 def main() -> None:
@@ -89,9 +94,9 @@ def main() -> None:
     for spec, out, kills in json.loads(sys.argv[1]):
         found = []
         for kill_at in [*kills, None]:
-            status = attempt(spec, Path(out), kill_at)
-            found.append({"killed": kill_at, "status": status, **state(Path(out))})
-            if status == 0:
+            ended = attempt(spec, Path(out), kill_at)
+            found.append({"killed": kill_at, **ended, **state(Path(out))})
+            if ended["status"] == 0:
                 break
         results.append(found)
     print(json.dumps(results))

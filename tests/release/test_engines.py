@@ -16,10 +16,10 @@ from dither.access.engines import spark as spark_engine
 from dither.access.exact_cells import SCHEMA, RowRange, TableKeys
 from dither.errors import EngineFailure, InvalidParameter
 from dither.privacy.kernel import LocalKernel
-from dither.release.api import StaticRelease, open_release
+from dither.release.api import open_release
 from release.engines import DSN, write_postgres_world, write_spark_world
 from release.test_release import ROWS, charges, read
-from release.world import ADMISSION, DATASET, SPEC, exact_counts, write_world
+from release.world import ADMISSION, DATASET, SPEC, exact_counts, stop_after, write_world
 
 pytestmark = pytest.mark.tier("test")
 
@@ -160,21 +160,6 @@ def test_errors_of_workers_keep_their_kind_and_show_no_value(on_spark: Writer, t
         with pytest.raises(EngineFailure) as failed:
             list(engine.each_part(tmp_path / "exact", keys, parts, fail))
         assert str(failed.value) == str(EngineFailure()) and "secret 0" in engine.failure
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(release: StaticRelease, out: Path, parts: int) -> None:
-    """Interrupt a release after some parts."""
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "drawing" and done == parts:
-            raise Stop
-
-    with pytest.raises(Stop):
-        release.write(out, progress=stop)
 
 
 def goes_on(write: Writer, folder: Path) -> None:

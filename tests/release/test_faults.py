@@ -19,7 +19,7 @@ from dither.privacy.protocol import KeySelection, ReleaseRequest
 from dither.privacy.staging import remove_folder
 from dither.privacy.table_release import check_table
 from dither.release.api import StaticRelease, open_release
-from release.world import ADMISSION, DATASET, SPEC, write_world
+from release.world import ADMISSION, DATASET, SPEC, stop_after, write_world
 
 KEYS = "  url: url_id\n  month: DATE_TRUNC('month', at)\n  country: country"
 GROUPS = "groups:\n  - {name: red, analysts: [ann]}\n  - {name: blue, analysts: [bob]}\nbudgets:"
@@ -27,21 +27,6 @@ GROUPS = "groups:\n  - {name: red, analysts: [ann]}\n  - {name: blue, analysts: 
 
 def charges(release: StaticRelease) -> int:
     return sum(row.kind == "charge" for row in release.kernel.ledger.rows())
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(release: StaticRelease, out: Path, parts: int, staging: Path | None = None) -> None:
-    """Interrupt a release after some parts."""
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "drawing" and done == parts:
-            raise Stop
-
-    with pytest.raises(Stop):
-        release.write(out, staging, progress=stop)
 
 
 # --- Who is charged ---

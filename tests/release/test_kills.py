@@ -6,6 +6,8 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -52,8 +54,9 @@ def check(found: list[dict[str, Any]], spec: Path, out: Path) -> None:
     assert recorded == hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
 
 
-def kill_all(folder: Path, sequences: list[list[int | str]]) -> None:
-    """Make one release for each sequence of kills, and check what they leave."""
+def kill_all(folder: Path, sequences: list[list[int | str]]) -> Counter[str]:
+    """Make one release for each sequence of kills, check what they leave, and count where they hit."""
+    points: Counter[str] = Counter()
     specs = [write_world(folder / f"world{number}", SPEC + ADMISSION) for number in range(len(sequences))]
     outs = [folder / f"out{number}" for number in range(len(sequences))]
     for found, kills, spec, out in zip(
@@ -62,6 +65,8 @@ def kill_all(folder: Path, sequences: list[list[int | str]]) -> None:
         assert [step["status"] for step in found[:-1]] == [9] * (len(found) - 1)
         assert len(found) > 1 or not isinstance(kills[0], str), "no process was killed"
         check(found, spec, out)
+        points.update(step["point"] for step in found[:-1])
+    return points
 
 
 @pytest.mark.tier("test")
@@ -78,9 +83,22 @@ def test_killed_around_the_record_and_the_rename_and_at_random_points() -> None:
         kill_all(Path(folder), sequences)
 
 
+WINDOWS: list[int | str] = [
+    "before record", "after record", "before copyfile", "after link", "after write_text", "before publish",
+    "after publish", "before remove",
+]  # fmt: skip
+
+
 @pytest.mark.tier("deep")
-def test_a_hundred_random_kills() -> None:
+def test_a_hundred_kills(record_testsuite_property: Callable[[str, object], None]) -> None:
+    """Four kills at random points, then two in the steps from the record to the end, in each of twenty releases."""
     random = Random(11)
-    sequences: list[list[int | str]] = [[random.randint(1, 130) for _ in range(5)] for _ in range(20)]
+    sequences: list[list[int | str]] = []
+    for _ in range(20):
+        late = sorted(random.sample(range(len(WINDOWS)), 2))
+        sequences.append([*(random.randint(1, 70) for _ in range(4)), *(WINDOWS[place] for place in late)])
     with TemporaryDirectory() as folder:
-        kill_all(Path(folder), sequences)
+        points = kill_all(Path(folder), sequences)
+    record_testsuite_property("kills", json.dumps(points))
+    assert points.total() >= 100
+    assert all(points[place] for place in WINDOWS if isinstance(place, str))

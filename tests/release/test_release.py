@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +29,7 @@ from dither.privacy.mechanisms import ColumnGaussian
 from dither.privacy.staging import Staging
 from dither.release.api import StaticRelease, open_release
 from dither.release.spec import load_spec
-from release.world import ADMISSION, DATASET, SPEC, URLS, exact_counts, write_world
+from release.world import ADMISSION, DATASET, SPEC, URLS, exact_counts, stop_after, write_world
 
 ROWS = URLS * 3 * 3
 
@@ -363,21 +365,6 @@ def test_a_torn_line_and_a_lost_snapshot(spec: Path, tmp_path: Path, line: bytes
     assert len(read(tmp_path / "out")) == ROWS
 
 
-class Stop(Exception):
-    pass
-
-
-def stop_after(release: StaticRelease, out: Path, parts: int) -> None:
-    """Interrupt a release after some parts."""
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "drawing" and done == parts:
-            raise Stop
-
-    with pytest.raises(Stop):
-        release.write(out, progress=stop)
-
-
 def journal_digests(stage: Path) -> list[str]:
     lines = (stage / "journal.jsonl").read_bytes().split(b"\n")[:-1]
     parts = [json.loads(line).get("part") for line in lines]
@@ -455,3 +442,40 @@ def test_errors_name_the_line(tmp_path: Path) -> None:
 def test_column_noise_is_in_the_order_of_the_columns(spec: Path) -> None:
     with open_release(spec) as release:
         assert release.question.mechanism == ColumnGaussian((Fraction(9), Fraction(1)))
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda out: (out / "data" / "part-00002.parquet").unlink(), "part-00002.parquet is missing"),
+        (lambda out: (out / "codebook.md").write_text("x"), "codebook.md differs from its checksum"),
+        (lambda out: (out / "data" / "old.parquet").write_text("x"), "old.parquet is not listed in SHA256SUMS"),
+        (lambda out: (out / "SHA256SUMS").unlink(), "has no file SHA256SUMS"),
+        (lambda out: (out / "SHA256SUMS").write_text("x\n"), "not a checksum and a name"),
+        (lambda out: (out / "SHA256SUMS").write_text(f"{'0' * 64}  ../x\n"), "../x is missing"),
+        (lambda out: forge(out), "is not one that the ledger of this dataset has recorded"),
+    ],
+    ids=["missing", "changed", "left over", "no sums", "no checksum", "outside", "forged"],
+)
+def test_a_copy_that_is_not_the_release_is_refused(
+    spec: Path, tmp_path: Path, fault: Callable[[Path], object], words: str
+) -> None:
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    with open_release(spec) as release:
+        release.write(out)
+        shutil.copytree(out, copy)
+        assert release.verify(copy) == hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
+        fault(copy)
+        with pytest.raises(ReleaseStopped, match="is not a whole release: .*" + re.escape(words)):
+            release.verify(copy)
+        assert charges(release) == 1
+
+
+def forge(out: Path) -> None:
+    """Change a manifest, and its checksum with it."""
+    before = hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
+    (out / "manifest.json").write_bytes((out / "manifest.json").read_bytes() + b" ")
+    after = hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
+    sums = out / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(before, after))

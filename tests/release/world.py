@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
+import pytest
+
+from dither.release.api import StaticRelease
 
 DATASET = """
 version: 1
@@ -85,3 +88,18 @@ def exact_counts(folder: Path) -> dict[tuple[int, str, str], tuple[int, int]]:
         USING (user_id) GROUP BY ALL"""
     ).fetchall()
     return {(url, month, country): (views, clicks) for url, month, country, views, clicks in rows}
+
+
+class Stop(Exception):
+    """Raised by the progress of a release that a test interrupts."""
+
+
+def stop_after(release: StaticRelease, out: Path, parts: int, staging: Path | None = None) -> None:
+    """Interrupt a release after some parts."""
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "drawing" and done == parts:
+            raise Stop
+
+    with pytest.raises(Stop):
+        release.write(out, staging, progress=stop)

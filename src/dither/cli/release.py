@@ -24,6 +24,9 @@ def command(
     out: Annotated[Path | None, typer.Option(help="the folder to write; it must not exist")] = None,
     quote: Annotated[bool, typer.Option("--quote", help="print expected errors and the cost; free")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="print what would be written; free")] = False,
+    verify: Annotated[
+        Path | None, typer.Option(help="check the files of a published folder, or of its copy, against the ledger")
+    ] = None,
     staging: Annotated[
         Path | None, typer.Option(help="a private folder on the same file system; by default beside --out")
     ] = None,
@@ -33,6 +36,9 @@ def command(
 ) -> None:
     """Write a static table of noisy counts by key and column, with a codebook and a privacy statement."""
     with closing(open_release(spec, ledger=ledger, account=account)) as release:
+        if verify is not None:
+            _verify(release, verify, as_json)
+            return
         if quote or plan:
             _print_facts(release, quote, plan, as_json)
             return
@@ -45,6 +51,15 @@ def command(
         print_json({"out": str(out), "new": new})
     else:
         typer.echo(f"wrote {out}: read its README.md" if new else f"{out} holds this release already; nothing to do")
+
+
+def _verify(release: StaticRelease, folder: Path, as_json: bool) -> None:
+    """Check a published folder, and print its manifest's digest."""
+    digest = release.verify(folder)
+    if as_json:
+        print_json({"folder": str(folder), "manifest": digest})
+    else:
+        typer.echo(f"{folder} is whole, and the ledger has recorded its manifest {digest}")
 
 
 def _write(release: StaticRelease, out: Path, staging: Path | None, quiet: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from dither.release.losses import ColumnFacts, column_facts, formula_epsilon, ti
 from dither.release.part_files import PartFile, key_labels
 from dither.release.question import ReleaseQuestion, build_question
 from dither.release.spec import ReleaseSpec, load_spec
+from dither.release.verify import check_folder, check_recorded
 
 BYTES_PER_VALUE = 1.0  # of noise near sigma 10 in Parquet; larger noise takes more
 
@@ -162,6 +164,18 @@ class StaticRelease:
         place = Path(out)
         private = Path(staging) if staging is not None else place.parent / f".{place.name}.staging"
         return self.kernel.release_table(self.question.request, self.account, private, place, self.layout(progress))
+
+    def verify(self, folder: str | Path) -> str:
+        """Check a published folder, or a copy of one: every file is whole and listed, and the ledger has recorded it.
+
+        Return the SHA-256 of its manifest. Charges nothing and reads no record.
+        """
+        place = Path(folder)
+        digest = check_folder(place)
+        rows = self.kernel.ledger.rows()
+        answers = [str(json.loads(row.body)["release"]) for row in rows if row.kind == "answer"]
+        check_recorded(place, digest, answers)
+        return digest
 
 
 def open_release(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import log, pi, sqrt
 
 from dither.loss import ZCDP, Loss, Pure
@@ -53,8 +54,9 @@ def formula_epsilon(rho: float, delta: float) -> float:
     return rho + sqrt(max(0.0, inside))
 
 
+@cache
 def tight_epsilon(loss: Loss, delta: Fraction) -> float:
-    """Return the smallest epsilon that the whole curve of the loss gives at this delta."""
+    """Return the smallest epsilon that the whole curve of the loss gives at this delta; every document asks for it."""
     return float(epsilon_at(loss, delta))
 
 
