@@ -28,6 +28,7 @@ from dither.privacy.mechanisms import (
     LaplaceThreshold,
     Mechanism,
     NoisyMax,
+    NoisyMaxQuantiles,
     PartitionSelection,
     PublicThreshold,
     Quantiles,
@@ -208,15 +209,26 @@ def snapping_distribution(mechanism: Snapping, exact: Exact) -> Distribution:
 
 
 def noisy_max_distribution(mechanism: NoisyMax, exact: Exact) -> Distribution:
-    """Permute-and-flip: in a random order, take the first candidate whose coin shows heads."""
-    heads = [mp.exp((x - max(exact)) / real(mechanism.scale)) for x in exact]
-    distribution: Distribution = {(i,): mpf(0) for i in range(len(exact))}
-    for order in permutations(range(len(exact))):
-        left = mpf(1) / math.factorial(len(exact))
-        for i in order:
-            distribution[i,] += left * heads[i]
-            left *= 1 - heads[i]
-    return distribution
+    return {(i,): p for i, p in enumerate(permute_and_flip([x / real(mechanism.scale) for x in exact]))}
+
+
+def permute_and_flip(scores: list[Any]) -> list[Any]:
+    """In a random order, the first whose coin shows heads: heads of its own, and one over 1 + the heads of others."""
+    heads = [mp.exp(score - max(scores)) for score in scores]
+    found: dict[Any, Any] = {}
+    for i, own in enumerate(heads):
+        if own not in found:
+            chances = heads_distribution(heads[:i] + heads[i + 1 :])
+            found[own] = own * mp.fsum(p / (1 + k) for k, p in enumerate(chances))
+    return [found[own] for own in heads]
+
+
+def heads_distribution(chances: list[Any]) -> list[Any]:
+    """The probability of each number of heads among independent coins."""
+    found = [mpf(1)]
+    for p in chances:
+        found = [a * (1 - p) + b * p for a, b in zip([*found, mpf(0)], [mpf(0), *found], strict=True)]
+    return found
 
 
 def softmax(scores: list[Any]) -> list[Any]:
@@ -269,8 +281,10 @@ def sparse_vector_distribution(mechanism: SparseVector, exact: Exact) -> Distrib
     return distribution
 
 
-def quantiles_distribution(mechanism: Quantiles, exact: Exact) -> Distribution:
+def quantiles_distribution(mechanism: Quantiles | NoisyMaxQuantiles, exact: Exact) -> Distribution:
     """By rows, one at a time: lists of grid places, counted on each side; every way that the choices can fall."""
+
+    chances = softmax if isinstance(mechanism, Quantiles) else permute_and_flip
 
     def outcomes(
         rows: list[int], first: int, last: int, wanted: list[Fraction], low: Fraction, high: Fraction
@@ -282,7 +296,7 @@ def quantiles_distribution(mechanism: Quantiles, exact: Exact) -> Distribution:
         candidates = range(first, last + 1)
         distribution: Distribution = {}
         for v, p in zip(
-            candidates, softmax([score(rows, v, q) / real(mechanism.scale) for v in candidates]), strict=True
+            candidates, chances([score(rows, v, q) / real(mechanism.scale) for v in candidates]), strict=True
         ):
             ties = [row for row in rows if row == v]
             share = int(q * len(ties))
@@ -450,6 +464,23 @@ CASES = [
         Quantiles((Fraction(1, 4), half, Fraction(3, 4)), Fraction(2)), 2, 1, (1, 2, 0, 1), quantiles_distribution, 0.6
     ),
     counts(Quantiles((Fraction(1, 10), Fraction(9, 10)), Fraction(3)), 1, 2, (1, 0, 1), quantiles_distribution),
+    counts(NoisyMaxQuantiles((half,), Fraction(2)), 1, 1, (1, 0, 2, 0, 1), quantiles_distribution, 0.7),
+    pair(
+        NoisyMaxQuantiles((half,), Fraction(5)),
+        (0, 0, 2) + (0,) * 300 + (1,),
+        (1, 0, 2) + (0,) * 300 + (1,),
+        quantiles_distribution,
+        0.9,
+    ),
+    counts(NoisyMaxQuantiles((third,), Fraction(2)), 2, 1, (2, 0, 1, 1), quantiles_distribution, 0.4),
+    counts(
+        NoisyMaxQuantiles((Fraction(1, 4), half, Fraction(3, 4)), Fraction(2)),
+        2,
+        1,
+        (1, 2, 0, 1),
+        quantiles_distribution,
+        0.6,
+    ),
     counts(PartitionSelection(Fraction(1), Fraction(1, 100)), 1, 1, (0, 4), partition_distribution),
     counts(PartitionSelection(half, Fraction(1, 1000)), 3, 1, (0, 3, 17), partition_distribution),
     counts(LaplaceThreshold(Fraction(2), 9), 2, 1, (0, 3), laplace_threshold_distribution),

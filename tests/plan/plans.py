@@ -570,7 +570,6 @@ class Planner:
                 "count",
                 "sum",
                 "sums",
-                "ranks",
                 "clipped",
                 "clipped",
                 "linear",
@@ -600,10 +599,6 @@ class Planner:
             case "columns":
                 columns = tuple(m.CountColumn(f"n{i}", self._column_condition(w)) for i in range(rng.choice([1, 2, 4])))
                 return m.ColumnCounts(node, columns, self.keys(node))
-            case "ranks":
-                return m.RankCounts(
-                    node, w.number(1), (Fraction(-1), Fraction(0), Fraction(1, 2), Fraction(18), Fraction(40))
-                )
             case "linear":
                 child = m.Count(node, self.keys(node))
                 rows = tuple(

@@ -740,12 +740,6 @@ class Interpreter:
             case m.LinearQuery(child=child, weights=weights):
                 cells = self.vector(child)
                 return [saturate(sum(w * c for w, c in zip(row, cells, strict=True))) for row in weights]
-            case m.RankCounts(child=child, value=value, grid=grid):
-                scope = Scope(child.domain(self.ctx))
-                values = [evaluate(value, row.cells, scope) for row in self.rows(child)]
-                return [sum(v is not None and v <= point for v in values) for point in grid] + [
-                    sum(v is not None for v in values)
-                ]
             case m.ClippedSums():
                 return self._clipped(measure)
             case _:

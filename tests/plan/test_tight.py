@@ -153,7 +153,6 @@ MEASURES: dict[str, m.Measure] = {
         (m.CountColumn("all"), *(m.CountColumn(u, x.In(x.ColumnRef("url"), (u,))) for u in "ab")),
     ),
     "covariance": m.SumVector(r.Scan("users"), (x.LiteralValue(1), AGE, x.Arithmetic("*", AGE, AGE))),
-    "ranks": m.RankCounts(r.Scan("users"), x.ColumnRef("age"), (Fraction(65), Fraction(70))),
     "units by key": m.count_units(ACTIONS, "user", BY_ACTION),
     "contributions": m.contributions(ACTIONS, "user", (Fraction(2), Fraction(4))),
     "clipped, l1": m.ClippedSums(

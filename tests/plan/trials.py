@@ -22,7 +22,7 @@ from dither.plan import measures, relations
 from dither.plan.context import Context
 from dither.plan.domains import bounds_of, storage_type
 from dither.plan.measures.core import Measure, VectorQuery
-from dither.plan.measures.linear import LinearQuery, RankCounts
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.relations.core import Relation
 from dither.plan.relations.facts import needs_order
 from dither.plan.relations.scan import Scan
@@ -229,8 +229,6 @@ def key_kinds(ctx: Context, measure: Measure) -> list[str]:
     match measure:
         case LinearQuery(child=child):
             return key_kinds(ctx, child)
-        case RankCounts():
-            return ["bigint"]
         case _:
             scope = Scope(measure.child.domain(ctx))
             return [storage_type(key.value.domain(scope)) for key in measure.keys]

@@ -22,6 +22,7 @@ from dither.privacy.mechanisms import (
     LaplaceThreshold,
     Mechanism,
     NoisyMax,
+    NoisyMaxQuantiles,
     PartitionSelection,
     PublicThreshold,
     Quantiles,
@@ -108,6 +109,7 @@ CASES: tuple[CertifiedCase, ...] = (
     CertifiedCase(
         Quantiles((F(1, 4), F(1, 2)), F(1)), (3, 4, 1), (4, 4, 1), gap_reason="the bound is met by long grids"
     ),
+    CertifiedCase(NoisyMaxQuantiles((F(1, 2),), F(1)), (3, 1), (4, 1), gap_reason="the bound is met by long grids"),
     CertifiedCase(PartitionSelection(F(1), F(1, 100)), (0,), (1,)),
     CertifiedCase(PartitionSelection(F(1), F(1, 100)), (3,), (4,)),
     CertifiedCase(LaplaceThreshold(F(1), 5), (0,), (1,)),

@@ -259,4 +259,5 @@ SAMPLER_MODELS: tuple[tuple[Any, str, Any], ...] = (
     (selection, "uniform_below", _uniform_below),
     (selection, "draw_index", _draw_index),
     (quantiles, "draw_index", _draw_index),
+    (quantiles, "noisy_max", _noisy_max),
 )

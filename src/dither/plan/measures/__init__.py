@@ -6,7 +6,7 @@ from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.columns import ColumnCounts, CountColumn
 from dither.plan.measures.core import GroupKey, Measure, SelectedValues
 from dither.plan.measures.grouped import sums_sensitivity
-from dither.plan.measures.linear import LinearQuery, RankCounts
+from dither.plan.measures.linear import LinearQuery
 from dither.plan.measures.partitions import KeyShares, PartitionCounts
 from dither.plan.measures.statistics import contributions
 from dither.plan.measures.sums import Count, Sum, SumVector, count_units
@@ -18,7 +18,6 @@ BY_NAME: dict[str, type] = {
     "count": Count,
     "sum": Sum,
     "sum_vector": SumVector,
-    "rank_counts": RankCounts,
     "clipped_sums": ClippedSums,
     "linear_query": LinearQuery,
     "partition_counts": PartitionCounts,

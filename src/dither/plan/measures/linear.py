@@ -1,10 +1,9 @@
-"""Linear measures: counts up to each point of a grid, and integer combinations of another measure's cells."""
+"""Linear measures: integer combinations of another measure's cells."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,64 +11,8 @@ from numpy.typing import NDArray
 from dither.errors import InvalidParameter, InvalidPlan, Unsupported
 from dither.loss import Sensitivity
 from dither.plan.context import Context
-from dither.plan.domains import span
-from dither.plan.expressions.core import Expr, domain_of
-from dither.plan.expressions.numeric import Bucket, bisect_edges
-from dither.plan.measures.core import LARGEST_INT64, Axis, Measure, Vector, VectorQuery, require_row_bound, stability_of
-from dither.plan.measures.grouped import grouped_select
-from dither.plan.relations.core import Relation
-from dither.plan.sql.builders import count_star, is_not_null, select
-from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
-from dither.schema import Number
-
-
-@dataclass(frozen=True)
-class RankCounts(Measure):
-    """For each point of a public ascending grid, the number of values up to it; then the number of all values."""
-
-    proof = "rank_counts.md"
-    child: Relation
-    value: Expr
-    grid: tuple[Fraction, ...]
-
-    def __post_init__(self) -> None:
-        Bucket(self.value, self.grid)
-
-    def axes(self, ctx: Context) -> tuple[Axis, ...]:
-        self._edges(ctx)
-        return (Axis("at most", (*self.grid, None)),)
-
-    def steps(self, ctx: Context) -> tuple[Fraction, ...]:
-        return (Fraction(1),)
-
-    def _edges(self, ctx: Context) -> list[int]:
-        """Encode each point as the smallest lattice integer above it, clamped to the bounds of the values."""
-        domain = domain_of(self.value, Scope(self.child.domain(ctx)))
-        lo, hi = span(domain)
-        step = domain.step if isinstance(domain, Number) else Fraction(1)
-        return [min(max(floor(point / step) + 1, lo), hi + 1) for point in self.grid]
-
-    def sensitivity(self, ctx: Context, unit: str) -> Sensitivity:
-        rows, cells = require_row_bound(stability_of(ctx, self.child, unit), unit), len(self.grid) + 1
-        return Sensitivity.of(l0=cells if rows else 0, linf=rows)
-
-    def vector_query(self, statement: SqlStatement) -> VectorQuery:
-        scope, edges = statement.scope(self.child), self._edges(statement.ctx)
-        value_column = with_alias(self.value.sql(scope), "v0")
-        carried = [column_ref(column) for column in ("b", *statement.trial_columns())]
-        body = select(value_column, *carried).from_(statement.table(self.child), copy=False)
-        bins = with_alias(bisect_edges(column_ref("v0"), edges, 0, len(edges)), "k0")
-        table = statement.add_subquery(
-            select(bins, *carried)
-            .from_(statement.add_subquery(body), copy=False)
-            .where(is_not_null(column_ref("v0")), copy=False)
-        )
-        totals = [saturate(count_star(), LARGEST_INT64)]
-        return VectorQuery(grouped_select(statement, table, 1, totals), (tuple(range(len(edges) + 1)),), 1)
-
-    def finish(self, cells: Vector) -> Vector:
-        return clamp_to_int64(np.cumsum(cells.astype(object)))
+from dither.plan.measures.core import LARGEST_INT64, Axis, Measure, Vector, VectorQuery
+from dither.plan.sql.statement import SqlStatement
 
 
 @dataclass(frozen=True)

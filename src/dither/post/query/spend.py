@@ -35,6 +35,11 @@ class Spend:
         """True if Gaussian noise is allowed; a pure loss does not allow it."""
         return isinstance(self.loss, ZCDP)
 
+    @property
+    def quantile_kind(self) -> str:
+        """The mechanism for quantiles: noisy maxima are nearer for a pure loss, exponential mechanisms for zCDP."""
+        return "quantiles" if self.gaussian else "noisy_max_quantiles"
+
 
 def parse_spend(epsilon: Rational | None, rho: Rational | None) -> Spend:
     """Read the options `epsilon=` and `rho=`, of which exactly one is given."""

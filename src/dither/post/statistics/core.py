@@ -479,7 +479,7 @@ def made_up_places(part: Part) -> tuple[int, ...]:
             return (0, *(-1,) * (count - 1))
         case "sparse_vector":
             return (0, *(-1,) * (count - 1), *(0,) * count)
-        case "quantiles":
+        case "quantiles" | "noisy_max_quantiles":
             return (0,) * len(options.get("quantiles", (0,)))
         case _:
             raise InvalidParameter(f"a statistic cannot use the mechanism {part.mechanism!r}")

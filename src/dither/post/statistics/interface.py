@@ -87,7 +87,7 @@ class Statistics(Models):
         population: bool = False,
         **options: Unpack[StatisticOptions],
     ) -> Statistic[QuantileTable]:
-        """Estimate quantiles of a number by exponential mechanisms; most of the loss goes to the points.
+        """Estimate quantiles of a number by private selection; most of the loss goes to the points.
 
         With `population`, the intervals include sampling error as well as noise.
         """

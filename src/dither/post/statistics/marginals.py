@@ -188,7 +188,7 @@ def row_search(settings: Settings, relation: Relation, candidates: int) -> Bound
     per_unit = GroupBy(relation, (), (GroupAggregate("rows", "count"),), settings.unit)
     edges = tuple(Fraction(bound + 1) for bound in bounds[:-1])
     histogram = Count(per_unit, (GroupKey("rows", expr.Bucket(expr.ColumnRef("rows"), edges)),))
-    mechanism = Calibrate("quantiles", settings.spend.loss, (("quantiles", (1 - BOUNDED_UNITS,)),))
+    mechanism = Calibrate(settings.spend.quantile_kind, settings.spend.loss, (("quantiles", (1 - BOUNDED_UNITS,)),))
     return BoundSearch(histogram, mechanism, tuple(bounds), "rows")
 
 

@@ -213,7 +213,7 @@ class MomentPlan:
 
     def _search(self, tag: str, histogram: Measure, grid: Sequence[int], level: Fraction) -> BoundSearch:
         """Build a search for a quantile over units; its loss is set later."""
-        mechanism = Calibrate("quantiles", self.settings.spend.loss, (("quantiles", (level,)),))
+        mechanism = Calibrate(self.settings.spend.quantile_kind, self.settings.spend.loss, (("quantiles", (level,)),))
         return BoundSearch(histogram, mechanism, tuple(grid), tag)
 
     def _centre_search(self, place: int) -> BoundSearch:

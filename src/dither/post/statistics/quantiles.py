@@ -1,4 +1,4 @@
-"""Quantiles by exponential mechanisms on a fine grid, whole distribution functions with simultaneous bands, histograms.
+"""Quantiles by private selection on a fine grid, whole distribution functions with simultaneous bands, histograms.
 
 Quantiles spend most of the loss on the points, and the rest on a tree of counts, from which their intervals come.
 """
@@ -40,6 +40,7 @@ from dither.privacy.protocol import Measurement
 from dither.schema import Number
 
 FINEST_GRID = 1 << 18
+FINEST_NOISY_MAX_GRID = 1 << 20
 # Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves.
 FEW_ROWS, FEW_LEAVES = 20_000, 64
 DEFAULT_LEVELS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
@@ -54,11 +55,11 @@ def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], populat
     """Make the statistic of the quantiles of a column."""
     wanted = read_levels(levels)
     domain = rows.domain(column)
-    grid = make_grid(domain, FINEST_GRID)
+    grid = make_grid(domain, FINEST_GRID if rows.settings.spend.gaussian else FINEST_NOISY_MAX_GRID)
     fine = plan_grid(rows, column, grid)
     tree, share = interval_tree(rows, domain, fine)
     trees = plan_tree(rows, column, tree)
-    points = Part(fine, 1 - share, "quantiles", (("quantiles", wanted),))
+    points = Part(fine, 1 - share, rows.settings.spend.quantile_kind, (("quantiles", wanted),))
     parts = (points, *(Part(plan, share / len(trees)) for plan in trees))
 
     def build(measured: Measurements) -> QuantileTable:
@@ -295,7 +296,7 @@ def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Hi
     tree = make_tree(domain)
     wanted = tuple(Fraction(number, most) for number in range(1, most))
     plans = plan_tree(rows, column, tree)
-    chosen = Part(plans[-1], Fraction(1), "quantiles", (("quantiles", wanted),))
+    chosen = Part(plans[-1], Fraction(1), rows.settings.spend.quantile_kind, (("quantiles", wanted),))
     parts = (chosen, *(Part(plan, Fraction(2, len(plans))) for plan in plans))
 
     def build(measured: Measurements) -> Histogram:

@@ -18,7 +18,7 @@ from dither.privacy.mechanisms.partitions import (
     PartitionSelection,
     PublicThreshold,
 )
-from dither.privacy.mechanisms.quantiles import Quantiles
+from dither.privacy.mechanisms.quantiles import NoisyMaxQuantiles, Quantiles
 from dither.privacy.mechanisms.response import RandomizedResponse
 from dither.privacy.mechanisms.selection import AboveThreshold, ExponentialMechanism, NoisyMax, SparseVector, TopK
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE

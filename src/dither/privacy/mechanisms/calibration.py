@@ -28,7 +28,7 @@ from dither.privacy.mechanisms.partitions import (
     PublicThreshold,
     any_probability,
 )
-from dither.privacy.mechanisms.quantiles import Quantiles
+from dither.privacy.mechanisms.quantiles import NoisyMaxQuantiles, Quantiles
 from dither.privacy.mechanisms.response import RandomizedResponse
 from dither.privacy.mechanisms.selection import AboveThreshold, ExponentialMechanism, NoisyMax, SparseVector, TopK
 from dither.privacy.noise import LARGEST_SCALE, SMALLEST_SCALE
@@ -167,9 +167,13 @@ def _score_noise_ratio(count: int) -> Fraction:
     return Fraction(round(1000 * (2 * count) ** (1 / 3)), 1000)
 
 
-def _quantiles(scale: Fraction, quantiles: tuple[Fraction, ...] = (Fraction(1, 2),)) -> Quantiles:
-    """Build a quantile mechanism; the default is the median."""
-    return Quantiles(tuple(quantiles), scale)
+def _quantiles(make: Callable[..., Mechanism]) -> Calibrator:
+    """Return a calibrator of a quantile mechanism; the default is the median."""
+
+    def make_at(scale: Fraction, quantiles: tuple[Fraction, ...] = (Fraction(1, 2),)) -> Mechanism:
+        return make(tuple(quantiles), scale)
+
+    return calibrate_scale(make_at)
 
 
 def _partition_selection(loss: Loss, sensitivity: Sensitivity) -> Mechanism:
@@ -244,7 +248,8 @@ KINDS: dict[str, tuple[type[Mechanism], Calibrator]] = {
     "top_k": (TopK, calibrate_scale(TopK)),
     "above_threshold": (AboveThreshold, calibrate_scale(_above_threshold)),
     "sparse_vector": (SparseVector, calibrate_scale(_sparse_vector)),
-    "quantiles": (Quantiles, calibrate_scale(_quantiles)),
+    "quantiles": (Quantiles, _quantiles(Quantiles)),
+    "noisy_max_quantiles": (NoisyMaxQuantiles, _quantiles(NoisyMaxQuantiles)),
     "partition_selection": (PartitionSelection, _partition_selection),
     "laplace_threshold": (LaplaceThreshold, _laplace_threshold),
     "gaussian_threshold": (GaussianThreshold, _gaussian_threshold),

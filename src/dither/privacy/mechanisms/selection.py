@@ -34,10 +34,10 @@ def gap_sensitivity(sensitivity: Sensitivity) -> Fraction:
     return min(2 * sensitivity.linf, sensitivity.l1)
 
 
-def check_candidates(size: int, least: int = 1) -> None:
-    """Check that there are enough candidates, and not too many for the memory that the proposals need."""
-    if not least <= size <= MAX_CANDIDATES:
-        raise InvalidParameter(f"the mechanism needs {least} to {MAX_CANDIDATES} candidates, got {size}")
+def check_candidates(size: int, least: int = 1, most: int = MAX_CANDIDATES) -> None:
+    """Check that there are enough candidates, and not too many for the memory that the choice needs."""
+    if not least <= size <= most:
+        raise InvalidParameter(f"the mechanism needs {least} to {most} candidates, got {size}")
 
 
 def gaps_below_best(scores: Vector) -> Vector:
