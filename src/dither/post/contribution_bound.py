@@ -22,8 +22,8 @@ OptimizeFor = Literal["answer", "total", "typical", "smallest"]
 OPTIMIZE_FOR: dict[object, OptimizeFor] = {
     "answer": "answer", "total": "total", "typical": "typical", "smallest": "smallest",
 }  # fmt: skip
-# From this many cells on, the whole answer is judged by its large groups.
-MANY_CELLS = 4096
+# Up to this many cells, the whole answer is judged by a typical group; with more groups than that, by the large ones.
+MANY_CELLS = 1 << 14
 # The smallest groups have about this part of a group's equal share.
 SMALL_PART = 10
 BoundMethod = Literal["auto", "clip", "rows"]
@@ -131,19 +131,20 @@ def _parse_mapping(parts: dict[object, object]) -> ContributionBound:
 def judged_cells(groups: int, optimize_for: OptimizeFor) -> int:
     """Return the number of cells by which a rule judges bounds: it looks at a cell with 1 / sqrt(cells) of the total.
 
-    For the whole answer that share lies between that of a large group, 1 / sqrt(groups), and that of equal groups; with
-    very many groups it is that of a large one. For the smallest groups the noise counts almost alone.
+    For the whole answer that share is nearly that of equal groups, 1 / groups; larger where groups are few, since one
+    then often has most of the rows, and where they are very many. Most of several unequal groups have less than an
+    equal share: so does a typical one. For the smallest groups the noise counts almost alone.
 
-    >>> judged_cells(16, "answer"), judged_cells(6000, "answer"), judged_cells(16, "typical")
-    (64, 6000, 256)
+    >>> judged_cells(16, "answer"), judged_cells(20_000, "answer"), judged_cells(16, "typical")
+    (224, 20000, 1024)
     """
     match optimize_for:
         case "answer":
-            return max(groups, min(math.isqrt(groups**3), MANY_CELLS))
+            return max(groups, min(max(math.isqrt(groups**3), groups * (groups - 2)), MANY_CELLS))
         case "total":
             return 1
         case "typical":
-            return groups**2
+            return min(math.isqrt(groups**5), (SMALL_PART * groups) ** 2)
         case "smallest":
             return (SMALL_PART * groups) ** 2 if groups > 1 else 1
 
