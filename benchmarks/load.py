@@ -158,12 +158,13 @@ class Accepted:
             except sqlite3.Error:  # nobody has opened it since a kill
                 looked = before
                 continue
-            self.at.update({sequence: before for sequence, kind in found if kind == "charge"})
+            charged = sum(kind == "charge" for _, kind in found)  # accounts see charges counted from 1
+            self.at.update({len(self.at) + number: before for number in range(1, charged + 1)})
             last = max((sequence for sequence, _ in found), default=last)
 
     def _after(self, last: int) -> list[tuple[int, str]]:
         with closing(sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)) as connection:
-            return connection.execute("SELECT sequence, kind FROM rows WHERE sequence > ?", (last,)).fetchall()
+            return connection.execute("SELECT sequence, kind FROM rows WHERE sequence > ? ORDER BY sequence", (last,)).fetchall()
 
     def parts(self, fresh: list[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
         """The seconds of each fresh answer before its charge and from there on.
@@ -251,8 +252,10 @@ def checked(there: Town, ledger: Path, answers: list[Got]) -> dict[str, Any]:
     store = open_store(ledger, create=False)
     rows = [(row.sequence, row.kind, json.loads(row.body)) for row in store.rows()]
     store.close()
-    charges = {sequence: body for sequence, kind, body in rows if kind == "charge"}
-    released = {body["charge"]: json.loads(body["release"]) for _, kind, body in rows if kind == "answer"}
+    sequences = [sequence for sequence, kind, _ in rows if kind == "charge"]
+    numbers = {sequence: number for number, sequence in enumerate(sequences, 1)}  # accounts see charges counted from 1
+    charges = {numbers[sequence]: body for sequence, kind, body in rows if kind == "charge"}
+    released = {numbers[body["charge"]]: json.loads(body["release"]) for _, kind, body in rows if kind == "answer"}
     spent = there.desk("budget", dataset="town")[0]["spent"]["epsilon"]
     losses = sum((Fraction(body["losses"][0][2]["epsilon"]) for body in charges.values()), Fraction())
     costs = sum(body["costs"][0][0] for body in charges.values())
