@@ -164,7 +164,9 @@ class Accepted:
 
     def _after(self, last: int) -> list[tuple[int, str]]:
         with closing(sqlite3.connect(f"file:{self.ledger}?mode=ro", uri=True)) as connection:
-            return connection.execute("SELECT sequence, kind FROM rows WHERE sequence > ? ORDER BY sequence", (last,)).fetchall()
+            return connection.execute(
+                "SELECT sequence, kind FROM rows WHERE sequence > ? ORDER BY sequence", (last,)
+            ).fetchall()
 
     def parts(self, fresh: list[tuple[int, float, float]]) -> tuple[list[float], list[float]]:
         """The seconds of each fresh answer before its charge and from there on.
