@@ -22,7 +22,7 @@ from dither.post.contribution_bound import (
     row_bins,
     value_bins,
 )
-from dither.post.estimate.clipping import heavy_tail_notes
+from dither.post.estimate.clipping import heavy_tail_notes, unseen_notes
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
 from dither.post.estimate.measured import cell_shares, clipped_column, clipped_total
@@ -291,3 +291,16 @@ def test_bounds_of_fractions_are_in_steps(query: str, session: Session) -> None:
     assert len(found) == 1 and found[0].bound <= 64 * largest_row
     (column,) = [column for column in answer.columns if not column.key][:1]
     assert column.estimate.std_error[0] < 0.1 * abs(column.estimate.value[0])
+
+
+def test_answers_say_that_noise_hides_one_of_their_bounds() -> None:
+    """A note comes only where one bound is seen and another is not; nothing is random, so there are no false alarms."""
+    points = row_bins(1)[1:]
+    counts = np.zeros(len(points) + 1)
+    hidden = EstimatedBound(8, fit_contributions(points, counts, 5.0))
+    counts[:6] = 10_000
+    clear = EstimatedBound(8, fit_contributions(points, counts, 5.0))
+    assert clear.model.seen and not hidden.model.seen
+    (note,) = unseen_notes("plane", [hidden, clear])
+    assert "may be too narrow" in note and "planes" in note
+    assert unseen_notes("plane", [clear, clear]) == unseen_notes("plane", [hidden]) == unseen_notes("plane", []) == ()

@@ -83,6 +83,7 @@ def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tup
         text + _other_bounds(others),
         _assumption(plan.unit, bounds.values()),
         *heavy_tail_notes(plan.unit, bounds.values()),
+        *unseen_notes(plan.unit, bounds.values()),
         *raised_notes(plan, bounds),
     )
 
@@ -94,6 +95,17 @@ def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, 
     return (
         f"heavy tail, or too few {unit}s to rule one out: some may hold much of the total, and the interval may "
         f"miss it if one is far beyond the others; a cap on a {unit}'s rows (max_rows in the description) settles it",
+    )
+
+
+def unseen_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
+    """Warn where noise hides one of several things that units contribute: intervals have then been too narrow."""
+    unseen = [not bound.model.seen for bound in bounds]
+    if all(unseen) or not any(unseen):
+        return ()
+    return (
+        f"epsilon is too small to see how the {unit}s spread for one of the bounds: the interval may be too narrow; "
+        "ask with more epsilon, or give max_contributions",
     )
 
 
