@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import plan.worlds as worlds
-from access.test_postgres import DSN, MORE, ROWS, copied
+from access.test_postgres import DSN, ROWS, copied
 from dither.access.engines import open_engine
 from dither.access.engines.postgres import PostgresEngine
 from dither.access.snapshot import SnapshotEngine, prepare, read_manifest, snapshot_path
@@ -22,6 +22,7 @@ from dither.errors import InvalidSchema
 from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.schema import Dataset, Source
+from plan.agreement import MEASURES
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_the_snapshot_is_that_of_the_same_records_in_files(database: psycopg.Con
     assert digits == sorted(digits)
     ready, live = open_engine(data), PostgresEngine(copied_again(data))
     assert isinstance(ready, SnapshotEngine) and ready.prepared
-    for measure in MORE:
+    for measure in MEASURES:
         assert ready.vector(measure, secret=3).tolist() == live.vector(measure, secret=3).tolist()
     ready.close()
     live.close()

@@ -93,7 +93,7 @@ def test_aims_go_from_the_total_to_the_smallest_groups() -> None:
 def test_small_groups_of_a_heavy_tail_are_not_drowned_in_noise() -> None:
     """Ninety groups of people with a Pareto tail, without any noise in the search.
 
-    Bounds that were best for the large groups had a median relative error of twice that at the best fixed bound.
+    The bound for the total has a larger median relative error than the bound for the whole answer.
     """
     people = 9 * (1 - (np.arange(60_000) + 0.5) / 60_000) ** (-1 / 1.4)
     rows = np.minimum(np.floor(people), 5000)
@@ -102,8 +102,6 @@ def test_small_groups_of_a_heavy_tail_are_not_drowned_in_noise() -> None:
     bins = row_bins(1)
     counts = np.bincount(np.searchsorted([bin + 1 for bin in bins[:-1]], rows, side="right"), minlength=len(bins))
     model = fit_contributions([bin + 1 for bin in bins[:-1]], counts, 5.0, 1, bins[-1])
-    rule = BoundRule(bins[1:], Fraction(7, 4), judged_cells(90, "answer"))
-    chosen = bins[int(np.argmin(bound_errors(model, bins, rule)))]
     truth = np.bincount(groups, rows, 90)
 
     def typical_error(bound: int) -> float:
@@ -111,4 +109,8 @@ def test_small_groups_of_a_heavy_tail_are_not_drowned_in_noise() -> None:
         back = clipped / clipped.sum() * (truth.sum() - clipped.sum())
         return float(np.median(np.hypot(clipped + back - truth, 1.75 * bound) / truth))
 
-    assert typical_error(chosen) <= 1.3 * min(typical_error(bound) for bound in bins)
+    def chosen(aim: OptimizeFor) -> int:
+        rule = BoundRule(bins[1:], Fraction(7, 4), judged_cells(90, aim))
+        return bins[int(np.argmin(bound_errors(model, bins, rule)))]
+
+    assert typical_error(chosen("answer")) <= 0.7 * typical_error(chosen("total"))
