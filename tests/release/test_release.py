@@ -455,8 +455,22 @@ def test_column_noise_is_in_the_order_of_the_columns(spec: Path) -> None:
         (lambda out: (out / "SHA256SUMS").write_text("x\n"), "not a checksum and a name"),
         (lambda out: (out / "SHA256SUMS").write_text(f"{'0' * 64}  ../x\n"), "../x is missing"),
         (lambda out: forge(out), "is not one that the ledger of this dataset has recorded"),
+        (lambda out: link_elsewhere(out / "README.md"), "README.md is a link"),
+        (lambda out: link_elsewhere(out / "SHA256SUMS"), "SHA256SUMS is a link"),
+        (lambda out: link_elsewhere(out / "data"), "data is a link"),
+        (lambda out: (out / "root").symlink_to("/"), "root is a link"),
+        (lambda out: os.mkfifo(out / "pipe"), "pipe is a link or a special file"),
+        (lambda out: list_twice(out), "lists a file twice"),
+        (lambda out: os.truncate(out / "SHA256SUMS", 1 << 40), "SHA256SUMS is longer than"),
+        (lambda out: forge(out, lambda old: old.replace(b'"format": 1', b'"format": 2')), "of a newer Dither"),
+        (lambda out: forge(out, lambda old: b"[" * 200_000), "manifest.json lists no files"),
+        (lambda out: (out / "a\x1b[31m\nb").write_text("x"), "a\\x1b[31m\\nb is not listed"),
+        (lambda out: (out / os.fsdecode(b"a\xffb")).write_text("x"), "a\\udcffb is not listed"),
     ],
-    ids=["missing", "changed", "left over", "no sums", "no checksum", "outside", "forged"],
+    ids=[
+        *("missing", "changed", "left over", "no sums", "no checksum", "outside", "forged", "link", "linked sums"),
+        *("linked folder", "link to a folder", "pipe", "twice", "huge sums", "newer", "deep", "control", "no text"),
+    ],
 )
 def test_a_copy_that_is_not_the_release_is_refused(
     spec: Path, tmp_path: Path, fault: Callable[[Path], object], words: str
@@ -472,10 +486,28 @@ def test_a_copy_that_is_not_the_release_is_refused(
         assert charges(release) == 1
 
 
-def forge(out: Path) -> None:
+def test_only_a_folder_can_be_verified(spec: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "absent", spec):
+        with open_release(spec) as release, pytest.raises(ReleaseStopped, match="is not a folder; give --verify"):
+            release.verify(place)
+
+
+def link_elsewhere(path: Path) -> None:
+    """Replace a file or folder by a link to an equal one outside."""
+    target = path.parent.parent / f"elsewhere_{path.name}"
+    path.rename(target)
+    path.symlink_to(target)
+
+
+def list_twice(out: Path) -> None:
+    """Repeat the lines of the checksums."""
+    (out / "SHA256SUMS").write_text((out / "SHA256SUMS").read_text() * 2)
+
+
+def forge(out: Path, change: Callable[[bytes], bytes] = lambda old: old + b" ") -> None:
     """Change a manifest, and its checksum with it."""
     before = hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
-    (out / "manifest.json").write_bytes((out / "manifest.json").read_bytes() + b" ")
+    (out / "manifest.json").write_bytes(change((out / "manifest.json").read_bytes()))
     after = hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()
     sums = out / "SHA256SUMS"
     sums.write_text(sums.read_text().replace(before, after))

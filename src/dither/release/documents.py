@@ -54,7 +54,7 @@ README_TEXT = """# {title}
 
 {description}
 
-{rows} rows with {keys} keys and {columns} columns of noisy counts, in {files} files under `data/`. The noise protects
+{rows} rows with {keys} keys and {columns} columns of noisy counts, in {files} under `data/`. The noise protects
 people: `codebook.md` says how large it is, `privacy_statement.md` what is promised.
 
 ```sh
@@ -289,7 +289,7 @@ class Documents:
             rows=f"{manifest['rows']:,}",
             keys=len(spec.keys),
             columns=len(spec.columns),
-            files=len(manifest["files"]),
+            files="1 file" if len(manifest["files"]) == 1 else f"{len(manifest['files']):,} files",
             checksums=CHECKSUMS,
             query=query,
             dropped=f" {DROPPED_TEXT}" if self.question.is_bounded else "",
