@@ -15,7 +15,10 @@ from dither.views.ledger import json_value, losses_data
 def answer_data(answer: Answer) -> dict[str, Any]:
     """Return an answer's estimates and intervals, with its losses, bounds, notes and releases."""
     return {
-        "columns": [{"name": column.name, "key": column.key} for column in answer.columns],
+        "columns": [
+            {"name": column.name, "title": column.title, "key": column.key, "additive": column.additive}
+            for column in answer.columns
+        ],
         "rows": json_value(answer.to_dicts()),
         "confidence": answer.confidence,
         "loss": [loss_data(loss) for loss in answer.loss],
@@ -51,6 +54,7 @@ def quote_data(quote: Quote) -> dict[str, Any]:
                 "half_width": json_value(column.half_width),
                 "std_error": json_value(column.std_error),
                 "needs_rows": column.needs_rows,
+                "text": column.width,
                 "known": column.known,
             }
             for column in quote.expected

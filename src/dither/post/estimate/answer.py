@@ -36,7 +36,7 @@ from dither.post.estimate.moments import show_estimate, show_moment
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.estimate.windows import estimate_with_windows, resolve_windows
-from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, cells_of, evaluate, is_missing
+from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, as_affine, cells_of, evaluate, is_missing
 from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes, precision_of
 from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
@@ -52,6 +52,7 @@ class AnswerColumn:
     `value`, `interval`, `std_error`, `noise` and `clipped` are single numbers if the query has no GROUP BY, and arrays
     with one element per row of the answer if it has (`grouped`). `estimate` and `clipping` always have arrays. With a
     `precision`, the estimate is in microseconds and shown as dates, with errors in days, or seconds for timestamps.
+    Counts and sums are `additive`: a chart shows them as bars that start at 0.
     """
 
     name: str
@@ -61,6 +62,7 @@ class AnswerColumn:
     clipping: Clipping | None = None
     clipped_data: bool = False
     precision: Precision | None = None
+    additive: bool = False
 
     @cached_property
     def shown(self) -> Estimate:
@@ -388,6 +390,7 @@ def build_answer(
                 output.name, _take_rows(result, rows, size), is_key, bool(plan.keys),
                 None if clipping is None else clipping.take(rows, size),
                 bool(plan.clipped_to and cells_of(output.node)), precision_of(plan, output.node),
+                _is_additive(output.node, plan),
             )
         )  # fmt: skip
         if cells_of(output.node):
@@ -406,6 +409,13 @@ def build_answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
         (*plan.notes, *clipping_notes(plan, bounds), *_two_errors_notes(answer_columns, confidence), *undefined, *wide),
     )  # fmt: skip
+
+
+def _is_additive(node: Formula, plan: QueryPlan) -> bool:
+    """Return True for counts, sums, and what is added up from them."""
+    form = as_affine(node)
+    cells = form.weights if form is not None else {}
+    return bool(cells) and all(isinstance(plan.sources[index], CellRef) for index in cells)
 
 
 def _two_errors_notes(columns: Iterable[AnswerColumn], confidence: float) -> list[str]:

@@ -53,6 +53,11 @@ DEFAULT_GROUP_SIZE = 1000.0
 STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
 
 
+def rows_text(rows: float) -> str:
+    """Return a number of rows in words."""
+    return f"{rows:,.0f} row{'' if round(rows) == 1 else 's'}"
+
+
 @dataclass(frozen=True, repr=False)
 class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
@@ -73,7 +78,7 @@ class Expected:
     @property
     def width(self) -> str:
         """Half the width of the interval in words."""
-        where = f" in a group of {self.rows:,.0f} rows" if self.rows is not None else ""
+        where = f" in a group of {rows_text(self.rows)}" if self.rows is not None else ""
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
         width += f" {self.unit}{where}" if self.unit else where
         return width if self.known else f"unknown until asked ({width} at the bounds assumed)"

@@ -51,7 +51,9 @@ def _join_columns(columns: Sequence[AnswerColumn]) -> AnswerColumn:
     clipping = _join_clippings(clippings) if len(clippings) == len(columns) else None
     is_key = any(column.key for column in columns)
     first = columns[0]
-    return AnswerColumn(first.name, Estimate(*parts), is_key, True, clipping, first.clipped_data, first.precision)
+    return AnswerColumn(
+        first.name, Estimate(*parts), is_key, True, clipping, first.clipped_data, first.precision, first.additive
+    )
 
 
 def _join_clippings(parts: Sequence[Clipping]) -> Clipping:

@@ -14,7 +14,7 @@ from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.traversal import unfilled_limits, walk
 from dither.post.display import html_table, loss_text
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.explain import Expected, expected_errors
+from dither.post.estimate.explain import Expected, expected_errors, rows_text
 from dither.post.query.batch import BatchPlan
 from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
 from dither.post.query.request import default_bound, with_known_bounds
@@ -100,7 +100,7 @@ def quote_assumptions(
         *dict.fromkeys(bounds),
         *([PREDICTED_NOTE] if predicted else []),
         *([EVERY_ROW_NOTE] if predicted and any(_drops_rows(group.plan) for group in batch.groups) else []),
-        *(f"the errors of averages and ratios assume {size:,} rows in each group" for size in sizes),
+        *(f"the errors of averages and ratios assume {rows_text(size)} in each group" for size in sizes),
     )
 
 
