@@ -415,7 +415,8 @@ def _is_additive(node: Formula, plan: QueryPlan) -> bool:
     """Return True for counts, sums, and what is added up from them."""
     form = as_affine(node)
     cells = form.weights if form is not None else {}
-    return bool(cells) and all(isinstance(plan.sources[index], CellRef) for index in cells)
+    known = len(plan.sources)  # cells beyond are totals over groups
+    return bool(cells) and all(index >= known or isinstance(plan.sources[index], CellRef) for index in cells)
 
 
 def _two_errors_notes(columns: Iterable[AnswerColumn], confidence: float) -> list[str]:
