@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -185,7 +186,8 @@ def test_answers_and_quotes_leave_no_objects_behind(world: Any, tmp_path: Path) 
             kernel.answer(counting(Fraction(1, 1000), repeat=draw, request_id=f"r{draw}"), "ann")
             kernel.quote(counting(Fraction(1, 1000), repeat=draw + 1000), "ann")
         gc.collect()
-        return len(gc.get_objects())
+        # The sqlite3 module forgets its weak references to closed cursors once in 200 cursors.
+        return sum(type(each) is not weakref.ref for each in gc.get_objects())
 
     first, second = left_by(range(20)), left_by(range(20, 60))
     kernel.close()

@@ -47,6 +47,17 @@ def test_a_first_charge_reads_nothing_but_what_its_append_checks(
     assert again.sequence == receipt.sequence
 
 
+def test_a_lone_charge_on_sqlite_is_four_statements(tmp_path: Path) -> None:
+    """Regression: the last row and the new question were looked up by two queries, the second through JSON."""
+    ledger, statements = Ledger(tmp_path / "l.sqlite"), list[str]()
+    ledger.register(dataset(4))
+    pay(ledger, charge_for("before"))
+    ledger._store._live_connection().set_trace_callback(statements.append)
+    ledger.charge(charge_for("new"))
+    assert [text.split()[0] for text in statements] == ["BEGIN", "SELECT", "INSERT", "COMMIT"]
+    ledger.close()
+
+
 @pytest.mark.parametrize("parts", [("paid", 7, None), ('é\n"\\', "\ud800", "\x00", -1, 10**30), ("", ""), ("gaps",)])
 def test_the_keys_of_state_are_json_lists(parts: tuple[Any, ...]) -> None:
     assert key(*parts) == json.dumps(parts, separators=(",", ":"))

@@ -29,6 +29,7 @@ from dither.schema.spec import NAME_PATTERN
 
 KERNEL = "kernel"  # the account that a kernel charges its own queries to; no token authenticates as it
 Level = Literal["dataset", "group", "analyst"]
+ROW_KINDS = ("dataset", "account", "charge", "answer", "restore", "gap", "act", "clock")  # each has a rule
 ROLES = ("analyst", "auditor", "curator")
 CACHE_SIZE = 256  # entries per cache; one entry can hold a total for each window
 ALL_WINDOWS = "*"  # a window name that stands for all windows of a unit, past and future
@@ -238,7 +239,7 @@ class DatasetVersion:
 
 @dataclass(frozen=True)
 class DescriptionCache:
-    """A cache of objects decoded from immutable rows: dataset versions by row hash, and populations."""
+    """A cache of objects decoded from immutable rows: dataset versions by row number and hash, and populations."""
 
     schemas: dict[str, DatasetVersion] = field(default_factory=dict)
     populations: dict[tuple[str | None, ...], Population] = field(default_factory=dict)
@@ -277,8 +278,9 @@ class LedgerState:
         """Read several state keys in one call, skipping those already known and those listed in `absent`."""
         self._fetched.update(dict.fromkeys(absent))
         wanted = [name for name in dict.fromkeys(names) if name not in self._fetched and name not in self._known]
-        results = self._read(wanted) if wanted else {}
-        self._fetched.update({name: results.get(name) for name in wanted})
+        if wanted:
+            results = self._read(wanted)
+            self._fetched.update({name: results.get(name) for name in wanted})
 
     def body(self, sequence: int) -> Any:
         """Return the decoded body of an earlier row."""
@@ -294,11 +296,10 @@ class LedgerState:
         position = self.get(key("dataset", name))
         if position is None:
             raise NotFound(f"there is no dataset {name!r}")
-        sequence, digest = position.split()
         known = self._decoded.schemas
-        if digest not in known:
-            known[digest] = DatasetVersion.of(self.body(int(sequence)))
-        return known[digest]
+        if position not in known:
+            known[position] = DatasetVersion.of(self.body(int(position.split()[0])))
+        return known[position]
 
     def dataset(self, name: str) -> Dataset:
         """Return the last registered description of a dataset."""
@@ -325,14 +326,10 @@ class LedgerState:
 
         A dataset row of format 3 may add a budget without counting the earlier charges.
         """
-        rules = {
-            "dataset": self._dataset, "account": self._account, "charge": self._charge, "answer": self._answer,
-            "restore": self._restore, "gap": self._gap, "act": self._act, "clock": self._clock,
-        }  # fmt: skip
-        if kind not in rules:
+        if kind not in ROW_KINDS:
             raise LedgerError(f"unknown kind of ledger row: {kind!r}")
         self._counts_earlier_charges = not format_3
-        self.updates.update(rules[kind](body, sequence))
+        self.updates.update(getattr(self, f"_{kind}")(body, sequence))
         self._bodies[sequence] = body
 
     def _dataset(self, body: Mapping[str, Any], sequence: int) -> dict[str, str]:
@@ -453,10 +450,13 @@ class LedgerState:
         )
         payers = unpaid_groups if population.separate else []
         numbers = {view: self.charges(body["dataset"], view) + 1 for view in ("", *payers)}
-        updates |= {key("charges", body["dataset"], view): str(number) for view, number in numbers.items()}
-        updates |= {key("charge", body["dataset"], view, number): str(sequence) for view, number in numbers.items()}
-        updates |= {key("paid", group, *question): f"{sequence} {numbers.get(group, 0)}" for group in unpaid_groups}
-        updates |= {key("question", *question): f"{sequence} {numbers['']}"} if root is None else {}
+        for view, number in numbers.items():
+            updates[key("charges", body["dataset"], view)] = str(number)
+            updates[key("charge", body["dataset"], view, number)] = str(sequence)
+        for group in unpaid_groups:
+            updates[key("paid", group, *question)] = f"{sequence} {numbers.get(group, 0)}"
+        if root is None:
+            updates[key("question", *question)] = f"{sequence} {numbers['']}"
         if population.separate and body["account"] != KERNEL:
             updates[key("asked", population.name, body["account"])] = groups[0]
         if body["request_id"]:
@@ -494,8 +494,8 @@ class LedgerState:
             paid = [self.get(key("question", *question))]
         else:
             paid = [self.get(key("paid", group, *question)) for group in groups]
-        charges = [tuple(map(int, each.split())) for each in paid if each is not None]
-        return None if len(charges) < len(paid) else min((sequence, number) for sequence, number in charges)
+        charges = [tuple(map(int, each.split())) for each in paid if each is not None] if None not in paid else []
+        return min(((sequence, number) for sequence, number in charges), default=None)
 
     def unpaid_groups(self, population: Population, groups: Sequence[str], question: tuple[str, str, str]) -> list[str]:
         """Return the groups that have not paid for a query; under a shared policy, all."""

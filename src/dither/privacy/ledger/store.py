@@ -47,6 +47,9 @@ POSTGRES_GUARDS = (
     "CREATE OR REPLACE RULE rows_stay AS ON DELETE TO rows DO INSTEAD NOTHING",
 )
 SNAPSHOT_AT = "SELECT '', value FROM meta WHERE name = 'state'"
+LAST_AND_ANY_KEY = (
+    "SELECT sequence, hash, EXISTS (SELECT 1 FROM state WHERE key IN ({})) FROM rows ORDER BY sequence DESC LIMIT 1"
+)
 UPSERT = "ON CONFLICT ({}) DO UPDATE SET value = excluded.value"
 IF_HEAD_UNCHANGED = """
 WHERE %s = coalesce((SELECT hash FROM rows WHERE sequence = %s), %s)
@@ -94,8 +97,8 @@ def chain_row(head: LedgerHead, kind: str, time: str, body: str, salt: str) -> R
     if "\n" in kind or "\n" in time or (salt and not SALT.fullmatch(salt)):
         raise LedgerError("a row's kind and time must not contain line breaks, and its salt must be 32 digits")
     sequence = head.sequence + 1
-    covered = "\n".join((head.hash, str(sequence), kind, time, *([salt] if salt else []), body))
-    return Row(sequence, kind, time, body, hashlib.sha256(covered.encode()).hexdigest(), salt)
+    before, after = f"{head.hash}\n{sequence}\n{kind}\n{time}\n", f"{salt}\n{body}" if salt else body
+    return Row(sequence, kind, time, body, hashlib.sha256((before + after).encode()).hexdigest(), salt)
 
 
 def new_salt(bits: Bits) -> str:
@@ -384,8 +387,11 @@ class SqliteStore(Store):
 
     def append(self, head: LedgerHead, rows: Sequence[Row], absent: Sequence[str] = ()) -> bool:
         """Append rows if the ledger still ends at `head`, in one transaction that excludes other writers."""
+        query = LAST_AND_ANY_KEY.format(", ".join("?" * len(absent)))
         with self.exclusive_transaction():
-            if self.head() != head or (absent and self.entries(absent)[1]):
+            # A ledger without rows has no snapshot, so no key of `absent` either.
+            last = self._connection.execute(query, absent).fetchone() or (GENESIS.sequence, GENESIS.hash, 0)
+            if last != (head.sequence, head.hash, 0):
                 return False
             self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
         self._check_log()
