@@ -15,7 +15,6 @@ from sqlglot import exp
 import dither.plan.expressions.numeric as numeric
 import dither.plan.measures.clipped as clipped
 import dither.plan.measures.grouped as grouped
-import dither.plan.measures.linear as linear
 import dither.plan.measures.partitions as partitions
 import dither.plan.relations as relation
 import dither.plan.relations.cleaning as clean
@@ -86,7 +85,7 @@ def saturation_missing(patch: pytest.MonkeyPatch) -> None:
     def unsaturated(value: Any, most: int, least: int | None = None) -> Any:
         return builders.cast(exp.Coalesce(this=value.copy(), expressions=[builders.literal(0)]), "bigint")
 
-    for module in (grouped, clipped, linear, partitions):
+    for module in (grouped, clipped, partitions):
         patch.setattr(module, "saturate", unsaturated)
 
 
