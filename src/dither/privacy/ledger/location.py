@@ -110,7 +110,7 @@ def _is_ledger(path: Path) -> bool:
 def _check_same(description: Path, note: LedgerNote, place: str) -> None:
     """Raise LedgerError unless the ledger at a place is the one that a description has."""
     if not is_database(place) and not Path(place).exists():
-        raise LedgerError(f"the ledger of {description.name} was at {note.place}, and is not at {place}; {WAY_OUT}")
+        raise LedgerError(f"the ledger of {description.name} was at {note.place}; there is none at {place}; {WAY_OUT}")
     if _identity(place) != note.identity:
         raise LedgerError(
             f"{description.name} has its ledger at {note.place}; {_public_place(place)} is another one,"
