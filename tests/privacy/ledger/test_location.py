@@ -42,7 +42,7 @@ def test_a_ledger_elsewhere_is_noted_beside_the_description(tmp_path: Path) -> N
     for session in (first, second):
         session.kernel.close()  # type: ignore[attr-defined]
     moved = place.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(LedgerError, match=r"was at .*elsewhere.sqlite, and is not"):
+    with pytest.raises(LedgerError, match=r"was at .*elsewhere.sqlite; there is none at"):
         dither.connect(path)
     assert spent(dither.connect(path, ledger=moved)) == 51 * 10**13  # the same ledger in another place
     assert spent(dither.connect(path)) == 51 * 10**13
@@ -56,7 +56,7 @@ def test_a_second_ledger_is_refused_unless_the_curator_says_so(tmp_path: Path) -
         Ledger(fresh).close()
         with pytest.raises(LedgerError, match="another one, where its budgets would start again"):
             dither.connect(path, ledger=fresh)
-    with pytest.raises(LedgerError, match="is not at"):
+    with pytest.raises(LedgerError, match="there is none at"):
         dither.connect(path, ledger=tmp_path / "none.sqlite")
     assert not (tmp_path / "none.sqlite").exists()
     assert spent(dither.connect(path, ledger=tmp_path / "fresh.sqlite", another_ledger=True)) == 10**13
