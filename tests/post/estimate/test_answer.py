@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
-from dither.post.estimate.clipping import raised_notes
+from dither.post.estimate.clipping import clipping_notes, raised_notes
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.query.query_plan import CellRef
 from dither.post.session import Session, options_for
@@ -84,6 +84,18 @@ def bound_of(removed: float, bound: int) -> EstimatedBound:
     ends = np.array([bound, bound + removed + 1])
     model = ContributionModel(ends, np.ones(2), np.array([100.0, bound + removed]), np.ones((4, 2)), float(bound), 80.0)
     return EstimatedBound(bound, model)
+
+
+def test_a_declared_cap_is_no_assumption(blind: Session) -> None:
+    """Regression: at the cap of the description, notes still assumed that units beyond it grow fewer."""
+    query = "SELECT action, COUNT(*) FROM actions GROUP BY action"
+    (plan,) = blind._plan([query], options_for([query], {"epsilon": 1})).plans
+    below = bound_of(10.0, 300)
+    at_cap = replace(below, bound=int(below.model.upper[-1]), limit="311 rows")
+    assert clipping_notes(plan, {"b": at_cap}) == (
+        "each user adds at most 311 rows, as the description allows: no clipping",
+    )
+    assert any(note.startswith("assumed: ") for note in clipping_notes(plan, {"b": below}))
 
 
 @pytest.mark.parametrize(("bound", "remedy"), [(2, True), (300, False)])

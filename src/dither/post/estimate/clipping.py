@@ -72,20 +72,28 @@ def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tup
     """Describe the bounds that clipped an answer, what they may have removed, and what is assumed about that."""
     if not bounds:
         return ()
-    first, *others = sorted(bounds.values(), key=lambda bound: not bound.limit.endswith("rows"))
-    how = "as given" if first.given else "chosen privately"
-    added = "" if first.signed else ", which the estimates add back"
-    text = (
-        f"contribution bound {how}: each {plan.unit} adds at most {first.limit}; clipping removed about "
-        f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
-    )
+    capped = [bound for bound in bounds.values() if bound.clips_nothing]
+    clipping = [bound for bound in bounds.values() if not bound.clips_nothing]
+    clipped = (_bounds_note(plan.unit, clipping), _assumption(plan.unit, clipping)) if clipping else ()
     return (
-        text + _other_bounds(others),
-        _assumption(plan.unit, bounds.values()),
+        *(f"each {plan.unit} adds at most {bound.limit}, as the description allows: no clipping" for bound in capped),
+        *clipped,
         *heavy_tail_notes(plan.unit, bounds.values()),
         *unseen_notes(plan.unit, bounds.values()),
         *raised_notes(plan, bounds),
     )
+
+
+def _bounds_note(unit: str, bounds: Sequence[EstimatedBound]) -> str:
+    """Say what the bounds are, rows first, and how much they may have removed."""
+    first, *others = sorted(bounds, key=lambda bound: not bound.limit.endswith("rows"))
+    how = "as given" if first.given else "chosen privately"
+    added = "" if first.signed else ", which the estimates add back"
+    text = (
+        f"contribution bound {how}: each {unit} adds at most {first.limit}; clipping removed about "
+        f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
+    )
+    return text + _other_bounds(others)
 
 
 def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:

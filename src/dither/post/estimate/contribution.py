@@ -46,6 +46,11 @@ class EstimatedBound:
         """The total that clipping removed, in each draw of the model."""
         return self.model.removed_totals(self.bound)
 
+    @property
+    def clips_nothing(self) -> bool:
+        """True if no unit may contribute more than the bound: it is the cap of the description."""
+        return bool(self.bound >= self.model.upper[-1])
+
     @cached_property
     def kept(self) -> float:
         """The median of what clipping left in all."""
