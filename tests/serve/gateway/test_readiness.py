@@ -127,6 +127,7 @@ def test_a_full_disk_and_a_stopped_kernel_are_not_ready(tmp_path: Path) -> None:
                 (disk / "filling").unlink()
                 assert http.get("/health/ready").status_code == 200
                 process.send_signal(signal.SIGSTOP)
+                os.waitpid(process.pid, os.WUNTRACED)  # returns once it stands still
                 began = time.monotonic()
                 reply = http.get("/health/ready")
                 assert reply.status_code == 503 and "does not answer" in reply.json()["error"]["message"]
