@@ -24,11 +24,11 @@ import pytest
 from attacks.sites import COLUMNS
 from conftest import Tier
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, fill_template
-from dither.privacy.kernel import LocalKernel, ReceiptedRead
-from dither.privacy.ledger import ledger as chain
-from dither.privacy.ledger import log
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger import accounts, log
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
+from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway import app as gateway_app
 from dither.views.answers import answer_data
 from privacy.ledger_cases import ManualClock
@@ -71,7 +71,7 @@ def zero_draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return np.zeros_like(exact)
 
     with monkeypatch.context() as patched:
-        patched.setattr(chain.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")
+        patched.setattr(accounts.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")
         patched.setattr(log, "new_salt", lambda bits: f"{next(numbers):032x}")
         patched.setattr(ReceiptedRead, "_draw", zeros)
         yield

@@ -22,9 +22,9 @@ from attacks.test_exits import zero_draws
 from dither.errors import DitherError
 from dither.post.session import Session
 from dither.privacy.bits import SystemBits
-from dither.privacy.kernel import ReceiptedRead
 from dither.privacy.ledger.store import new_salt
 from dither.privacy.pacing import Schedule
+from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway.app import Gateway
 from dither.serve.transport.rpc import CALLS
 from privacy.ledger_cases import ManualClock

@@ -22,7 +22,7 @@ from dither.post.formulas import NoisyCell
 from dither.post.query.parser import parse_query
 from dither.post.query.question import Question
 from dither.privacy.accounting.conversion import largest_rho
-from dither.privacy.cost import column_loss
+from dither.privacy.budget_loss import column_loss
 from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
 from dither.release.limits import beyond_text, limit_texts, unbounded_release

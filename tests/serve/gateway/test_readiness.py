@@ -20,7 +20,8 @@ from dither.errors import LedgerError
 from dither.privacy.ledger.ledger import Ledger
 from dither.privacy.protocol import LedgerHead
 from dither.serve.gateway import readiness
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.kernel.admin import call_admin
 from dither.serve.transport.socket_client import RemoteKernel
 from serve.servers import Place, place, town, until
