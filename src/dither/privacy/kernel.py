@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dither.access.engines import Engine, another_engine, engine_pool, open_engine
@@ -64,7 +65,11 @@ class ChargedRequest:
 
 
 class LocalKernel(KernelViews):
-    """The kernel in this process. If `trusted`, a token is an account name; otherwise it is verified."""
+    """The kernel in this process. If `trusted`, a token is an account name; otherwise it is verified.
+
+    Sizes are measured at registration. A kernel in its curator's own process may have `size_later`: sizes are then
+    measured before the first charge of a question, while the context that it returns (a display of progress) is open.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class LocalKernel(KernelViews):
         clock: Clock | None = None,
         slots: int = 1,
         measure_size: bool = True,
+        size_later: Callable[[str], AbstractContextManager[object]] | None = None,
         engine: Callable[[Dataset], Engine] = open_engine,
         sign_in: Callable[[str], str | None] = lambda token: None,
     ) -> None:
@@ -83,6 +89,9 @@ class LocalKernel(KernelViews):
         self._schedule, self._trusted, self._slots, self._open = schedule, trusted, slots, engine
         self._bits: Bits = SystemBits()
         self._sign_in, self._measures_size = sign_in, measure_size
+        if size_later is not None and not self._is_curators:
+            raise NotAllowed("a kernel that serves others measures sizes before it accepts questions")
+        self._size_later, self._sizing = size_later, Lock()
         self._datasets: dict[str, RegisteredDataset] = {}
         self.ledger = Ledger(ledger, self._clock)
         self.log = PrivateLog()
@@ -99,6 +108,7 @@ class LocalKernel(KernelViews):
         if self._misses_left(request.dataset, group) <= 0:
             raise NotAllowed(LOCKED)
         charge = self._build_charge(registered, request, cost, account.name)
+        self.measure_size(request.dataset)
         if self.ledger.preview(charge)[0]:  # nothing more to pay: an answer that was received waits for no gate
             outcome = self._charge(charge)
             if isinstance(outcome, RecordedAnswer) and outcome.paid:
@@ -231,7 +241,7 @@ class LocalKernel(KernelViews):
         Return False if the finished release is there already. Only a kernel in its curator's own process does this: it
         keeps no schedule.
         """
-        if not self._trusted or self._schedule is not None:
+        if not self._is_curators:
             raise NotAllowed("static tables are released by the curator, by a kernel in their own process")
         account, registered = self._authorize_query(request.question.dataset, token)
         request, cost = self._cost_table(registered, request)
@@ -242,6 +252,7 @@ class LocalKernel(KernelViews):
             if self._finish_published(charge, stage, identity):
                 return False
             stage.begin(identity)
+            self.measure_size(registered.context.dataset.name)
             layout.check_space(table_keys(table, None), stage.folder)
             with registered.engine() as slot:
                 slot.engine.check_workers(stage.parts)
@@ -325,7 +336,7 @@ class LocalKernel(KernelViews):
 
     def _estimate_work(self, registered: RegisteredDataset, cost: PrivacyCost) -> Work:
         """Estimate the work of all steps from public facts: the plans, noisy row counts and the number of cells."""
-        return work_of([step.measure for step in cost.all_steps], registered.rows, cost.cells)
+        return work_of([step.measure for step in cost.all_steps], registered.rows or {}, cost.cells)
 
     # --- Quotes: they charge nothing and read no records ---
 
@@ -345,7 +356,7 @@ class LocalKernel(KernelViews):
     # --- Opening datasets, for the curator ---
 
     def register(self, dataset: Dataset) -> None:
-        """Open a dataset: record its schema in the ledger, then measure its size privately before any query."""
+        """Open a dataset: record its schema in the ledger, then measure its size, unless that is put off."""
         slots = tuple(map(EngineSlot, engine_pool(self._slots, partial(self._open, dataset))))
         first = slots[0].engine
         engines: queue.Queue[EngineSlot] = queue.Queue()
@@ -356,15 +367,31 @@ class LocalKernel(KernelViews):
             self.log.note(event="finding", dataset=dataset.name, finding=finding)
         prepared = bool(getattr(first, "prepared", False))
         context = replace(first.ctx, scan_nodes=scan_sizes(first.ctx))
-        unsized = RegisteredDataset(context, self.ledger.describe(dataset.name).version, engines, {}, slots, prepared)
+        unsized = RegisteredDataset(context, self.ledger.describe(dataset.name).version, engines, None, slots, prepared)
         profile = self.ledger.recorded_request(dataset.name, profile_id(dataset))
-        self._datasets[dataset.name] = replace(unsized, rows=self._measure_size(unsized), profile=profile)
+        rows = self._measure_size(unsized) if self._size_later is None else None
+        self._datasets[dataset.name] = replace(unsized, rows=rows, profile=profile)
+
+    @property
+    def _is_curators(self) -> bool:
+        """Whether this kernel runs in its curator's own process: it trusts its user and keeps no schedule."""
+        return self._trusted and self._schedule is None
+
+    def measure_size(self, dataset: str) -> None:
+        """Measure the size of a dataset now if that was put off; other threads wait until it is done."""
+        with self._sizing:
+            registered = self._find_dataset(dataset)
+            if registered.rows is None and self._size_later is not None:
+                with self._size_later(dataset):
+                    rows = self._measure_size(registered)
+                self._datasets[dataset] = replace(registered, rows=rows)
 
     def measure_profile(self, request: Request) -> None:
         """Answer a request of the curator's, charged like any query, and publish the release with the schema.
 
         Each version of the data has one profile: asking again returns the recorded one, another request is refused.
         """
+        self.measure_size(request.dataset)
         registered = self._find_dataset(request.dataset)
         identity = profile_id(registered.context.dataset)
         request, cost = self._cost_request(registered, replace(request, request_id=identity))

@@ -37,12 +37,15 @@ class EngineSlot:
 
 @dataclass(frozen=True)
 class RegisteredDataset:
-    """A registered dataset: its context, its engines (each serves one request at a time) and its noisy row counts."""
+    """A registered dataset: its context, its engines (each serves one request at a time) and its noisy row counts.
+
+    `rows` is None until a measurement that was put off has been made.
+    """
 
     context: Context
     version: str
     engines: queue.Queue[EngineSlot]
-    rows: Mapping[str, int]
+    rows: Mapping[str, int] | None
     slots: tuple[EngineSlot, ...]
     prepared: bool = False
     profile: RecordedRequest | None = None

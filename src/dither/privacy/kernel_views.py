@@ -42,7 +42,7 @@ class KernelViews(KernelDatasets):
         public, profile = without_sources(registered.context.dataset), registered.profile
         view = self.ledger.viewing_group(dataset, account.name if account.role == "analyst" else None)
         published = (profile.request, profile.release) if profile is not None and profile.is_paid_by(view) else None
-        return with_public_facts(public, registered.prepared, registered.rows, published)
+        return with_public_facts(public, registered.prepared, registered.rows or {}, published)
 
     def facts(self, dataset: str, token: str) -> PublicTableFacts:
         """Return the facts counted in the dataset's public tables."""

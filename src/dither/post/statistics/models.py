@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
@@ -20,13 +21,17 @@ from dither.privacy.protocol import Kernel
 from dither.schema import Scalar
 
 
-class Models:
+class Models(ABC):
     """The models that a session fits, each for one charge; see docs/statistics.md."""
 
     kernel: Kernel
     name: str
     token: str
-    context: Context
+
+    @property
+    @abstractmethod
+    def context(self) -> Context:
+        """The dataset's public facts."""
 
     @statistic
     def regress(
