@@ -20,7 +20,7 @@ def typical_rows(context: Context, relation: Relation, unit: str) -> int:
     tables = {node.table for node in walk(relation) if isinstance(node, Scan)}
     rows = max((context.noisy_rows(table) or 0 for table in tables), default=0)
     units, scale = known_units(context, unit) or 0, _size_noise(context)
-    if units < CLEAR * scale or rows < CLEAR * scale * SIZE_ROWS:
+    if units < CLEAR * scale or rows < CLEAR * row_noise(context):
         return TYPICAL_ROWS
     return max(1, round(ABOVE_MEAN * rows / units))
 
@@ -29,6 +29,11 @@ def known_units(context: Context, unit: str) -> int | None:
     """Return the noisy number of units, if the unit is the only one of its kind, which was counted."""
     people = {cap.unit for cap in context.dataset.budgets if context.unit(cap.unit).kind == "user"}
     return context.noisy_units() if people == {unit} else None
+
+
+def row_noise(context: Context) -> float:
+    """Return about the scale of the noise in the number of rows."""
+    return _size_noise(context) * SIZE_ROWS
 
 
 def _size_noise(context: Context) -> float:
