@@ -94,7 +94,10 @@ class StaticRelease:
         else:
             lines[0] = lines[0][:46]
         for each in self.cost.losses:
-            lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}")
+            windows = self.question.windows.get(each.unit)
+            where = f", {windows}" if windows else ""
+            lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}{where}")
+        lines += [f"  {text}" for text in self.question.narrower]
         if self.question.is_bounded:
             lines.append(
                 "the 95% error is that of the noise alone; rows beyond the limits are dropped, and counts too low:"

@@ -144,9 +144,17 @@ class Documents:
             "admission": self._admission(),
             "limits": list(self.question.limits),
             "rows_beyond_limits": self.question.beyond or "there are no limits on the rows of a unit",
-            "losses": [{"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} for each in self.quote.losses],
+            "losses": [
+                {"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} | self._windows(each.unit)
+                for each in self.quote.losses
+            ],
             "delta": str(spec.privacy.delta),
         }
+
+    def _windows(self, unit: str) -> dict[str, str]:
+        """Return in which windows the budget of a window unit is charged."""
+        windows = self.question.windows.get(unit)
+        return {"windows": windows} if windows else {}
 
     def _admission(self) -> dict[str, str] | None:
         """Return how values of the first key were admitted."""
@@ -219,6 +227,8 @@ class Documents:
         ]
         for each in self.quote.losses:
             lines.append(f"| {each.unit} | {loss_text([each.loss])} | {tight_epsilon(each.loss, delta):.4g} |")
+        for unit, windows in self.question.windows.items():
+            lines += ["", f"This loss is of a {unit} {windows}; its other windows lose nothing."]
         lines += ["", *self._group_text(delta)]
         if self.question.is_row_level:
             lines += self._column_text(delta)

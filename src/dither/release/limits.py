@@ -1,8 +1,8 @@
-"""The limits of a release on the rows of a unit, and what its error leaves out: the rows beyond them."""
+"""The limits of a release in words: on the rows of a unit, what they leave out, and the windows that are charged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dither.errors import Unbounded
 from dither.plan.context import Context
@@ -79,6 +79,25 @@ def _share_text(table: str, most: int, spec: ReleaseSpec, share: float, high: fl
     return (
         f"by the profile, {middle} of the rows of {table} lie beyond {most:,} rows of one {spec.unit} (97.5% sure: not"
         f" more than {upper}) and are dropped"
+    )
+
+
+def window_text(ctx: Context, unit: str, windows: Sequence[str]) -> str:
+    """Return in which of a unit's windows a release is charged; windows are named by their first day."""
+    every = ctx.unit(unit).every
+    if len(windows) == 1:
+        return f"in the {every} of {windows[0]}"
+    return f"in each of {len(windows):,} {every}s, from that of {windows[0]} to that of {windows[-1]}"
+
+
+def narrower_text(ctx: Context, unit: str, windows: Sequence[str]) -> str:
+    """Return how to charge fewer windows, if a release is charged for every one that is declared."""
+    if len(windows) < ctx.number_of_windows(unit) or len(windows) < 2:
+        return ""
+    time = next(iter(ctx.unit(unit).times.values()))
+    return (
+        f"every window that is declared is charged; a condition such as `{time} >= TIMESTAMP '{windows[0]}' AND"
+        f" {time} < TIMESTAMP '{windows[1]}'` charges those that it leaves"
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
 
@@ -22,10 +22,10 @@ from dither.post.formulas import NoisyCell
 from dither.post.query.parser import parse_query
 from dither.post.query.question import Question
 from dither.privacy.accounting.conversion import largest_rho
-from dither.privacy.cost import column_loss
+from dither.privacy.cost import column_loss, privacy_cost
 from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
-from dither.release.limits import beyond_text, limit_texts, unbounded_release
+from dither.release.limits import beyond_text, limit_texts, narrower_text, unbounded_release, window_text
 from dither.release.spec import ColumnSpec, KeySpec, ReleaseSpec
 from dither.schema import Boolean, Domain, Number, Scalar
 
@@ -49,6 +49,8 @@ class ReleaseQuestion:
     squares: tuple[Fraction, ...]  # the most by which one unit changes each column, as a sum of squares
     limits: tuple[str, ...] = ()
     beyond: str = ""
+    windows: Mapping[str, str] = field(default_factory=dict)  # in which each window unit's budget is charged
+    narrower: tuple[str, ...] = ()  # how to charge fewer windows, if every one is charged
 
     @property
     def is_bounded(self) -> bool:
@@ -88,6 +90,7 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     is_row = ctx.unit(spec.unit).kind == "row"
     found = threshold if isinstance(threshold, PublicThreshold) else None
     limits = limit_texts(spec, ctx, question.relation)
+    windows = privacy_cost(ctx, request, compile_sql=False).windows
     return ReleaseQuestion(
         spec,
         ReleaseRequest(request),
@@ -100,6 +103,8 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         column_squares(ctx, spec.unit, measure),
         limits,
         beyond_text(spec, ctx, question.relation) if limits else "",
+        {unit: window_text(ctx, unit, touched) for unit, touched in windows.items() if touched},
+        tuple(filter(None, (narrower_text(ctx, unit, touched) for unit, touched in windows.items()))),
     )
 
 
