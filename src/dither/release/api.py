@@ -18,6 +18,7 @@ from dither.privacy.kernel import LocalKernel, open_kernel
 from dither.privacy.protocol import CostQuote
 from dither.privacy.table_release import Progress, TableLayout
 from dither.release.documents import CHECKSUMS, Documents
+from dither.release.limits import NOT_MEASURED
 from dither.release.losses import ColumnFacts, column_facts, formula_epsilon, tight_epsilon, total_for_k
 from dither.release.part_files import PartFile, key_labels
 from dither.release.question import ReleaseQuestion, build_question
@@ -103,7 +104,14 @@ class StaticRelease:
                 "the 95% error is that of the noise alone; rows beyond the limits are dropped, and counts too low:"
             )
             lines += [f"  {limit}" for limit in self.question.limits]
-            lines.append(f"  {self.question.beyond}")
+            advice = " (dither profile measures it)" if self.question.beyond == NOT_MEASURED else ""
+            lines.append(f"  {self.question.beyond}{advice}")
+        if self.question.overlap > 1:
+            lines.append(
+                f"one row may count in {self.question.overlap} columns, as far as Dither sees: their losses add up, and"
+                " noise that is solved is larger for it; conditions that compare one column of the data with different"
+                " constants, by = or IN, tell columns apart"
+            )
         state = "paid already" if self.cost.free else "within budget" if self.cost.affordable else "BEYOND THE BUDGET"
         return [*lines, f"this release is {state}; nothing was read and nothing charged"]
 

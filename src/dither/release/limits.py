@@ -13,6 +13,7 @@ from dither.post.estimate.profile import share_beyond
 from dither.release.spec import ReleaseSpec
 
 SMALL_SHARE = 0.001
+NOT_MEASURED = "how many rows that drops was not measured"
 
 
 def limit_texts(spec: ReleaseSpec, ctx: Context, relation: Relation) -> tuple[str, ...]:
@@ -23,17 +24,17 @@ def limit_texts(spec: ReleaseSpec, ctx: Context, relation: Relation) -> tuple[st
 def _own_limits(spec: ReleaseSpec) -> Iterator[str]:
     """Yield the limits that the release declares."""
     if spec.max_rows is not None:
-        yield f"at most {spec.max_rows:,} rows of one {spec.unit} (max_rows)"
+        yield f"at most {_rows(spec.max_rows)} of one {spec.unit} (max_rows)"
     if spec.key_limit is not None:
         keys, rows = spec.key_limit
         yield (
-            f"at most {rows:,} rows of one {spec.unit} in each row of the table, and at most {keys:,} rows of the table"
+            f"at most {_rows(rows)} of one {spec.unit} in each row of the table, and at most {_rows(keys)} of the table"
             " (max_rows_per_key)"
         )
     if spec.value_limit is not None:
         limit = spec.value_limit
         yield (
-            f"at most {limit.rows:,} rows of one {spec.unit} for each value of {limit.column}, and at most"
+            f"at most {_rows(limit.rows)} of one {spec.unit} for each value of {limit.column}, and at most"
             f" {limit.values:,} values (max_rows_per_value)"
         )
 
@@ -44,7 +45,12 @@ def _limits_of_tables(ctx: Context, relation: Relation) -> Iterator[str]:
     for unit in ctx.dataset.units.values():
         for table, rows in unit.max_rows.items():
             if table in tables:
-                yield f"at most {rows:,} rows of one {unit.name} in {table} (max_rows of the dataset)"
+                yield f"at most {_rows(rows)} of one {unit.name} in {table} (max_rows of the dataset)"
+
+
+def _rows(number: int) -> str:
+    """Return a number of rows."""
+    return "1 row" if number == 1 else f"{number:,} rows"
 
 
 def beyond_text(spec: ReleaseSpec, ctx: Context, relation: Relation) -> str:
@@ -58,7 +64,7 @@ def beyond_text(spec: ReleaseSpec, ctx: Context, relation: Relation) -> str:
     lines = [_share_text(table, most, spec, *share) for table, share in shares.items() if share is not None]
     if not most:
         return "how many rows the dataset's own limit drops is for its curator alone (dither check --data)"
-    return "; ".join(lines) or "how many rows that drops was not measured (dither profile measures it)"
+    return "; ".join(lines) or NOT_MEASURED
 
 
 def _most_rows(spec: ReleaseSpec) -> Iterator[int]:

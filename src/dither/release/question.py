@@ -50,6 +50,7 @@ class ReleaseQuestion:
     limits: tuple[str, ...] = ()
     beyond: str = ""
     windows: Mapping[str, str] = field(default_factory=dict)  # in which each window unit's budget is charged
+    overlap: int = 1  # the most columns in which one row may count
     narrower: tuple[str, ...] = ()  # how to charge fewer windows, if every one is charged
 
     @property
@@ -104,6 +105,7 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         limits,
         beyond_text(spec, ctx, question.relation) if limits else "",
         {unit: window_text(ctx, unit, touched) for unit, touched in windows.items() if touched},
+        overlap_of(ctx, spec, measure),
         tuple(filter(None, (narrower_text(ctx, unit, touched) for unit, touched in windows.items()))),
     )
 
@@ -222,6 +224,15 @@ def column_squares(ctx: Context, unit: str, measure: ColumnCounts) -> tuple[Frac
     """Return the most by which one unit changes each column, as a sum of squares; 1 for a row that counts once."""
     places = range(len(measure.columns))
     return tuple(measure.weighted_square(ctx, unit, [Fraction(place == own) for place in places]) for own in places)
+
+
+def overlap_of(ctx: Context, spec: ReleaseSpec, measure: ColumnCounts) -> int:
+    """Return the most columns in which one row may count, as its cost is computed; 1 if each value has a limit."""
+    if spec.value_limit is not None:
+        return 1
+    everything = measure.weighted_square(ctx, spec.unit, [Fraction(1)] * len(measure.columns))
+    largest = max(column_squares(ctx, spec.unit, measure))
+    return int(everything / largest) if largest else 1
 
 
 def _known_sigma(spec: ReleaseSpec, column: ColumnSpec, square: Fraction) -> Fraction | None:
