@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dither.errors import InvalidParameter
 from dither.release.api import open_release
 from dither.release.charts import bar_chart
 from release.world import ADMISSION, DATASET, SPEC, write_world
@@ -79,3 +80,18 @@ def test_a_quote_says_that_columns_are_not_told_apart(tmp_path: Path) -> None:
     overlapping = documents(tmp_path / "both", both)["quote"]
     assert "one row may count in" not in apart
     assert "one row may count in 2 columns, as far as Dither sees" in overlapping
+
+
+# --- Sizes ---
+
+
+def test_more_files_than_a_manifest_can_list_are_refused_at_once(tmp_path: Path) -> None:
+    """Regression: `--plan` of 540 million rows in files of one row took all memory before it said anything."""
+    text = SPEC.replace("  country: country", "  code: code").replace("rows_per_part: 40", "rows_per_part: 1")
+    with open_release(write_world(tmp_path / "world", text)) as release:
+        for step in (release.plan, release.layout):
+            with pytest.raises(InvalidParameter, match=r"3,600,000,060 files, .* raise rows_per_part"):
+                step()
+    text = text.replace("rows_per_part: 1}", "rows_per_part: 1_000_000}")
+    with open_release(write_world(tmp_path / "other", text)) as release:
+        assert "3,600,000,060 rows, 7,200,000,120 values" in release.plan()  # without a list of 60 million labels

@@ -16,15 +16,16 @@ from dither.plan.context import Context
 from dither.post.display import loss_text
 from dither.privacy.kernel import LocalKernel, open_kernel
 from dither.privacy.protocol import CostQuote
-from dither.privacy.table_release import Progress, TableLayout
+from dither.privacy.table_release import Progress, TableLayout, part_size
 from dither.release.documents import CHECKSUMS, Documents
 from dither.release.limits import NOT_MEASURED
 from dither.release.losses import ColumnFacts, column_facts, formula_epsilon, tight_epsilon, total_for_k
 from dither.release.part_files import PartFile, key_labels
 from dither.release.question import ReleaseQuestion, build_question
-from dither.release.spec import ReleaseSpec, load_spec
+from dither.release.spec import MAX_ROWS_PER_PART, ReleaseSpec, load_spec
 from dither.release.verify import check_folder, check_recorded
 
+MAX_PARTS = 1 << 20
 BYTES_PER_VALUE = 1.0  # of noise near sigma 10 in Parquet; larger noise takes more
 
 
@@ -127,11 +128,12 @@ class StaticRelease:
     def plan(self) -> str:
         """Return what would be written: keys, rows, parts, files and their estimated size."""
         keys, spec = self._keys(), self.spec
-        parts = self.layout().parts(keys)
         columns = len(spec.columns) * (2 if spec.nonnegative else 1)
         size = keys.rows * len(spec.columns) * BYTES_PER_VALUE / 1e6
         lines = [f"key {axis.name}: {len(axis.values):,} values" for axis in self.question.axes]
-        lines.append(f"{keys.rows:,} rows, {keys.rows * columns:,} values, about {size:,.0f} MB, {len(parts):,} files")
+        lines.append(
+            f"{keys.rows:,} rows, {keys.rows * columns:,} values, about {size:,.0f} MB, {self._count_parts():,} files"
+        )
         if spec.admission is not None:
             lines.append(f"at most: only admitted values of {spec.keys[0].name} are written")
         lines.append(
@@ -139,6 +141,17 @@ class StaticRelease:
             f" README.md, charts/, {CHECKSUMS}"
         )
         return "\n".join(lines)
+
+    def _count_parts(self) -> int:
+        """Return the most files of parts; refuse more than a journal and a manifest can list."""
+        keys = self._keys()
+        count = -(-keys.rows // part_size(keys, self.spec.rows_per_part))
+        if count > MAX_PARTS:
+            raise InvalidParameter(
+                f"the release has {count:,} files, and at most {MAX_PARTS:,} are possible: raise rows_per_part under"
+                f" output (up to {MAX_ROWS_PER_PART:,}), or make several releases, such as one for each month"
+            )
+        return count
 
     def _keys(self) -> TableKeys:
         """Return all rows of the table, as if every item were admitted."""
@@ -148,6 +161,7 @@ class StaticRelease:
     def layout(self, progress: Progress = lambda stage, done, total: None) -> TableLayout:
         """Return the layout of the files, and who writes and documents them."""
         question, spec = self.question, self.spec
+        self._count_parts()
         labels = [tuple(key_labels(a.values, d)) for a, d in zip(question.axes, question.domains, strict=True)]
         names = tuple(axis.name for axis in question.axes)
         columns = tuple(column.name for column in spec.columns)
