@@ -54,6 +54,7 @@ from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds, 
 from dither.post.query.question import Question
 from dither.post.query.request import mechanism_of, search_share, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
+from dither.post.statistics.arguments import read_arguments
 from dither.privacy.codec import schema_hash
 from dither.privacy.protocol import (
     Calibrate,
@@ -131,10 +132,13 @@ class Settings:
 def read_settings(asker: Asker, options: StatisticOptions) -> Settings:
     """Check the options of a statistic and fill in defaults."""
     given = {name: value for name, value in options.items() if name != "request_id"}
-    resolved = resolve_options(given, "statistic")
+    resolved, dataset = resolve_options(given, "statistic"), asker.context.dataset
+    unit = resolved.unit or default_unit(dataset)
+    if unit not in dataset.units:
+        raise NotFound(f"no unit {unit!r}; there are: {', '.join(sorted(dataset.units))}")
     return Settings(
         asker=asker,
-        unit=resolved.unit or default_unit(asker.context.dataset),
+        unit=unit,
         spend=parse_spend(resolved.epsilon, resolved.rho),
         bound=parse_contribution_bound(resolved.max_contributions),
         confidence=float(resolved.confidence),
@@ -198,6 +202,10 @@ class SourceRows:
     def expression(self, text: str) -> Expr:
         """Return the plan node of a column or of an SQL expression over these rows."""
         (aggregate,) = self.question([f"COUNT({self.column(text)})"]).aggregates
+        if not aggregate.values:
+            raise InvalidParameter(
+                f"{text[:60]!r} is the same in every row; give a column or an expression over columns"
+            )
         return aggregate.values[0]
 
     def domain(self, text: str) -> Domain:
@@ -516,11 +524,16 @@ class BoundStatistic(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Ask: charge the loss once and return the result."""
-        return self._make(*args, **kwargs).ask()
+        return self._make_checked(args, kwargs).ask()
 
     def quote(self, *args: P.args, **kwargs: P.kwargs) -> Quote:
         """Compute the cost and the expected error; read nothing and spend nothing."""
-        return self._make(*args, **kwargs).quote()
+        return self._make_checked(args, kwargs).quote()
+
+    def _make_checked(self, args: tuple[Any, ...], given: dict[str, Any]) -> Statistic[R]:
+        """Make the statistic from arguments that have the declared types."""
+        bound = read_arguments(self._make, args, given)
+        return self._make(*bound.args, **bound.kwargs)
 
 
 class statistic(Generic[S, P, R]):

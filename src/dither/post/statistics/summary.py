@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from dither.post.estimate.answer import Answer, AnswerColumn
-from dither.post.statistics.contingency import read_names
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
 
 
-def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool) -> Statistic[Result]:
+def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
-    keys = read_names("by", by)
     values = [f"COUNT(*) FILTER (WHERE {condition}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
     plan = rows.plan(values, by=keys)
 
@@ -33,9 +30,8 @@ def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool)
     return Statistic(rows.settings, (Part(plan),), build)
 
 
-def make_ratio(rows: SourceRows, over: str, under: str, by: Any) -> Statistic[Result]:
+def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> Statistic[Result]:
     """Make the statistic of the ratio of two sums."""
-    keys = read_names("by", by)
     plan = rows.plan([f"SUM({over}) / SUM({under}) AS ratio"], by=keys)
 
     def build(measured: Measurements) -> Result:
