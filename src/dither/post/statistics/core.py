@@ -43,7 +43,7 @@ from dither.post.estimate.explain import Expected
 from dither.post.estimate.intervals import NoisyColumn
 from dither.post.estimate.measured import ChosenBounds, chosen_bounds, measured_columns
 from dither.post.estimate.quote import Quote, batch_errors, batch_notes, quote_assumptions
-from dither.post.estimate.rehearsal import ends_of_bounds, made_up_release
+from dither.post.estimate.rehearsal import REHEARSALS, ends_of_bounds, made_up_release
 from dither.post.noise import Floats, ScaledNoise, interval_half_width, noise_of
 from dither.post.options import read_request_id, resolve_options
 from dither.post.query.batch import BatchPlan, QueryGroup
@@ -413,7 +413,8 @@ class Statistic(Generic[R]):
         """Build the result from made-up measurements at both ends of the bounds; refuse if that fails."""
         try:
             for parts in self._made_up_parts(batch):
-                self.build(Measurements(self.settings, parts))
+                with np.errstate(all="ignore"):
+                    self.build(Measurements(self.settings, parts))
         except DitherError:
             raise
         except Exception as problem:
@@ -423,20 +424,22 @@ class Statistic(Generic[R]):
             ) from problem
 
     def _made_up_parts(self, batch: BatchPlan) -> Iterator[tuple[MeasuredPart, ...]]:
-        """Yield made-up releases of all parts, with every bound at its lower end, then at its upper end."""
+        """Yield made-up releases of all parts: several kinds of numbers, at the lower and upper ends of the bounds."""
         ends = [list(ends_of_bounds(group.plan)) for group in batch.groups]
-        for end in (0, -1):
+        for end, numbers in REHEARSALS:
             chosen = [own[end] for own in ends]
             yield tuple(
-                self._measured_part(group.plan, self._made_up_releases(part, group, bounds), bounds)
+                self._measured_part(group.plan, self._made_up_releases(part, group, bounds, numbers), bounds)
                 for part, group, bounds in zip(self.parts, batch.groups, chosen, strict=True)
             )
 
-    def _made_up_releases(self, part: Part, group: QueryGroup, bounds: ChosenBounds) -> tuple[ReleasedMeasurement, ...]:
-        """Make up small numbers for every measure, or places if the mechanism releases places."""
+    def _made_up_releases(
+        self, part: Part, group: QueryGroup, bounds: ChosenBounds, numbers: Callable[[int], int]
+    ) -> tuple[ReleasedMeasurement, ...]:
+        """Make up numbers for every measure, or places if the mechanism releases places."""
         context = self.settings.context
         plan = with_bounds(group.plan, context, bounds.limits)
-        releases = tuple(made_up_release(context, planned.measure) for planned in plan.measures)
+        releases = tuple(made_up_release(context, planned.measure, numbers) for planned in plan.measures)
         if not part.mechanism:
             return releases
         return tuple(replace(each, values=made_up_places(part)) for each in releases)

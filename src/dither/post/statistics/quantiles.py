@@ -32,6 +32,7 @@ from dither.post.statistics.grid import (
     Tree,
     ValueGrid,
     fit_tree,
+    grid_question,
     level_counts,
     make_grid,
     make_tree,
@@ -282,8 +283,7 @@ def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, .
 
 def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fraction, ...]) -> QueryPlan:
     """Plan the counts of rows between edges."""
-    plan = plan_grid(rows, column, grid)
-    question = plan.question
+    question = grid_question(rows, column, grid)
     ((_, cell),) = question.keys
     cells = tuple((edge - grid.lo) for edge in edges)
     shifted = cell.child if isinstance(cell, expr.Rounded) else cell

@@ -23,6 +23,7 @@ from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise, interval_half_width
 from dither.post.options import excerpt
 from dither.post.query.query_plan import CellRef, PlannedMeasure, QueryPlan
+from dither.post.query.question import Question
 from dither.post.statistics.core import (
     Measurements,
     Part,
@@ -53,7 +54,7 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     """Make the statistic of the `count` most common combinations of keys."""
     plan = rows.plan(["COUNT(*) AS n"], by=keys)
     if counted == "units":
-        plan = units_per_key(rows.settings, plan)
+        plan = units_per_key(rows.settings, plan, rows.question(["COUNT(*) AS n"], by=keys))
     labels = group_labels(rows.settings, plan)
     if not 1 <= count <= len(labels):
         raise InvalidParameter(
@@ -86,9 +87,8 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     return Statistic(rows.settings, (part,), build, expect)
 
 
-def units_per_key(settings: Settings, plan: QueryPlan) -> QueryPlan:
-    """Count each unit once in every key that it has; one unit then moves each count by at most 1."""
-    question = plan.question
+def units_per_key(settings: Settings, plan: QueryPlan, question: Question) -> QueryPlan:
+    """Count each unit once in every key that it has, of all its rows; one unit then moves each count by at most 1."""
     if not question.knows_unit:
         raise Unsupported("units cannot be counted here, since a join or GROUP BY mixes them; give count='rows'")
     grouped: Relation = question.relation

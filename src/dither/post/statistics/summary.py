@@ -21,7 +21,7 @@ def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], popul
 
     def build(measured: Measurements) -> Result:
         answer = measured.parts[0].answer(measured.settings, measured.releases)
-        columns = list(answer.columns[:-1])
+        columns = [column if column.key else as_share(column) for column in answer.columns[:-1]]
         if population:
             columns[-1] = with_sampling(columns[-1], np.asarray(answer["n"].estimate.value), answer.confidence)
         notes = (*answer.notes, *((SAMPLING_NOTE,) if population else ()))
@@ -45,6 +45,13 @@ def result_of(answer: Answer, columns: Sequence[AnswerColumn], title: str, notes
     """Return an answer as a result with a title."""
     kept = {name: getattr(answer, name) for name in ("keys", "confidence", "loss", "releases", "bounds")}
     return Result(query=title, columns=tuple(columns), notes=tuple(notes), summary=(title,), **kept)
+
+
+def as_share(column: AnswerColumn) -> AnswerColumn:
+    """Move an estimate and its interval into the range from 0 to 1, in which every share lies."""
+    found = column.estimate
+    value, low, high = (np.clip(np.asarray(part, float), 0.0, 1.0) for part in (found.value, found.low, found.high))
+    return replace(column, estimate=replace(found, value=value, low=low, high=high))
 
 
 def with_sampling(column: AnswerColumn, sizes: np.ndarray, confidence: float) -> AnswerColumn:
