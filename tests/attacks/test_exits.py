@@ -31,6 +31,7 @@ from dither.privacy.pacing import Schedule
 from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway import app as gateway_app
 from dither.views.answers import answer_data
+from privacy.doubles import RecordedBits
 from privacy.ledger_cases import ManualClock
 from serve.servers import SALARY, Place, place, town
 
@@ -61,14 +62,18 @@ def other_town(folder: Path) -> Path:
     return path
 
 
+SELECTIONS = ("noisy_max", "top_k", "quantiles", "noisy_max_quantiles", "sparse_vector")
+
+
 @contextmanager
 def zero_draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Number the tokens, and draw zeros only."""
+    """Number the tokens, and draw zeros only; selections choose among zeros by a fixed recording."""
     numbers = itertools.count()
 
     def zeros(self: ReceiptedRead, name: str, mechanism: Mechanism, exact: Any) -> Any:
         self._receipt.redeem(f"draw {name}")
-        return np.zeros_like(exact)
+        nothing = np.zeros_like(exact)
+        return mechanism.release(nothing, RecordedBits(name)) if mechanism.name in SELECTIONS else nothing
 
     with monkeypatch.context() as patched:
         patched.setattr(accounts.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")

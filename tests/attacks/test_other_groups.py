@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from attacks.test_exits import zero_draws
+from dither.connection import measure_profile
 from dither.errors import DitherError
 from dither.post.session import Session
 from dither.privacy.bits import SystemBits
@@ -43,6 +45,15 @@ ROUTES = {  # every route of the gateway: what ann sends to it, or None for a pl
     "/v1/jobs/{job}": None, "/v1/proofs": None, "/v1/proofs/{name}": None, "/v1/reports": None,
     "/v1/reports/{name}": None, "/v1/kernel/{call}": None,
 }  # fmt: skip
+
+
+STATISTICS: dict[str, dict[str, Any]] = {  # what amy asks, and bob asked before
+    "table": {"source": "people", "by": "city"},
+    "contributions": {"table": "visits"},
+    "top": {"source": "visits", "by": "place"},
+    "watch": {"query": "SELECT city, COUNT(*) AS n FROM people GROUP BY city", "above": 10},
+    "describe": {"source": "people", "columns": ["age"]},
+}
 
 
 class Onlooker:
@@ -78,6 +89,14 @@ class Onlooker:
         """Ask, and write down the reply."""
         self.note(f"{who}: {query}", self.there.ask(query, "1/10", who, **more))
 
+    def statistics(self) -> None:
+        """Ask every kind of statistic once, as somebody of the own group."""
+        session = Session.from_kernel(self.there.remote, self.there.tokens["amy"])
+        for name, given in STATISTICS.items():
+            method = getattr(session, name)
+            shown = [method.quote(**given, epsilon="1/50"), method(**given, epsilon="1/50")]
+            self.seen[f"{len(self.seen)} amy: {name}"] = repr([deep(shown[0]), str(shown[1]), shown[1].loss])
+
     def answer(self) -> None:
         """Call the kernel as the Python client does, and write down releases and errors as they are."""
         session = Session.from_kernel(self.there.remote, self.there.tokens["amy"])
@@ -102,6 +121,13 @@ def by_bob(there: Place, query: str = QUERY, times: int = 1, **more: Any) -> Non
         there.ask(query, "1/10", "bob", repeat=repeat, **more)
 
 
+def statistics_by_bob(there: Place) -> None:
+    """Another group asks for the same statistics."""
+    session = Session.from_kernel(there.remote, there.tokens["bob"])
+    for name, given in STATISTICS.items():
+        getattr(session, name)(**given, epsilon="1/50")
+
+
 def fails_for_bob(there: Place, query: str = QUERY) -> None:
     """Another group's answers fail after the charge, once for each miss that is allowed."""
     engines = [slot.engine for slot in there.kernel._datasets["town"].slots]
@@ -116,7 +142,7 @@ def fails_for_bob(there: Place, query: str = QUERY) -> None:
 
 def spend_everything(there: Place) -> None:
     """Another group spends its budget, and is refused."""
-    assert there.ask(QUERY, "9.9", "bob").status_code == 200
+    assert there.ask(QUERY, "9.8", "bob").status_code == 200
     assert there.ask(QUERY, "1/10", "bob").status_code == 402
 
 
@@ -133,6 +159,7 @@ OTHERS: dict[str, Callable[[Place], None]] = {
     "another question": partial(by_bob, query=OTHER),
     "everything that the budget allows": spend_everything,
     "questions that fail after the charge": fails_for_bob,
+    "the same statistics": statistics_by_bob,
     "no question": only_look,
 }
 
@@ -145,6 +172,7 @@ def seen_by_red(
     with zero_draws(monkeypatch):
         options = {"clock": ManualClock(), "schedule": Schedule(floor=2000)}
         with place(folder, policy=SEPARATE, **options) as there:
+            measure_profile(Session.from_kernel(there.kernel, there.tokens["ann"]), Fraction(1, 10))
             assert {route.path for route in Gateway(there.remote).routes()} == set(ROUTES)
             red = Onlooker(there)
             before(there)
@@ -155,6 +183,7 @@ def seen_by_red(
             red.ask(OTHER)
             red.ask(OTHER, repeat=1)
             red.answer()
+            red.statistics()
             red.look()
             return red.seen
 
@@ -182,7 +211,9 @@ def test_a_group_sees_nothing_of_what_another_group_asks(
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize(("before", "between"), [(by_bob, fails_for_bob), (nothing, spend_everything)])
+@pytest.mark.parametrize(
+    ("before", "between"), [(by_bob, fails_for_bob), (nothing, spend_everything), (statistics_by_bob, nothing)]
+)
 def test_a_group_sees_nothing_of_another_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, str], before: Any, between: Any
 ) -> None:

@@ -178,8 +178,17 @@ def test_a_planted_leak_is_found_on_the_real_clock() -> None:
 
 
 def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="100 runs"):
-        audit.timing(lambda value: None, 0, 1, runs=10)
+    wrong: list[dict[str, Any]] = [
+        {"runs": 10},
+        {"runs": "x"},
+        {"alpha": "x"},
+        {"alpha": 2},
+        {"seed": "x"},
+        {"warmup": -1},
+    ]
+    for given in wrong:
+        with pytest.raises(InvalidParameter, match=next(iter(given))):
+            audit.timing(lambda value: None, 0, 1, **given)
 
 
 def leaky(watch: Watch, rng: np.random.Generator, constant: bool) -> Callable[[int], int]:

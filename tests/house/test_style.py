@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "dither"
 TRUSTED = {
     "plan": (3585, ("plan",)),
     "access": (1615, ("access",)),
-    "bits, noise, mechanisms": (1185, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
+    "bits, noise, mechanisms": (1190, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
     "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
     "protocol, codec": (400, ("privacy/protocol.py", "privacy/codec.py")),
     "kernel, cost, registration, contribution_bound, search_rules, pacing, private_log": (

@@ -30,6 +30,7 @@ from dither.schema import load
 from dither.views.answers import answer_data, quote_data
 from post.hostile_world import build
 from post.random_questions import QuestionMaker, RandomQuestion
+from post.random_statistics import random_statistic
 
 WORLDS = ("pure", "zcdp")
 LOSSES = {"pure": ("epsilon",), "zcdp": ("epsilon", "rho")}
@@ -119,6 +120,10 @@ class World:
                 yield (answer := session.sql(first, **options))
                 yield (answer := session.refine(answer, epsilon=1))
                 yield session.refine(answer, **{self.losses[-1]: "1/2"})
+            case "statistic":
+                ask = getattr(session, first)
+                json.dumps(quote_data(ask.quote(**options)), allow_nan=False)
+                yield ask(**options)
 
 
 def faults_of(answer: Answer) -> Iterator[str]:
@@ -145,8 +150,8 @@ def faults_of(answer: Answer) -> Iterator[str]:
             yield f"{column.name} has no standard error"
 
 
-def run(accepted: int, seed: int, report: Any = None) -> Tally:
-    """Ask until so many questions were accepted, in worlds that change now and then."""
+def run(accepted: int, seed: int, report: Any = None, statistics: float = 0.25) -> Tally:
+    """Ask until so many questions were accepted, in worlds that change now and then; a share of them are statistics."""
     tally, number = Tally(), 0
     while tally.accepted < accepted:
         budgets = WORLDS[number % len(WORLDS)]
@@ -154,7 +159,8 @@ def run(accepted: int, seed: int, report: Any = None) -> Tally:
         with tempfile.TemporaryDirectory() as folder:
             world = World.open(Path(folder), budgets, number)
             for _ in range(QUESTIONS_PER_WORLD):
-                if tally.accepted >= accepted or not world.try_question(maker.question(), tally):
+                question = random_statistic(maker) if maker.chance(statistics) else maker.question()
+                if tally.accepted >= accepted or not world.try_question(question, tally):
                     break
             world.kernel.close()
         number += 1
@@ -168,6 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--accepted", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--statistics", type=float, default=0.25, help="the share of statistics among the questions")
     arguments = parser.parse_args()
     start, shown = time.time(), 0
 
@@ -178,7 +185,7 @@ def main() -> int:
         shown = len(tally.faults)
         print(f"{tally.accepted} accepted of {tally.asked}, {time.time() - start:.0f} s", flush=True)
 
-    tally = run(arguments.accepted, arguments.seed, report)
+    tally = run(arguments.accepted, arguments.seed, report, arguments.statistics)
     print(f"{tally.accepted} accepted of {tally.asked}: {dict(tally.verbs)}; {len(tally.faults)} faults")
     print(f"refused: {dict(tally.refused)}")
     return bool(tally.faults)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Literal
 
 Kind = Literal["number", "text", "boolean", "moment", "key"]
-Verb = Literal["sql", "quote", "batch", "split", "refine"]
+Verb = Literal["sql", "quote", "batch", "split", "refine", "statistic"]
 
 COLUMNS: dict[str, dict[str, Kind]] = {
     "people": {

@@ -24,6 +24,7 @@ from dither.loss import Pure
 from dither.post.contribution_bound import ContributionBound
 from dither.post.options import OPTIONS, QueryOptions, options_of, resolve_options
 from dither.post.session import Session
+from dither.post.statistics.core import statistic
 from post.bare import BareKernel
 from serve.servers import Place, place
 
@@ -93,6 +94,85 @@ def test_every_argument_refuses_what_means_nothing(
         with pytest.raises(DitherError):
             call(session, method, **{name: value})
     assert len(kernel.requests) == asked
+
+
+# Right arguments of every statistic; each of them is replaced by hostile values in turn.
+STATISTICS: dict[str, dict[str, Any]] = {
+    "table": {"source": "users", "by": ["gender"]},
+    "histogram": {"source": "users", "column": "age"},
+    "quantiles": {"source": "users", "column": "age"},
+    "contributions": {"table": "actions"},
+    "distribution": {"source": "users", "column": "age"},
+    "compare": {"source": "users", "value": "age", "by": "gender"},
+    "independence": {"source": "users", "one": "gender", "two": "country"},
+    "describe": {"source": "users", "columns": ["age"]},
+    "proportion": {"source": "users", "condition": "vip"},
+    "ratio": {"source": "users", "over": "salary", "under": "age"},
+    "top": {"source": "users", "by": "country", "k": 2},
+    "watch": {"query": "SELECT gender, COUNT(*) AS n FROM users GROUP BY gender", "above": 3},
+    "regress": {"source": "users", "target": "salary", "features": ["age"]},
+    "classify": {"source": "users", "target": "vip", "features": ["age"]},
+    "synthesize": {"source": "users", "columns": ["gender", "vip"]},
+    "components": {"source": "users", "columns": ["age", "salary"]},
+    "cluster": {"source": "users", "columns": ["age", "salary"], "count": 2},
+    "naive_bayes": {"source": "users", "target": "vip", "features": ["gender"]},
+}
+MORE_HOSTILE: list[Any] = [
+    None, 10**9, [math.nan], [0.5] * 3, range(10**9), {"age": 10**9}, {"age": [math.nan]}, {"age": "x"}, ["age", "age"],
+    "age'; DROP TABLE users; --", 'ag"e', "age)) FROM users --", "SELECT 1", "SELECT * FROM users; SELECT 1", "年齢",
+    "COUNT(*)",
+    [["gender"], "gender"], [[1]], "(SELECT MAX(age) FROM users)",
+]  # fmt: skip
+
+
+def statistic_arguments(name: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a statistic, without the options that all of them share."""
+    parameters = inspect.signature(getattr(Session, name).__func__).parameters
+    return {each: known for each, known in parameters.items() if each not in ("self", "options")}
+
+
+def test_every_statistic_is_in_the_list() -> None:
+    assert {name for name in dir(Session) if isinstance(getattr(Session, name), statistic)} == set(STATISTICS)
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("name", STATISTICS)
+def test_every_argument_of_a_statistic_is_refused_or_answered(name: str, blind: Session, session: Session) -> None:
+    """What a quote accepts is also answered: nothing fails after the charge, and no value stops the process."""
+    options = [*options_of("statistic"), "request_id"]
+    for argument in (*statistic_arguments(name), *options):
+        asked = 0
+        for value in (*HOSTILE, *MORE_HOSTILE):
+            given = {"epsilon": 1, **STATISTICS[name], argument: value}
+            try:
+                quote = getattr(blind, name).quote(**given)
+            except DitherError as refusal:
+                assert len(str(refusal)) > 15, (argument, value)
+            else:
+                assert str(quote), (argument, value)
+                if argument not in options and (asked := asked + 1) <= 3:
+                    assert str(getattr(session, name)(**given)), (argument, value)
+
+
+def test_truth_values_and_lists_of_statistics_are_not_taken_for_something_else(blind: Session) -> None:
+    flags = [
+        (name, argument)
+        for name in STATISTICS
+        for argument, known in statistic_arguments(name).items()
+        if known.annotation == "bool"
+    ]
+    assert len(flags) > 6
+    for name, argument in flags:
+        for value in ("no", 0, 1, [], None):
+            with pytest.raises(InvalidParameter, match=f"{argument} must be true or false"):
+                getattr(blind, name).quote(**STATISTICS[name], epsilon=1, **{argument: value})
+    for epsilon in (700, 10**6):
+        with pytest.raises(InvalidParameter, match="sample="):
+            blind.classify.quote("users", "vip", ["age"], sample="1e-9", epsilon=epsilon)
+    with pytest.raises(InvalidParameter, match="alpha"):
+        blind.regress.quote("users", "salary", ["age"], alpha=-1, epsilon=1)
+    one = blind.describe.quote("users", "age", epsilon=1)
+    assert one == blind.describe.quote("users", ["age"], epsilon=1), "a text is one column, not its letters"
 
 
 def test_refine_takes_only_an_answer(session: Session, kernel: BareKernel) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dither.errors import NotFound, Unsupported
+from dither.errors import InvalidParameter, NotFound, Unsupported
 from dither.post.estimate import clipping
 from dither.post.session import Session
 from post.fuzz_charges import World
@@ -67,3 +67,32 @@ def test_a_selected_key_that_is_always_null(tmp_path: Path) -> None:
     with pytest.raises((NotFound, Unsupported)):
         world.session.sql(question, epsilon=1, delta="1e-6", max_contributions=1)
     world.kernel.close()
+
+
+def test_a_column_is_not_tested_against_itself(world: World) -> None:
+    """The table of a column and itself has one key: the chi-squared test failed after the charge."""
+    before = world.charges()
+    with pytest.raises(InvalidParameter, match="two different columns"):
+        world.session.independence("people", "member", "member", epsilon=1)
+    assert world.charges() == before
+
+
+def test_shares_lie_between_0_and_1(session: Session) -> None:
+    """A share of noisy counts was -14 with an interval from 0 to 1."""
+    for repeat in range(5):
+        for population in (False, True):
+            found = session.proportion(
+                "visits", "place IS NULL", by="paid", epsilon="1/100", population=population, repeat=repeat
+            )
+            for row in found.to_dicts():
+                ends = (row["proportion_low"], row["proportion"], row["proportion_high"])
+                assert all(0 <= end <= 1 for end in ends) and ends == tuple(sorted(ends))
+
+
+def test_statistics_of_rows_that_the_planner_bounds_by_rows(session: Session) -> None:
+    """A histogram over a join that keeps public rows was planned twice: a KeyError before the charge."""
+    joined = "SELECT minutes, opened, zone FROM visits RIGHT JOIN places USING (place)"
+    for epsilon in (1, 3):
+        assert len(session.histogram(joined, "YEAR(opened)", epsilon=epsilon, max_contributions="auto,how=rows")) > 1
+        top = session.top("visits", "place", 2, epsilon=epsilon, max_contributions="auto,how=rows")
+        assert len(top.selected) == 2

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
+from dither.audit.arguments import check_alpha, check_count, seeded_generator
 from dither.audit.claim_syntax import json_number
 from dither.audit.claims import Floats
 from dither.audit.sampling import mechanism_failure
@@ -93,8 +94,9 @@ def fit(
     The distribution is one of `privacy.mechanisms.distributions`, a frozen one of scipy, or a mass function
     `f(integers) -> probabilities` of a discrete one. The seed only serves to spread discrete draws over their steps.
     """
-    if draws < 1000 or not 0 < alpha < 0.5:
-        raise InvalidParameter("fit needs at least 1000 draws and alpha between 0 and 0.5")
+    check_count("draws", draws, 1000)
+    check_alpha(alpha)
+    rng = seeded_generator(seed)
     if not (hasattr(distribution, "cdf") or isinstance(distribution, NoiseDistribution) or callable(distribution)):
         raise InvalidParameter(
             "the distribution must be one of dither.privacy.mechanisms.distributions, a frozen one of scipy, or a mass "
@@ -106,7 +108,7 @@ def fit(
     if impossible := _impossible_draws(values, distribution, alpha):
         return FitResult(draws, alpha, (impossible,))
     below, mass = _cdf_below_and_mass(distribution, values)
-    spread = np.random.default_rng(seed).random(draws)
+    spread = rng.random(draws)
     uniform = np.clip(below + mass * spread, 2.0**-60, 1 - 2.0**-53)
     if mass.any():
         return FitResult(draws, alpha, (*_uniformity_tests(uniform), chi_squared(values, distribution)))

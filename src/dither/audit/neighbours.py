@@ -175,6 +175,8 @@ def distinct_pairs(pairs: Any) -> list[Pair]:
     """Return each pair once and drop pairs of equal inputs; `pairs` may be a Hypothesis strategy."""
     if hasattr(pairs, "example") and not isinstance(pairs, Iterable):
         return from_strategy(pairs)
+    if not isinstance(pairs, Iterable):
+        raise InvalidParameter(f"neighbours must be pairs of inputs: [(a, b), ...], got {pairs!r:.60}")
     seen: dict[str, Pair] = {}
     for pair in pairs:
         if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:

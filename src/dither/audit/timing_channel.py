@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from dither.audit.arguments import check_alpha, check_count, seeded_generator
 from dither.audit.claim_syntax import json_number
 from dither.audit.claims import Floats
 from dither.audit.sampling import Clock, mechanism_failure, reject_awaitable, time_calls
@@ -92,15 +93,15 @@ def timing(
     A fair coin chooses the input of every run. Inputs of plain data are copied for each run, so that their place in
     memory says nothing about them. The result names the cut at which the times differ most.
     """
-    if runs < 100 or not 0 < alpha < 0.5:
-        raise InvalidParameter(
-            f"timing needs at least 100 runs on each input and alpha between 0 and 0.5; got {runs} and {alpha}"
-        )
+    check_count("runs", runs, 100)
+    check_count("warmup", warmup, 0)
+    check_alpha(alpha)
+    rng = seeded_generator(seed)
     if not callable(function):
         raise InvalidParameter(f"timing needs a function of one input, got {type(function).__name__}")
     for value in (a, b) * max(warmup, 1):
         _warm_up(function, value)
-    sides = np.random.default_rng(seed).integers(2, size=2 * runs)
+    sides = rng.integers(2, size=2 * runs)
     times = np.array([elapsed for elapsed, _ in time_calls(function, (a, b), sides.tolist(), clock)], float)
     return _compare(times / 1e9, sides == 0, alpha)
 

@@ -171,7 +171,7 @@ def read_amount(name: str, value: Any) -> Fraction:
     """Return a number above 0, exactly."""
     exact = _read_number(name, value)
     if exact <= 0:
-        raise InvalidParameter(f"{name} must be more than 0, got {_excerpt(value)}")
+        raise InvalidParameter(f"{name} must be more than 0, got {excerpt(value)}")
     return exact
 
 
@@ -180,13 +180,13 @@ def read_probability(name: str, value: Any) -> Fraction:
     exact = _read_number(name, value)
     most = rational(MAX_CONFIDENCE) if name == "confidence" else Fraction(1)
     if not 0 < exact <= most or exact == 1:
-        raise InvalidParameter(f"{name} must lie between 0 and {float(most):g}, got {_excerpt(value)}")
+        raise InvalidParameter(f"{name} must lie between 0 and {float(most):g}, got {excerpt(value)}")
     return exact
 
 
 def _read_number(name: str, value: Any) -> Fraction:
     if isinstance(value, str) and not AMOUNT.fullmatch(value[:LONGEST_TEXT]):
-        raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10', got {_excerpt(value)}")
+        raise InvalidParameter(f"{name} must be a number such as 0.1 or '1/10', got {excerpt(value)}")
     return rational(value, name)
 
 
@@ -198,20 +198,21 @@ def read_whole(name: str, value: Any, least: int) -> int:
             raise TypeError
         number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else index(value)
     except (TypeError, ValueError):
-        raise InvalidParameter(f"{wanted}, got {_excerpt(value)}") from None
+        raise InvalidParameter(f"{wanted}, got {excerpt(value)}") from None
     if not least <= number <= LARGEST_WHOLE:
-        raise InvalidParameter(f"{wanted}, got {_excerpt(value)}")
+        raise InvalidParameter(f"{wanted}, got {excerpt(value)}")
     return number
 
 
 def read_text(name: str, value: Any, longest: int = LONGEST_TEXT) -> str:
     """Return a text of at least one character that can be stored."""
-    if not isinstance(value, str) or not 1 <= len(value) <= longest or not _is_storable(value):
-        raise InvalidParameter(f"{name} must be a text of 1 to {longest} characters, got {_excerpt(value)}")
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or not is_storable(value):
+        raise InvalidParameter(f"{name} must be a text of 1 to {longest} characters, got {excerpt(value)}")
     return value
 
 
-def _is_storable(value: str) -> bool:
+def is_storable(value: str) -> bool:
+    """Tell whether a text has no characters that databases refuse."""
     return "\x00" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -219,14 +220,14 @@ def read_aim(name: str, value: Any) -> OptimizeFor:
     """Return what a chosen contribution bound is best for."""
     aim = OPTIMIZE_FOR.get(value.lower()) if isinstance(value, str) else None
     if aim is None:
-        raise InvalidParameter(f"{name} must be one of {', '.join(map(str, OPTIMIZE_FOR))}, got {_excerpt(value)}")
+        raise InvalidParameter(f"{name} must be one of {', '.join(map(str, OPTIMIZE_FOR))}, got {excerpt(value)}")
     return aim
 
 
 def read_flag(name: str, value: Any) -> bool:
     """Return True or False."""
     if not isinstance(value, bool):
-        raise InvalidParameter(f"{name} must be true or false, got {_excerpt(value)}")
+        raise InvalidParameter(f"{name} must be true or false, got {excerpt(value)}")
     return value
 
 
@@ -236,7 +237,7 @@ def read_request_id(value: Any) -> str:
         return ""
     if not isinstance(value, str) or not REQUEST_ID.fullmatch(value):
         raise InvalidParameter(
-            f"request_id must be a text of at most 56 characters from A-Z a-z 0-9 _ . : -, got {_excerpt(value)}"
+            f"request_id must be a text of at most 56 characters from A-Z a-z 0-9 _ . : -, got {excerpt(value)}"
         )
     return value
 
@@ -252,7 +253,7 @@ def read_queries(queries: Any) -> Sequence[str]:
     return queries
 
 
-def _excerpt(value: object) -> str:
+def excerpt(value: object) -> str:
     """Write a value that was refused, short enough for a message."""
     text = repr(value) if isinstance(value, str | int | float) or value is None else f"a {type(value).__name__}"
     return text if len(text) <= 40 else text[:37] + "..."

@@ -69,6 +69,11 @@ class CostedStep(CalibratedMeasure):
 
     quoted: QuotedMeasurement
 
+    @property
+    def work(self) -> int:
+        """The number of cells' worth of noise that its release draws."""
+        return self.mechanism.work(prod(self.quoted.shape))
+
 
 @dataclass(frozen=True)
 class PrivacyCost:
@@ -118,9 +123,9 @@ def privacy_cost(ctx: Context, request: Request, compile_sql: bool = True) -> Pr
         raise InvalidPlan(
             "parts with selected keys need discrete Laplace or Gaussian noise: it fits any number of keys"
         )
-    cells = sum(prod(step.quoted.shape) for step in searches)
+    cells = sum(step.work for step in searches)
     cells += CHOICE_CELLS * sum(_rule_cells(search.rule) for search in request.searches if search.rule is not None)
-    cells += sum(max(prod(step.quoted.shape) for step in costed) for costed in fillings)
+    cells += sum(max(step.work for step in costed) for costed in fillings)
     widest = [step.measure for step in (*rounds, *searches, *steps)]
     unit, conversion = calibration_unit(ctx, request), request.selection.conversion_delta if request.selection else 0
     losses = []

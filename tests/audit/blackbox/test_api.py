@@ -221,6 +221,12 @@ def test_progress_goes_through_every_stage() -> None:
         ({"alpha": 0.9}, "alpha"),
         ({"mode": "quick"}, "fixed"),
         ({"neighbours": []}, "pair"),
+        ({"neighbours": 5}, "pair"),
+        ({"seed": "x"}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"samples": True}, "samples"),
+        ({"alpha": "x"}, "alpha"),
+        ({"alpha": float("nan")}, "alpha"),
     ],
 )
 def test_bad_parameters_are_refused(options: dict[str, Any], message: str) -> None:

@@ -73,6 +73,23 @@ def test_values_come_with_their_noise(session: Session) -> None:
     assert part.variances().shape == (1,) and part.variances()[0] < 1e-6
 
 
+@pytest.mark.parametrize("total", [5, 0, -5])
+def test_a_result_that_only_some_numbers_break_is_refused_before_the_charge(
+    total: int, session: Session, kernel: BareKernel
+) -> None:
+    """Regression: `independence` of a column with itself failed after its charge if the noisy total was above 1."""
+    before = len(kernel.requests)
+
+    def fail(measured: Measurements) -> Measurements:
+        if np.sign(measured.parts[0].values()).sum() == np.sign(total) * 6:
+            raise IndexError("only for such numbers")
+        return measured
+
+    with pytest.raises(Unsupported, match="IndexError"):
+        replace(counts(session, "users", epsilon=1), build=fail).ask()
+    assert len(kernel.requests) == before
+
+
 def test_a_result_that_cannot_be_built_is_refused_before_the_charge(session: Session, kernel: BareKernel) -> None:
     before = len(kernel.requests)
 

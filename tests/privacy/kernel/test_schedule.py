@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dither.errors import BudgetExceeded, EngineFailure, NotAllowed
+from dither.loss import Pure
 from dither.privacy.pacing import Schedule
+from dither.privacy.protocol import Calibrate
 from privacy.kernel_cases import counting
 from privacy.ledger_cases import ManualClock, teams
 
@@ -54,6 +57,18 @@ def test_a_miss_moves_to_the_next_instant_is_counted_and_at_three_locks(world: A
     assert again.kernel.statement("shop", "ann").residual_bits > before, "three more may be late"
     again.kernel.answer(counting(repeat=3), "ann")
     assert again.kernel.quote(counting(repeat=4), "ann").milliseconds == promised << 3
+
+
+def test_choosing_many_keys_is_promised_more_time(world: Any, opened: Any) -> None:
+    """Each choice draws for every candidate; otherwise three questions for many keys would be late, and lock."""
+    room = opened(world(), schedule=Schedule(floor=1, row=0, node=0, cell=1_000_000))
+    (part,) = counting().parts
+
+    def promised(count: int) -> int:
+        kind = Calibrate("top_k", Pure(1), (("count", count),))
+        return room.kernel.quote(replace(counting(), parts=(replace(part, mechanism=kind),)), "ann").milliseconds
+
+    assert promised(1) < promised(2) < promised(3)
 
 
 @pytest.mark.tier("test")

@@ -126,6 +126,9 @@ def test_lengths_are_refused_before_any_charge() -> None:
                 made.check_length(size)
     with pytest.raises(InvalidParameter):
         mechanisms.TopK(3, 1).check_length(2)
+    mechanisms.TopK(64, 1).check_length(2**18)
+    with pytest.raises(InvalidParameter, match="at most 64 of 262144"):  # each choice draws for every candidate
+        mechanisms.TopK(65, 1).check_length(2**18)
 
 
 def test_partition_selection_wants_each_unit_once() -> None:

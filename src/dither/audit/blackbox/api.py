@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dither.audit import neighbours
+from dither.audit.arguments import check_alpha, check_count, seeded_generator
 from dither.audit.blackbox import events, features, learners, search
 from dither.audit.blackbox.events import Levels, OutcomeSpace, SampleTable
 from dither.audit.blackbox.features import Encoder
@@ -75,7 +76,7 @@ def privacy(
     claim = as_claim(claim)
     _check_options(samples, alpha, mode)
     sampler = OutputSampler.from_callable(mechanism, vectorised, timed)
-    rng = np.random.default_rng(seed)
+    rng = seeded_generator(seed)
     pairs = tuple(_choose_pairs(neighbours, domain))
     if not extends_to_steps(claim) and any(step_count(pair) > 1 for pair in pairs):
         raise InvalidParameter(
@@ -147,12 +148,8 @@ def _choose_pairs(pairs: Sequence[Pair] | None, domain: Any) -> list[Pair]:
 
 def _check_options(samples: int, alpha: float, mode: str) -> None:
     """Refuse options out of range."""
-    if not isinstance(samples, int):
-        raise InvalidParameter(f"samples must be a whole number such as 1_000_000, got {samples!r}")
-    if samples < 1000:
-        raise InvalidParameter(f"an audit needs at least 1000 samples, got {samples}")
-    if not 0 < alpha < 0.5:
-        raise InvalidParameter(f"alpha must be between 0 and 0.5, got {alpha}")
+    check_count("samples", samples, 1000)
+    check_alpha(alpha)
     if mode not in ("fixed", "sequential"):
         raise InvalidParameter(f"mode must be 'fixed' or 'sequential', got {mode!r}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from types import MappingProxyType
@@ -104,9 +104,37 @@ def _with_keys(measure: Any, values: Sequence[tuple[Scalar, ...]]) -> Any:
     return replace(measure, keys=(*listed, *measure.keys[len(listed) :]))
 
 
-def made_up_release(context: Context, measure: Measure) -> ReleasedMeasurement:
-    """Return a release with small numbers of either sign."""
+def small_numbers(place: int) -> int:
+    """Make up small numbers of either sign."""
+    return 7 * place % 23 - 5
+
+
+def large_numbers(place: int) -> int:
+    """Make up numbers that are all far above the noise."""
+    return 1000 + 7 * place % 23
+
+
+def negative_numbers(place: int) -> int:
+    """Make up numbers that are all below 0."""
+    return -3 - place % 5
+
+
+def zeros(place: int) -> int:
+    """Make up nothing but zeros."""
+    return 0 * place
+
+
+# What a statistic is rehearsed with: the end of its bounds, and numbers that lead to other branches of its code.
+REHEARSALS: tuple[tuple[int, Callable[[int], int]], ...] = (
+    (0, small_numbers), (-1, small_numbers), (-1, large_numbers), (0, negative_numbers), (-1, zeros),
+)  # fmt: skip
+
+
+def made_up_release(
+    context: Context, measure: Measure, numbers: Callable[[int], int] = small_numbers
+) -> ReleasedMeasurement:
+    """Return a release with made-up numbers."""
     steps = measure.steps(context)
     shape = (*(len(axis.values) for axis in measure.axes(context)), len(steps))
-    values = tuple(7 * place % 23 - 5 for place in range(measure.size(context)))
+    values = tuple(map(numbers, range(measure.size(context))))
     return ReleasedMeasurement(values, steps, shape, None, NOISE, NO_CHANGE, Pure(Fraction(1)), ())

@@ -29,6 +29,9 @@ from dither.post.statistics.two_steps import TwoStepMoments, TwoStepPlan
 from dither.privacy.accounting.composition import sampled_loss
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
+# Sampling is for small losses; at larger ones than this it saves next to nothing.
+MOST_SAMPLED = 100
+
 
 def make_logistic(
     rows: SourceRows,
@@ -101,7 +104,9 @@ def sampled_spend(rows: SourceRows, sample: Rational) -> Spend:
     if not 0 < rate <= 1 or not isinstance(loss, Pure) or unit.kind == "row":
         raise InvalidParameter("sample= must be above 0 and at most 1, with epsilon=, and needs a unit with a key")
     wanted = loss.epsilon
-    inner = rational(f"{math.log(1 + (math.exp(float(wanted)) - 1) / float(rate)):.9g}")
+    if wanted > MOST_SAMPLED:
+        raise InvalidParameter(f"sample= helps little above epsilon {MOST_SAMPLED}; leave it out")
+    inner = rational(f"{math.log1p(math.expm1(float(wanted)) / float(rate)):.9g}")
     while sampled_loss(Pure(inner), rate).epsilon > wanted:
         inner *= Fraction(999_999, 1_000_000)
     return Spend(Pure(inner))

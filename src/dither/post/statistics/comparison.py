@@ -17,6 +17,7 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.loss import rational
 from dither.post.estimate.answer import Answer
 from dither.post.noise import Floats, NoiseKind, ScaledNoise
+from dither.post.statistics.arguments import read_list
 from dither.post.statistics.core import (
     Measurements,
     Part,
@@ -108,7 +109,7 @@ def read_scores(trend: Any, labels: Sequence[Any]) -> Floats | None:
         if any(isinstance(label, str | bool) or label is None for label in labels):
             raise InvalidParameter("trend=True needs a key that is a number; give a list with a score for each group")
         return np.array([float(label) for label in labels])
-    scores = np.array([float(rational(score, "a score")) for score in trend])
+    scores = np.array([float(rational(score, "a score")) for score in read_list("trend", trend)])
     if len(scores) != len(labels):
         raise InvalidParameter(f"trend needs a score for each of the {len(labels)} groups, got {len(scores)}")
     return scores

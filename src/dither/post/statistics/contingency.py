@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -89,16 +89,22 @@ def make_table(rows: SourceRows, wanted: TableRequest) -> Statistic[ContingencyT
 
 
 def read_table_request(
-    keys: Any, margins: Any, value: str, *, consistent: bool, nonnegative: bool, whole: bool
+    keys: Sequence[str],
+    margins: Sequence[Sequence[str]] | Literal["all"] | None,
+    value: str,
+    *,
+    consistent: bool,
+    nonnegative: bool,
+    whole: bool,
 ) -> TableRequest:
     """Check the keys and the margins of a table; by default, the only margin is the table itself."""
-    names = read_names("by", keys)
+    names = tuple(keys)
     if margins is None:
         wanted: list[tuple[str, ...]] = [names]
     elif margins == "all":
         wanted = subsets(names)[::-1]
     else:
-        wanted = [read_names("margins", each) for each in margins]
+        wanted = [tuple(each) for each in margins]
     if (
         not wanted
         or any(set(margin) - set(names) for margin in wanted)
@@ -110,14 +116,6 @@ def read_table_request(
     ordered = [tuple(key for key in names if key in margin) for margin in wanted]
     ordered.sort(key=len, reverse=True)
     return TableRequest(names, tuple(ordered), value, consistent, nonnegative, whole)
-
-
-def read_names(name: str, given: Any) -> tuple[str, ...]:
-    """Return a list of column names or expressions; a single text is one name."""
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(each, str) and each.strip() for each in names) or len(set(names)) < len(names):
-        raise InvalidParameter(f"{name} must be a column, or a list of different columns, got {given!r:.60}")
-    return names
 
 
 def check_linear(plan: QueryPlan, value: str) -> None:

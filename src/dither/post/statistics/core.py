@@ -43,7 +43,7 @@ from dither.post.estimate.explain import Expected
 from dither.post.estimate.intervals import NoisyColumn
 from dither.post.estimate.measured import ChosenBounds, chosen_bounds, measured_columns
 from dither.post.estimate.quote import Quote, batch_errors, batch_notes, quote_assumptions
-from dither.post.estimate.rehearsal import ends_of_bounds, made_up_release
+from dither.post.estimate.rehearsal import REHEARSALS, ends_of_bounds, made_up_release
 from dither.post.noise import Floats, ScaledNoise, interval_half_width, noise_of
 from dither.post.options import read_request_id, resolve_options
 from dither.post.query.batch import BatchPlan, QueryGroup
@@ -54,6 +54,7 @@ from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds, 
 from dither.post.query.question import Question
 from dither.post.query.request import mechanism_of, search_share, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
+from dither.post.statistics.arguments import read_arguments
 from dither.privacy.codec import schema_hash
 from dither.privacy.protocol import (
     Calibrate,
@@ -131,10 +132,13 @@ class Settings:
 def read_settings(asker: Asker, options: StatisticOptions) -> Settings:
     """Check the options of a statistic and fill in defaults."""
     given = {name: value for name, value in options.items() if name != "request_id"}
-    resolved = resolve_options(given, "statistic")
+    resolved, dataset = resolve_options(given, "statistic"), asker.context.dataset
+    unit = resolved.unit or default_unit(dataset)
+    if unit not in dataset.units:
+        raise NotFound(f"no unit {unit!r}; there are: {', '.join(sorted(dataset.units))}")
     return Settings(
         asker=asker,
-        unit=resolved.unit or default_unit(asker.context.dataset),
+        unit=unit,
         spend=parse_spend(resolved.epsilon, resolved.rho),
         bound=parse_contribution_bound(resolved.max_contributions),
         confidence=float(resolved.confidence),
@@ -198,6 +202,10 @@ class SourceRows:
     def expression(self, text: str) -> Expr:
         """Return the plan node of a column or of an SQL expression over these rows."""
         (aggregate,) = self.question([f"COUNT({self.column(text)})"]).aggregates
+        if not aggregate.values:
+            raise InvalidParameter(
+                f"{text[:60]!r} is the same in every row; give a column or an expression over columns"
+            )
         return aggregate.values[0]
 
     def domain(self, text: str) -> Domain:
@@ -405,7 +413,8 @@ class Statistic(Generic[R]):
         """Build the result from made-up measurements at both ends of the bounds; refuse if that fails."""
         try:
             for parts in self._made_up_parts(batch):
-                self.build(Measurements(self.settings, parts))
+                with np.errstate(all="ignore"):
+                    self.build(Measurements(self.settings, parts))
         except DitherError:
             raise
         except Exception as problem:
@@ -415,20 +424,22 @@ class Statistic(Generic[R]):
             ) from problem
 
     def _made_up_parts(self, batch: BatchPlan) -> Iterator[tuple[MeasuredPart, ...]]:
-        """Yield made-up releases of all parts, with every bound at its lower end, then at its upper end."""
+        """Yield made-up releases of all parts: several kinds of numbers, at the lower and upper ends of the bounds."""
         ends = [list(ends_of_bounds(group.plan)) for group in batch.groups]
-        for end in (0, -1):
+        for end, numbers in REHEARSALS:
             chosen = [own[end] for own in ends]
             yield tuple(
-                self._measured_part(group.plan, self._made_up_releases(part, group, bounds), bounds)
+                self._measured_part(group.plan, self._made_up_releases(part, group, bounds, numbers), bounds)
                 for part, group, bounds in zip(self.parts, batch.groups, chosen, strict=True)
             )
 
-    def _made_up_releases(self, part: Part, group: QueryGroup, bounds: ChosenBounds) -> tuple[ReleasedMeasurement, ...]:
-        """Make up small numbers for every measure, or places if the mechanism releases places."""
+    def _made_up_releases(
+        self, part: Part, group: QueryGroup, bounds: ChosenBounds, numbers: Callable[[int], int]
+    ) -> tuple[ReleasedMeasurement, ...]:
+        """Make up numbers for every measure, or places if the mechanism releases places."""
         context = self.settings.context
         plan = with_bounds(group.plan, context, bounds.limits)
-        releases = tuple(made_up_release(context, planned.measure) for planned in plan.measures)
+        releases = tuple(made_up_release(context, planned.measure, numbers) for planned in plan.measures)
         if not part.mechanism:
             return releases
         return tuple(replace(each, values=made_up_places(part)) for each in releases)
@@ -516,11 +527,16 @@ class BoundStatistic(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Ask: charge the loss once and return the result."""
-        return self._make(*args, **kwargs).ask()
+        return self._make_checked(args, kwargs).ask()
 
     def quote(self, *args: P.args, **kwargs: P.kwargs) -> Quote:
         """Compute the cost and the expected error; read nothing and spend nothing."""
-        return self._make(*args, **kwargs).quote()
+        return self._make_checked(args, kwargs).quote()
+
+    def _make_checked(self, args: tuple[Any, ...], given: dict[str, Any]) -> Statistic[R]:
+        """Make the statistic from arguments that have the declared types."""
+        bound = read_arguments(self._make, args, given)
+        return self._make(*bound.args, **bound.kwargs)
 
 
 class statistic(Generic[S, P, R]):

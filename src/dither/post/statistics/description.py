@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from dither.post.noise import Floats, interval_half_width
 from dither.post.query.planner import STEPS_PER_ROW
 from dither.post.query.query_plan import LARGEST_CLIP, MASS, CentreSearch, ContributionSearch, QueryPlan, with_bounds
 from dither.post.query.request import bound_search, default_bound
-from dither.post.statistics.contingency import normal_factor, read_names
+from dither.post.statistics.contingency import normal_factor
 from dither.post.statistics.contrasts import contrast_intervals
 from dither.post.statistics.core import MeasuredPart, Measurements, Settings, SourceRows, quote_name
 from dither.post.statistics.design import Scaling, read_columns
@@ -53,6 +52,8 @@ BOUND_SHARE, TYPICAL_CELLS = Fraction(1, 10), 16
 MOST_LEAVES = 1024
 # The L1 norm of a typical row's 1, z and z squared, in units of the private scale.
 TYPICAL_ROW_SIZE = 1.75
+# Variances below this count as this, so that weights stay finite.
+LEAST_VARIANCE = 1e-200
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,7 +185,7 @@ class DescriptionPlan:
         return MeasuredPart(filled, (released.parts[place],), chosen.bounds, chosen.limits)
 
 
-def make_description(rows: SourceRows, columns: Any) -> SteppedStatistic[Description]:
+def make_description(rows: SourceRows, columns: Sequence[str] | None) -> SteppedStatistic[Description]:
     """Make the statistic that describes columns: by default, all whose values can be listed or averaged."""
     chosen = described_columns(rows, columns)
     numbers = [name for name in chosen if isinstance(rows.domain(name), Number)]
@@ -213,7 +214,7 @@ def plan_total(rows: SourceRows) -> QueryPlan:
     return rows.settings.planner.plan(replace(question, keys=(("all", LiteralValue(Fraction(0))),)))
 
 
-def described_columns(rows: SourceRows, columns: Any) -> list[str]:
+def described_columns(rows: SourceRows, columns: Sequence[str] | None) -> list[str]:
     """Return the columns to describe; refuse unknown ones and those that cannot be described."""
     known = {
         name: domain for name, domain in rows.scope.columns.items() if isinstance(domain, Number | Category | Boolean)
@@ -222,7 +223,7 @@ def described_columns(rows: SourceRows, columns: Any) -> list[str]:
         if not known:
             raise NotFound("no column is a number, a category or true or false, so there is nothing to describe")
         return list(known)
-    names = list(read_names("columns", columns))
+    names = list(columns)
     if not names or any(name not in known for name in names):
         raise NotFound(f"columns must be some of: {', '.join(known)}")
     return names
@@ -283,6 +284,7 @@ def row_figure(plan: DescriptionPlan, released: Released, chosen: ChosenBounds) 
         place += len(number.levels)
     sums = np.array([released.values(place).sum() for place in places])
     variances = np.array([released.noise(place).variance * len(released.parts[place].values) for place in places])
+    variances = np.maximum(variances, LEAST_VARIANCE)
     error = float(1 / np.sqrt((1 / variances).sum()))
     value = float((sums / variances).sum() * error**2)
     half = normal_factor(released.noise(0).kind == "laplace", settings.confidence) * error

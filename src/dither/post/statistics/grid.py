@@ -21,6 +21,7 @@ from dither.plan.sql.scope import Scope
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.aggregated_values import without_null
 from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds
+from dither.post.query.question import Question
 from dither.post.statistics.consistency import Margin, agree
 from dither.post.statistics.core import MeasuredPart, SourceRows
 from dither.schema import Number
@@ -74,13 +75,18 @@ def make_grid(domain: object, most: int) -> ValueGrid:
 
 def plan_grid(rows: SourceRows, column: str, grid: ValueGrid) -> QueryPlan:
     """Plan the counts of the rows in each cell of a grid; rows without a value are left out."""
+    plan = rows.settings.planner.plan(grid_question(rows, column, grid))
+    return replace(plan, notes=tuple(note for note in plan.notes if MANY_GROUPS not in note))
+
+
+def grid_question(rows: SourceRows, column: str, grid: ValueGrid) -> Question:
+    """Ask for the counts of the rows in each cell of a grid."""
     where = f"{rows.column(column)} IS NOT NULL" if rows.domain(column).nullable else ""
     question = rows.question(["COUNT(*) AS n"], where=where)
     value = rows.expression(column)
     scope = Scope(at_largest_bounds(question.relation).domain(rows.context))
     shifted = expr.Arithmetic("-", without_null(value, scope), expr.LiteralValue(grid.lo))
-    plan = rows.settings.planner.plan(replace(question, keys=(("cell", _floor(shifted, grid.width)),)))
-    return replace(plan, notes=tuple(note for note in plan.notes if MANY_GROUPS not in note))
+    return replace(question, keys=(("cell", _floor(shifted, grid.width)),))
 
 
 def _floor(value: Expr, width: Fraction) -> Expr:

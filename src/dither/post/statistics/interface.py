@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
 from dither.post.estimate.answer import Answer
-from dither.post.options import read_whole
 from dither.post.statistics.combination import combine_answers
 from dither.post.statistics.comparison import Comparison, make_comparison
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
@@ -73,7 +72,7 @@ class Statistics(Models):
 
         Private edges are about `most` noisy quantiles, so that bins are narrow where there are many rows.
         """
-        return make_histogram(read_rows(self, source, options), column, bins, read_whole("most", most, 2))
+        return make_histogram(read_rows(self, source, options), column, bins, most)
 
     @statistic
     def quantiles(
@@ -169,7 +168,7 @@ class Statistics(Models):
         **options: Unpack[StatisticOptions],
     ) -> Statistic[TopKeys]:
         """Select the k keys that most units, or most rows, have, by noisy maxima; only the keys are released."""
-        return make_top(read_rows(self, source, options), by, read_whole("k", k, 1), count)
+        return make_top(read_rows(self, source, options), by, k, count)
 
     @statistic
     def watch(
@@ -180,7 +179,7 @@ class Statistics(Models):
         The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below.
         """
         rows, plan = plan_query(self, query, options)
-        return make_watch(rows, query, plan, above, read_whole("alerts", alerts, 1))
+        return make_watch(rows, query, plan, above, alerts)
 
     def combine(self, *answers: Answer) -> list[Answer]:
         """Improve answers about the same rows by each other, at no cost: least squares over all that was released.

@@ -176,8 +176,6 @@ def moment_plan(
     rows: SourceRows, names: Sequence[str], columns: tuple[ModelColumn, ...], standard: Standard | None
 ) -> MomentPlan:
     """Plan noisy moments of columns; by default with private bounds if one unit may have any number of rows."""
-    if standard not in (None, "declared", "private"):
-        raise InvalidParameter(f"standardize= must be 'declared' or 'private', got {standard!r:.40}")
     settings, relation = rows.settings, rows_without_null(rows, names)
     bounded = relation.stability(settings.context, settings.unit).max_rows is not None
     chosen: Standard = standard or ("declared" if bounded else "private")

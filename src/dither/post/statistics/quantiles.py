@@ -21,14 +21,18 @@ from dither.plan.relations.scan import Scan
 from dither.plan.traversal import walk
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, interval_half_width
+from dither.post.options import excerpt
 from dither.post.query.query_plan import QueryPlan
+from dither.post.statistics.arguments import LARGEST_LIST, read_list
 from dither.post.statistics.contingency import normal_factor
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import (
+    MOST_LEAVES,
     FittedTree,
     Tree,
     ValueGrid,
     fit_tree,
+    grid_question,
     level_counts,
     make_grid,
     make_tree,
@@ -99,9 +103,8 @@ class QuantileTable(Result):
 
 def read_levels(levels: Any) -> tuple[Fraction, ...]:
     """Return the levels of quantiles as increasing rationals between 0 and 1."""
-    given = [levels] if isinstance(levels, int | float | str | Fraction) else list(levels)
-    wanted = sorted({rational(level, "a level") for level in given})
-    if not wanted or wanted[0] <= 0 or wanted[-1] >= 1:
+    wanted = sorted({rational(level, "a level") for level in read_list("levels", levels)})
+    if wanted[0] <= 0 or wanted[-1] >= 1:
         raise InvalidParameter("the levels of quantiles lie between 0 and 1, such as [0.25, 0.5, 0.75]")
     return tuple(wanted)
 
@@ -265,13 +268,13 @@ def make_histogram(
 
 def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, ...]:
     """Return the inner edges of public bins: as given, or of equal bins over the declared range."""
-    if isinstance(bins, int):
-        if bins < 2:
-            raise InvalidParameter("a histogram needs at least 2 bins")
-        grid = make_grid(domain, bins)
+    if isinstance(bins, int | np.integer):
+        if isinstance(bins, bool) or not 2 <= bins <= LARGEST_LIST:
+            raise InvalidParameter(f"a histogram has 2 to {LARGEST_LIST:,} bins, got {excerpt(bins)}")
+        grid = make_grid(domain, int(bins))
         return tuple(grid.lo + number * grid.width for number in range(1, grid.size))
     lo, hi = (domain.lo, domain.hi) if isinstance(domain, Number) else (Fraction(0), Fraction(0))
-    given = sorted({rational(edge, "an edge") for edge in bins})
+    given = sorted({rational(edge, "an edge") for edge in read_list("bins", bins)})
     inner = tuple(edge for edge in given if lo < edge <= hi)
     if not inner:
         raise InvalidParameter(f"no edge lies inside the declared range, from {float(lo):g} to {float(hi):g}")
@@ -280,8 +283,7 @@ def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, .
 
 def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fraction, ...]) -> QueryPlan:
     """Plan the counts of rows between edges."""
-    plan = plan_grid(rows, column, grid)
-    question = plan.question
+    question = grid_question(rows, column, grid)
     ((_, cell),) = question.keys
     cells = tuple((edge - grid.lo) for edge in edges)
     shifted = cell.child if isinstance(cell, expr.Rounded) else cell
@@ -293,6 +295,8 @@ def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fr
 def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Histogram]:
     """Make a histogram whose edges are noisy quantiles; its counts come from a tree with noise of its own."""
     domain = rows.domain(column)
+    if not 2 <= most <= MOST_LEAVES:
+        raise InvalidParameter(f"most= must be from 2 to {MOST_LEAVES}, got {excerpt(most)}")
     tree = make_tree(domain)
     wanted = tuple(Fraction(number, most) for number in range(1, most))
     plans = plan_tree(rows, column, tree)

@@ -21,8 +21,9 @@ from dither.plan.relations.group_by import GroupBy
 from dither.post.estimate.explain import Expected
 from dither.post.formulas import NoisyCell
 from dither.post.noise import ScaledNoise, interval_half_width
+from dither.post.options import excerpt
 from dither.post.query.query_plan import CellRef, PlannedMeasure, QueryPlan
-from dither.post.statistics.contingency import read_names
+from dither.post.query.question import Question
 from dither.post.statistics.core import (
     Measurements,
     Part,
@@ -49,17 +50,16 @@ class TopKeys(Result):
     shortfall: float = 0.0
 
 
-def make_top(rows: SourceRows, by: Any, count: int, counted: Counted) -> Statistic[TopKeys]:
+def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted) -> Statistic[TopKeys]:
     """Make the statistic of the `count` most common combinations of keys."""
-    keys = read_names("by", by)
     plan = rows.plan(["COUNT(*) AS n"], by=keys)
     if counted == "units":
-        plan = units_per_key(rows.settings, plan)
-    elif counted != "rows":
-        raise InvalidParameter("count= must be 'units' or 'rows'")
+        plan = units_per_key(rows.settings, plan, rows.question(["COUNT(*) AS n"], by=keys))
     labels = group_labels(rows.settings, plan)
-    if count > len(labels):
-        raise InvalidParameter(f"there are only {len(labels)} combinations of keys, and the top {count} were asked for")
+    if not 1 <= count <= len(labels):
+        raise InvalidParameter(
+            f"there are only {len(labels)} combinations of keys, and the top {excerpt(count)} were asked for"
+        )
     mechanism, options = ("noisy_max", ()) if count == 1 else ("top_k", (("count", count),))
     part = Part(plan, mechanism=mechanism, options=options)
     what = rows.settings.unit if counted == "units" else "row"
@@ -87,9 +87,8 @@ def make_top(rows: SourceRows, by: Any, count: int, counted: Counted) -> Statist
     return Statistic(rows.settings, (part,), build, expect)
 
 
-def units_per_key(settings: Settings, plan: QueryPlan) -> QueryPlan:
-    """Count each unit once in every key that it has; one unit then moves each count by at most 1."""
-    question = plan.question
+def units_per_key(settings: Settings, plan: QueryPlan, question: Question) -> QueryPlan:
+    """Count each unit once in every key that it has, of all its rows; one unit then moves each count by at most 1."""
     if not question.knows_unit:
         raise Unsupported("units cannot be counted here, since a join or GROUP BY mixes them; give count='rows'")
     grouped: Relation = question.relation
@@ -155,10 +154,12 @@ def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts
     source, threshold = plan.sources[0], rational(above, "above")
     if not isinstance(source, CellRef):
         raise Unsupported("watch takes a COUNT or a SUM")
+    labels = group_labels(rows.settings, plan)
+    if not 1 <= alerts <= len(labels):
+        raise InvalidParameter(f"alerts= must be from 1 to {len(labels)}, the number of groups, got {excerpt(alerts)}")
     step = plan.measures[0].measure.steps(rows.context)[0] / source.factor
     options = (("threshold", math.ceil(threshold / step)), ("count", alerts))
     part = Part(plan, mechanism="sparse_vector", options=options)
-    labels = group_labels(rows.settings, plan)
     names = [key.name for key in plan.keys]
 
     def build(measured: Measurements) -> Alerts:

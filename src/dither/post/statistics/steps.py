@@ -16,7 +16,7 @@ from dither.plan.traversal import fill_limits, fill_values
 from dither.post.estimate.answer import other_budget_notes
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.quote import Quote
-from dither.post.estimate.rehearsal import made_up_release
+from dither.post.estimate.rehearsal import REHEARSALS, made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.query_plan import LARGEST_BOUNDS
 from dither.post.query.request import noise_kind
@@ -85,13 +85,16 @@ class SteppedStatistic(Statistic[R]):
         return [tag for search in self.searches for tag in search.tags]
 
     def rehearse_steps(self) -> None:
-        """Build the result from made-up releases at both ends of what may be chosen; refuse if that fails."""
+        """Build the result from several made-up releases, at both ends of what may be chosen; refuse if that fails."""
         context = self.settings.context
         try:
-            for end in (0, -1):
+            for end, numbers in REHEARSALS:
                 chosen = {tag: search.grid[end] for search in self.searches for tag in search.tags}
-                parts = tuple(made_up_release(context, fill_values(step.measure, chosen)) for step in self.steps)
-                self._finish(Released(self.settings, parts, chosen))
+                parts = tuple(
+                    made_up_release(context, fill_values(step.measure, chosen), numbers) for step in self.steps
+                )
+                with np.errstate(all="ignore"):
+                    self._finish(Released(self.settings, parts, chosen))
         except DitherError:
             raise
         except Exception as problem:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from dither.post.estimate.answer import Answer, AnswerColumn
-from dither.post.statistics.contingency import read_names
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
 
 
-def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool) -> Statistic[Result]:
+def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
-    keys = read_names("by", by)
     values = [f"COUNT(*) FILTER (WHERE {condition}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
     plan = rows.plan(values, by=keys)
 
     def build(measured: Measurements) -> Result:
         answer = measured.parts[0].answer(measured.settings, measured.releases)
-        columns = list(answer.columns[:-1])
+        columns = [column if column.key else as_share(column) for column in answer.columns[:-1]]
         if population:
             columns[-1] = with_sampling(columns[-1], np.asarray(answer["n"].estimate.value), answer.confidence)
         notes = (*answer.notes, *((SAMPLING_NOTE,) if population else ()))
@@ -33,9 +30,8 @@ def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool)
     return Statistic(rows.settings, (Part(plan),), build)
 
 
-def make_ratio(rows: SourceRows, over: str, under: str, by: Any) -> Statistic[Result]:
+def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> Statistic[Result]:
     """Make the statistic of the ratio of two sums."""
-    keys = read_names("by", by)
     plan = rows.plan([f"SUM({over}) / SUM({under}) AS ratio"], by=keys)
 
     def build(measured: Measurements) -> Result:
@@ -49,6 +45,13 @@ def result_of(answer: Answer, columns: Sequence[AnswerColumn], title: str, notes
     """Return an answer as a result with a title."""
     kept = {name: getattr(answer, name) for name in ("keys", "confidence", "loss", "releases", "bounds")}
     return Result(query=title, columns=tuple(columns), notes=tuple(notes), summary=(title,), **kept)
+
+
+def as_share(column: AnswerColumn) -> AnswerColumn:
+    """Move an estimate and its interval into the range from 0 to 1, in which every share lies."""
+    found = column.estimate
+    value, low, high = (np.clip(np.asarray(part, float), 0.0, 1.0) for part in (found.value, found.low, found.high))
+    return replace(column, estimate=replace(found, value=value, low=low, high=high))
 
 
 def with_sampling(column: AnswerColumn, sizes: np.ndarray, confidence: float) -> AnswerColumn:

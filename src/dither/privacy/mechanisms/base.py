@@ -51,6 +51,10 @@ class Mechanism(ABC):
     def check_length(self, size: int) -> None:
         """Refuse, before any charge, a vector length that `release` cannot take."""
 
+    def work(self, size: int) -> int:
+        """Return how many cells' worth of noise a release of this length draws, for the schedule of answers."""
+        return size
+
     def zcdp_loss(self, sensitivity: Sensitivity) -> ZCDP:
         """Return the loss for zCDP budgets: the one that `loss` implies, or a smaller bound that the proof gives."""
         return as_zcdp(self.loss(sensitivity))

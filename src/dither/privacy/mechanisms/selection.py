@@ -27,6 +27,7 @@ from dither.privacy.noise import bernoulli_exp_each, discrete_laplace, noisy_max
 PROPOSALS = 16  # per candidate: all proposals of a round are rejected with probability below e^-16
 MAX_CHOICES = 1 << 16
 MAX_CANDIDATES = 1 << 18
+MAX_WORK = 1 << 24
 
 
 def gap_sensitivity(sensitivity: Sensitivity) -> Fraction:
@@ -121,6 +122,11 @@ class TopK(Mechanism):
 
     def check_length(self, size: int) -> None:
         check_candidates(size, self.count)
+        if self.work(size) > MAX_WORK:
+            raise InvalidParameter(f"at most {MAX_WORK // size} of {size} candidates can be chosen, got {self.count}")
+
+    def work(self, size: int) -> int:
+        return size * self.count  # each choice draws for every candidate
 
     def loss(self, sensitivity: Sensitivity) -> Pure:
         return Pure(round_up(self.count * gap_sensitivity(sensitivity) / self.scale))
