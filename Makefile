@@ -13,6 +13,8 @@ USERS ?= 50000
 URLS ?= 500
 # The workers share the cores already.
 export OPENBLAS_NUM_THREADS := 1
+# Code is compiled once, not in every process.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help

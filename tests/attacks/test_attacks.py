@@ -111,6 +111,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_oracles_are_not_only_refused(pair: tuple[Place, Place]) -> None:
     """Expressions of the language are answered by the engine on both sides, so these attacks do reach the data."""
     for name in sorted(ALLOWED):

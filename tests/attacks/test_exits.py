@@ -143,6 +143,7 @@ def differing(
     return {name: (found[0][name], found[1][name]) for name in found[0] if found[0][name] != found[1][name]}
 
 
+@pytest.mark.tier("test")
 def test_nothing_but_draws_depends_on_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tier: Tier
 ) -> None:

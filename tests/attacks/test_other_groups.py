@@ -242,6 +242,7 @@ def test_while_an_answer_is_under_way_history_does_not_show_that_another_group_h
         assert answered == [False] and there.kernel.history("town", there.tokens["ann"])[-1].answered
 
 
+@pytest.mark.tier("test")
 def test_no_hash_that_a_group_sees_confirms_a_guess_of_another_groups_answer(tmp_path: Path) -> None:
     """Regression: an unsalted head confirmed the right one of 80,627 candidates in 0.2 s.
 

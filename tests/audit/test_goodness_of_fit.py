@@ -69,6 +69,7 @@ def light_tails(size: int) -> Any:
     return np.where(np.abs(z) > 3, z / 2, z)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("sampler", "distribution", "named"),
     [

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ RESERVED = {
 }
 
 
+@cache
 def imported_names(source: str) -> set[str]:
     """Every module that a source text names in an import, at any depth, or as text handed to import_module."""
     found: set[str] = set()

@@ -27,9 +27,12 @@ from dither.privacy.noise import FULL, lattice, race
 F = Fraction
 
 
+SLOW = ("noisy_max", "noisy_max_quantiles", "top_k")  # seconds each
+
+
 def cases() -> Iterator[Any]:
     for number, case in enumerate(CASES):
-        slow = case.mechanism == NoisyMax(F(3)) or (case.gap_reason and "threshold_scale" in str(case.mechanism))
+        slow = case.mechanism.name in SLOW or (case.gap_reason and "threshold_scale" in str(case.mechanism))
         tiers = ["deep"] if case.large else ["test"] if slow else []
         yield pytest.param(case, id=f"{number} {case.mechanism.name}", marks=[pytest.mark.tier(tier) for tier in tiers])
 
@@ -125,6 +128,7 @@ def test_ties_that_go_to_the_first_are_seen(fresh: None, monkeypatch: pytest.Mon
     assert abs(loser() - 0.5) > 0.05
 
 
+@pytest.mark.tier("test")
 def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With uniform further digits, production would be off by 2^-37, which no sample shows."""
     monkeypatch.setattr(race, "decide_below", lambda *given: True)
@@ -134,6 +138,7 @@ def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytes
     assert abs(probability(found, 1) - math.exp(-1 / 3)) > 1e-3
 
 
+@pytest.mark.tier("test")
 def test_a_choice_that_gives_up_is_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def gives_up(misses: Any, rate: Fraction, bits: Any) -> int:
         proposed = selection.uniform_below(len(misses), selection.PROPOSALS * len(misses), bits)

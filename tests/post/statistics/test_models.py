@@ -66,6 +66,7 @@ def test_without_noise_a_regression_is_that_of_least_squares(
     assert "coefficient" in model._repr_html_() and model.to_pandas()["term"].iloc[0] == "(intercept)"
 
 
+@pytest.mark.tier("test")
 def test_units_with_many_rows_keep_their_own_regression(session: Session) -> None:
     """A unit above the bound has less weight, so an exact relation stays exact whatever the weights."""
     rows = "SELECT seconds, price, 40 * price - 2 * seconds AS total, action FROM actions"
