@@ -18,7 +18,7 @@ TRUSTED = {
     "access": (1615, ("access",)),
     "bits, noise, mechanisms": (1190, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
     "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
-    "protocol, codec": (400, ("privacy/protocol.py", "privacy/codec.py")),
+    "protocol, codec": (415, ("privacy/protocol.py", "privacy/codec.py")),
     "kernel, cost, registration, contribution_bound, search_rules, pacing, private_log": (
         1190,
         (
