@@ -16,11 +16,12 @@ from dither.plan.context import Context
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
+from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
+from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import chosen_bounds, measured_columns
 from dither.post.estimate.prediction import predict_bounds
 from dither.post.estimate.profile import Profile, use_profile
