@@ -22,7 +22,7 @@ from dither.post.display import answer_text, html_lines, loss_text
 from dither.post.estimate.answer_rows import (
     display_keys,
     key_domains,
-    key_values,
+    keys_for_formulas,
     select_rows,
     take_rows,
 )
@@ -361,7 +361,9 @@ def build_answer(
     """Compute the columns that a query selects, then apply its HAVING, ORDER BY and LIMIT to the noisy values."""
     groups = list(product(*(values for _, values in answer_axes(context, plan))))
     domains = key_domains(plan, context)
-    key_values = [key_values([group[position] for group in groups], domain) for position, domain in enumerate(domains)]
+    key_values = [
+        keys_for_formulas([group[position] for group in groups], domain) for position, domain in enumerate(domains)
+    ]
     key_types = [domain_type(domain) for domain in domains]
     windows = resolve_windows(plan, columns, key_values, len(groups), confidence)
     plan, columns = windows.plan, windows.columns

@@ -57,7 +57,7 @@ def key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
     return [key.value.domain(scope) for key in plan.keys]
 
 
-def key_values(values: list[Scalar], domain: Domain) -> Values:
+def keys_for_formulas(values: list[Scalar], domain: Domain) -> Values:
     """Key values for formulas: numbers, dates and booleans as floats, texts as objects."""
     if domain_type(domain) != "text":
         return np.array([math.nan if value is None else float(value) for value in values])
