@@ -99,7 +99,7 @@ class Session(Statistics):
         """Open a session over any kernel; without a name, on its only dataset."""
         known = kernel.datasets(token)
         if dataset is None and len(known) != 1:
-            raise InvalidParameter(f"name the dataset: {', '.join(known) or 'there is none'}")
+            raise InvalidParameter(f"name the dataset (dataset=, --dataset): {', '.join(known) or 'there is none'}")
         name = read_text("dataset", dataset) if dataset is not None else known[0]
         if name not in known:
             raise NotFound(f"no dataset {name!r}; there are: {', '.join(known)}")

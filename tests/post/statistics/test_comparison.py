@@ -147,3 +147,12 @@ def test_refusals(blind: Session) -> None:
 def test_quotes_are_free(blind: Session) -> None:
     assert blind.compare.quote("users", "age", "gender", epsilon=1)["mean"].half_width > 0
     assert blind.independence.quote("users", "country", "gender", epsilon=1)["a cell"].half_width > 0
+
+
+def test_rows_for_each_person_and_key_can_be_compared_and_watched(session: Session) -> None:
+    """Regression: 'the limit rows has not been estimated yet', since labels were read before the bound was chosen."""
+    each = "SELECT user_id, action, COUNT(*) AS n FROM actions GROUP BY user_id, action"
+    found = session.compare(each, "n", "action", epsilon=10)
+    assert len(found) == 6 and 0 <= found.p_value <= 1
+    alerts = session.watch(f"SELECT action, SUM(n) AS n FROM ({each}) AS e GROUP BY action", above=10**6, epsilon=1)
+    assert alerts.keys_above == ()

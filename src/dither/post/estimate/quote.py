@@ -21,6 +21,7 @@ from dither.post.query.request import default_bound, with_known_bounds
 from dither.privacy.protocol import Measurement, UnitLoss
 
 PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
+SIZE_NOTE = ", from the noisy size of the table unless assumed_group_size= says otherwise; a small table's is rough"
 EVERY_ROW_NOTE = "they are expected as if every row met the conditions and had a match; with fewer rows, sums err less"
 
 
@@ -100,7 +101,7 @@ def quote_assumptions(
         *dict.fromkeys(bounds),
         *([PREDICTED_NOTE] if predicted else []),
         *([EVERY_ROW_NOTE] if predicted and any(_drops_rows(group.plan) for group in batch.groups) else []),
-        *(f"the errors of averages and ratios assume {rows_text(size)} in each group" for size in sizes),
+        *(f"the errors of averages and ratios assume {rows_text(size)} in each group{SIZE_NOTE}" for size in sizes),
     )
 
 

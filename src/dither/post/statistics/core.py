@@ -51,7 +51,7 @@ from dither.post.query.batch import BatchPlan, QueryGroup
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds, with_bounds, with_tags
+from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds, fill_chosen, with_bounds, with_tags
 from dither.post.query.question import Question
 from dither.post.query.request import mechanism_of, search_share, with_known_bounds
 from dither.post.query.spend import Spend, parse_spend
@@ -67,6 +67,7 @@ from dither.privacy.protocol import (
 )
 from dither.schema import Dataset, Domain
 
+CHOSEN_LATER = "a contribution bound that is chosen when it is asked; give one, such as max_contributions=20"
 MechanismOptions = tuple[tuple[str, int | Fraction | tuple[Fraction, ...]], ...]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -511,9 +512,17 @@ def expected_noise(
 
 
 def group_labels(settings: Settings, plan: QueryPlan, measure: int = 0) -> list[tuple[Any, ...]]:
-    """Return the keys of a measure's groups in the order of its cells."""
-    axes = plan.measures[measure].measure.axes(settings.context)
-    return list(combinations(*(axis.values for axis in axes)))
+    """Return the keys of a measure's groups in the order of its cells; refuse keys that depend on a chosen bound."""
+    both = [at.measures[measure].measure.axes(settings.context) for at in ends_of_plan(plan)]
+    if both[0] != both[-1]:
+        raise Unsupported(f"the groups depend on {CHOSEN_LATER}")
+    return list(combinations(*(axis.values for axis in both[0])))
+
+
+def ends_of_plan(plan: QueryPlan) -> tuple[QueryPlan, QueryPlan]:
+    """Return a plan at the smallest and at the largest of the bounds that may be chosen."""
+    first, last = ({search.tag: search.candidates[end] for search in plan.searches} for end in (0, -1))
+    return fill_chosen(plan, first), fill_chosen(plan, last)
 
 
 # --- methods of a session ------------------------------------------------------------------------------------------

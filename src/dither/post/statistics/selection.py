@@ -25,11 +25,13 @@ from dither.post.options import excerpt
 from dither.post.query.query_plan import CellRef, PlannedMeasure, QueryPlan
 from dither.post.query.question import Question
 from dither.post.statistics.core import (
+    CHOSEN_LATER,
     Measurements,
     Part,
     Settings,
     SourceRows,
     Statistic,
+    ends_of_plan,
     group_labels,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
@@ -157,7 +159,9 @@ def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts
     labels = group_labels(rows.settings, plan)
     if not 1 <= alerts <= len(labels):
         raise InvalidParameter(f"alerts= must be from 1 to {len(labels)}, the number of groups, got {excerpt(alerts)}")
-    step = plan.measures[0].measure.steps(rows.context)[0] / source.factor
+    step, other = (at.measures[0].measure.steps(rows.context)[0] / source.factor for at in ends_of_plan(plan))
+    if step != other:
+        raise Unsupported(f"the step of these sums depends on {CHOSEN_LATER}")
     options = (("threshold", math.ceil(threshold / step)), ("count", alerts))
     part = Part(plan, mechanism="sparse_vector", options=options)
     names = [key.name for key in plan.keys]
