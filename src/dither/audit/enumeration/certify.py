@@ -128,10 +128,11 @@ LISTED_CASES: tuple[CertifiedCase, ...] = (
 
 def default_cases(listed: Sequence[CertifiedCase]) -> Iterator[CertifiedCase]:
     """Yield a case for each mechanism without one whose only parameter is its scale: the inputs 0 and 1, at scale 1."""
-    known, parameters = {case.mechanism.name for case in listed}, dict[str, Any](scale=F(1))
-    for name, mechanism in BY_NAME.items():
-        if name not in known and [field.name for field in fields(mechanism)] == list(parameters):  # type: ignore[arg-type]
-            yield CertifiedCase(mechanism(scale=F(1)), (0,), (1,))
+    known = {case.mechanism.name for case in listed}
+    kinds: dict[str, Any] = {name: kind for name, kind in BY_NAME.items() if name not in known}
+    for kind in kinds.values():
+        if [field.name for field in fields(kind)] == ["scale"]:
+            yield CertifiedCase(kind(F(1)), (0,), (1,))
 
 
 CASES = (*LISTED_CASES, *default_cases(LISTED_CASES))
