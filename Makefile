@@ -7,7 +7,8 @@ CORE   := $(VENV)/.stamp-core
 SERVER := $(VENV)/.stamp-server
 DEV    := $(VENV)/.stamp-dev
 SERVICES := $(VENV)/.stamp-services
-WORKERS ?= 2
+# One more than two cores: many tests wait for disks, servers and other processes.
+WORKERS ?= 3
 # The size of release-demo.
 USERS ?= 50000
 URLS ?= 500

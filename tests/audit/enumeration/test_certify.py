@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from dither.audit.enumeration import sampler_models
 from dither.audit.enumeration.api import exact
-from dither.audit.enumeration.certify import CASES, CertifiedCase, certificate
+from dither.audit.enumeration.certify import CASES, LISTED_CASES, CertifiedCase, certificate, default_cases
 from dither.audit.enumeration.paths import UNIT, ExactDistribution
 from dither.audit.enumeration.sampler_models import exact_distribution, sampler_distribution
 from dither.cli.audit import app
 from dither.errors import NotFound
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
-from dither.privacy.mechanisms import BY_NAME, ExponentialMechanism, NoisyMax, selection
+from dither.privacy.mechanisms import BY_NAME, DiscreteLaplace, ExponentialMechanism, NoisyMax, selection
 from dither.privacy.noise import FULL, lattice, race
 
 F = Fraction
@@ -58,6 +58,14 @@ def test_mechanisms_are_certified_on_canonical_pairs(case: CertifiedCase) -> Non
 
 def test_every_mechanism_has_a_pair() -> None:
     assert {case.mechanism.name for case in CASES} == set(BY_NAME)
+
+
+def test_a_new_mechanism_with_a_scale_has_a_pair() -> None:
+    listed = [case for case in LISTED_CASES if case.mechanism.name != "discrete_laplace"]
+    (case,) = default_cases(listed)
+    assert case == CertifiedCase(DiscreteLaplace(F(1)), (0,), (1,))
+    assert not list(default_cases(LISTED_CASES))
+    assert certificate(case)[0].certified
 
 
 def test_the_pairs_that_cost_their_delta() -> None:

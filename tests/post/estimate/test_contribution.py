@@ -118,7 +118,7 @@ def test_intervals_cover_what_was_clipped_whatever_the_shape(name: str, how: str
     """At least 93% in the largest cell and over all cells. Fixed seeds, so nothing here fails by chance; the margin is
     that of fresh ones. Cells of a redraw share a bound, so they count as one trial."""
     random = np.random.default_rng([6, len(name)])
-    times = tier.pick(quick=0, test=150, deep=1_000)
+    times = tier.pick(quick=0, test=100, deep=1_000)
     result = redrawn(WORLDS[name](random), how, times, random)
     least = (binom.ppf(ALARM, times, 0.93) - 1) / times
     assert min(result.held[0], result.held.mean()) >= least, (name, how, result)
