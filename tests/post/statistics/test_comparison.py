@@ -12,7 +12,8 @@ from scipy import stats
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.post.statistics.comparison import group_means, tail_share, trend_test, weighted_spread
+from dither.post.statistics.comparison import group_means, population_note, tail_share, trend_test, weighted_spread
+from dither.post.statistics.core import read_rows
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.independence import chi_squared_test, noisy_chi_squared
 
@@ -147,3 +148,9 @@ def test_refusals(blind: Session) -> None:
 def test_quotes_are_free(blind: Session) -> None:
     assert blind.compare.quote("users", "age", "gender", epsilon=1)["mean"].half_width > 0
     assert blind.independence.quote("users", "country", "gender", epsilon=1)["a cell"].half_width > 0
+
+
+def test_rows_that_are_units_are_not_said_to_belong_to_one(blind: Session) -> None:
+    row, user = (read_rows(blind, "actions", {"epsilon": 1, "unit": unit}).settings for unit in ("action", "user"))
+    assert "rows of one" not in population_note(row)
+    assert "rows of one user are treated as independent too" in population_note(user)

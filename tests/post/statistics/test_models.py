@@ -22,11 +22,12 @@ from dither.post.session import Session
 from dither.post.statistics.contrasts import score_noise
 from dither.post.statistics.core import read_rows
 from dither.post.statistics.descent import DescentMoments, DescentPlan, anderson_shares
-from dither.post.statistics.design import Scaling, read_columns
+from dither.post.statistics.design import ZOOM_STEPS, Scaling, read_columns
 from dither.post.statistics.linear import LinearFit, fit_linear, moment_plan, raw_fit, ridge_for
 from dither.post.statistics.logistic import CURVATURE_WEIGHT, last_step, ridge_of
 from dither.post.statistics.moments import Moments, half_widths
-from dither.post.statistics.two_steps import as_products, expected_gradient, second_step
+from dither.post.statistics.steps import Released
+from dither.post.statistics.two_steps import TwoStepMoments, TwoStepPlan, as_products, expected_gradient, second_step
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
 from post.bare import BareKernel
@@ -216,6 +217,30 @@ def test_products_that_noise_hides_are_made_firm() -> None:
     found = as_products(np.diag([100.0, -30.0, 2.0]), 1.0)
     assert np.linalg.eigvalsh(found).min() == pytest.approx(4 * ridge_of(3))
     assert found[0, 0] == pytest.approx(400)
+
+
+def two_steps(session: Session) -> TwoStepPlan:
+    source = read_rows(session, "actions", {"epsilon": 1, "unit": "action"})
+    names = ["seconds", "price"]
+    planned = moment_plan(source, names, read_columns(source, names), "private")
+    return TwoStepPlan(TwoStepMoments(planned.settings, planned.design), LiteralValue(Fraction(1)))
+
+
+def test_a_column_with_its_median_at_one_end_has_its_whole_range(blind: Session) -> None:
+    """The centre is then at that end, and values two half widths away are in the range: half of it was cut off."""
+    widest = [search.grid[0] for search in two_steps(blind).moments.searches() if search.tag.startswith("zoom")]
+    assert widest == [ZOOM_STEPS // 2] * 2
+
+
+def test_predictions_go_beyond_the_fitted_range_only_where_values_are_spread_out(
+    blind: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag that 3% of rows have is fitted as one step at a limit near 0: a real 1 is not two steps."""
+    squares = np.diag([1000.0, 235.0, 30.0]) / 4
+    monkeypatch.setattr(TwoStepPlan, "_derivatives", lambda *_: (squares, 1.0))
+    plan = two_steps(blind)
+    scaling = plan.prediction_scaling(Scaling(np.zeros(2), np.ones(2), 1.0), Released(plan.moments.settings, (), {}))
+    assert scaling.standard(np.array([[5.0, 5.0]])).tolist() == [[2.0, 1.0]]
 
 
 @pytest.mark.parametrize("rows", [1, 0, -40_000])

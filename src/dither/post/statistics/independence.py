@@ -15,7 +15,7 @@ import numpy as np
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, ScaledNoise
-from dither.post.statistics.comparison import POPULATION_NOTE, p_text, tail_share
+from dither.post.statistics.comparison import p_text, population_note, tail_share
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import draw_noise, level_counts
 from dither.post.statistics.result import Result
@@ -52,7 +52,7 @@ def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Indepen
         fields = {
             name: getattr(answer, name) for name in ("columns", "keys", "confidence", "loss", "releases", "bounds")
         }
-        notes = (*measured.notes, POPULATION_NOTE.format(unit=measured.settings.unit))
+        notes = (*measured.notes, population_note(measured.settings))
         return Independence(
             query=title, notes=notes, summary=summary, **fields,
             p_value=found.p_value, statistic=found.statistic, cramers_v=found.cramers_v,

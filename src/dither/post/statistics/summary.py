@@ -19,7 +19,7 @@ from dither.post.statistics.result import Result
 def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
     keys = read_names("by", by)
-    values = [f"COUNT(*) FILTER (WHERE {condition}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
+    values = [f"COUNT(*) FILTER (WHERE {rows.column(condition)}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
     plan = rows.plan(values, by=keys)
 
     def build(measured: Measurements) -> Result:
@@ -36,7 +36,7 @@ def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool)
 def make_ratio(rows: SourceRows, over: str, under: str, by: Any) -> Statistic[Result]:
     """Make the statistic of the ratio of two sums."""
     keys = read_names("by", by)
-    plan = rows.plan([f"SUM({over}) / SUM({under}) AS ratio"], by=keys)
+    plan = rows.plan([f"SUM({rows.column(over)}) / SUM({rows.column(under)}) AS ratio"], by=keys)
 
     def build(measured: Measurements) -> Result:
         answer = measured.parts[0].answer(measured.settings, measured.releases)
