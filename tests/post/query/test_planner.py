@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from dither.post.contribution_bound import ContributionBound, parse_contribution
 from dither.post.estimate.measured import estimated_bound
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import ContributionSearch, QueryPlan
+from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_text
 from dither.post.session import Session
 from dither.privacy.mechanisms import DiscreteLaplace
 from post.small_world import build
@@ -172,3 +174,10 @@ def test_a_given_bound_above_the_cap_is_the_cap_and_removes_nothing(blind: Sessi
     at_cap, above = (planned(context, COUNTED, bound) for bound in (100, 5000))
     assert at_cap.measures == above.measures and at_cap.notes == above.notes == ("unit of privacy: user",)
     assert any("estimates lack" in note for note in planned(context, COUNTED, 99).notes)
+
+
+def test_large_bounds_are_written_in_digits() -> None:
+    """7.299e+05 was hard to read."""
+    search: Any = SimpleNamespace(quantity=Fraction(1, 100))
+    assert bound_text(72_990_111, search) == "729,900 to the sum of values"
+    assert bound_text(5_793, search) == "57.93 to the sum of values"

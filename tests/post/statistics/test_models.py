@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dither.access.engines import open_engine
-from dither.errors import InvalidParameter, Unsupported
+from dither.errors import InvalidParameter, NotFound, Unsupported
 from dither.plan.context import Context, with_public_facts
 from dither.plan.expressions.core import LiteralValue
 from dither.post.query.typical_rows import row_noise
@@ -281,12 +281,20 @@ def test_a_sample_of_units_costs_what_was_asked_for(books: Session) -> None:
         (lambda s: s.regress("users", "salary", ["age"], standardize="x", epsilon=1), "'declared' or 'private'"),
         (lambda s: s.regress("actions", "price", ["seconds"], population=True, epsilon=1), "one row each"),
         (lambda s: s.classify("users", "country", ["age"], epsilon=1), "positive="),
+        (lambda s: s.classify("users", "vip", ["age", "vip"], epsilon=1), "target 'vip' cannot be one of the features"),
+        (lambda s: s.regress("users", "age", "age", epsilon=1), "target 'age' cannot be one of the features"),
+        (lambda s: s.naive_bayes("users", "vip", "vip", epsilon=1), "cannot be one of the features"),
+        (lambda s: s.classify("users", "vip", ["age"], alpha=-1, epsilon=1), "alpha must be a number"),
+        (lambda s: s.regress("users", "age", ["salary"], alpha="1", epsilon=1), "alpha must be a number"),
+        (lambda s: s.proportion("users", "age", epsilon=1), "age is neither true nor false"),
+        (lambda s: s.independence("users", "vip", "vip", epsilon=1), "two different columns"),
+        (lambda s: s.table("users", "gendre", epsilon=1), "no column 'gendre'; there are"),
         (lambda s: s.classify("users", "country", ["age"], positive="ZZ", epsilon=1), "declared value"),
         (lambda s: s.classify("users", "age", ["salary"], epsilon=1), "must be a boolean"),
     ],
 )
 def test_refusals_come_before_anything_is_read(blind: Session, call: Any, message: str) -> None:
-    with pytest.raises((InvalidParameter, Unsupported), match=message):
+    with pytest.raises((InvalidParameter, NotFound, Unsupported), match=message):
         call(blind)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, ScaledNoise
@@ -39,6 +40,8 @@ class Independence(Result):
 
 def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Independence]:
     """Make the statistic that tests the independence of two columns."""
+    if one == two:
+        raise InvalidParameter(f"independence needs two different columns, got {one!r:.60} twice")
     where = " AND ".join(f"{rows.column(c)} IS NOT NULL" for c in (one, two) if rows.domain(c).nullable)
     plan = rows.plan(["COUNT(*) AS n"], by=[one, two], where=where)
     shape = tuple(len(axis.values) for axis in plan.measures[0].measure.axes(rows.context))

@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer, AnswerColumn
 from dither.post.statistics.contingency import read_names
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
+from dither.schema import Boolean
 
 
 def make_proportion(rows: SourceRows, condition: str, by: Any, population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
     keys = read_names("by", by)
+    if condition.isidentifier() and not isinstance(rows.domain(condition), Boolean):
+        raise InvalidParameter(f"{condition} is neither true nor false; give a condition, such as {condition} = ...")
     values = [f"COUNT(*) FILTER (WHERE {rows.column(condition)}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
     plan = rows.plan(values, by=keys)
 
