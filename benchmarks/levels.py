@@ -267,7 +267,6 @@ def hierarchies(options: argparse.Namespace) -> None:
 
 # --- quantiles -----------------------------------------------------------------------------------------------------
 
-TABLES = 4
 QUANTILE_SETS = {"median": (0.5,), "quartiles": (0.25, 0.5, 0.75), "deciles": tuple(k / 10 for k in range(1, 10))}
 
 
@@ -278,9 +277,9 @@ def quantiles(options: argparse.Namespace) -> None:
     print("\nquantiles of 100,000 skewed incomes, epsilon 1 in all: relative rms error, least and most, and draws")
     errors: dict[tuple[str, str], list[np.ndarray]] = {(title, who): [] for title in QUANTILE_SETS for who in systems}
     cover: dict[str, list[np.ndarray]] = {title: [] for title in QUANTILE_SETS}
-    draws = {who: -(-wanted // TABLES) for who, wanted in systems.items()}
+    draws = {who: -(-wanted // options.tables) for who, wanted in systems.items()}
     with tempfile.TemporaryDirectory() as name:
-        for seed in range(TABLES):
+        for seed in range(options.tables):
             random, folder = np.random.default_rng(seed), Path(name) / str(seed)
             incomes = np.minimum(1_000_000, np.round(random.lognormal(10.5, 0.9, 100_000))).astype(np.int64)
             session = open_table(folder, {"income": incomes}, "income: {type: integer, min: 0, max: 1000000}")
@@ -368,6 +367,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="sections to run; all by default")
     parser.add_argument("--redraws", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--tables", type=int, default=4)
     parser.add_argument("--opendp-draws", type=int, default=40)
     parser.add_argument("--tumult-draws", type=int, default=8)
     options = parser.parse_args()

@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from dither.post.contribution_bound import ContributionBound, parse_contribution
 from dither.post.estimate.measured import estimated_bound
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import ContributionSearch, QueryPlan
+from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_text
 from dither.post.session import Session
 from dither.privacy.mechanisms import DiscreteLaplace
 from post.small_world import build
@@ -211,3 +213,10 @@ def test_the_number_of_units_is_that_of_the_first_table(blind: Session) -> None:
     (sizes,) = sizes_of(Context(published, blind.context.facts), "SELECT action, COUNT(*) FROM actions GROUP BY action")
     (clip, amount, whole), (step, units_in_steps, all_units) = sizes
     assert clip == 256 * step and amount == 18_000 * step and units_in_steps == 2_001 * step and whole and all_units
+
+
+def test_large_bounds_are_written_in_digits() -> None:
+    """7.299e+05 was hard to read."""
+    search: Any = SimpleNamespace(quantity=Fraction(1, 100))
+    assert bound_text(72_990_111, search) == "729,900 to the sum of values"
+    assert bound_text(5_793, search) == "57.93 to the sum of values"

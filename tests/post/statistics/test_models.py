@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dither.access.engines import open_engine
-from dither.errors import InvalidParameter, Unsupported
+from dither.errors import InvalidParameter, NotFound, Unsupported
 from dither.plan.context import Context, with_public_facts
 from dither.plan.expressions.core import LiteralValue
 from dither.post.query.typical_rows import row_noise
@@ -22,11 +22,12 @@ from dither.post.session import Session
 from dither.post.statistics.contrasts import score_noise
 from dither.post.statistics.core import read_rows
 from dither.post.statistics.descent import DescentMoments, DescentPlan, anderson_shares
-from dither.post.statistics.design import Scaling, read_columns
+from dither.post.statistics.design import ZOOM_STEPS, Scaling, read_columns
 from dither.post.statistics.linear import LinearFit, fit_linear, moment_plan, raw_fit, ridge_for
 from dither.post.statistics.logistic import CURVATURE_WEIGHT, last_step, ridge_of
 from dither.post.statistics.moments import Moments, half_widths
-from dither.post.statistics.two_steps import as_products, expected_gradient, second_step
+from dither.post.statistics.steps import Released
+from dither.post.statistics.two_steps import TwoStepMoments, TwoStepPlan, as_products, expected_gradient, second_step
 from dither.privacy.kernel import LocalKernel
 from dither.schema import load
 from post.bare import BareKernel
@@ -219,6 +220,30 @@ def test_products_that_noise_hides_are_made_firm() -> None:
     assert found[0, 0] == pytest.approx(400)
 
 
+def two_steps(session: Session) -> TwoStepPlan:
+    source = read_rows(session, "actions", {"epsilon": 1, "unit": "action"})
+    names = ["seconds", "price"]
+    planned = moment_plan(source, names, read_columns(source, names), "private")
+    return TwoStepPlan(TwoStepMoments(planned.settings, planned.design), LiteralValue(Fraction(1)))
+
+
+def test_a_column_with_its_median_at_one_end_has_its_whole_range(blind: Session) -> None:
+    """The centre is then at that end, and values two half widths away are in the range: half of it was cut off."""
+    widest = [search.grid[0] for search in two_steps(blind).moments.searches() if search.tag.startswith("zoom")]
+    assert widest == [ZOOM_STEPS // 2] * 2
+
+
+def test_predictions_go_beyond_the_fitted_range_only_where_values_are_spread_out(
+    blind: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag that 3% of rows have is fitted as one step at a limit near 0: a real 1 is not two steps."""
+    squares = np.diag([1000.0, 235.0, 30.0]) / 4
+    monkeypatch.setattr(TwoStepPlan, "_derivatives", lambda *_: (squares, 1.0))
+    plan = two_steps(blind)
+    scaling = plan.prediction_scaling(Scaling(np.zeros(2), np.ones(2), 1.0), Released(plan.moments.settings, (), {}))
+    assert scaling.standard(np.array([[5.0, 5.0]])).tolist() == [[2.0, 1.0]]
+
+
 @pytest.mark.parametrize("rows", [1, 0, -40_000])
 def test_steps_are_not_wild_where_noise_hides_the_number_of_rows(folder: Path, rows: int) -> None:
     """Sizes are noisy: a table of 100,000 rows that seems to have 1 had steps 100,000 times too long."""
@@ -257,12 +282,20 @@ def test_a_sample_of_units_costs_what_was_asked_for(books: Session) -> None:
         (lambda s: s.regress("users", "salary", ["age"], standardize="x", epsilon=1), "'declared' or 'private'"),
         (lambda s: s.regress("actions", "price", ["seconds"], population=True, epsilon=1), "one row each"),
         (lambda s: s.classify("users", "country", ["age"], epsilon=1), "positive="),
+        (lambda s: s.classify("users", "vip", ["age", "vip"], epsilon=1), "target 'vip' cannot be one of the features"),
+        (lambda s: s.regress("users", "age", "age", epsilon=1), "target 'age' cannot be one of the features"),
+        (lambda s: s.naive_bayes("users", "vip", "vip", epsilon=1), "cannot be one of the features"),
+        (lambda s: s.classify("users", "vip", ["age"], alpha=-1, epsilon=1), "alpha must be a number"),
+        (lambda s: s.regress("users", "age", ["salary"], alpha="1", epsilon=1), "alpha must be a number"),
+        (lambda s: s.proportion("users", "age", epsilon=1), "age is neither true nor false"),
+        (lambda s: s.independence("users", "vip", "vip", epsilon=1), "two different columns"),
+        (lambda s: s.table("users", "gendre", epsilon=1), "no column 'gendre'; there are"),
         (lambda s: s.classify("users", "country", ["age"], positive="ZZ", epsilon=1), "declared value"),
         (lambda s: s.classify("users", "age", ["salary"], epsilon=1), "must be a boolean"),
     ],
 )
 def test_refusals_come_before_anything_is_read(blind: Session, call: Any, message: str) -> None:
-    with pytest.raises((InvalidParameter, Unsupported), match=message):
+    with pytest.raises((InvalidParameter, NotFound, Unsupported), match=message):
         call(blind)
 
 

@@ -236,7 +236,7 @@ def bound_name(tag: str) -> str:
 def bound_text(bound: int, search: ContributionSearch) -> str:
     """Write a bound as the most that a unit may add: in rows, rounded up, or in the unit of the sum."""
     if search.quantity is not None:
-        return f"{float(bound * search.quantity):,.4g} to the sum of values"
+        return f"{float(f'{float(bound * search.quantity):.4g}'):,.12g} to the sum of values"
     whole = -(-bound // search.row_size)
     return f"{whole:,} row{'' if whole == 1 else 's'}"
 

@@ -224,7 +224,7 @@ class LogisticPlan:
         """A note on what the intervals include."""
         return ERROR_NOTE
 
-    def prediction_scaling(self, scaling: Scaling) -> Scaling:
+    def prediction_scaling(self, scaling: Scaling, released: Released) -> Scaling:
         """Return the scaling of rows that are predicted: values are moved into the range of those that were fitted."""
         return scaling
 
@@ -347,7 +347,7 @@ def build_logistic(
     fields = result_fields(released.measurements, f"classify {target}", columns, summary, all_notes)
     return LogisticModel(
         **fields, features=design.columns, target=target, classes_=classes, coef_=raw[1:], intercept_=float(raw[0]),
-        std_errors_=errors, weights=fit.weights, scaling=plan.prediction_scaling(scaling),
+        std_errors_=errors, weights=fit.weights, scaling=plan.prediction_scaling(scaling, released),
     )  # fmt: skip
 
 

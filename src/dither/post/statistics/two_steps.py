@@ -26,8 +26,9 @@ from dither.post.statistics.steps import Released
 
 # Rows are moved to private limits in about this share: a smaller range has less noise, and weights hardly change.
 MOVED_ROWS = Fraction(1, 20)
-# Rows that are predicted are moved to limits this many times as far.
-PREDICTED_REACH = 2
+# Rows that are predicted are moved to limits this many times as far, if fitted rows have squares of this mean size: in
+# a column of which few values are far from the rest, all of those were moved, and a second step means nothing.
+PREDICTED_REACH, SPREAD_OUT = 2, 0.1
 # Second derivatives at zero are the sums of products times this.
 CURVATURE_AT_ZERO = 0.25
 NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
@@ -77,9 +78,11 @@ class TwoStepPlan(LogisticPlan):
         """Build the measure of the gradient at the weights of a round; at zero, with its derivatives."""
         return super().measure(0) if round_ == 0 else self.sums(round_, self.gradient_cells())
 
-    def prediction_scaling(self, scaling: Scaling) -> Scaling:
-        """Return a scaling that moves predicted rows less than fitted ones."""
-        return replace(scaling, reach=scaling.reach * PREDICTED_REACH)
+    def prediction_scaling(self, scaling: Scaling, released: Released) -> Scaling:
+        """Return a scaling that moves predicted rows less than fitted ones, in columns that are spread out."""
+        derivatives, _ = self._derivatives(released)
+        squares = np.diag(derivatives)[1:] / max(float(derivatives[0, 0]), 1e-9)
+        return replace(scaling, reach=scaling.reach * np.where(squares >= SPREAD_OUT, PREDICTED_REACH, 1.0))
 
     def fit(self, released: Released, penalties: Floats) -> LogisticFit:
         """Find the weights at which the noisy gradient would be zero."""
