@@ -7,12 +7,15 @@ CORE   := $(VENV)/.stamp-core
 SERVER := $(VENV)/.stamp-server
 DEV    := $(VENV)/.stamp-dev
 SERVICES := $(VENV)/.stamp-services
-WORKERS ?= 2
+# One more than two cores: many tests wait for disks, servers and other processes.
+WORKERS ?= 3
 # The size of release-demo.
 USERS ?= 50000
 URLS ?= 500
 # The workers share the cores already.
 export OPENBLAS_NUM_THREADS := 1
+# Code is compiled once, not in every process.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help

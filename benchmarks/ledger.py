@@ -40,8 +40,8 @@ from dither.loss import ZCDP, Sensitivity
 from dither.privacy.accounting.conversion import epsilon_at
 from dither.privacy.bits import SystemBits
 from dither.privacy.ledger import Ledger
+from dither.privacy.ledger.keys import canonical_json, key
 from dither.privacy.ledger.log import PendingWrite
-from dither.privacy.ledger.state import canonical_json, key
 from dither.privacy.ledger.store import chain_row, new_salt
 from dither.privacy.mechanisms import DiscreteGaussian
 from privacy.ledger_cases import charge_for, dataset

@@ -2,7 +2,7 @@
 
     python benchmarks/levels.py levels        noise-aware and naive tests on 10,000 null redraws, and their power
     python benchmarks/levels.py hierarchies   tables that agree: errors of totals and cells, measured and fitted
-    python benchmarks/levels.py quantiles     root mean squared errors beside OpenDP's, on skewed incomes
+    python benchmarks/levels.py quantiles     root mean squared errors beside OpenDP and Tumult, on skewed incomes
 
 Each section plans with a session on made-up data and reads the exact numbers once; then it draws noise with the
 kernel's own mechanisms and builds results with the session's own code.
@@ -11,6 +11,7 @@ kernel's own mechanisms and builds results with the session's own code.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peer
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import stats
@@ -265,37 +267,54 @@ def hierarchies(options: argparse.Namespace) -> None:
 
 # --- quantiles -----------------------------------------------------------------------------------------------------
 
-TABLES = 4
 QUANTILE_SETS = {"median": (0.5,), "quartiles": (0.25, 0.5, 0.75), "deciles": tuple(k / 10 for k in range(1, 10))}
 
 
 @section
 def quantiles(options: argparse.Namespace) -> None:
-    """Errors of quantiles of 100,000 lognormal incomes from 0 to 1,000,000 at epsilon 1, beside OpenDP's."""
-    print(f"\nquantiles of 100,000 skewed incomes, epsilon 1 in all, {options.draws} draws: relative rms error")
-    print("| quantiles | Dither | Dither, intervals that cover | OpenDP, same grid | OpenDP, 250,000 candidates |")
-    print("|---|---|---|---|---|")
-    errors: dict[str, list[list[np.ndarray]]] = {title: [[], [], [], []] for title in QUANTILE_SETS}
+    """Errors of quantiles of 100,000 lognormal incomes from 0 to 1,000,000 at epsilon 1, beside OpenDP and Tumult."""
+    systems = {"Dither": options.draws, "OpenDP, same grid": options.opendp_draws, "Tumult": options.tumult_draws}
+    print("\nquantiles of 100,000 skewed incomes, epsilon 1 in all: relative rms error, least and most, and draws")
+    errors: dict[tuple[str, str], list[np.ndarray]] = {(title, who): [] for title in QUANTILE_SETS for who in systems}
+    cover: dict[str, list[np.ndarray]] = {title: [] for title in QUANTILE_SETS}
+    draws = {who: -(-wanted // options.tables) for who, wanted in systems.items()}
     with tempfile.TemporaryDirectory() as name:
-        for seed in range(TABLES):
-            random = np.random.default_rng(seed)
+        for seed in range(options.tables):
+            random, folder = np.random.default_rng(seed), Path(name) / str(seed)
             incomes = np.minimum(1_000_000, np.round(random.lognormal(10.5, 0.9, 100_000))).astype(np.int64)
-            session = open_table(
-                Path(name) / str(seed), {"income": incomes}, "income: {type: integer, min: 0, max: 1000000}"
-            )
+            session = open_table(folder, {"income": incomes}, "income: {type: integer, min: 0, max: 1000000}")
             grid = make_grid(session.dataset.tables["people"].columns["income"].domain, 1 << 20).middles()
+            theirs = tumult_quantiles(folder, incomes, draws["Tumult"])
             for title, wanted in QUANTILE_SETS.items():
                 exact = np.quantile(incomes, wanted, method="inverted_cdf")
-                draws = -(-options.draws // TABLES)
-                ours, covered = dither_quantiles(session, Path(name) / str(seed), wanted, exact, draws)
-                same = opendp_quantiles(incomes, wanted, grid, draws)
-                coarse = opendp_quantiles(incomes, wanted, np.arange(2, 1_000_000, 4), draws)
-                for place, found in enumerate((ours, same, coarse)):
-                    errors[title][place].append((found - exact) / exact)
-                errors[title][3].append(covered)
-    for title, (ours, same, coarse, cover) in errors.items():
-        cells = [f"{np.sqrt(np.mean(np.square(np.concatenate(each)))):.4%}" for each in (ours, same, coarse)]
-        print(f"| {title} | {cells[0]} | {np.mean(np.concatenate(cover)):.1%} | {cells[1]} | {cells[2]} |", flush=True)
+                ours, covered = dither_quantiles(session, folder, wanted, exact, draws["Dither"])
+                cover[title].append(covered)
+                found = {"Dither": ours, "Tumult": theirs[title]}
+                found["OpenDP, same grid"] = opendp_quantiles(incomes, wanted, grid, draws["OpenDP, same grid"])
+                for who, values in found.items():
+                    errors[title, who].append((values - exact) / exact)
+    print(f"| quantiles | {' | '.join(systems)} | Dither's intervals that cover |\n|---|{'---|' * len(systems)}---|")
+    for title in QUANTILE_SETS:
+        cells = [error_cell(np.concatenate(errors[title, who])) for who in systems]
+        print(f"| {title} | {' | '.join(cells)} | {np.mean(np.concatenate(cover[title])):.1%} |", flush=True)
+
+
+def error_cell(errors: np.ndarray) -> str:
+    """Return the root mean squared error with a range of two standard errors, by draw, and the number of draws."""
+    squares = np.mean(np.square(errors), axis=1)
+    middle, spread = float(np.mean(squares)), 2 * float(np.std(squares)) / np.sqrt(len(squares))
+    return (
+        f"{middle**0.5:.4%} ({max(0.0, middle - spread) ** 0.5:.4%} to {(middle + spread) ** 0.5:.4%}, {len(squares)})"
+    )
+
+
+def tumult_quantiles(folder: Path, incomes: np.ndarray, draws: int) -> dict[str, np.ndarray]:
+    """Return quantiles drawn by Tumult Analytics, each with an equal share of epsilon 1, by the title of their set."""
+    pq.write_table(pa.table({"income": incomes}), folder / "incomes.parquet")
+    script = Path(__file__).parent / "peers" / "tumult_quantiles.py"
+    arguments = [str(folder / "incomes.parquet"), json.dumps(list(QUANTILE_SETS.values())), str(draws)]
+    found = peer.run("tumult", script, arguments).result
+    return {title: np.array(own) for title, own in zip(QUANTILE_SETS, found, strict=True)}
 
 
 def dither_quantiles(
@@ -348,6 +367,9 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="sections to run; all by default")
     parser.add_argument("--redraws", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--tables", type=int, default=4)
+    parser.add_argument("--opendp-draws", type=int, default=40)
+    parser.add_argument("--tumult-draws", type=int, default=8)
     options = parser.parse_args()
     for name in options.sections or SECTIONS:
         begun = time.process_time()

@@ -1,6 +1,6 @@
-"""Generated people: how far counts are off at user level, epsilon 1, and how often their intervals hold.
+"""Generated people: how far counts are off at user level, at epsilon 1 unless said, and how often their intervals hold.
 
-    python benchmarks/utility_shapes.py [--sets 10] [--runs 50] [--seed N] [--only NAME]
+    python benchmarks/utility_shapes.py [--sets 10] [--runs 50] [--seed N] [--only NAME] [--epsilon E]
 
 `benchmarks/utility.py` prints these tables beside those of real data. A question is planned by the product's planner;
 its search, the rule that chooses the bound, the noise scales and the intervals are the product's own functions. Only
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from dither.loss import Pure
-from dither.plan.context import Context
+from dither.loss import Pure, rational
+from dither.plan.context import Context, with_public_facts
 from dither.plan.traversal import fill_limits
 from dither.post.contribution_bound import ContributionBound
 from dither.post.estimate.contribution import EstimatedBound
@@ -34,6 +34,7 @@ from dither.post.query.planner import Planner
 from dither.post.query.query_plan import ContributionSearch, QueryPlan
 from dither.post.query.request import answer_measurements, bound_searches, mechanism_of
 from dither.post.query.spend import Spend
+from dither.post.query.typical_rows import SIZE_ROWS
 from dither.privacy.contribution_bound import bound_errors, fit_contributions
 from dither.schema.parser import loads
 
@@ -130,15 +131,23 @@ class Planned:
     spend: Spend
 
     @classmethod
-    def of(cls, cells: int, cap: int | None) -> Planned:
-        """Plan a count of rows, by cell if there are several; a public cap cuts the ladder of bounds."""
+    def of(cls, table: Any, cap: int | None, random: np.random.Generator, epsilon: float = 1.0) -> Planned:
+        """Plan a count of rows, by cell if there are several; a public cap cuts the ladder of bounds.
+
+        The kernel has published the noisy sizes that it measures at registration.
+        """
+        cells, rows = table.shape[1], table.sum(axis=1)
         description = DESCRIPTION.format(cells=", ".join(f"c{index}" for index in range(cells)))
-        context = Context(loads(description, Path(".")))
+        dataset = loads(description, Path("."))
+        scale = 2 / float(dataset.size_epsilon)
+        units = int((rows > 0).sum() + discrete_laplace(scale, 1, random)[0])
+        clipped = int(np.minimum(rows, SIZE_ROWS).sum() + discrete_laplace(SIZE_ROWS * scale, 1, random)[0])
+        context = Context(with_public_facts(dataset, False, {"visits": clipped, "": units}))
         query = "SELECT COUNT(*) AS n FROM visits" + (" GROUP BY cell" if cells > 1 else "")
         question = parse_query(query, context.dataset, "person")
         plan = Planner(context, ContributionBound(auto=True)).plan(question)
         searches = tuple(_cut_at(search, cap) for search in plan.searches if isinstance(search, ContributionSearch))
-        return cls(context, replace(plan, searches=searches), Spend(Pure(1)))
+        return cls(context, replace(plan, searches=searches), Spend(Pure(rational(epsilon))))
 
 
 def _cut_at(search: ContributionSearch, cap: int | None) -> ContributionSearch:
@@ -155,6 +164,7 @@ class World:
 
     planned: Planned
     table: Any
+    epsilon: float = 1.0
 
     @cached_property
     def search(self) -> ContributionSearch:
@@ -209,7 +219,7 @@ class World:
         """The error of the largest cell at the best fixed bound in hindsight, with the whole epsilon for the answer."""
         truth, place = self.truth[self.largest], self.largest
         return min(
-            float(np.hypot(exact[place] / self.steps - truth, np.sqrt(2) * bound / self.steps))
+            float(np.hypot(exact[place] / self.steps - truth, np.sqrt(2) * bound / self.steps / self.epsilon))
             for bound, exact in self.clipped.items()
         )
 
@@ -240,7 +250,7 @@ def answer(world: World, random: np.random.Generator) -> Answered:
     mechanism = mechanism_of(sought, search.measure.sensitivity(context, plan.unit))  # type: ignore[arg-type]
     scale = mechanism.std() / np.sqrt(2)
     noisy = world.histogram + discrete_laplace(scale, len(world.histogram), random)
-    model = fit_contributions(rule.points, noisy, scale, rule.step, sought.grid[-1], rule.row)
+    model = fit_contributions(rule.points, noisy, scale, rule.step, sought.grid[-1], rule.row, rule.sizes)
     bound = sought.grid[int(np.argmin(bound_errors(model, sought.grid, rule)))]
     (part,) = answer_measurements(plan, planned.spend, context)
     measure = fill_limits(part.measure, {search.tag: bound})
@@ -274,12 +284,14 @@ class Measured:
     answers: int
 
 
-def measure(shape: Shape, layout: Callable[..., Any], sets: int, runs: int, random: np.random.Generator) -> Measured:
+def measure(
+    shape: Shape, layout: Callable[..., Any], sets: int, runs: int, random: np.random.Generator, epsilon: float = 1.0
+) -> Measured:
     """Answer `runs` times for each of `sets` fresh sets of people."""
     found = []
     for _ in range(sets):
         table = layout(np.ceil(shape.draw(random)).astype(int), random)
-        world = World(Planned.of(table.shape[1], shape.cap), table)
+        world = World(Planned.of(table, shape.cap, random, epsilon), table, epsilon)
         found.append(measure_world(world, [answer(world, random) for _ in range(runs)]))
     figures = np.array([one[:-1] for one in found])
     halves = np.concatenate([one[-1] for one in found])
@@ -301,7 +313,7 @@ def measure_world(world: World, answers: list[Answered]) -> tuple[float, float, 
     return error / world.best, float(np.median(half)) / error, held[:, largest].mean(), held.mean(), bias, wide
 
 
-def rows(sets: int, runs: int, seed: int, only: str = "") -> list[str]:
+def rows(sets: int, runs: int, seed: int, only: str = "", epsilon: float = 1.0) -> list[str]:
     """A table in Markdown: a row for each shape and layout; figures beyond their mark are in bold."""
     lines = [
         "| shape | layout | RMSE / best fixed bound in hindsight (worst set) | half-width / RMSE | cover, largest cell "
@@ -312,7 +324,7 @@ def rows(sets: int, runs: int, seed: int, only: str = "") -> list[str]:
         for number, (layout_name, layout) in enumerate(LAYOUTS.items()):
             if only and only not in name:
                 continue
-            one = measure(shape, layout, sets, runs, np.random.default_rng([seed, place, number]))
+            one = measure(shape, layout, sets, runs, np.random.default_rng([seed, place, number]), epsilon)
             lines.append(row(f"{name}{' *' if not shape.held_out else ''}", layout_name, shape, one))
             print(lines[-1], flush=True)
     return lines
@@ -341,9 +353,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="")
+    parser.add_argument("--epsilon", type=float, default=1.0)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6) + 1
-    rows(options.sets, options.runs, seed, options.only)
+    rows(options.sets, options.runs, seed, options.only, options.epsilon)
     print(f"seed {seed}")
 
 

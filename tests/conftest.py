@@ -105,7 +105,8 @@ def _with_database(uri: str, name: str) -> str:
     return f"{head}/{name}?{query}" if query else f"{head}/{name}"
 
 
-def _require_spark() -> None:
+def require_spark() -> None:
+    """Skip a test if Spark or Java is not installed."""
     require(find_spec("pyspark"), "Spark: pip install 'dither[spark]'")
     require(shutil.which("java") or os.environ.get("JAVA_HOME"), "Spark: Java 17 is not installed")
 
@@ -147,7 +148,7 @@ def _session(master: str, scratch: Path, **extra: str) -> Any:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A local Spark session with two threads and little memory."""
-    _require_spark()
+    require_spark()
     session = _session("local[2]", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
@@ -171,7 +172,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
 
     The workers have two addresses: Spark copies a slow task to another host only.
     """
-    _require_spark()
+    require_spark()
     scratch = tmp_path_factory.mktemp("cluster")
     port = _free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -198,7 +199,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClu
 @pytest.fixture(scope="session")
 def spark_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Spark Connect server, a process of its own."""
-    _require_spark()
+    require_spark()
     require(find_spec("grpc"), "Spark Connect: pip install 'pyspark[connect]'")
     scratch, port = tmp_path_factory.mktemp("connect"), _free_port()
     settings = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ def connect(
     dataset: str | None = None,
     **options: Any,
 ) -> Session:
-    """Open a session, from the path of a dataset description and `account=`, or a gateway's address and `token=`."""
+    """Open a session, from the path of a dataset description and `account=`, or a gateway's address and `token=`.
+
+    In this process, noisy sizes are measured once, before the first question or quote: opening reads no records.
+    """
     return Session.from_kernel(*open_kernel(target, account=account, token=token, **options), dataset)
 
 
@@ -53,6 +57,8 @@ def open_kernel(
         return http_client.connect(str(target), token, **options), token
     from dither.privacy import kernel
 
+    if options.get("measure_size", True) and options.get("schedule") is None and options.get("trusted", True):
+        options.setdefault("size_later", show_measuring)
     opened = kernel.open_kernel(target, **options)
     for event in opened.log.events:
         if event["event"] == "finding":  # for whoever opens the data in this process: its curator
@@ -61,6 +67,18 @@ def open_kernel(
     for dataset in opened.datasets(name):
         _measure_declared_profile(Session.from_kernel(opened, name, dataset))
     return opened, name
+
+
+def show_measuring(dataset: str) -> AbstractContextManager[object]:
+    """Show on the error stream, if that is a terminal or a notebook, that records are read for noisy sizes."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(measuring_text(dataset))
+
+
+def measuring_text(dataset: str) -> str:
+    """Return what is shown while sizes are measured."""
+    return f"reading the records of {dataset}, once, for noisy sizes"
 
 
 def _measure_declared_profile(session: Session) -> None:

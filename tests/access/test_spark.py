@@ -207,6 +207,54 @@ def test_tables_of_the_catalogue_are_read(spark: Any, duck: Any, tmp_path: Path)
     session.sql("DROP DATABASE web CASCADE")
 
 
+def catalogue_table(name: str, **domains: Any) -> Dataset:
+    """A dataset of one table of Spark's catalogue, whose rows are units."""
+    columns = {key: Column(key, domain) for key, domain in domains.items()}
+    tables = {"t": Table("t", True, columns, Source("spark", {"table": name}))}
+    return Dataset("d", "p", "1", tables, {"row": Unit("row", "row", {"t": None})}, ())
+
+
+def test_texts_of_fixed_length_lose_their_blanks(spark: Any) -> None:
+    """Regression: Spark pads CHAR(n) of a catalogue's table, so that no value was one of the declared ones."""
+    session = spark.newSession()
+    session.sql("CREATE TABLE padded (country CHAR(5), code STRING) USING parquet")
+    session.sql("INSERT INTO padded VALUES ('AT', 'x '), ('AT', 'x'), ('CH', 'x')")
+    country = worlds.Category(("AT", "CH", "other"))
+    engine = SparkEngine(catalogue_table("padded", country=country, code=Identifier("text")), "1", session)
+    by_country = (m.GroupKey("country", x.ColumnRef("country")),)
+    assert engine.vector(m.Count(r.Scan("t"), by_country)).tolist() == [2, 1, 0]
+    assert engine.corrections().get("values", 0) == 0
+    trailing = r.Filter(r.Scan("t"), x.Compare("=", x.ColumnRef("code"), x.LiteralValue("x")))
+    assert engine.vector(m.Count(trailing)).tolist() == [2]  # other texts keep theirs
+    engine.close()
+    session.sql("DROP TABLE padded")
+
+
+def test_a_view_of_the_catalogue_does_not_fail_on_a_record(spark: Any) -> None:
+    """Regression: a view remembers the settings of its maker, such as ANSI mode, in which a bad text is an error."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", "true")
+    session.sql("CREATE TABLE written (n STRING) USING parquet")
+    session.sql("INSERT INTO written VALUES ('3'), ('much'), ('4')")
+    session.sql("CREATE VIEW strict AS SELECT CAST(n AS INT) AS n FROM written")
+    engine = SparkEngine(catalogue_table("strict", n=Number(Fraction(0), Fraction(9))), "1", session)
+    assert engine.vector(m.Sum(r.Scan("t"), x.ColumnRef("n"))).tolist() == [7]
+    assert engine.failure is None
+    engine.close()
+    session.sql("DROP VIEW strict")
+    session.sql("DROP TABLE written")
+
+
+def test_an_absent_table_says_which_catalogue_was_asked(spark: Any) -> None:
+    """A name is one identifier, or several with points between: never a statement."""
+    absent = catalogue_table("web.absent", n=Identifier("integer"))
+    with pytest.raises(InvalidSchema, match=r"`web`\.`absent` cannot be found.*is that of this session alone"):
+        SparkEngine(absent, "1", spark.newSession())
+    hostile = catalogue_table("web.t; DROP TABLE web.t", n=Identifier("integer"))
+    with pytest.raises(InvalidSchema, match="PARSE_SYNTAX_ERROR"):
+        SparkEngine(hostile, "1", spark.newSession())
+
+
 def test_the_session_is_configured_whatever_it_was(spark: Any, duck: Any, tmp_path: Path) -> None:
     """ANSI mode, another clock and substituted variables would each change answers or make them fail."""
     session = spark.newSession()

@@ -26,9 +26,11 @@ from dither.plan.domains import as_number
 from dither.plan.expressions import core
 from dither.plan.sql.scope import Scope
 from dither.post.query import parser as sql
-from dither.privacy.kernel import LocalKernel, ReceiptedRead
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger import accounts, keys
 from dither.privacy.ledger import ledger as chain
 from dither.privacy.ledger import state as rules
+from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway import app as gateway_app
 from dither.serve.gateway import requests
 from dither.serve.gateway.jobs import Jobs
@@ -109,6 +111,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
+@pytest.mark.tier("test")
 def test_oracles_are_not_only_refused(pair: tuple[Place, Place]) -> None:
     """Expressions of the language are answered by the engine on both sides, so these attacks do reach the data."""
     for name in sorted(ALLOWED):
@@ -209,7 +212,7 @@ def test_a_parser_without_limits_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_tokens_that_are_not_hashed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "hash_token", lambda token: token)
+    monkeypatch.setattr(accounts, "hash_token", lambda token: token)
     assert weak(tmp_path, "tokens in the ledger") == {"tokens in the ledger": True}
 
 
@@ -234,7 +237,7 @@ def test_jobs_that_are_anyones_are_found(
 
 def test_request_ids_that_are_anyones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weakened build: a request id is shared by all accounts."""
-    original = rules.key
+    original = keys.key
 
     def of_everyone(*parts: Any) -> str:
         return original(*(("request", "everyone", *parts[2:]) if parts[0] == "request" else parts))
@@ -286,7 +289,7 @@ def test_a_ledger_that_forgets_questions_is_found(tmp_path: Path, monkeypatch: p
 def test_a_missing_policy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with place(tmp_path) as there:
         monkeypatch.setitem(
-            __import__("dither.serve.gateway.app", fromlist=["HEADERS"]).HEADERS, "content-security-policy", ""
+            __import__("dither.serve.gateway.replies", fromlist=["HEADERS"]).HEADERS, "content-security-policy", ""
         )
         assert BY_NAME["security headers"].run([target(there)]).learned
 

@@ -24,11 +24,11 @@ import pytest
 from attacks.sites import COLUMNS
 from conftest import Tier
 from dither.audit.attacks.oracles import EXPRESSIONS, QUERIES, fill_template
-from dither.privacy.kernel import LocalKernel, ReceiptedRead
-from dither.privacy.ledger import ledger as chain
-from dither.privacy.ledger import log
+from dither.privacy.kernel import LocalKernel
+from dither.privacy.ledger import accounts, log
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.pacing import Schedule
+from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway import app as gateway_app
 from dither.views.answers import answer_data
 from privacy.doubles import RecordedBits
@@ -76,7 +76,7 @@ def zero_draws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return mechanism.release(nothing, RecordedBits(name)) if mechanism.name in SELECTIONS else nothing
 
     with monkeypatch.context() as patched:
-        patched.setattr(chain.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")
+        patched.setattr(accounts.secrets, "token_urlsafe", lambda size: f"{next(numbers):043d}")
         patched.setattr(log, "new_salt", lambda bits: f"{next(numbers):032x}")
         patched.setattr(ReceiptedRead, "_draw", zeros)
         yield
@@ -143,6 +143,7 @@ def differing(
     return {name: (found[0][name], found[1][name]) for name in found[0] if found[0][name] != found[1][name]}
 
 
+@pytest.mark.tier("test")
 def test_nothing_but_draws_depends_on_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tier: Tier
 ) -> None:

@@ -24,7 +24,8 @@ from dither.privacy.ledger import Ledger
 from dither.privacy.ledger.maintenance import backup, restore, verify
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.server import KernelServer, unix_listener
 from dither.serve.transport.framing import Message, send

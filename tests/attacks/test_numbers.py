@@ -56,6 +56,7 @@ def draws(
     return [found[at : at + len(measures)] for at in range(0, len(found), len(measures))]
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("how", ["singled out", "by difference"])
 def test_one_persons_presence_is_guessed_no_better_than_the_loss_allows(how: str, tmp_path: Path, tier: Tier) -> None:
     """False alarm 1e-9 each by Hoeffding's margin."""

@@ -24,9 +24,9 @@ from dither.connection import measure_profile
 from dither.errors import DitherError
 from dither.post.session import Session
 from dither.privacy.bits import SystemBits
-from dither.privacy.kernel import ReceiptedRead
 from dither.privacy.ledger.store import new_salt
 from dither.privacy.pacing import Schedule
+from dither.privacy.receipted_read import ReceiptedRead
 from dither.serve.gateway.app import Gateway
 from dither.serve.transport.rpc import CALLS
 from privacy.ledger_cases import ManualClock
@@ -242,6 +242,7 @@ def test_while_an_answer_is_under_way_history_does_not_show_that_another_group_h
         assert answered == [False] and there.kernel.history("town", there.tokens["ann"])[-1].answered
 
 
+@pytest.mark.tier("test")
 def test_no_hash_that_a_group_sees_confirms_a_guess_of_another_groups_answer(tmp_path: Path) -> None:
     """Regression: an unsalted head confirmed the right one of 80,627 candidates in 0.2 s.
 

@@ -38,6 +38,7 @@ def wald(claim: Loss) -> Callable[[Counts], float]:
     return test
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
 def test_p_values_are_valid_at_every_boundary_point(claim: Loss) -> None:
     limit = ceiling(claim, strength(claim))

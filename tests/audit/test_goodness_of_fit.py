@@ -50,7 +50,7 @@ def fine_laplace(size: int) -> Any:
     ids=["laplace", "gaussian", "normal", "poisson", "float Laplace of many bits", "normal far from 0"],
 )
 def test_right_samplers_pass(sampler: Callable[[int], Any], distribution: Any, tier: Any) -> None:
-    found = fit(sampler, distribution, draws=tier.pick(quick=100_000, test=1_000_000, deep=10_000_000), alpha=ALPHA)
+    found = fit(sampler, distribution, draws=tier.pick(quick=100_000, test=300_000, deep=10_000_000), alpha=ALPHA)
     assert not found.refuted, str(found)
     assert "not refuted" in str(found) and '"refuted": false' in found.report()
 
@@ -69,6 +69,7 @@ def light_tails(size: int) -> Any:
     return np.where(np.abs(z) > 3, z / 2, z)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(
     ("sampler", "distribution", "named"),
     [

@@ -41,6 +41,8 @@ from dither.cli.audit import app
 from dither.errors import DitherError, InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
 
+pytestmark = pytest.mark.tier("test")
+
 service = import_module("dither.audit.attacks.api")  # its name is that of a function as well
 RNG = np.random.default_rng(7)
 

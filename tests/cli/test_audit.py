@@ -241,6 +241,7 @@ def test_a_mechanism_that_is_not_certified_is_a_finding(monkeypatch: pytest.Monk
     assert done.exit_code == 1 and "NO" in done.stdout and isinstance(done.exception, SystemExit)
 
 
+@pytest.mark.tier("test")
 def test_the_domain_of_a_mechanism(mine: str) -> None:
     common = ["mechanism", f"{mine}:wrong", "--claim", "epsilon=1", "--samples", "4000", "--no-bits"]
     for domain in ("Numbers(0, 100)", "Choices([0, 3])", f"{mine}:inputs"):

@@ -222,7 +222,7 @@ def test_check_points_out_a_key_that_may_repeat_and_the_cost_of_opening(tmp_path
     (tmp_path / "d.yml").write_text(ONE_ROW_EACH)
     _, out, _ = dither("check", str(tmp_path / "d.yml"))
     assert "if each person has one row there, declare unique: id" in out
-    assert "size_epsilon 0.01: charged once, when the dataset is first opened" in out
+    assert "size_epsilon 0.01: charged once, before the first question" in out
     (tmp_path / "d.yml").write_text(ONE_ROW_EACH.replace("    columns", "    unique: id\n    columns"))
     assert "declare unique" not in dither("check", str(tmp_path / "d.yml"))[1]
     (tmp_path / "d.yml").write_text(ONE_ROW_EACH.replace("kind: user, keys: {a: id}", "kind: row, tables: [a]"))

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from dither.cli import app
 from dither.cli.meaning import epsilon_at_larger_delta
-from dither.cli.statement import percent
 from dither.loss import ZCDP, Pure
 from dither.post.interpretation import power_of_test, privacy_curve
+from dither.views.meaning import percent
 from dither.views.privacy_curve import curve_text
 
 ROOT = Path(__file__).resolve().parents[2]

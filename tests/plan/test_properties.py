@@ -64,7 +64,7 @@ def test_promises_hold_on_duckdb(
     if shard % 2:  # every limit counts as large: partitions within it are kept unsorted, units within it unclipped
         monkeypatch.setattr(Dialect, "many_rows", 0)
     bench, tally = DuckBench(), Tally()
-    plans_wanted = tier.pick(quick=120, test=2_000, deep=50_000) // SHARDS
+    plans_wanted = tier.pick(quick=40, test=2_000, deep=50_000) // SHARDS
 
     def body(seed: int) -> None:
         trials.run_batch(Random(seed * SHARDS + shard), bench, tally, BATCH, alone=seed % ALONE == 0)

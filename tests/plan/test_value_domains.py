@@ -22,7 +22,7 @@ from dither.plan.context import Context
 from dither.plan.domains import Lattice, cardinality, domain_values, encode_value, number
 from dither.plan.sql.builders import integer
 from dither.plan.sql.scope import Scope
-from dither.privacy.cost import check_compilable
+from dither.privacy.sql_size import check_compilable
 from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 from plan.trials import change, covers
 from plan.worlds import DAY, YEAR_2020

@@ -118,8 +118,15 @@ def build(folder: Path) -> Path:
 
 
 def raw(folder: Path) -> duckdb.DuckDBPyConnection:
-    """The same tables without any privacy, to compare with."""
+    """The same tables without any privacy, to compare with, and the functions of other dialects that DuckDB lacks."""
     connection = duckdb.connect()
+    connection.execute(
+        "CREATE MACRO width_bucket(x, low, high, count) AS least(count + 1, greatest(0, floor((x - low) * count"
+        " / (high - low)) + 1))::INT"
+    )
+    connection.execute(
+        "CREATE MACRO bucket(x, one, two, three) AS (x >= one)::INT + (x >= two)::INT + (x >= three)::INT"
+    )
     for name in TABLES:
         connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{folder / name}.parquet')")
     return connection

@@ -36,6 +36,7 @@ def test_refine_a_quantile_beside_other_columns(session: Session) -> None:
     assert -60 <= answer["m"].value <= 600
 
 
+@pytest.mark.tier("test")
 def test_refined_dates_stay_dates(session: Session) -> None:
     """A median of dates became microseconds when it was refined."""
     answer = session.sql("SELECT COUNT(*) AS n, MEDIAN(born) AS m FROM people", epsilon=1)
@@ -53,6 +54,7 @@ def test_refining_is_rehearsed_with_its_bounds(world: World, monkeypatch: pytest
     assert world.charges() == before
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("every", "count"), [("year", 126), ("quarter", 501), ("month", 1501)])
 def test_long_calendar_periods_are_listed(session: Session, every: str, count: int) -> None:
     """More than 64 years, quarters or months were listed as every day between the first and the last."""

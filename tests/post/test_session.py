@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 import dither
 from conftest import Tier
-from dither.connection import connect
+from dither.connection import connect, show_measuring
 from dither.errors import BudgetExceeded, InvalidParameter, NotFound
 from dither.loss import ZCDP, Loss, Pure
 from dither.post.estimate.intervals import estimate
@@ -26,6 +26,8 @@ from dither.privacy.protocol import Request
 from post.bare import BareKernel
 from post.estimate.test_intervals import ALARM, planned, redraws
 from post.small_world import build, statements
+
+SIZE = 10**13  # what the noisy sizes cost: epsilon 0.01
 
 
 @contextmanager
@@ -320,9 +322,8 @@ def test_a_large_batch_finds_all_its_bounds_in_one_charge(tmp_path: Path) -> Non
         f"SELECT COUNT(*) AS n, SUM(price) AS s FROM actions WHERE seconds < {most}" for most in range(20, 620, 20)
     ]
     with opened(tmp_path) as session:
-        spent = session.budget[0].spent[0]
         answers = session.batch(queries, epsilon=3)
-        assert session.budget[0].spent[0] - spent == 3 * 10**15
+        assert session.budget[0].spent[0] - SIZE == 3 * 10**15
         assert len(answers) == 30 and all(len(answer.bounds) == 2 for answer in answers)
         assert len({id(answer.releases[0]) for answer in answers}) == 1
         assert len(answers[0].releases[0].search_results or ()) == 60
@@ -455,12 +456,11 @@ def test_options_in_the_text_count_like_arguments(blind: Session) -> None:
 def test_connect_in_process(tmp_path: Path) -> None:
     """The real kernel: charged exactly, remembered, refused when spent."""
     with opened(tmp_path, "epsilon: 1000", "epsilon: 2") as session:
-        spent = session.budget[0].spent[0]
         answer = session.sql("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
-        assert session.budget[0].spent[0] - spent == 10**15
+        assert session.budget[0].spent[0] - SIZE == 10**15
         again = session.sql("SELECT country, AVG(age) AS a FROM users GROUP BY country", epsilon=1)
         assert list(again["a"].estimate.value) == list(answer["a"].estimate.value)
-        assert session.budget[0].spent[0] - spent == 10**15
+        assert session.budget[0].spent[0] - SIZE == 10**15
         with pytest.raises(BudgetExceeded):
             session.sql("SELECT COUNT(*) FROM users", epsilon=1)
         assert not session.quote("SELECT COUNT(*) FROM users", epsilon=1).affordable
@@ -468,13 +468,37 @@ def test_connect_in_process(tmp_path: Path) -> None:
         assert sorted(session.tables) == ["actions", "urls", "users"]
 
 
+def test_opening_reads_nothing_and_a_question_or_quote_measures_the_sizes_first(tmp_path: Path) -> None:
+    query = "SELECT country, AVG(age) AS a FROM users GROUP BY country"
+    with opened(tmp_path) as session:
+        assert sorted(session.tables) == ["actions", "urls", "users"] and not session.history
+        assert session.budget[0].spent[0] == 0 and session.profile is None and session.statement.balances
+        with pytest.raises(NotFound):
+            session.sql("SELECT COUNT(*) FROM usres", epsilon=1)
+        assert not session.history and session.described.noisy_rows("users") is None
+        priced = session.quote(query, epsilon=1)
+        assert [entry.account for entry in session.history] == ["kernel"] and session.budget[0].spent[0] == SIZE
+        assert priced["a"].rows == max(1.0, (session.context.noisy_rows("users") or 0) / 6)
+        assert any("size_epsilon" in note for note in priced.notes)
+        session.sql(query, epsilon=1)
+        assert session.budget[0].spent[0] == SIZE + 10**15
+        later = Session.from_kernel(session.kernel, "team-a")
+        assert later.context == session.context == later.described
+
+
+def test_measuring_shows_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_measuring("towns"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
 def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None:
     """Charged once, answered again for nothing, refused without spending; history and the answer show both draws."""
     query = "SELECT COUNT(*) AS n, COUNT(DISTINCT url_id) AS d, SUM(price) AS s FROM actions"
     with opened(tmp_path, "epsilon: 1000", "epsilon: 2") as session:
-        spent, charges = session.budget[0].spent[0], len(session.history)
         answer = session.sql(query, epsilon=1, request_id="once")
-        assert session.budget[0].spent[0] - spent == 10**15 and len(session.history) == charges + 1
+        assert session.budget[0].spent[0] - SIZE == 10**15
+        assert [entry.account for entry in session.history] == ["kernel", "team-a"]
         assert answer.loss == (Pure(1),) and sorted(answer.bounds) == ["mass", "rows", "values0"]
         assert (
             len(answer.measurements) == 6
@@ -485,7 +509,7 @@ def test_an_automatic_bound_is_one_charge_of_the_session(tmp_path: Path) -> None
         assert session.quote(query, epsilon=1).free
         with pytest.raises(BudgetExceeded):
             session.sql(query, epsilon="3/2")
-        assert session.budget[0].spent[0] - spent == 10**15
+        assert session.budget[0].spent[0] - SIZE == 10**15
         assert "in the same charge" in str(session.explain(query))
 
 

@@ -17,8 +17,9 @@ from dither.plan.context import Context
 from dither.plan.expressions import And, ColumnRef, Compare, Expr, In, LiteralValue, Not
 from dither.plan.measures import columns
 from dither.plan.measures.columns import worst_split
+from dither.privacy.budget_loss import column_loss
 from dither.privacy.codec import encode
-from dither.privacy.cost import column_loss, privacy_cost, recompute_losses
+from dither.privacy.cost import privacy_cost, recompute_losses
 from dither.privacy.mechanisms import ColumnGaussian, DiscreteGaussian
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
 from dither.schema import BudgetCap, Category, Column, Dataset, Identifier, Source, Table, Unit

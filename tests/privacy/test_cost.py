@@ -20,6 +20,7 @@ from dither.plan.relations import Filter, GroupAggregate, GroupBy, LimitGroupsPe
 from dither.plan.stability import EstimatedLimit
 from dither.privacy import cost
 from dither.privacy.accounting.composition import compose_parallel
+from dither.privacy.budget_loss import step_loss
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, TopK
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Request
 from dither.schema import Unit
@@ -74,7 +75,7 @@ def test_other_units_may_pay_most_at_the_smallest_bound() -> None:
     ctx = Context(dataset(10, units={**dataset().units, "action": ACTION}, budgets=(budget,)))
     part = cost._bounded_part((SEARCH,), Measurement(MEASURES["rows kept"], MECHANISMS["laplace for a pure loss"]))
     ends = [
-        cost._step_loss(ctx, budget, part.calibrated_at(ctx, "user", choice))
+        step_loss(ctx, budget, part.calibrated_at(ctx, "user", choice))
         for choice in (part.choices[0], part.choices[-1])
     ]
     assert ends[0].epsilon > ends[1].epsilon  # type: ignore[union-attr]
@@ -140,7 +141,7 @@ def test_another_unit_that_pays_the_wanted_loss_at_the_largest_bound_may_pay_mor
     ctx = Context(dataset(10, units={**dataset().units, "action": ACTION}, budgets=(budget,)))
     wanted = MECHANISMS["laplace for a pure loss"]
     part = cost._bounded_part((replace(SEARCH, grid=(1, 2)),), Measurement(MEASURES["rows kept"], wanted))
-    assert cost._step_loss(ctx, budget, part.calibrated_at(ctx, "user", {"rows": 2})) == wanted.loss
+    assert step_loss(ctx, budget, part.calibrated_at(ctx, "user", {"rows": 2})) == wanted.loss
     assert cost._largest_loss(ctx, budget, "user", part) == Pure(2 * wanted.loss.epsilon)
 
 

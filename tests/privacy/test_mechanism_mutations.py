@@ -141,6 +141,7 @@ def test_a_changed_formula_is_caught(
     assert survivors(owner, attribute, names, monkeypatch) == []
 
 
+@pytest.mark.tier("test")
 def test_three_changes_that_anyone_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Laplace: l1 * scale; Gaussian: without the 2; above threshold: without the count."""
     changes = [

@@ -24,7 +24,8 @@ from starlette.testclient import TestClient
 from dither.privacy.kernel import LocalKernel
 from dither.privacy.pacing import Schedule
 from dither.schema import load
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.admin import call_admin
 from dither.serve.kernel.fair_queue import QueueLimits

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dither.post.session import Session
-from dither.privacy.ledger import state as rules
+from dither.privacy.ledger import keys
 from serve.servers import Place, place, until
 
 LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"
@@ -113,8 +113,8 @@ def blocks_after(there: Place, numbers: range) -> int:
         session = Session.from_kernel(there.remote, there.tokens["ann"])
         session.sql(f"SELECT COUNT(*) FROM people WHERE age > {number}", epsilon="0.001")
     there.kernel.ledger._snapshot()
-    rules.key.cache_clear()
-    rules.decode_names.cache_clear()
+    keys.key.cache_clear()
+    keys.decode_names.cache_clear()
     gc.collect()
     return sys.getallocatedblocks()
 

@@ -134,10 +134,11 @@ def _allowed_options(place: Place, options: QueryOptions, what: str) -> QueryOpt
 
 def quote(session: Session, queries: Queries, options: QueryOptions, as_json: AsJson = False) -> None:
     """Print the cost and the expected error of a query, from public facts alone; free."""
-    if len(queries) > 1:
-        quoted = session.quote_batch(queries, **_allowed_options("batch", options, "a batch"))
-    else:
-        quoted = session.quote(queries[0], **options)
+    with PROGRESS.status("planning the query"):
+        if len(queries) > 1:
+            quoted = session.quote_batch(queries, **_allowed_options("batch", options, "a batch"))
+        else:
+            quoted = session.quote(queries[0], **options)
     if as_json:
         print_json(quote_data(quoted))
         return
@@ -182,7 +183,7 @@ def history(session: Session, as_json: AsJson = False) -> None:
         entries = session.history
         CONSOLE.print(history_grid(entries))
         if any(entry.account == KERNEL for entry in entries):
-            CONSOLE.print(f"{KERNEL}: noisy sizes of the private tables, charged when the dataset was first opened")
+            CONSOLE.print(f"{KERNEL}: noisy sizes of the private tables, charged before the first question")
 
 
 for query_command in (ask, quote):

@@ -86,7 +86,7 @@ def _print_facts(public: dict[str, Any]) -> None:
         CONSOLE.print(f"budget of {budget['unit']}: {budget['kind']}, {numbers}{stated}")
     private = ", ".join(name for name, table in public["tables"].items() if table["private"])
     CONSOLE.print(
-        f"size_epsilon {public['size_epsilon']}: charged once, when the dataset is first opened, for noisy sizes of its"
+        f"size_epsilon {public['size_epsilon']}: charged once, before the first question, for noisy sizes of its"
         f" private tables ({private}); quotes and time limits use them"
     )
     if public["profile_epsilon"] != "0":

@@ -40,7 +40,7 @@ HEADER = """\
 # Delete the columns that nobody will query. {next_step}
 version: 1
 name: {name}
-size_epsilon: 0.01 # spent once, when the dataset is first opened, on noisy sizes of its private tables (for quotes)
+size_epsilon: 0.01 # spent once, before the first question, on noisy sizes of its private tables (for quotes)
 """
 
 UNITS = """\

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as Grid
 
-from dither.cli.options import CONSOLE, AsJson, print_json
+from dither.cli.options import CONSOLE, AsJson, print_json, text_table
 from dither.errors import InvalidParameter
 from dither.loss import ZCDP, Approximate, Loss, Pure, rational
 from dither.post.display import loss_text
-from dither.post.interpretation import group_privacy_table, interpret, privacy_curve
+from dither.post.interpretation import privacy_curve
+from dither.views.meaning import event_data, group_data, meaning_tables, power_data
 from dither.views.privacy_curve import curve_svg, curve_text
 
 EVENTS = tuple(Fraction(1, n) for n in (1000, 100, 10, 2))
@@ -43,26 +44,15 @@ def _positive(text: str, name: str) -> Fraction:
     return value
 
 
-def meaning_data(loss: Loss, sizes: tuple[int, ...] = GROUP_SIZES) -> dict[str, Any]:
+def meaning_data(loss: Loss) -> dict[str, Any]:
     """Return the meaning of a loss as plain data."""
     return {
         "loss": loss_text([loss]),
-        "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
-        "events": [
-            {"probability_without": percent(rate), "probability_with_at_most": percent(most)}
-            for rate, most in interpret(loss, EVENTS)
-        ],
-        "groups": [{"units": size, "loss": loss_text([grown])} for size, grown in group_table(loss, sizes)],
+        "tests": power_data(loss),
+        "events": event_data(loss, EVENTS),
+        "groups": group_data(loss, GROUP_SIZES),
         "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve_points(loss)],
     }
-
-
-def group_table(loss: Loss, sizes: tuple[int, ...]) -> tuple[tuple[int, Loss], ...]:
-    """Return the loss of groups; a zCDP loss with delta has no rule, and is converted first."""
-    if isinstance(loss, ZCDP) and loss.delta:
-        ((delta, epsilon),) = privacy_curve(loss, [2 * loss.delta])
-        return group_privacy_table(Approximate(epsilon, delta), sizes)
-    return group_privacy_table(loss, sizes)
 
 
 def curve_points(loss: Loss) -> list[tuple[float, float]]:
@@ -89,26 +79,10 @@ def epsilon_at_larger_delta(epsilon: float, own: float, delta: float) -> float:
     return max(0.0, epsilon + math.log(odds)) if odds > 0 else 0.0
 
 
-def percent(rate: Fraction) -> str:
-    """Format a probability in percent, at most 100."""
-    return f"{100 * min(float(rate), 1.0):.3g}%"
-
-
 def meaning_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     """Yield the lines and tables of a meaning."""
     yield f"{data['loss']}: what any release with this loss may reveal about one unit, whatever else is known"
-    tests = Grid("a test for one unit with a false-positive rate of", "detects it with probability at most")
-    for row in data["tests"]:
-        tests.add_row(row["false_alarms"], row["power_at_most"])
-    yield tests
-    events = Grid("an event with this probability without the unit's data", "has at most this one with them")
-    for row in data["events"]:
-        events.add_row(row["probability_without"], row["probability_with_at_most"])
-    yield events
-    groups = Grid("units that change together", "loss")
-    for row in data["groups"]:
-        groups.add_row(str(row["units"]), row["loss"])
-    yield groups
+    yield from map(text_table, meaning_tables(data))
     yield from curve_text([(row["delta"], row["epsilon"]) for row in data["curve"]])
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.table import Table as Grid
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 # Shows that something runs, on a terminal only.
@@ -69,6 +70,15 @@ def with_flags(message: str) -> str:
     named = rf"(?<![\w-])({'|'.join(OPTIONS)})=(?![\w'\"{{.-])"
     bound = re.sub(r"(?<![\w-])max_contributions='([\w,=]+)'", r"--max-contributions \1", message)
     return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), bound)
+
+
+def text_table(table: tuple[Sequence[str], Sequence[Sequence[str]]]) -> Grid:
+    """Return a table for the terminal, from its head and its rows."""
+    head, rows = table
+    grid = Grid(*head)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def print_json(data: Any) -> None:

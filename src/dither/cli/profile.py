@@ -34,7 +34,7 @@ def profile(
         session = _measure(session, unit, epsilon, column or [], yes, as_json)
     elif epsilon is not None and not as_json:
         CONSOLE.print("this version of the data has a profile, which costs nothing; another needs a new data_version")
-    lines = profile_lines(session.context, unit)
+    lines = profile_lines(session.described, unit)
     if as_json:
         print_json({"unit": unit, "profile": lines})
         return
@@ -46,7 +46,7 @@ def _measure(session: Session, unit: str, epsilon: str | None, columns: list[str
     """Show what a profile would measure and cost, ask, and measure it."""
     if epsilon is None:
         raise InvalidParameter("this version of the data has no profile; give --epsilon, such as 0.1, to measure one")
-    loss, items = read_amount("epsilon", epsilon), profile_items(session.context, unit, columns)
+    loss, items = read_amount("epsilon", epsilon), profile_items(session.described, unit, columns)
     if not as_json:
         for line in _plan_lines(items, loss):
             CONSOLE.print(line)

@@ -215,7 +215,7 @@ def gateway(
 ) -> None:
     """Run the gateway: it serves HTTP requests and the web page, without access to the data."""
     _check_installed("gateway")
-    from dither.serve.gateway.app import AppSettings
+    from dither.serve.gateway.endpoints import AppSettings
     from dither.serve.gateway.process import GatewaySettings, run_gateway
     from dither.serve.gateway.rate_limits import Rate as Limit
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dither.connection import connect, open_kernel
+from dither.cli.options import PROGRESS
+from dither.connection import connect, measuring_text, open_kernel
 from dither.errors import InvalidParameter
 from dither.plan.context import Context
 from dither.post.session import Session
@@ -53,7 +55,15 @@ def open_session(
     """Open a session in this process from a description, or through a gateway."""
     if target.startswith(("http://", "https://")):
         return connect(target, token=_read_token(token_file), dataset=dataset)
-    return connect(target, account=account, dataset=dataset, ledger=ledger, another_ledger=another_ledger)
+    here: dict[str, Any] = {"ledger": ledger, "another_ledger": another_ledger, "size_later": _print_measuring}
+    return connect(target, account=account, dataset=dataset, **here)
+
+
+def _print_measuring(dataset: str) -> AbstractContextManager[object]:
+    """Print on a terminal that records are read for noisy sizes; the command shows that it runs."""
+    if PROGRESS.is_terminal:
+        PROGRESS.print(measuring_text(dataset))
+    return nullcontext()
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,17 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table as Grid
 
-from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
+from dither.cli.options import CONSOLE, AsJson, compose_command, print_json, text_table
 from dither.cli.sessions import open_session
-from dither.loss import ZCDP, Approximate, Loss, Pure
 from dither.post.display import loss_text
 from dither.post.estimate.profile import profile_lines
-from dither.post.interpretation import (
-    cap_loss,
-    group_privacy_table,
-    interpret,
-    privacy_curve,
-    stated_epsilon,
-)
+from dither.post.interpretation import cap_loss, privacy_curve, stated_epsilon
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
+from dither.views.meaning import group_data, meaning_tables, power_data
 from dither.views.statement import stated_text, statement_html, statement_markdown, statement_yaml
 
 Form = Literal["text", "markdown", "html", "yaml"]
@@ -41,7 +35,7 @@ NOT_PROMISED = (
 app = typer.Typer(add_completion=False)
 
 
-def meaning_data(cap: BudgetCap) -> dict[str, Any]:
+def guarantee_data(cap: BudgetCap) -> dict[str, Any]:
     """Return the meaning of one budget: tests for one unit, groups of units, and epsilon for several deltas."""
     loss = cap_loss(cap)
     deltas = sorted({*DELTAS, stated_epsilon(loss)[0]}, reverse=True)
@@ -49,11 +43,8 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
         "unit": cap.unit,
         "cap": loss_text([loss]),
         "stated": stated_text(loss),
-        "tests": [{"false_alarms": percent(rate), "power_at_most": percent(most)} for rate, most in interpret(loss)],
-        "groups": [
-            {"units": size, "loss": loss_text([grown])}
-            for size, grown in group_privacy_table(group_privacy_loss(loss), GROUP_SIZES)
-        ],
+        "tests": power_data(loss),
+        "groups": group_data(loss, GROUP_SIZES),
         "curve": [
             {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
             for delta, epsilon in privacy_curve(loss, [delta for delta in deltas if delta > cap.delta])
@@ -61,25 +52,10 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
     }
 
 
-def group_privacy_loss(loss: Loss) -> Loss:
-    """Convert a loss to a kind with a rule for group privacy."""
-    match loss:
-        case Pure() | Approximate() | ZCDP(delta=Fraction(numerator=0)):
-            return loss
-        case _:
-            delta, epsilon = stated_epsilon(loss)
-            return Approximate(epsilon, delta)
-
-
-def percent(rate: Fraction) -> str:
-    """Format a probability in percent, at most 100."""
-    return f"{100 * min(float(rate), 1.0):.3g}%"
-
-
 def statement_data(statement: PrivacyStatement) -> dict[str, Any]:
     """Return the facts of a statement and their meaning as plain data."""
     caps = {balance.cap: None for balance in statement.balances}
-    meanings = {"guarantees": [meaning_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
+    meanings = {"guarantees": [guarantee_data(cap) for cap in caps], "not_promised": list(NOT_PROMISED)}
     return ledger_views.statement_data(statement) | meanings
 
 
@@ -89,14 +65,7 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
         yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}; that is {guarantee['stated']}"
-        tests = Grid("a test for one unit with a false-positive rate of", "detects it with probability at most")
-        for row in guarantee["tests"]:
-            tests.add_row(row["false_alarms"], row["power_at_most"])
-        yield tests
-        groups = Grid("units that change together", "loss")
-        for row in guarantee["groups"]:
-            groups.add_row(str(row["units"]), row["loss"])
-        yield groups
+        yield from map(text_table, meaning_tables(guarantee))
         yield "epsilon for delta: " + "; ".join(f"{row['epsilon']} for {row['delta']}" for row in guarantee["curve"])
     if data["profile"]:
         yield "\nMeasured once with noise, charged, and public (the profile):"

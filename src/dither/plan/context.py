@@ -28,7 +28,7 @@ class Context:
 
     dataset: Dataset
     facts: PublicTableFacts = field(default_factory=PublicTableFacts)
-    # The size of the SQL that reads and cleans each table, if a kernel has measured it: see `privacy.cost`.
+    # The size of the SQL that reads and cleans each table, if a kernel has measured it: see `privacy.sql_size`.
     scan_nodes: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     # Cached results of relations in this context; a changed copy starts with an empty cache.
     memo: dict[tuple[object, ...], tuple[object, Any]] = field(

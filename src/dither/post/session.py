@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from html import escape
 from typing import Unpack
 
@@ -16,11 +17,12 @@ from dither.plan.context import Context
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, other_budget_notes, without_negatives
+from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
+from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import chosen_bounds, measured_columns
 from dither.post.estimate.prediction import predict_bounds
 from dither.post.estimate.profile import Profile, use_profile
@@ -75,19 +77,22 @@ from dither.schema.model import table_names
 # The account that is charged for what is measured when a dataset is opened: its noisy sizes, and its profile.
 OPENED_BY = "kernel"
 OPENING_NOTE = (
-    "opening the dataset for the first time was charged, once, for noisy sizes (size_epsilon) and for a profile if it "
+    "before its first question the dataset was charged, once, for noisy sizes (size_epsilon) and for a profile if it "
     "has one: see history; quotes are free"
 )
 
 
 @dataclass(frozen=True, repr=False)
 class Session(Statistics):
-    """Queries one dataset on behalf of one account; `token` is its token, or its name for a kernel in this process."""
+    """Queries one dataset on behalf of one account; `token` is its token, or its name for a kernel in this process.
+
+    `described` has the public facts that were known when the session began, possibly without noisy sizes.
+    """
 
     kernel: Kernel
     name: str
     token: str
-    context: Context
+    described: Context
 
     @classmethod
     def from_kernel(cls, kernel: Kernel, token: str, dataset: str | None = None) -> Session:
@@ -98,7 +103,7 @@ class Session(Statistics):
         name = read_text("dataset", dataset) if dataset is not None else known[0]
         if name not in known:
             raise NotFound(f"no dataset {name!r}; there are: {', '.join(known)}")
-        return cls(kernel, name, token, Context(kernel.schema(name, token), kernel.facts(name, token)))
+        return cls(kernel, name, token, _public_context(kernel, name, token))
 
     def __repr__(self) -> str:
         return f"session on {self.name}: tables {table_names(self.dataset)}; ask with session.sql(query, epsilon=...)"
@@ -109,10 +114,19 @@ class Session(Statistics):
 
     # --- public facts --------------------------------------------------------------------------------------------
 
+    @cached_property
+    def context(self) -> Context:
+        """The public facts by which questions are planned; a kernel that has put its noisy sizes off measures them."""
+        measure = getattr(self.kernel, "measure_size", None)
+        if measure is None:
+            return self.described
+        measure(self.name)
+        return _public_context(self.kernel, self.name, self.token)
+
     @property
     def dataset(self) -> Dataset:
         """The public description of the dataset."""
-        return self.context.dataset
+        return self.described.dataset
 
     @property
     def tables(self) -> Tables:
@@ -156,7 +170,10 @@ class Session(Statistics):
         return planned.join_sets(as_shown(self._answer(planned, request_id), resolved))[0]
 
     def quote(self, query: str, **options: Unpack[QueryOptions]) -> Quote:
-        """Compute the cost and the expected error of a query from public facts; read nothing and spend nothing."""
+        """Compute the cost and the expected error of a query from public facts; free.
+
+        Only the noisy sizes among them, if this dataset's were not measured yet, are read and charged now, once.
+        """
         resolved = options_for([query], options)
         return self._quote(self._plan([query], resolved))
 
@@ -245,8 +262,8 @@ class Session(Statistics):
         question = parse_query(
             query, self.dataset, unit, row_limit=bound.max_rows, join_limit=resolved.max_rows_per_key
         )
-        question = resolve_date_literals(question, self.context)
-        typecheck.check_types(question, self.context)
+        question = resolve_date_literals(question, self.described)
+        typecheck.check_types(question, self.described)
         return question
 
     def _plan(self, queries: Sequence[str], resolved: ResolvedOptions) -> _PlannedQueries:
@@ -420,6 +437,11 @@ class Session(Statistics):
         planned = _PlannedQueries((plan,), rest, float(resolved.confidence), resolved.assumed_group_size)
         total = Approximate(spend.amount, delta) if isinstance(spend.loss, Pure) else ZCDP(spend.amount, delta)
         return replace(planned, repeat=resolved.repeat, questions=(question,), selection=selection, total=total)
+
+
+def _public_context(kernel: Kernel, dataset: str, token: str) -> Context:
+    """Return what a kernel publishes about a dataset."""
+    return Context(kernel.schema(dataset, token), kernel.facts(dataset, token))
 
 
 @dataclass(frozen=True)

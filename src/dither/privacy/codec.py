@@ -36,6 +36,7 @@ ADDED_FIELDS: dict[str, Mapping[str, object]] = {
     "Release": {"selection_results": None},
     "Sensitivity": {"equal_shares": False},
     "Dataset": {"profile_epsilon": Fraction(0)},
+    "BoundRule": {"sizes": ()},
 }
 T = TypeVar("T")
 

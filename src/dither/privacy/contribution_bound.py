@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dither.privacy.mechanisms import Mechanism
-from dither.privacy.protocol import BoundRule, BoundSearch
+from dither.privacy.protocol import BoundRule, BoundSearch, KnownSize
 
 Floats = NDArray[np.float64]
 
@@ -27,17 +27,21 @@ Floats = NDArray[np.float64]
 FALSE_BIN = 1e-5
 # Numbers of neighbouring bins that are judged together.
 SEEN_TOGETHER = (1, 2, 4)
-# Humps: units spread around some bin, by these numbers of bins. Beyond a seen bin they have this prior probability, so
-# that noise alone makes one believable (at 2.5%) at most once in a few thousand searches.
-HUMP_WIDTHS, HUMP_PRIOR = (0.3, 0.7, 1.5, 3.0, 6.0), 1e-4
-MAX_CENTRES, HUMP_TOTALS = 64, 14
+# Humps: units spread around some bin, by widths in bins below and above it: in the logarithm of the contribution they
+# fall like an exponential (power 1) or a Gaussian (2). Beyond a seen bin they have this prior probability: noise alone
+# makes one believable (at 2.5%) at most once in a few thousand searches.
+HUMPS = [(0.3, 0.3, 1), (0.7, 0.7, 1), (1.5, 0.7, 1), (1.5, 1.5, 1), (3.0, 1.5, 1), (3.0, 2.5, 1)]
+HUMPS += [(0.5, 0.5, 2), (1, 1, 2), (2, 1, 2), (2, 2, 2), (4, 2, 2), (4, 4, 2), (8, 2, 2), (8, 4, 2)]
+HUMP_PRIOR = 1e-4
+MAX_CENTRES, HUMP_TOTALS = 64, 10
 # Where no bin is seen, a hump is this much less likely (on a logarithmic scale) for each bin above that of one row, and
 # for each below.
 FALL_ABOVE, FALL_BELOW = 0.35, 0.1
 # A tail may start this many bins before the last one seen, or after it; a bin left free between costs a factor.
 BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
-# Tails: the count of a bin over that of the one before, at most, and by how much this ratio falls from bin to bin.
-MAX_RATIO = 0.72
+# Tails: the count of a bin over that of the one before, at most, and from where ratios are tried in small steps; and by
+# how much this ratio falls from bin to bin.
+MAX_RATIO, FINE_RATIOS = 0.72, 0.45
 BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
 BEND_PRIOR = np.array([0.7, *[0.3 / 7] * 7])
 # The relative error that a tail of this form may have in each bin.
@@ -89,13 +93,19 @@ class ContributionModel:
 
 
 def fit_contributions(
-    points: Sequence[int], noisy: Sequence[float] | Floats, scale: float, step: int = 1, top: int = 0, row: int = 1
+    points: Sequence[int],
+    noisy: Sequence[float] | Floats,
+    scale: float,
+    step: int = 1,
+    top: int = 0,
+    row: int = 1,
+    sizes: Sequence[KnownSize] = (),
 ) -> ContributionModel:
     """Infer the number of units in each bin from noisy counts, where noise has about this Laplace scale.
 
     Bin j + 1 holds contributions from `points[j]` to the next point; contributions are multiples of `step`, and none
     is above `top` if that lies in the last bin (by default, there is one more bin's worth). A row contributes at most
-    `row`.
+    `row`. Tails that do not fit known `sizes` are less likely.
     """
     edges = np.asarray(points, float)
     counts = np.clip(np.asarray(noisy, float), -LARGEST_COUNT, LARGEST_COUNT)
@@ -104,19 +114,24 @@ def fit_contributions(
     lower = np.concatenate([[min(float(step), edges[0])], edges])
     upper = np.maximum(np.concatenate([edges - step, [last]]), lower)
     last_seen = _last_seen(counts, scale)
-    draws = _draw_counts(counts, scale, last_seen, int(np.searchsorted(edges, row, side="right")))
+    known = _Sizes(sizes, np.sqrt(lower * upper), scale)
+    draws = _draw_counts(counts, scale, last_seen, int(np.searchsorted(edges, row, side="right")), known)
     mean = _mean_positions(lower, upper, np.median(draws, axis=0), scale)
     seen, hidden = float(upper[last_seen]) if last_seen >= 0 else 0.0, scale * _seen_level(1, len(counts))
     return ContributionModel(upper, upper - lower, mean, draws, seen, hidden)
 
 
 def _mean_positions(lower: Floats, upper: Floats, counts: Floats, scale: float) -> Floats:
-    """Return the mean contribution in each bin, if its density slopes as between the neighbouring bins."""
+    """Return the mean contribution in each bin, if its density slopes as between the neighbouring bins.
+
+    In the last bin are those that a cap has cut, at its end.
+    """
     values = np.maximum(counts, 0) + scale
     slope = np.zeros(len(values))
     slope[1:-1] = np.clip(0.5 * np.log(values[2:] / values[:-2]), -4, 4)
     slope[np.abs(slope) < 1e-3] = 1e-3
-    return np.asarray(lower + (upper - lower) * (1 / (1 - np.exp(-slope)) - 1 / slope))
+    means = lower + (upper - lower) * (1 / (1 - np.exp(-slope)) - 1 / slope)
+    return np.append(means[:-1], upper[-1])
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,26 @@ class _Tails:
     counts: Floats
     weights: Floats
     start: int
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What is public about all units together: weighs possible counts of units that contribute about `middles`."""
+
+    known: Sequence[KnownSize]
+    middles: Floats
+    scale: float
+
+    def fit(self, counts: Floats, begins: NDArray[np.int64]) -> Floats:
+        """Return the log-likelihood of the sizes; counts up to bin `begins` have the noise of the histogram."""
+        fit = np.zeros(len(counts))
+        for size in self.known:
+            weights = np.minimum(self.middles, size.clip)
+            noise = self.scale * np.sqrt(np.concatenate([[0.0], np.cumsum(weights**2)]))[begins + 1]
+            missing = size.amount - counts @ weights
+            misfit = np.abs(missing) if size.whole else np.maximum(-missing, 0)
+            fit -= misfit / (size.scale + MISFIT * abs(size.amount) + noise)
+        return fit
 
 
 def _last_seen(noisy: Floats, scale: float) -> int:
@@ -149,7 +184,7 @@ def _seen_level(bins: int, size: int) -> float:
     return float(((-bins * np.log1p(-(rates**2)) - math.log(chance)) / rates).min())
 
 
-def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int) -> Floats:
+def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int, sizes: _Sizes) -> Floats:
     """Draw true counts given the noisy ones: with fresh noise up to where a tail starts, Poisson from the tail on."""
     last_start = min(last_seen + BINS_AFTER, len(noisy) - 2)
     first_start = min(max(last_seen - BINS_BEFORE, 0), last_start)
@@ -160,6 +195,7 @@ def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int) -> F
     weights = np.concatenate([each.weights for each in tails])
     counts = np.concatenate([each.counts for each in tails])
     begins = np.concatenate([np.full(len(each.weights), each.start) for each in tails])
+    weights = weights + sizes.fit(counts, begins)
     cumulative = np.cumsum(np.exp(weights - weights.max()))
     # The draws are the same for the same release: this is a fixed sequence of numbers, not noise that protects anyone.
     sequence = np.random.Generator(np.random.PCG64(0))
@@ -197,16 +233,17 @@ def _humps(tails: Sequence[_Tails], noisy: Floats, scale: float, last_seen: int,
     base = np.zeros(len(noisy)) if likeliest is None else likeliest.counts[int(np.argmax(likeliest.weights))]
     weight = 0.0 if likeliest is None else float(likeliest.weights.max())
     centres = np.linspace(0, size - 1, min(size, MAX_CENTRES))
-    edges = np.concatenate([[-np.inf], np.arange(size - 1) + 0.5, [np.inf]])
-    places = (edges - centres[:, None, None]) / np.array(HUMP_WIDTHS)[:, None]
-    shapes = np.diff(1 / (1 + np.exp(-np.clip(places, -700, 700))), axis=-1).reshape(-1, 1, size)
+    below, above, power = np.array(HUMPS).T[:, :, None]
+    away = np.arange(size) - centres[:, None, None]
+    shapes = np.exp(-np.minimum(np.abs(away / np.where(away < 0, below, above)) ** power, 700))
+    shapes = (shapes / shapes.sum(axis=-1, keepdims=True)).reshape(-1, 1, size)
     rest = noisy[last_seen + 1 :]
-    totals = np.geomspace(1.0, max(2 * float(rest.sum()), 20 * scale, 2.0), HUMP_TOTALS)
+    totals = np.geomspace(max(scale / 4, 1.0), max(2 * float(rest.sum()), 20 * scale, 2.0), HUMP_TOTALS)
     counts = (shapes * totals[:, None]).reshape(-1, size) + base[last_seen + 1 :]
     fit = _fit(rest, counts, scale) - _fit(rest, base[last_seen + 1 :], scale) - math.log(len(counts))
     if likeliest is None:
         fall = FALL_ABOVE * np.maximum(centres - row_bin, 0) + FALL_BELOW * np.maximum(row_bin - centres, 0)
-        fit = fit - np.repeat(fall, len(HUMP_WIDTHS) * HUMP_TOTALS)
+        fit = fit - np.repeat(fall, len(HUMPS) * HUMP_TOTALS)
     whole = np.concatenate([np.tile(base[: last_seen + 1], (len(counts), 1)), counts], axis=1)
     return _Tails(whole, weight + fit + math.log(HUMP_PRIOR), last_seen)
 
@@ -219,9 +256,13 @@ def _fit(noisy: Floats, counts: Floats, scale: float) -> Floats:
 
 @lru_cache(maxsize=512)
 def _ratios(log_top: float, may_rise: bool) -> Floats:
-    """Return the ratios to try from one bin to the next: from a tenth of one unit left to the largest ratio."""
-    small = np.geomspace(0.1 / 2**log_top, 0.1, 11)[:-1]
-    return np.concatenate([small, np.geomspace(0.1, 1.0 if may_rise else MAX_RATIO, 30)])
+    """Return the ratios to try from one bin to the next: from a tenth of one unit left to the largest ratio.
+
+    Near that, small steps matter: what a heavy tail adds changes a lot with its ratio.
+    """
+    few, some = np.geomspace(0.1 / 2**log_top, 0.1, 11)[:-1], np.geomspace(0.1, FINE_RATIOS, 12)[:-1]
+    rising = np.geomspace(MAX_RATIO, 1.0, 6)[1:] if may_rise else np.empty(0)
+    return np.concatenate([few, some, np.geomspace(FINE_RATIOS, MAX_RATIO, 19), rising])
 
 
 def _free_bins_fit(noisy: Floats, scale: float) -> float:
@@ -258,5 +299,6 @@ def choose_contribution_bound(search: BoundSearch, values: Sequence[int], mechan
     if not isinstance(rule, BoundRule):
         index = values[0] if values else 0
         return grid[min(max(index, 0), len(grid) - 1)]
-    model = fit_contributions(rule.points, values, mechanism.std() / math.sqrt(2), rule.step, grid[-1], rule.row)
+    scale = mechanism.std() / math.sqrt(2)
+    model = fit_contributions(rule.points, values, scale, rule.step, grid[-1], rule.row, rule.sizes)
     return grid[int(np.argmin(bound_errors(model, grid, rule)))]

@@ -21,6 +21,7 @@ MAX_BOUNDS = 512
 MAX_SEARCHES = 128
 MAX_WEIGHTS = 128
 MAX_ROUNDS = 8
+MAX_SIZES = 8
 LARGEST_BOUND = 1 << 62
 MAX_PAGE = 2000  # reading a page delays charges, and takes about 3 KB for each charge
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -47,13 +48,31 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class KnownSize:
+    """A noisy size that is public, for a rule to believe beside its histogram.
+
+    Clipped to `clip`, all contributions together come to about `amount`, or to no more than that if it is not the
+    `whole`; its noise has the Laplace scale `scale`. The number of units is the size with the least clip.
+    """
+
+    clip: int
+    amount: int
+    scale: int
+    whole: bool
+
+    def __post_init__(self) -> None:
+        if not 1 <= min(self.clip, self.scale) <= max(self.clip, self.scale, abs(self.amount)) <= LARGEST_BOUND:
+            raise InvalidPlan("a known size needs clip and scale from 1 to 2^62, and an amount up to 2^62")
+
+
+@dataclass(frozen=True)
 class BoundRule:
     """The public rule that chooses a contribution bound from a noisy histogram: minimize noise plus clipping error.
 
     The histogram counts units below `points[0]`, from each point to the next, and above the last. `noise` is the
     standard deviation of a cell's noise at a bound of 1, `cells` the number of cells that share the clipping error, and
     `row` the contribution of one row. Contributions are multiples of `step`. What is removed from a `signed` sum may
-    have either sign.
+    have either sign. `sizes` are what is public about all units together.
     """
 
     points: tuple[int, ...]
@@ -62,6 +81,7 @@ class BoundRule:
     row: int = 1
     step: int = 1
     signed: bool = False
+    sizes: tuple[KnownSize, ...] = ()
 
     def __post_init__(self) -> None:
         _check_increasing(self.points, "points")
@@ -70,6 +90,8 @@ class BoundRule:
             or not 1 <= min(self.cells, self.row, self.step) <= max(self.cells, self.row, self.step) <= LARGEST_BOUND
         ):
             raise InvalidPlan("a bound rule needs noise from 0 to 2^62, and cells, row and step from 1 to 2^62")
+        if len(self.sizes) > MAX_SIZES:
+            raise InvalidPlan(f"a bound rule has at most {MAX_SIZES} known sizes")
 
 
 @dataclass(frozen=True)

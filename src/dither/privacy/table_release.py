@@ -58,11 +58,16 @@ class TableLayout:
             raise ReleaseStopped(f"the disk of {folder} needs at least {least:,} free bytes; nothing was charged")
 
     def parts(self, keys: TableKeys) -> list[RowRange]:
-        """Cut the released rows into parts, by public facts alone; at whole values of the first key if few."""
-        whole = max(1, self.rows_per_part // keys.inner) * keys.inner
-        size = whole if keys.inner <= self.rows_per_part else self.rows_per_part
+        """Cut the released rows into parts, by public facts alone."""
+        size = part_size(keys, self.rows_per_part)
         starts = range(0, keys.rows, size)
         return [RowRange(number, first, min(size, keys.rows - first)) for number, first in enumerate(starts)]
+
+
+def part_size(keys: TableKeys, rows_per_part: int) -> int:
+    """Return the rows of a part: whole values of the first key if they fit."""
+    whole = max(1, rows_per_part // keys.inner) * keys.inner
+    return whole if keys.inner <= rows_per_part else rows_per_part
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from dither.plan.context import Context
 from dither.post.display import loss_text
 from dither.privacy.kernel import LocalKernel, open_kernel
 from dither.privacy.protocol import CostQuote
-from dither.privacy.table_release import Progress, TableLayout
+from dither.privacy.table_release import Progress, TableLayout, part_size
 from dither.release.documents import CHECKSUMS, Documents
+from dither.release.limits import NOT_MEASURED
 from dither.release.losses import ColumnFacts, column_facts, formula_epsilon, tight_epsilon, total_for_k
 from dither.release.part_files import PartFile, key_labels
 from dither.release.question import ReleaseQuestion, build_question
-from dither.release.spec import ReleaseSpec, load_spec
+from dither.release.spec import MAX_ROWS_PER_PART, ReleaseSpec, load_spec
 from dither.release.verify import check_folder, check_recorded
 
+MAX_PARTS = 1 << 20
 BYTES_PER_VALUE = 1.0  # of noise near sigma 10 in Parquet; larger noise takes more
 
 
@@ -94,13 +96,23 @@ class StaticRelease:
         else:
             lines[0] = lines[0][:46]
         for each in self.cost.losses:
-            lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}")
+            windows = self.question.windows.get(each.unit)
+            where = f", {windows}" if windows else ""
+            lines.append(f"charged to the budget of unit {each.unit}: {loss_text([each.loss])}{where}")
+        lines += [f"  {text}" for text in self.question.narrower]
         if self.question.is_bounded:
             lines.append(
                 "the 95% error is that of the noise alone; rows beyond the limits are dropped, and counts too low:"
             )
             lines += [f"  {limit}" for limit in self.question.limits]
-            lines.append(f"  {self.question.beyond}")
+            advice = " (dither profile measures it)" if self.question.beyond == NOT_MEASURED else ""
+            lines.append(f"  {self.question.beyond}{advice}")
+        if self.question.overlap > 1:
+            lines.append(
+                f"one row may count in {self.question.overlap} columns, as far as Dither sees: their losses add up, and"
+                " noise that is solved is larger for it; conditions that compare one column of the data with different"
+                " constants, by = or IN, tell columns apart"
+            )
         state = "paid already" if self.cost.free else "within budget" if self.cost.affordable else "BEYOND THE BUDGET"
         return [*lines, f"this release is {state}; nothing was read and nothing charged"]
 
@@ -116,11 +128,12 @@ class StaticRelease:
     def plan(self) -> str:
         """Return what would be written: keys, rows, parts, files and their estimated size."""
         keys, spec = self._keys(), self.spec
-        parts = self.layout().parts(keys)
         columns = len(spec.columns) * (2 if spec.nonnegative else 1)
         size = keys.rows * len(spec.columns) * BYTES_PER_VALUE / 1e6
         lines = [f"key {axis.name}: {len(axis.values):,} values" for axis in self.question.axes]
-        lines.append(f"{keys.rows:,} rows, {keys.rows * columns:,} values, about {size:,.0f} MB, {len(parts):,} files")
+        lines.append(
+            f"{keys.rows:,} rows, {keys.rows * columns:,} values, about {size:,.0f} MB, {self._count_parts():,} files"
+        )
         if spec.admission is not None:
             lines.append(f"at most: only admitted values of {spec.keys[0].name} are written")
         lines.append(
@@ -128,6 +141,17 @@ class StaticRelease:
             f" README.md, charts/, {CHECKSUMS}"
         )
         return "\n".join(lines)
+
+    def _count_parts(self) -> int:
+        """Return the most files of parts; refuse more than a journal and a manifest can list."""
+        keys = self._keys()
+        count = -(-keys.rows // part_size(keys, self.spec.rows_per_part))
+        if count > MAX_PARTS:
+            raise InvalidParameter(
+                f"the release has {count:,} files, and at most {MAX_PARTS:,} are possible: raise rows_per_part under"
+                f" output (up to {MAX_ROWS_PER_PART:,}), or make several releases, such as one for each month"
+            )
+        return count
 
     def _keys(self) -> TableKeys:
         """Return all rows of the table, as if every item were admitted."""
@@ -137,6 +161,7 @@ class StaticRelease:
     def layout(self, progress: Progress = lambda stage, done, total: None) -> TableLayout:
         """Return the layout of the files, and who writes and documents them."""
         question, spec = self.question, self.spec
+        self._count_parts()
         labels = [tuple(key_labels(a.values, d)) for a, d in zip(question.axes, question.domains, strict=True)]
         names = tuple(axis.name for axis in question.axes)
         columns = tuple(column.name for column in spec.columns)

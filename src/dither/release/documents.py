@@ -17,7 +17,7 @@ from dither.loss import ZCDP
 from dither.post.display import loss_text
 from dither.privacy.accounting.conversion import as_zcdp
 from dither.privacy.protocol import CostQuote
-from dither.release.charts import bar_chart
+from dither.release.charts import bar_chart, short_number
 from dither.release.losses import column_facts, formula_epsilon, group_rows, tight_epsilon, total_for_k
 from dither.release.part_files import PartFile
 from dither.release.question import ReleaseQuestion
@@ -26,7 +26,7 @@ CHECKSUMS = "SHA256SUMS"
 MOST_BARS = 60
 NOT_PROMISED = (
     "Facts about many people are not hidden: what is true of most can be learned, and used to guess about anyone.",
-    "Somebody with more units than the table above shows has proportionally more loss.",
+    "Somebody with several units may lose more than the loss of one: rho grows with the square of their number.",
     "The description of the dataset (its columns, their declared values and bounds) is public.",
 )
 
@@ -52,11 +52,9 @@ DROPPED_TEXT = (
 )
 README_TEXT = """# {title}
 
-{description}
-
-{rows} rows with {keys} keys and {columns} columns of noisy counts, in {files} under `data/`. The noise protects
-people: `codebook.md` says how large it is, `privacy_statement.md` what is promised.
-
+{description}{rows} rows with {keys} and {columns} of noisy counts, in {files} under `data/`. `codebook.md` explains
+every column, and how large its noise is. The noise protects each {unit}: `privacy_statement.md` says what is promised.
+{admission}
 ```sh
 sha256sum --check --quiet {checksums}     # the files are whole
 ```
@@ -144,9 +142,17 @@ class Documents:
             "admission": self._admission(),
             "limits": list(self.question.limits),
             "rows_beyond_limits": self.question.beyond or "there are no limits on the rows of a unit",
-            "losses": [{"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} for each in self.quote.losses],
+            "losses": [
+                {"unit": each.unit, "kind": each.kind, "loss": str(each.loss)} | self._windows(each.unit)
+                for each in self.quote.losses
+            ],
             "delta": str(spec.privacy.delta),
         }
+
+    def _windows(self, unit: str) -> dict[str, str]:
+        """Return in which windows the budget of a window unit is charged."""
+        windows = self.question.windows.get(unit)
+        return {"windows": windows} if windows else {}
 
     def _admission(self) -> dict[str, str] | None:
         """Return how values of the first key were admitted."""
@@ -167,12 +173,11 @@ class Documents:
         lines = [
             f"# Codebook of {book['title']}",
             "",
-            spec.description,
-            "",
+            *([spec.description, ""] if spec.description else []),
             "## Keys",
             "Every combination of the keys has a row, also where nothing was counted.",
             "",
-            "| key | meaning | values | first to last |",
+            "| key | meaning | values | which |",
             "|---|---|---|---|",
             *rows,
             "",
@@ -219,6 +224,8 @@ class Documents:
         ]
         for each in self.quote.losses:
             lines.append(f"| {each.unit} | {loss_text([each.loss])} | {tight_epsilon(each.loss, delta):.4g} |")
+        for unit, windows in self.question.windows.items():
+            lines += ["", f"This loss is of a {unit} {windows}; its other windows lose nothing."]
         lines += ["", *self._group_text(delta)]
         if self.question.is_row_level:
             lines += self._column_text(delta)
@@ -251,7 +258,8 @@ class Documents:
             f"| all, k in each | | | {float(total):.5f} | {formula_epsilon(float(total), float(delta)):.2f} |"
             f" {tight_epsilon(ZCDP(total), delta):.2f} |",
             "",
-            "Somebody with more than k actions has proportionally more rho.",
+            "Somebody with more than k actions has proportionally more rho; those in one cell count with the square of",
+            "their number.",
             "",
         ]
         return lines
@@ -271,8 +279,13 @@ class Documents:
             )
         lines = [f"## For somebody with several units ({loss.unit})", "", f"{header} {float(delta):g} |", line]
         for r in rows:
-            distinct = f" {r.distinct_rho:.4g} | {r.distinct_epsilon:.3g} |" if self.question.is_row_level else ""
-            lines.append(f"| {r.size:,} | {r.same_rho:.4g} | {r.same_epsilon:.3g} |{distinct}")
+            distinct = (
+                f" {short_number(r.distinct_rho)} | {short_number(r.distinct_epsilon)} |"
+                if self.question.is_row_level
+                else ""
+            )
+            same = f"{short_number(r.same_rho)} | {short_number(r.same_epsilon)}"
+            lines.append(f"| {r.size:,} | {same} |{distinct}")
         return [*lines, ""]
 
     # --- README, charts and checksums ---
@@ -285,11 +298,13 @@ class Documents:
         query = f"SELECT {spec.keys[-1].name}, SUM({spec.columns[0].name}) FROM {reader} GROUP BY 1"  # noqa: S608
         return README_TEXT.format(
             title=spec.title or spec.name,
-            description=spec.description,
+            description=f"{spec.description}\n\n" if spec.description else "",
             rows=f"{manifest['rows']:,}",
-            keys=len(spec.keys),
-            columns=len(spec.columns),
-            files="1 file" if len(manifest["files"]) == 1 else f"{len(manifest['files']):,} files",
+            keys=_count(len(spec.keys), "key"),
+            columns=_count(len(spec.columns), "column"),
+            files=_count(len(manifest["files"]), "file"),
+            unit=spec.unit,
+            admission=f"Not every {spec.keys[0].name} is here; `codebook.md` has the rule.\n" if spec.admission else "",
             checksums=CHECKSUMS,
             query=query,
             dropped=f" {DROPPED_TEXT}" if self.question.is_bounded else "",
@@ -305,7 +320,8 @@ class Documents:
     def _total_chart(self, folder: Path) -> str | None:
         """Return the chart of noisy totals of the first column by the longest key that fits; None if none fits."""
         sizes = {name: len(labels) for name, labels in zip(self.files.key_names, self.files.labels, strict=True)}
-        fitting = [name for name in sizes if 2 <= sizes[name] <= MOST_BARS]
+        whole = list(sizes)[1:] if self.question.admission is not None else list(sizes)  # keys with all their values
+        fitting = [name for name in whole if 2 <= sizes[name] <= MOST_BARS]
         if not fitting:
             return None
         key = max(fitting, key=lambda name: sizes[name])
@@ -314,9 +330,11 @@ class Documents:
         totals = np.zeros(len(labels), np.int64)
         for path in sorted((folder / "data").iterdir()):
             totals += _totals_by(path, key, column, labels)
-        names = ["missing" if label is None else str(label) for label in labels]
+        cells = json.loads((folder / "manifest.json").read_text())["rows"] // len(labels)
+        error = column_facts(self.question)[0].error_95 * cells**0.5
+        note = f"noisy totals of all released rows; 95% are off by less than {short_number(error)} (the lines)"
         return bar_chart(
-            f"{column} by {key}", names, totals.astype(float).tolist(), "noisy totals of all released rows"
+            f"{column} by {key}", [_shown(label) for label in labels], totals.astype(float).tolist(), note, error=error
         )
 
 
@@ -357,5 +375,21 @@ def _few(key: dict[str, Any]) -> str:
     labels = key.get("labels")
     if labels is None or len(labels) > 8:
         first, last = (key["first"], key["last"]) if labels is None else (labels[0], labels[-1])
-        return f"{first} to {last}"
-    return ", ".join("missing" if label is None else str(label) for label in labels)
+        return f"{_shown(first)} to {_shown(last)}"
+    return ", ".join(map(_shown, labels))
+
+
+def _shown(label: Any) -> str:
+    """Return a value of a key as readers find it in the files."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    return "missing" if label is None else str(label)
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> _count(1, "file"), _count(2000, "key")
+    ('1 file', '2,000 keys')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

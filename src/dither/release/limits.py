@@ -1,8 +1,8 @@
-"""The limits of a release on the rows of a unit, and what its error leaves out: the rows beyond them."""
+"""The limits of a release in words: on the rows of a unit, what they leave out, and the windows that are charged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dither.errors import Unbounded
 from dither.plan.context import Context
@@ -13,6 +13,7 @@ from dither.post.estimate.profile import share_beyond
 from dither.release.spec import ReleaseSpec
 
 SMALL_SHARE = 0.001
+NOT_MEASURED = "how many rows that drops was not measured"
 
 
 def limit_texts(spec: ReleaseSpec, ctx: Context, relation: Relation) -> tuple[str, ...]:
@@ -23,17 +24,17 @@ def limit_texts(spec: ReleaseSpec, ctx: Context, relation: Relation) -> tuple[st
 def _own_limits(spec: ReleaseSpec) -> Iterator[str]:
     """Yield the limits that the release declares."""
     if spec.max_rows is not None:
-        yield f"at most {spec.max_rows:,} rows of one {spec.unit} (max_rows)"
+        yield f"at most {_rows(spec.max_rows)} of one {spec.unit} (max_rows)"
     if spec.key_limit is not None:
         keys, rows = spec.key_limit
         yield (
-            f"at most {rows:,} rows of one {spec.unit} in each row of the table, and at most {keys:,} rows of the table"
+            f"at most {_rows(rows)} of one {spec.unit} in each row of the table, and at most {_rows(keys)} of the table"
             " (max_rows_per_key)"
         )
     if spec.value_limit is not None:
         limit = spec.value_limit
         yield (
-            f"at most {limit.rows:,} rows of one {spec.unit} for each value of {limit.column}, and at most"
+            f"at most {_rows(limit.rows)} of one {spec.unit} for each value of {limit.column}, and at most"
             f" {limit.values:,} values (max_rows_per_value)"
         )
 
@@ -44,7 +45,12 @@ def _limits_of_tables(ctx: Context, relation: Relation) -> Iterator[str]:
     for unit in ctx.dataset.units.values():
         for table, rows in unit.max_rows.items():
             if table in tables:
-                yield f"at most {rows:,} rows of one {unit.name} in {table} (max_rows of the dataset)"
+                yield f"at most {_rows(rows)} of one {unit.name} in {table} (max_rows of the dataset)"
+
+
+def _rows(number: int) -> str:
+    """Return a number of rows."""
+    return "1 row" if number == 1 else f"{number:,} rows"
 
 
 def beyond_text(spec: ReleaseSpec, ctx: Context, relation: Relation) -> str:
@@ -58,7 +64,7 @@ def beyond_text(spec: ReleaseSpec, ctx: Context, relation: Relation) -> str:
     lines = [_share_text(table, most, spec, *share) for table, share in shares.items() if share is not None]
     if not most:
         return "how many rows the dataset's own limit drops is for its curator alone (dither check --data)"
-    return "; ".join(lines) or "how many rows that drops was not measured (dither profile measures it)"
+    return "; ".join(lines) or NOT_MEASURED
 
 
 def _most_rows(spec: ReleaseSpec) -> Iterator[int]:
@@ -79,6 +85,25 @@ def _share_text(table: str, most: int, spec: ReleaseSpec, share: float, high: fl
     return (
         f"by the profile, {middle} of the rows of {table} lie beyond {most:,} rows of one {spec.unit} (97.5% sure: not"
         f" more than {upper}) and are dropped"
+    )
+
+
+def window_text(ctx: Context, unit: str, windows: Sequence[str]) -> str:
+    """Return in which of a unit's windows a release is charged; windows are named by their first day."""
+    every = ctx.unit(unit).every
+    if len(windows) == 1:
+        return f"in the {every} of {windows[0]}"
+    return f"in each of {len(windows):,} {every}s, from that of {windows[0]} to that of {windows[-1]}"
+
+
+def narrower_text(ctx: Context, unit: str, windows: Sequence[str]) -> str:
+    """Return how to charge fewer windows, if a release is charged for every one that is declared."""
+    if len(windows) < ctx.number_of_windows(unit) or len(windows) < 2:
+        return ""
+    time = next(iter(ctx.unit(unit).times.values()))
+    return (
+        f"every window that is declared is charged; a condition such as `{time} >= TIMESTAMP '{windows[0]}' AND"
+        f" {time} < TIMESTAMP '{windows[1]}'` charges those that it leaves"
     )
 
 

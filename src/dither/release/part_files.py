@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,12 @@ class PartFile:
         copies = tuple(f"{name}_nonnegative" for name in self.columns) if self.nonnegative else ()
         return (*self.key_names, *self.columns, *copies)
 
+    @cached_property
+    def _types(self) -> tuple[tuple[pa.DataType, bool], ...]:
+        """The Arrow type of each key's labels and whether one is NULL: the same in every file."""
+        arrays = [pa.array(labels) for labels in self.labels]
+        return tuple((array.type, array.null_count > 0) for array in arrays)
+
     def __call__(self, part: RowRange, keys: TableKeys, noisy: Vector, path: Path) -> None:
         """Write the rows of a part, every key with every column."""
         table = pa.table({**self._key_columns(part, keys), **self._value_columns(noisy)})
@@ -80,7 +87,7 @@ class PartFile:
             codes = _codes(part, stride, size)
             if place == 0 and keys.kept is not None:
                 codes = np.array(keys.kept, np.int64)[codes]
-            found[name] = _label_codes(codes, labels, self.format)
+            found[name] = _label_codes(codes, labels, *self._types[place], self.format)
         return found
 
     def _value_columns(self, noisy: Vector) -> dict[str, pa.Array]:
@@ -101,14 +108,17 @@ def _codes(part: RowRange, stride: int, size: int) -> NDArray[np.int64]:
     return np.tile(once, -(-part.rows // period))[: part.rows]
 
 
-def _label_codes(codes: NDArray[np.int64], labels: tuple[Any, ...], form: str) -> pa.Array:
-    """Return the labels of places; texts as a dictionary, so that they cost little."""
-    if all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
-        return pa.array(np.array(labels, np.int64)[codes])
+def _label_codes(
+    codes: NDArray[np.int64], labels: tuple[Any, ...], kind: pa.DataType, nullable: bool, form: str
+) -> pa.Array:
+    """Return the labels of places; texts as a dictionary. The time depends on the labels used, not on all."""
     low, high = (int(codes.min()), int(codes.max()) + 1) if len(codes) else (0, 1)
+    used, codes = labels[low:high], codes - low
+    if pa.types.is_integer(kind) and not nullable:
+        return pa.array(np.array(used, np.int64)[codes])
     # Parquet takes no dictionary with NULL in it: the codes are NULL instead, and some other label stands in its place.
     some = next((label for label in labels if label is not None), None)
-    dictionary = pa.array([some if label is None else label for label in labels[low:high]], pa.array(labels).type)
-    missing = np.array([label is None for label in labels])[codes]
-    array = pa.DictionaryArray.from_arrays(pa.array((codes - low).astype(np.int32), mask=missing), dictionary)
-    return array.cast(dictionary.type) if form == "csv" else array
+    missing = np.array([label is None for label in used])
+    dictionary = pa.array([some if label is None else label for label in used], kind)
+    array = pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=missing[codes]), dictionary)
+    return array.cast(kind) if form == "csv" else array

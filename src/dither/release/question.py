@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
 
@@ -22,10 +22,11 @@ from dither.post.formulas import NoisyCell
 from dither.post.query.parser import parse_query
 from dither.post.query.question import Question
 from dither.privacy.accounting.conversion import largest_rho
-from dither.privacy.cost import column_loss
+from dither.privacy.budget_loss import column_loss
+from dither.privacy.cost import privacy_cost
 from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
-from dither.release.limits import beyond_text, limit_texts, unbounded_release
+from dither.release.limits import beyond_text, limit_texts, narrower_text, unbounded_release, window_text
 from dither.release.spec import ColumnSpec, KeySpec, ReleaseSpec
 from dither.schema import Boolean, Domain, Number, Scalar
 
@@ -49,6 +50,9 @@ class ReleaseQuestion:
     squares: tuple[Fraction, ...]  # the most by which one unit changes each column, as a sum of squares
     limits: tuple[str, ...] = ()
     beyond: str = ""
+    windows: Mapping[str, str] = field(default_factory=dict)  # in which each window unit's budget is charged
+    overlap: int = 1  # the most columns in which one row may count
+    narrower: tuple[str, ...] = ()  # how to charge fewer windows, if every one is charged
 
     @property
     def is_bounded(self) -> bool:
@@ -88,6 +92,7 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
     is_row = ctx.unit(spec.unit).kind == "row"
     found = threshold if isinstance(threshold, PublicThreshold) else None
     limits = limit_texts(spec, ctx, question.relation)
+    windows = privacy_cost(ctx, request, compile_sql=False).windows
     return ReleaseQuestion(
         spec,
         ReleaseRequest(request),
@@ -100,6 +105,9 @@ def build_question(spec: ReleaseSpec, ctx: Context) -> ReleaseQuestion:
         column_squares(ctx, spec.unit, measure),
         limits,
         beyond_text(spec, ctx, question.relation) if limits else "",
+        {unit: window_text(ctx, unit, touched) for unit, touched in windows.items() if touched},
+        overlap_of(ctx, spec, measure),
+        tuple(filter(None, (narrower_text(ctx, unit, touched) for unit, touched in windows.items()))),
     )
 
 
@@ -217,6 +225,15 @@ def column_squares(ctx: Context, unit: str, measure: ColumnCounts) -> tuple[Frac
     """Return the most by which one unit changes each column, as a sum of squares; 1 for a row that counts once."""
     places = range(len(measure.columns))
     return tuple(measure.weighted_square(ctx, unit, [Fraction(place == own) for place in places]) for own in places)
+
+
+def overlap_of(ctx: Context, spec: ReleaseSpec, measure: ColumnCounts) -> int:
+    """Return the most columns in which one row may count, as its cost is computed; 1 if each value has a limit."""
+    if spec.value_limit is not None:
+        return 1
+    everything = measure.weighted_square(ctx, spec.unit, [Fraction(1)] * len(measure.columns))
+    largest = max(column_squares(ctx, spec.unit, measure))
+    return int(everything / largest) if largest else 1
 
 
 def _known_sigma(spec: ReleaseSpec, column: ColumnSpec, square: Fraction) -> Fraction | None:

@@ -66,7 +66,8 @@ SHAPES: dict[str, ObjectSpec] = {
             ),
             "timezone": FieldSpec("text", "the time zone of timestamps without an offset; default: UTC"),
             "size_epsilon": FieldSpec(
-                "number", "charged once, on first opening, for noisy sizes of the private tables; default: 0.01"
+                "number",
+                "charged once, before the first question, for noisy sizes of the private tables; default: 0.01",
             ),
             "profile_epsilon": FieldSpec(
                 "number", "charged once for each data_version, on first opening, for the profile; default: no profile"

@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from dither.loss import Loss
-from dither.post.display import amount_text
+from dither.post.display import amount_text, html_table
 from dither.post.interpretation import stated_epsilon
 from dither.privacy.accounting.conversion import delta_of
+from dither.views.meaning import Table, meaning_tables
 
 FLAVOURS = {"pure": "Pure DP", "zcdp": "Zero-Concentrated DP", "renyi": "Renyi DP"}
 UNKNOWN = "to be filled in by the curator"
@@ -148,14 +149,9 @@ def statement_markdown(data: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-
-
 def guarantee_tables(guarantee: Mapping[str, Any]) -> Iterator[Table]:
     """Yield the tables of one guarantee: tests, groups, and epsilon for several deltas."""
-    tests = [(row["false_alarms"], row["power_at_most"]) for row in guarantee["tests"]]
-    yield ("a test for one unit with a false-positive rate of", "detects it with probability at most"), tests
-    yield ("units that change together", "loss"), [(str(row["units"]), row["loss"]) for row in guarantee["groups"]]
+    yield from meaning_tables(guarantee)
     if guarantee["curve"]:
         yield ("delta", "epsilon"), [(row["delta"], row["epsilon"]) for row in guarantee["curve"]]
 
@@ -172,7 +168,7 @@ def statement_html(data: Mapping[str, Any]) -> str:
     for guarantee in data["guarantees"]:
         parts.append(f"<h2>Unit {escape(guarantee['unit'])}: {escape(guarantee['cap'])}</h2>")
         parts.append(f"<p>That is {escape(guarantee['stated'])}.</p>")
-        parts += [_html_table(*table) for table in guarantee_tables(guarantee)]
+        parts += [html_table(*table) for table in guarantee_tables(guarantee)]
     parts.append("<h2>Levels of NIST SP 800-226</h2><dl>")
     for level, facts in statement_levels(data).items():
         parts.append(f"<dt>{escape(level)}</dt>" + "".join(f"<dd>{escape(fact)}</dd>" for fact in facts))
@@ -180,9 +176,3 @@ def statement_html(data: Mapping[str, Any]) -> str:
     parts.append(f"</dl><h2>Limits of the guarantee</h2><ul>{limits}</ul>")
     title = escape(str(data["dataset"]))
     return f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>{''.join(parts)}</html>\n"
-
-
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table>"

@@ -82,6 +82,7 @@ def test_the_weight_of_independent_labels() -> None:
             assert found == pytest.approx(tails[least], abs=bounds.ROUNDING)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("weights", [(1, 3), (1, 12)])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_p_values_by_levels_are_valid(weights: tuple[int, int], epsilon: float) -> None:

@@ -91,6 +91,7 @@ def test_several_steps_of_gaussian_noise_lie_below_the_ceiling_of_its_delta() ->
 # What counts of them refute.
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("steps", [2, 8, 50])
 def test_what_is_found_is_divided_by_the_steps(counts: Counts, steps: int) -> None:
@@ -100,6 +101,7 @@ def test_what_is_found_is_divided_by_the_steps(counts: Counts, steps: int) -> No
     assert bounds.strength_lower(counts, Pure(3), 0.01, steps) == pytest.approx(many, rel=1e-3)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("counts", COUNTS[:2], ids=str)
 @pytest.mark.parametrize("steps", [1, 2, 8, 50])
 def test_a_delta_grows_with_the_epsilon_that_is_refuted(counts: Counts, steps: int) -> None:
@@ -119,6 +121,7 @@ def test_a_rho_that_is_found_is_divided_by_the_square_of_the_steps() -> None:
         assert 9 * many == pytest.approx(one, rel=0.03)
 
 
+@pytest.mark.tier("test")
 def test_p_values_are_valid_several_steps_apart() -> None:
     """By enumeration, for a mechanism that lies exactly on the boundary."""
     runs, steps = 10, 3

@@ -381,6 +381,7 @@ def shown(outcome: Any) -> Any:
     return outcome
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("alike", ALIKE)
 def test_outputs_that_an_analyst_can_distinguish_are_different(alike: str) -> None:
     """Regression: 1, 1.0 and True counted as one outcome, so that code whose type revealed its input was certified."""

@@ -15,21 +15,24 @@ from typer.testing import CliRunner
 
 from dither.audit.enumeration import sampler_models
 from dither.audit.enumeration.api import exact
-from dither.audit.enumeration.certify import CASES, CertifiedCase, certificate
+from dither.audit.enumeration.certify import CASES, LISTED_CASES, CertifiedCase, certificate, default_cases
 from dither.audit.enumeration.paths import UNIT, ExactDistribution
 from dither.audit.enumeration.sampler_models import exact_distribution, sampler_distribution
 from dither.cli.audit import app
 from dither.errors import NotFound
 from dither.loss import ZCDP, Approximate, Pure, Sensitivity
-from dither.privacy.mechanisms import BY_NAME, ExponentialMechanism, NoisyMax, selection
+from dither.privacy.mechanisms import BY_NAME, DiscreteLaplace, ExponentialMechanism, NoisyMax, selection
 from dither.privacy.noise import FULL, lattice, race
 
 F = Fraction
 
 
+SLOW = ("noisy_max", "noisy_max_quantiles", "top_k")  # seconds each
+
+
 def cases() -> Iterator[Any]:
     for number, case in enumerate(CASES):
-        slow = case.mechanism == NoisyMax(F(3)) or (case.gap_reason and "threshold_scale" in str(case.mechanism))
+        slow = case.mechanism.name in SLOW or (case.gap_reason and "threshold_scale" in str(case.mechanism))
         tiers = ["deep"] if case.large else ["test"] if slow else []
         yield pytest.param(case, id=f"{number} {case.mechanism.name}", marks=[pytest.mark.tier(tier) for tier in tiers])
 
@@ -55,6 +58,14 @@ def test_mechanisms_are_certified_on_canonical_pairs(case: CertifiedCase) -> Non
 
 def test_every_mechanism_has_a_pair() -> None:
     assert {case.mechanism.name for case in CASES} == set(BY_NAME)
+
+
+def test_a_new_mechanism_with_a_scale_has_a_pair() -> None:
+    listed = [case for case in LISTED_CASES if case.mechanism.name != "discrete_laplace"]
+    (case,) = default_cases(listed)
+    assert case == CertifiedCase(DiscreteLaplace(F(1)), (0,), (1,))
+    assert not list(default_cases(LISTED_CASES))
+    assert certificate(case)[0].certified
 
 
 def test_the_pairs_that_cost_their_delta() -> None:
@@ -125,6 +136,7 @@ def test_ties_that_go_to_the_first_are_seen(fresh: None, monkeypatch: pytest.Mon
     assert abs(loser() - 0.5) > 0.05
 
 
+@pytest.mark.tier("test")
 def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With uniform further digits, production would be off by 2^-37, which no sample shows."""
     monkeypatch.setattr(race, "decide_below", lambda *given: True)
@@ -134,6 +146,7 @@ def test_digits_without_their_rejection_are_seen(fresh: None, monkeypatch: pytes
     assert abs(probability(found, 1) - math.exp(-1 / 3)) > 1e-3
 
 
+@pytest.mark.tier("test")
 def test_a_choice_that_gives_up_is_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def gives_up(misses: Any, rate: Fraction, bits: Any) -> int:
         proposed = selection.uniform_below(len(misses), selection.PROPOSALS * len(misses), bits)

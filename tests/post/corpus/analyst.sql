@@ -117,6 +117,9 @@ SELECT ROUND(cost / 50) * 50 AS bin, COUNT(*) AS n FROM visits GROUP BY bin;
 SELECT ROUND(income, -4) AS bin, COUNT(*) AS n FROM people GROUP BY bin;
 SELECT age // 10 AS decade, COUNT(*) AS n FROM people GROUP BY decade;
 SELECT CASE WHEN cost < 100 THEN 0 WHEN cost < 300 THEN 100 ELSE 300 END AS bin, COUNT(*) AS n FROM visits GROUP BY bin;
+SELECT WIDTH_BUCKET(minutes, 0, 120, 6) AS bin, COUNT(*) AS n FROM visits GROUP BY bin;
+SELECT WIDTH_BUCKET(cost, 100, 400, 5) AS bin, SUM(minutes) AS s FROM visits WHERE cost IS NOT NULL GROUP BY bin;
+SELECT BUCKET(cost, 50, 100, 300) AS bin, COUNT(*) AS n FROM visits WHERE cost IS NOT NULL GROUP BY bin;
 -- quotients
 SELECT AVG(income / age) AS a FROM people;
 SELECT SUM(income / age) AS s FROM people WHERE age > 30;

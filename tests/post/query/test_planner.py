@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from dither.post.contribution_bound import ContributionBound, parse_contribution
 from dither.post.estimate.measured import estimated_bound
 from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import ContributionSearch, QueryPlan
+from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_text
 from dither.post.session import Session
 from dither.privacy.mechanisms import DiscreteLaplace
 from post.small_world import build
@@ -172,3 +174,49 @@ def test_a_given_bound_above_the_cap_is_the_cap_and_removes_nothing(blind: Sessi
     at_cap, above = (planned(context, COUNTED, bound) for bound in (100, 5000))
     assert at_cap.measures == above.measures and at_cap.notes == above.notes == ("unit of privacy: user",)
     assert any("estimates lack" in note for note in planned(context, COUNTED, 99).notes)
+
+
+def sizes_of(context: Context, query: str) -> list[list[tuple[int, int, bool]]]:
+    """What each search of a plan is told of all units together: clip, amount, and whether that is the whole."""
+    searches = [search for search in planned(context, query).searches if isinstance(search, ContributionSearch)]
+    return [[(size.clip, size.amount, size.whole) for size in search.sizes] for search in searches]
+
+
+def test_searches_are_told_the_public_sizes_as_far_as_they_say_something(blind: Session) -> None:
+    """The named bugs: the size of the whole table for some of its rows, and for rows that a join repeats."""
+    published = with_public_facts(blind.dataset, False, {"users": 2_000, "actions": 18_000, "": 2_001})
+    context = Context(published, replace(blind.context.facts, multiplicity={"urls.topic": 7}))
+    ((whole,),) = sizes_of(context, "SELECT COUNT(*) FROM actions")
+    assert whole[0] * 18_000 == whole[1] * 256 and whole[2]
+    for query in (
+        "SELECT COUNT(*) FROM actions WHERE seconds > 3",
+        "SELECT COUNT(*) FROM actions JOIN urls USING (url_id) WHERE topic = 'art'",
+        "SELECT COUNT(*) FROM actions WHERE user_id IN (SELECT user_id FROM users WHERE age > 30)",
+    ):
+        assert [[size[-1] for size in sizes] for sizes in sizes_of(context, query)] == [[False]], query
+    for query in (
+        "SELECT country, COUNT(*) FROM actions JOIN users USING (user_id) GROUP BY country",
+        "SELECT COUNT(*) FROM (SELECT user_id FROM actions UNION ALL SELECT user_id FROM actions)",
+        "SELECT COUNT(*) FROM actions JOIN urls ON actions.action = urls.topic",
+    ):
+        assert sizes_of(context, query) == [[]], query
+    assert sizes_of(blind.context, "SELECT COUNT(*) FROM actions") == [[]]
+    assert [[size[-1] for size in sizes] for sizes in sizes_of(context, "SELECT AVG(price) FROM actions")] == [
+        [True],
+        [False],
+    ]
+
+
+def test_the_number_of_units_is_that_of_the_first_table(blind: Session) -> None:
+    tables = {name: blind.dataset.tables[name] for name in ("actions", "users", "urls")}
+    published = with_public_facts(replace(blind.dataset, tables=tables), False, {"actions": 18_000, "": 2_001})
+    (sizes,) = sizes_of(Context(published, blind.context.facts), "SELECT action, COUNT(*) FROM actions GROUP BY action")
+    (clip, amount, whole), (step, units_in_steps, all_units) = sizes
+    assert clip == 256 * step and amount == 18_000 * step and units_in_steps == 2_001 * step and whole and all_units
+
+
+def test_large_bounds_are_written_in_digits() -> None:
+    """7.299e+05 was hard to read."""
+    search: Any = SimpleNamespace(quantity=Fraction(1, 100))
+    assert bound_text(72_990_111, search) == "729,900 to the sum of values"
+    assert bound_text(5_793, search) == "57.93 to the sum of values"

@@ -12,7 +12,8 @@ from scipy import stats
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.post.statistics.comparison import group_means, tail_share, trend_test, weighted_spread
+from dither.post.statistics.comparison import group_means, population_note, tail_share, trend_test, weighted_spread
+from dither.post.statistics.core import read_rows
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.independence import chi_squared_test, noisy_chi_squared
 
@@ -156,3 +157,9 @@ def test_rows_for_each_person_and_key_can_be_compared_and_watched(session: Sessi
     assert len(found) == 6 and 0 <= found.p_value <= 1
     alerts = session.watch(f"SELECT action, SUM(n) AS n FROM ({each}) AS e GROUP BY action", above=10**6, epsilon=1)
     assert alerts.keys_above == ()
+
+
+def test_rows_that_are_units_are_not_said_to_belong_to_one(blind: Session) -> None:
+    row, user = (read_rows(blind, "actions", {"epsilon": 1, "unit": unit}).settings for unit in ("action", "user"))
+    assert "rows of one" not in population_note(row)
+    assert "rows of one user are treated as independent too" in population_note(user)

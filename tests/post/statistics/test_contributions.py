@@ -42,6 +42,7 @@ def open_visits(folder: Path, accounts_without_use: int) -> dither.Session:
     return dither.connect(folder / "dataset.yml", account="ann")
 
 
+@pytest.mark.tier("test")
 def test_the_k_of_99_percent_is_found_and_made_up_accounts_lower_it(tmp_path: Path) -> None:
     """At epsilon 400 the quantile is exact but for its grid; 60,000 made-up accounts hide all real people from it."""
     real = open_visits(tmp_path / "real", 0).contributions("visits", epsilon=400)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
 from dither.errors import NotFound
+from dither.plan.context import Context
 from dither.post.session import Session
+from dither.schema import load
 from post.bare import BareKernel
 
 
@@ -97,3 +100,28 @@ def test_ratios(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
     found = session.ratio("users", "salary", "age", epsilon=900)
     exact = truth.sql("SELECT SUM(salary) / SUM(age) FROM users").fetchall()[0]
     assert found.to_dicts()[0]["ratio"] == pytest.approx(exact[0], rel=1e-3)
+
+
+RESERVED = """version: 1
+name: survey
+population: survey
+data_version: "1"
+tables:
+  replies:
+    private: true
+    source: {kind: parquet, path: replies.parquet}
+    columns:
+      any: {type: boolean}
+      order: {type: integer, min: 1, max: 9}
+units:
+  reply: {kind: row, tables: [replies]}
+budgets:
+  - {unit: reply, kind: pure, epsilon: 1000}
+"""
+
+
+def test_columns_with_reserved_names_need_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "dataset.yml").write_text(RESERVED)
+    session = Session.from_kernel(BareKernel(Context(load(tmp_path / "dataset.yml")), lambda _: []), "analyst")
+    assert "proportion" in str(session.proportion.quote("replies", "any", epsilon=1))
+    assert "ratio" in str(session.ratio.quote("replies", "order", "order", epsilon=1))

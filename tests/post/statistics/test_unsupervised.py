@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 
 from dither.errors import InvalidParameter, Unsupported
+from dither.plan.expressions.core import ColumnRef
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.post.statistics.clusters import k_means
+from dither.post.statistics.clusters import k_means, merge_cells
 from dither.post.statistics.components import find_axes
 from dither.post.statistics.design import Scaling
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.joint import JointTable, PairTree, fit_table, fit_tree, mutual_information
+from dither.post.statistics.marginals import Attribute
 from dither.post.statistics.moments import Moments
 from dither.post.statistics.synthesis_report import estimate_errors, fitted_margins
 
@@ -60,6 +63,19 @@ def test_clusters_are_found_on_the_grid() -> None:
     points = np.concatenate([random.normal(centre, 0.05, (200, 2)) for centre in ((0, 0), (1, 0), (0, 1))])
     centres = k_means(points, np.ones(len(points)), 3)
     assert sorted(map(tuple, np.round(centres, 1).tolist())) == [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
+
+
+def test_cells_of_a_grid_that_is_too_fine_are_merged() -> None:
+    """A grid of 31 x 31 cells for 340 rows has a noisy cell in every place, and k-means followed those."""
+    edges = tuple(map(Fraction, range(32)))
+    attributes = [Attribute(name, ColumnRef(name), (), edges) for name in "ab"]
+    table = np.zeros((31, 31))
+    table[3, 4], table[30, 30] = 300.0, 40.0
+    merged, noise, coarse = merge_cells(table, 1.4, attributes)
+    assert merged.shape == (7, 7) and merged.sum() == 340 and (merged[0, 0], merged[6, 6]) == (300, 40)
+    assert noise == pytest.approx(1.4 * 5) and coarse[0].edges[-2:] == (30, 31)
+    same, _, kept = merge_cells(table * 1000, 1.4, attributes)
+    assert same.shape == (31, 31) and kept[0].edges == edges
 
 
 def test_clusters_of_a_table_lie_in_its_ranges(session: Session) -> None:

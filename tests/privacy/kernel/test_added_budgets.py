@@ -15,8 +15,8 @@ from dither.loss import Pure, to_json
 from dither.plan.measures.sums import Count
 from dither.plan.relations.scan import Scan
 from dither.privacy.cost import recompute_losses
+from dither.privacy.ledger.keys import canonical_json
 from dither.privacy.ledger.maintenance import verify
-from dither.privacy.ledger.state import canonical_json
 from dither.privacy.ledger.store import chain_row, open_store
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import Calibrate, Measurement, Request

@@ -17,6 +17,7 @@ from dither.loss import Pure
 from dither.privacy import kernel as kernel_module
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import Release
+from dither.privacy.receipted_read import ReceiptedRead
 from privacy.kernel_cases import automatic, counting, wide
 from privacy.ledger_cases import ONE
 
@@ -134,19 +135,20 @@ def test_only_the_kernel_reads_and_draws_and_only_with_a_receipt() -> None:
     """Walks every call in the package. Engines and mechanisms may call themselves; the auditor has no data, and by the
     import contracts neither have `post` and the gateway."""
     assert outside(calls("vector"), "access.engines", "audit", "post") == {
-        "privacy.kernel:_vector",
+        "privacy.receipted_read:_vector",
         "privacy.table_release:_draw_admission",
     }
-    assert calls("_vector") == {"privacy.kernel:_read"}
-    assert outside(calls("groups"), "access.engines", "audit") == {"privacy.kernel:_read_groups"}
+    assert calls("_vector") == {"privacy.receipted_read:_read"}
+    assert outside(calls("groups"), "access.engines", "audit") == {"privacy.receipted_read:_read_groups"}
     drawing = outside(calls("release"), "audit", "privacy.mechanisms", "access.engines")
     assert drawing == {
         "privacy.table_release:_draw_admission",
-        *(f"privacy.kernel:{name}" for name in ("_make_release", "_search_bounds", "_draw")),
+        "privacy.kernel:_make_release",
+        *(f"privacy.receipted_read:{name}" for name in ("search_bounds", "_draw")),
     }
     assert outside(calls("release_columns"), "examples.") == {"privacy.table_release:__call__"}
     assert outside(calls("write_cells"), "access.engines") == {"privacy.table_release:_read_cells"}
-    check_redeeming("kernel", "_read", "_read_groups", "_draw", receipt="self._receipt")
+    check_redeeming("receipted_read", "_read", "_read_groups", "_draw", receipt="self._receipt")
     check_redeeming("table_release", "_read_cells", "_draw_admission", "_redeem_draws", receipt="receipt")
 
 
@@ -178,19 +180,19 @@ def test_engines_are_imported_by_the_kernel_alone() -> None:
                 importers.add(module)
     curators = {"cli.prepare"}  # `dither prepare` writes a snapshot where the data are, and answers nothing
     others = {each for each in importers if not each.startswith(("access.", "audit"))} - curators
-    assert others == {"privacy.kernel", "privacy.table_release"}
+    assert others == {f"privacy.{name}" for name in ("kernel", "kernel_datasets", "receipted_read", "table_release")}
 
 
 @pytest.mark.tier("test")
 def test_a_receipt_serves_each_step_once(world: Any, opened: Any, monkeypatch: Any) -> None:
     room = opened(world())
-    original = kernel_module.ReceiptedRead.release
+    original = ReceiptedRead.release
 
     def twice(self: Any, name: str, step: Any, keys: Any = None) -> Any:
         original(self, name, step, keys)
         return original(self, name, step, keys)
 
-    monkeypatch.setattr(kernel_module.ReceiptedRead, "release", twice)
+    monkeypatch.setattr(ReceiptedRead, "release", twice)
     with pytest.raises(EngineFailure):
         room.kernel.answer(counting(), "ann")
     assert "already drawn" in str(room.kernel.log.events[-1]["detail"])

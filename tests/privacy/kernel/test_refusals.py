@@ -208,7 +208,7 @@ def test_a_ledger_is_sound_though_its_plans_would_no_longer_be_taken(
     """How deep or wide a plan may be is no part of what it costs: verifying goes by the losses alone."""
     room = opened(world(100))
     room.kernel.answer(vector_of(400), "ann")
-    monkeypatch.setattr("dither.privacy.cost.MAX_COLUMNS", 300)
+    monkeypatch.setattr("dither.privacy.sql_size.MAX_COLUMNS", 300)
     with pytest.raises(Unsupported, match="too wide"):
         room.kernel.answer(vector_of(400), "ann")
     assert verify(tmp_path / "ledger.sqlite", recompute_losses).sound

@@ -13,7 +13,7 @@ import pytest
 from dither.errors import BudgetExceeded, InvalidParameter, LedgerError
 from dither.loss import ZCDP, Approximate, Pure
 from dither.privacy.ledger import Ledger, Receipt
-from dither.privacy.ledger.state import key
+from dither.privacy.ledger.keys import key
 from dither.schema import Unit
 from privacy.ledger_cases import ONE, charge_for, dataset, losses, pay, pure, teams, total_spent, zcdp
 

@@ -18,9 +18,9 @@ from dither.errors import LedgerError
 from dither.privacy.codec import RESPONSE, decode
 from dither.privacy.cost import recompute_losses
 from dither.privacy.ledger import Ledger, Receipt
+from dither.privacy.ledger.keys import canonical_json
 from dither.privacy.ledger.maintenance import backup, verify
 from dither.privacy.ledger.migration import migrate
-from dither.privacy.ledger.state import canonical_json
 from dither.privacy.ledger.store import GENESIS, attach_store, chain_row
 from dither.privacy.protocol import LedgerHead, Release
 from privacy.ledger.test_durability import Killer

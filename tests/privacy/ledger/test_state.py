@@ -10,8 +10,9 @@ import pytest
 from dither.errors import BudgetExceeded
 from dither.loss import Pure, to_json
 from dither.privacy.ledger import Ledger, Receipt, log
+from dither.privacy.ledger.keys import key
 from dither.privacy.ledger.maintenance import verify
-from dither.privacy.ledger.state import Population, budget_cost, key
+from dither.privacy.ledger.populations import Population, budget_cost
 from dither.privacy.ledger.store import open_store
 from privacy.ledger_cases import ONE, charge_for, dataset, pay, recorded, total_spent
 

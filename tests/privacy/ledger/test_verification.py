@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dither.errors import LedgerError
+from dither.privacy.ledger.keys import canonical_json
 from dither.privacy.ledger.maintenance import verify
-from dither.privacy.ledger.state import canonical_json
 from dither.privacy.ledger.store import chain_row, open_store
 from dither.privacy.protocol import LedgerHead
 from privacy.ledger_cases import TamperedCopy, busy_ledger, execute

@@ -28,9 +28,11 @@ from dither.privacy.codec import encode
 from dither.privacy.protocol import Calibrate, Measurement, Request
 from dither.schema import load
 from dither.serve.gateway import app as gateway_module
-from dither.serve.gateway.app import ARROW, AppSettings, Gateway, application, error_response, seconds_to_next_tick
+from dither.serve.gateway.app import ARROW, Gateway, application
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.gateway.openapi import openapi_document
 from dither.serve.gateway.rate_limits import Rate
+from dither.serve.gateway.replies import error_response, seconds_to_next_tick
 from dither.serve.kernel.fair_queue import QueueLimits
 from dither.serve.kernel.server import READ_LIMITS
 from dither.serve.transport.errors import KernelUnreachable

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dither.errors import NotFound
-from dither.serve.gateway.app import AppSettings
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.gateway.files import PROOFS, DocumentFolder, list_documents, read_document
 from serve.servers import place
 

@@ -20,7 +20,8 @@ from dither.errors import LedgerError
 from dither.privacy.ledger.ledger import Ledger
 from dither.privacy.protocol import LedgerHead
 from dither.serve.gateway import readiness
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.kernel.admin import call_admin
 from dither.serve.transport.socket_client import RemoteKernel
 from serve.servers import Place, place, town, until
@@ -127,6 +128,7 @@ def test_a_full_disk_and_a_stopped_kernel_are_not_ready(tmp_path: Path) -> None:
                 (disk / "filling").unlink()
                 assert http.get("/health/ready").status_code == 200
                 process.send_signal(signal.SIGSTOP)
+                os.waitpid(process.pid, os.WUNTRACED)  # returns once it stands still
                 began = time.monotonic()
                 reply = http.get("/health/ready")
                 assert reply.status_code == 503 and "does not answer" in reply.json()["error"]["message"]

@@ -14,7 +14,8 @@ import pytest
 import uvicorn
 
 from dither.privacy.pacing import Schedule
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
+from dither.serve.gateway.endpoints import AppSettings
 from serve.browser import Browser, chromium
 from serve.servers import Place, place, until
 

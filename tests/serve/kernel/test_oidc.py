@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from dither.errors import InvalidParameter, NotAllowed
-from dither.serve.gateway.app import AppSettings
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.gateway.rate_limits import Rate
 from dither.serve.kernel.oidc import LONGEST_TOKEN, Issuer, IssuerFile, read_issuer
 from serve.servers import place, until

@@ -260,10 +260,10 @@ def place_of(table: Table) -> str:
     return options.get("path") or options.get("table", table.name)
 
 
-def unreadable_source(table: Table, reason: object) -> InvalidSchema:
+def unreadable_source(table: Table, reason: object, hint: str = "") -> InvalidSchema:
     """Build the error for a source that cannot be opened; only its curator opens it, and sees the path and reason."""
     first_line = next(iter(str(reason).strip().splitlines()), "")[:300]
-    return InvalidSchema(f"the source of table {table.name} cannot be read: {place_of(table)}: {first_line}")
+    return InvalidSchema(f"the source of table {table.name} cannot be read: {place_of(table)}: {first_line}{hint}")
 
 
 @contextlib.contextmanager

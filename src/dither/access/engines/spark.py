@@ -1,14 +1,16 @@
 """Spark 4, by pyspark: local, on a standalone cluster or through Spark Connect; reads Parquet and catalogue tables.
 
 The session's configuration is set, not assumed: ANSI mode off (a cast or an overflow in an expression is then never an
-error), the clock in UTC, dates before 1582 as they are written, no substitution of ${variables} in a query. Texts are
-cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers are returned as Arrow.
+error, in views of the catalogue neither), the clock in UTC, dates before 1582 as they are written, no substitution of
+${variables} in a query. Texts are cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers are returned
+as Arrow.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,9 +18,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import expr
+from pyspark.sql.types import StructField
 from sqlglot import exp
 
 from dither.access.cell_tasks import (
@@ -50,6 +53,7 @@ KINDS: dict[str, RawKind] = {
 }  # fmt: skip
 SETTINGS = {
     "spark.sql.ansi.enabled": "false",
+    "spark.sql.legacy.useCurrentConfigsForView": "true",  # a view's own, such as ANSI mode, could fail on a record
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.variable.substitute": "false",
     "spark.sql.parser.escapedStringLiterals": "false",
@@ -59,6 +63,10 @@ SETTINGS = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
 }
+HIVE_HINT = (
+    "; the catalogue is that of this session alone: for tables of a Hive metastore, set spark.sql.catalogImplementation"
+    " to hive in spark-defaults.conf"
+)
 SAFE_DAYS = 106_000_000  # timestamps reach this many days before and after 1970
 WIDE = exp.DataType.build("decimal(38, 0)")
 PARTS_PER_CORE = 4  # in one job; what a killed driver has to draw again is two jobs
@@ -141,11 +149,17 @@ class SparkEngine(SqlEngine):
             frame = self._frame(table)
             frame.createOrReplaceTempView(exp.to_identifier(view, quoted=True).sql("spark"))
         except (PySparkException, OSError) as error:
-            raise unreadable_source(table, error) from None
-        stored: dict[str, str] = dict(frame.dtypes)
+            raise unreadable_source(table, error, self._catalogue_hint(table, error)) from None
+        stored = {field.name: declared_type(field) for field in frame.schema}
         kinds = kinds_of(table, {name: kind_of(kind) for name, kind in stored.items()})
         readable = [_readable_column(name, stored[name]) for name in table.columns]
         return TableSource(exp.select(*readable).from_(exp.to_identifier(view, quoted=True)).subquery("raw"), kinds)
+
+    def _catalogue_hint(self, table: Table, error: Exception) -> str:
+        """Return what may be the matter if a table is not found by its name: no metastore is configured."""
+        if "table" not in table.source.options or not isinstance(error, AnalysisException):
+            return ""
+        return "" if self._session.conf.get("spark.sql.catalogImplementation", None) == "hive" else HIVE_HINT
 
     def _frame(self, table: Table) -> DataFrame:
         """Return the data frame of a table."""
@@ -257,7 +271,10 @@ def session_of(dataset: Dataset) -> SparkSession:
     try:
         if remote := remotes.pop():
             return SparkSession.builder.remote(remote).create()
-        builder = SparkSession.builder.master(masters.pop()).appName("dither")
+        master = masters.pop()
+        if master.startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers on this machine run the same Python
+        builder = SparkSession.builder.master(master).appName("dither")
         ui_settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
         return builder.config(map=ui_settings).getOrCreate().newSession()
     except (PySparkException, OSError, RuntimeError):
@@ -274,16 +291,23 @@ def with_settings(session: SparkSession, partitions: str | None) -> SparkSession
     return session
 
 
+def declared_type(field: StructField) -> str:
+    """Return the type of a column as its table declares it: Spark shows char(n), which it pads, as a string."""
+    return str(field.metadata.get("__CHAR_VARCHAR_TYPE_STRING", field.dataType.simpleString()))
+
+
 def kind_of(declared: str) -> RawKind:
     """Return the kind of a Spark type; Parquet's unsigned 64-bit integers are decimal(20,0) in Spark."""
     if declared.startswith("decimal"):
         return "integer" if declared == "decimal(20,0)" else "decimal"
-    return "text" if declared.startswith("string") else KINDS.get(declared, "other")
+    return "text" if declared.startswith(("string", "char(", "varchar(")) else KINDS.get(declared, "other")
 
 
 def _readable_column(name: str, declared: str) -> Sql:
-    """Select a column, with text in the binary collation whatever collation the table declares."""
+    """Select a column, with text in the binary collation whatever collation the table declares, and char(n) trimmed."""
     raw = exp.column(name, quoted=True)
+    if declared.startswith("char("):
+        return exp.alias_(function_call("rtrim", raw), name, quoted=True)
     if declared.startswith("string collate"):
         return exp.alias_(function_call("collate", raw, string("UTF8_BINARY")), name, quoted=True)
     return raw

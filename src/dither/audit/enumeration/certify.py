@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import Any
 
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.sampler_models import sampler_runs
 from dither.errors import NotFound
 from dither.loss import Approximate, Loss, Pure, Sensitivity
 from dither.privacy.mechanisms import (
+    BY_NAME,
     AboveThreshold,
     ColumnGaussian,
     DiscreteGaussian,
@@ -84,7 +86,7 @@ class Certificate:
         return f"{list(self.a)}, {list(self.b)}"
 
 
-CASES: tuple[CertifiedCase, ...] = (
+LISTED_CASES: tuple[CertifiedCase, ...] = (
     CertifiedCase(DiscreteLaplace(F(1)), (0,), (1,)),
     CertifiedCase(DiscreteLaplace(F(3)), (5,), (4,)),
     CertifiedCase(DiscreteGaussian(F(4)), (0,), (1,)),
@@ -122,6 +124,18 @@ CASES: tuple[CertifiedCase, ...] = (
     CertifiedCase(DiscreteGaussian(F(4096)), (0,), (1,), large=True),
     CertifiedCase(DiscreteGaussian(F(10_000)), (0,), (1,), large=True),
 )
+
+
+def default_cases(listed: Sequence[CertifiedCase]) -> Iterator[CertifiedCase]:
+    """Yield a case for each mechanism without one whose only parameter is its scale: the inputs 0 and 1, at scale 1."""
+    known = {case.mechanism.name for case in listed}
+    kinds: dict[str, Any] = {name: kind for name, kind in BY_NAME.items() if name not in known}
+    for kind in kinds.values():
+        if [field.name for field in fields(kind)] == ["scale"]:
+            yield CertifiedCase(kind(F(1)), (0,), (1,))
+
+
+CASES = (*LISTED_CASES, *default_cases(LISTED_CASES))
 
 
 def certificate(case: CertifiedCase) -> tuple[Certificate, ExactResult]:

@@ -6,21 +6,26 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
 from itertools import product
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dither.errors import Unsupported
-from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.loss import Loss
 from dither.loss import to_json as loss_to_json
 from dither.plan.context import Context
-from dither.plan.sql.scope import Scope
 from dither.post.display import answer_text, html_lines, loss_text
+from dither.post.estimate.answer_rows import (
+    display_keys,
+    key_domains,
+    keys_for_formulas,
+    select_rows,
+    take_rows,
+)
 from dither.post.estimate.clipping import (
     Clipping,
     clipping_notes,
@@ -32,15 +37,14 @@ from dither.post.estimate.clipping import (
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
-from dither.post.estimate.moments import show_estimate, show_moment
+from dither.post.estimate.moments import show_estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.estimate.windows import estimate_with_windows, resolve_windows
-from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, as_affine, cells_of, evaluate, is_missing
+from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, as_affine, cells_of, is_missing
 from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes, precision_of
-from dither.post.query.question import Ordering
 from dither.privacy.protocol import Release, UnitLoss
-from dither.schema import Domain, Moment, Precision, Scalar
+from dither.schema import Precision
 
 MAX_ROWS_SHOWN = 60
 
@@ -356,8 +360,10 @@ def build_answer(
 ) -> Answer:
     """Compute the columns that a query selects, then apply its HAVING, ORDER BY and LIMIT to the noisy values."""
     groups = list(product(*(values for _, values in answer_axes(context, plan))))
-    domains = _key_domains(plan, context)
-    key_values = [_key_values([group[position] for group in groups], domain) for position, domain in enumerate(domains)]
+    domains = key_domains(plan, context)
+    key_values = [
+        keys_for_formulas([group[position] for group in groups], domain) for position, domain in enumerate(domains)
+    ]
     key_types = [domain_type(domain) for domain in domains]
     windows = resolve_windows(plan, columns, key_values, len(groups), confidence)
     plan, columns = windows.plan, windows.columns
@@ -377,17 +383,15 @@ def build_answer(
         for output, found, alone in zip(plan.outputs, estimates, noise_alone, strict=True)
     ]
     size = len(groups)
-    rows = _select_rows(plan, columns, key_values, groups)
-    displayed = [
-        _display_keys([group[position] for group in groups], domain) for position, domain in enumerate(domains)
-    ]
+    rows = select_rows(plan, columns, key_values, groups)
+    displayed = [display_keys([group[position] for group in groups], domain) for position, domain in enumerate(domains)]
     answer_columns, keys, undefined = [], {}, list[str]()
     for position, (output, result) in enumerate(zip(plan.outputs, estimates, strict=True)):
         is_key = isinstance(output.node, KeyValue)
         clipping = clippings[position]
         answer_columns.append(
             AnswerColumn(
-                output.name, _take_rows(result, rows, size), is_key, bool(plan.keys),
+                output.name, take_rows(result, rows, size), is_key, bool(plan.keys),
                 None if clipping is None else clipping.take(rows, size),
                 bool(plan.clipped_to and cells_of(output.node)), precision_of(plan, output.node),
                 _is_additive(output.node, plan),
@@ -403,7 +407,7 @@ def build_answer(
         note
         for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
         if cells_of(output.node) and column.precision is None
-        for note in wide_notes(column.name, column.estimate, _take_rows(alone, rows, size), losses, plan.unit)
+        for note in wide_notes(column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit)
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
@@ -466,61 +470,6 @@ def _restore_booleans(result: Estimate, wanted: ValueType) -> Estimate:
     return replace(result, value=np.array(values, dtype=object).reshape(np.shape(result.value)))
 
 
-def _take_rows(result: Estimate, rows: Sequence[int], size: int) -> Estimate:
-    """Broadcast an estimate to all groups, and take some of them."""
-
-    def take(values: Values) -> Any:
-        return np.broadcast_to(np.asarray(values), (size,))[list(rows)]
-
-    return Estimate(take(result.value), take(result.std_error), take(result.low), take(result.high))
-
-
-def _select_rows(
-    plan: QueryPlan, columns: Sequence[NoisyColumn], keys: list[Values], groups: Sequence[tuple[Scalar, ...]]
-) -> list[int]:
-    """Apply HAVING, ORDER BY, LIMIT and OFFSET to noisy values; return the indexes of the groups in their order."""
-    cells, size = [column.estimate for column in columns], len(groups)
-    passes = np.ones(size, bool)
-    if plan.having is not None:
-        passes = np.broadcast_to(evaluate(plan.having, cells, keys), (size,)) == 1
-    rows = [row for row in range(size) if passes[row] and (plan.selected is None or groups[row] in plan.selected)]
-    for term in reversed(plan.order):
-        rows = sort_rows(rows, np.broadcast_to(evaluate(term.node, cells, keys), (size,)), term)
-    first = plan.question.offset
-    return rows[first:] if plan.question.limit is None else rows[first : first + plan.question.limit]
-
-
-def sort_rows(rows: list[int], values: Values, term: Ordering) -> list[int]:
-    """Sort rows by their values, as one term of ORDER BY asks for."""
-    null = is_missing(values)
-    known = sorted((row for row in rows if not null[row]), key=lambda row: values[row], reverse=term.descending)
-    nulls = [row for row in rows if null[row]]
-    return nulls + known if term.nulls_first else known + nulls
-
-
-def _key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
-    scope = Scope(plan.question.relation.domain(context))
-    return [key.value.domain(scope) for key in plan.keys]
-
-
-def _key_values(values: list[Scalar], domain: Domain) -> Values:
-    """Key values for formulas: numbers, dates and booleans as floats, texts as objects."""
-    if domain_type(domain) != "text":
-        return np.array([math.nan if value is None else float(value) for value in values])
-    return np.array(values, dtype=object)
-
-
-def _display_keys(values: list[Scalar], domain: Domain) -> list[Any]:
-    """Key values for display: dates as dates, rationals as floats."""
-    return [_display_value(value, domain) for value in values]
-
-
-def _display_value(value: Scalar, domain: Domain) -> Any:
-    if isinstance(domain, Moment) and isinstance(value, int) and not isinstance(value, bool):
-        return show_moment(value, domain.precision)
-    return float(value) if isinstance(value, Fraction) else value
-
-
 def import_optional(package: str) -> Any:
     """Import an optional package, or say how to install it."""
     try:
@@ -530,49 +479,3 @@ def import_optional(package: str) -> Any:
         raise Unsupported(
             f"this needs {package}: pip install {package}, or use table or to_dicts(), which do not need it"
         ) from None
-
-
-ROUNDING_TOLERANCE = 1e-9
-
-
-def other_budget_notes(losses: Iterable[UnitLoss], unit: str, asked: Loss) -> tuple[str, ...]:
-    """Return a note for each budget of another unit that pays more than the query asks to spend."""
-    limit = loss_as_epsilon(asked) * (1 + ROUNDING_TOLERANCE)
-    others = [part for part in losses if part.unit != unit and loss_as_epsilon(part.loss) > limit]
-    return tuple(
-        f"the {part.kind} budget of unit {part.unit} pays {describe_loss(part.loss)}, "
-        f"more than the query asks to spend for unit {unit}"
-        for part in others
-    )
-
-
-def loss_as_epsilon(loss: Loss) -> float:
-    """Convert a loss to an epsilon, roughly, to compare losses of different kinds."""
-    match loss:
-        case Pure(epsilon=epsilon) | Approximate(epsilon=epsilon):
-            return float(epsilon)
-        case ZCDP(rho=rho):
-            return math.sqrt(2 * rho)
-        case Renyi(curve=curve):
-            return max((float(epsilon) for _, epsilon in curve), default=0.0)
-        case _:
-            assert_never(loss)
-
-
-def describe_loss(loss: Loss) -> str:
-    """Describe a loss in a few words.
-
-    >>> loss_text(Pure("6/5"))
-    'epsilon 1.2'
-    """
-    match loss:
-        case Pure(epsilon=epsilon):
-            return f"epsilon {float(epsilon):g}"
-        case Approximate(epsilon=epsilon, delta=delta):
-            return f"epsilon {float(epsilon):g}, delta {float(delta):g}"
-        case ZCDP(rho=rho):
-            return f"rho {float(rho):g}"
-        case Renyi():
-            return f"a Renyi loss of at most epsilon {loss_as_epsilon(loss):g}"
-        case _:
-            assert_never(loss)

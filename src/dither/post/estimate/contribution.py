@@ -11,12 +11,8 @@ from scipy import special
 from dither.post.noise import Floats
 from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
 
-# The part of the upper tail's probability that intervals leave beyond their upper end: tails are more often heavier
-# than lighter than believed. And the quantile of squares that stands for how unevenly heavy units spread over cells.
-UPPER_PART, SQUARES_LEVEL = 0.7, 0.84
-# That is so where clipping removed more than this share of all contributions.
-HEAVY_SHARE = 0.005
-
+# The quantile of squares that stands for how unevenly heavy units spread over cells.
+SQUARES_LEVEL = 0.84
 # A tail is heavy if clipping may have removed more than this share of all contributions, and this many times as much as
 # estimated.
 HEAVY_TAIL, HEAVY_FACTOR = 0.04, 1.5
@@ -29,7 +25,8 @@ class EstimatedBound:
     Amounts are in steps of the bound. What is removed from a `signed` sum may have either sign. `limit` and `seen`
     describe the most that a unit may add, and the most that stands out from the noise. A row has at most `row_size`.
     A `given` bound was not chosen, but stated by the analyst. The model may count more than contributes (`at_most`):
-    then clipping may have removed anything from nothing on. Proof: clipping_intervals.md.
+    then, and where noise hides all units, clipping may have removed anything from nothing on. Proof:
+    clipping_intervals.md.
     """
 
     bound: int
@@ -91,9 +88,9 @@ class EstimatedBound:
             middle = 0.0
             less = more = float(np.quantile(np.abs(self.removed_draws), confidence))
         else:
-            upper = tail * (UPPER_PART if self.removed_share > HEAVY_SHARE else 1.0)
-            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - upper])
-            less, more = middle - (min(low, 0.0) if self.at_most else low), high - middle
+            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - tail])
+            from_nothing = self.at_most or not self.model.seen
+            less, more = middle - (min(low, 0.0) if from_nothing else low), high - middle
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
         spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
         rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2

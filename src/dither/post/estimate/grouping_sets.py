@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dither.post.estimate.answer import Answer, AnswerColumn, sort_rows
+from dither.post.estimate.answer import Answer, AnswerColumn
+from dither.post.estimate.answer_rows import sort_rows
 from dither.post.estimate.clipping import Clipping
 from dither.post.estimate.intervals import Estimate
 from dither.post.formulas import Values, is_missing

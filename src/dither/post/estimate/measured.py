@@ -51,7 +51,8 @@ def estimated_bound(
 ) -> EstimatedBound:
     """Infer from a released histogram what a bound clips."""
     scale = mechanism.std() / math.sqrt(2)
-    model = fit_contributions(search.edges, values, scale, search.step, search.candidates[-1], search.row_size)
+    top, sizes = search.candidates[-1], search.sizes
+    model = fit_contributions(search.edges, values, scale, search.step, top, search.row_size, sizes)
     seen = bound_text(round(model.seen), search)
     given = len(search.candidates) == 1
     return EstimatedBound(bound, model, search.signed, bound_text(bound, search), seen, search.row_size, given)

@@ -19,6 +19,7 @@ from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS
 from dither.post.query.bins import Bins, QuantileLevel
 from dither.post.query.question import Ordering, OutputColumn, Question
 from dither.post.query.typical_rows import TYPICAL_ROWS
+from dither.privacy.protocol import KnownSize
 from dither.schema import Precision, Scalar
 
 # Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
@@ -80,7 +81,7 @@ class ContributionSearch:
     choose from, `cells` is the number of cells by which they are judged, `row_size` the most that one row contributes.
     Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
     value of one step, if values are summed and not rows, and `share` is that of the loss. Quotes assume that the bound
-    leaves `typical_rows` rows, if nothing better is known.
+    leaves `typical_rows` rows, if nothing better is known; `sizes` are what is public about all units together.
     """
 
     tag: str
@@ -95,6 +96,7 @@ class ContributionSearch:
     weight: Fraction = COUNT_WEIGHTS["search"]
     share: Fraction = Fraction(1, 5)
     typical_rows: Fraction = Fraction(TYPICAL_ROWS)
+    sizes: tuple[KnownSize, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def bound_name(tag: str) -> str:
 def bound_text(bound: int, search: ContributionSearch) -> str:
     """Write a bound as the most that a unit may add: in rows, rounded up, or in the unit of the sum."""
     if search.quantity is not None:
-        return f"{float(bound * search.quantity):,.4g} to the sum of values"
+        return f"{float(f'{float(bound * search.quantity):.4g}'):,.12g} to the sum of values"
     whole = -(-bound // search.row_size)
     return f"{whole:,} row{'' if whole == 1 else 's'}"
 

@@ -96,7 +96,15 @@ def bound_search(
         if search.tag in {limit.tag for limit in unfilled_limits(planned.measure)}
     ]
     noise = budget.noise((1 - search_share(plan)) * max(shares, default=Fraction(1)))
-    rule = BoundRule(search.edges, rational(f"{noise:.6g}"), search.cells, search.row_size, search.step, search.signed)
+    rule = BoundRule(
+        search.edges,
+        rational(f"{noise:.6g}"),
+        search.cells,
+        search.row_size,
+        search.step,
+        search.signed,
+        search.sizes,
+    )
     mechanism = Calibrate(noise_kind(context, search.measure, plan.unit, loss), loss)
     affordable = tuple(bound for bound in search.candidates if noise * bound <= LARGEST_NOISE)
     return BoundSearch(search.measure, mechanism, affordable or search.candidates[:1], search.tag, rule)

@@ -36,6 +36,7 @@ from dither.post.contribution_bound import (
     up_to,
     value_bins,
 )
+from dither.post.query.public_sizes import public_sizes
 from dither.post.query.query_plan import (
     LARGEST_CLIP,
     LARGEST_ROWS,
@@ -48,6 +49,7 @@ from dither.post.query.query_plan import (
 from dither.post.query.question import Question
 from dither.post.query.terms import NULL, ONE, ZERO, Centre, Term
 from dither.post.query.typical_rows import typical_rows
+from dither.privacy.protocol import KnownSize
 from dither.schema import Number
 
 # Values of this many steps come from per-unit counts and sums that nothing bounds.
@@ -195,7 +197,10 @@ class RowBounds:
         bins = up_to(row_bins(steps), multiply(self.most_rows(relation, unit), steps * len(counted)))
         cuts = tuple(Fraction(bin, steps) + 1 for bin in bins[:-1])
         edges = tuple(bin + steps for bin in bins[:-1])
-        return self._search(per_unit, expr.ColumnRef("mass"), cuts, edges, bins, groups, tag, steps, step=steps)
+        search = self._search(per_unit, expr.ColumnRef("mass"), cuts, edges, bins, groups, tag, steps, step=steps)
+        # Counts of values that may be missing are sums: a row may add less than it can.
+        sums = per_row is not None
+        return replace(search, sizes=self._sizes(relation, unit, search, steps * len(counted), sums))
 
     def value_search(
         self, question: Question, keys: tuple[GroupKey, ...], term: Term, tag: str, signed: bool
@@ -218,7 +223,15 @@ class RowBounds:
         weights = CENTRED_WEIGHTS if term.centre is not None else SUM_WEIGHTS
         search = self._search(per_unit, size, cuts, edges, bins, groups, tag, term.max_steps, step=1)
         rows = search.typical_rows / (PART_OF_RANGE if term.centre is not None else 2)
-        return replace(search, signed=signed, quantity=term.step, weight=weights["search"], typical_rows=rows)
+        sizes = self._sizes(question.relation, question.unit, search, term.max_steps, sums=True)
+        quantity, weight = term.step, weights["search"]
+        return replace(search, signed=signed, quantity=quantity, weight=weight, typical_rows=rows, sizes=sizes)
+
+    def _sizes(
+        self, relation: Relation, unit: str, search: ContributionSearch, row_size: int, sums: bool
+    ) -> tuple[KnownSize, ...]:
+        """Return what is public about the units of a search, as far as a row adds at most `row_size`."""
+        return public_sizes(self.context, relation, unit, row_size, search.step, sums)
 
     def _search(
         self,

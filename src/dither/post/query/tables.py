@@ -70,7 +70,8 @@ class NamedTable:
         if len(matches) > 1:
             raise InvalidQuery(f"{name!r} is in several tables; write one of: {_qualified_names(matches)}")
         if not matches:
-            raise NotFound(f"no column {node.sql()!r}; there are: {', '.join(sorted({f.name for f in self.fields}))}")
+            known = ", ".join(sorted({f.name for f in self.fields}))
+            raise NotFound(f"no column {node.sql().replace(chr(34), '')!r}; there are: {known}")
         return matches[0]
 
     def has(self, node: exp.Column) -> bool:

@@ -19,8 +19,8 @@ def typical_rows(context: Context, relation: Relation, unit: str) -> int:
     """Return a likely bound on the rows of one unit: a few times their mean number, or 16 if that is not known."""
     tables = {node.table for node in walk(relation) if isinstance(node, Scan)}
     rows = max((context.noisy_rows(table) or 0 for table in tables), default=0)
-    units, scale = known_units(context, unit) or 0, _size_noise(context)
-    if units < CLEAR * scale or rows < CLEAR * scale * SIZE_ROWS:
+    units, scale = known_units(context, unit) or 0, size_noise(context)
+    if units < CLEAR * scale or rows < CLEAR * row_noise(context):
         return TYPICAL_ROWS
     return max(1, round(ABOVE_MEAN * rows / units))
 
@@ -31,7 +31,12 @@ def known_units(context: Context, unit: str) -> int | None:
     return context.noisy_units() if people == {unit} else None
 
 
-def _size_noise(context: Context) -> float:
+def row_noise(context: Context) -> float:
+    """Return about the scale of the noise in the number of rows."""
+    return size_noise(context) * SIZE_ROWS
+
+
+def size_noise(context: Context) -> float:
     """Return about the scale of the noise in the number of units; that in rows is SIZE_ROWS times as large."""
     private = sum(table.private for table in context.dataset.tables.values())
     return (private + 1) / float(context.dataset.size_epsilon)

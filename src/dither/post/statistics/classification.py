@@ -1,4 +1,4 @@
-"""Make logistic regressions: by Newton steps where noise is small or rows are the units, else by gradients alone."""
+"""Make logistic regressions: by Newton steps where noise is small, else by two steps or, for units, by gradients."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from dither.post.statistics.descent import DescentMoments, DescentPlan
 from dither.post.statistics.design import Standard, levels_of, read_columns
 from dither.post.statistics.linear import moment_plan, plan_notes
 from dither.post.statistics.logistic import (
-    MANY_STEPS,
     GradientMoments,
     LogisticModel,
     LogisticPlan,
     build_logistic,
 )
+from dither.post.statistics.moments import MomentPlan
 from dither.post.statistics.steps import Released
+from dither.post.statistics.two_steps import TwoStepMoments, TwoStepPlan
 from dither.privacy.accounting.composition import sampled_loss
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
@@ -52,8 +53,8 @@ def make_logistic(
         rows, [*features, target], read_columns(rows, features), standard or ("private" if single_rows else None)
     )
     plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
-    if plan.rounds < MANY_STEPS and planned.keyed:
-        plan = DescentPlan(DescentMoments(planned.settings, planned.design), outcome)
+    if not plan.noise_is_small:
+        plan = noisy_plan(planned, outcome)
     if sample is not None:
         plan = with_sample(plan, rational(sample, "sample"))
     notes = [*plan_notes(plan.moments), *sample_notes(sample)]
@@ -62,6 +63,13 @@ def make_logistic(
         return build_logistic(plan, released, target, classes, alpha, notes)
 
     return plan.statistic(finish, notes)
+
+
+def noisy_plan(planned: MomentPlan, outcome: Expr) -> LogisticPlan:
+    """Return the plan for noise that is not small: two steps for rows, a descent for units with a key."""
+    if planned.keyed:
+        return DescentPlan(DescentMoments(planned.settings, planned.design), outcome)
+    return TwoStepPlan(TwoStepMoments(planned.settings, planned.design), outcome)
 
 
 def read_classes(rows: SourceRows, target: str, positive: Scalar) -> tuple[Expr, tuple[Scalar, ...]]:

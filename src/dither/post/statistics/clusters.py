@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -64,20 +64,38 @@ def make_clusters(rows: SourceRows, columns: Sequence[str], count: int, bins: in
     plan = plan_marginals(rows, rows_without_null(rows, columns), [tuple(a.key for a in attributes)])
 
     def finish(released: Released) -> Clusters:
-        return build_clusters(plan, released, attributes, count)
+        return build_clusters(plan, released, attributes, count, bins is None)
 
     return plan.statistic(finish)
 
 
 def grid_bins(rows: SourceRows, columns: int) -> int:
-    """Return the bins of each column: about (n epsilon / 10)^(2 / (2 + d)), as Su and others found best (2016)."""
+    """Return the bins of each column, for the rows that the tables seem to have."""
     spend, context = rows.settings.spend, rows.context
     epsilon = float(spend.amount) if not spend.gaussian else float(np.sqrt(2 * float(spend.amount)))
     known = max((context.noisy_rows(table) or 0 for table in context.dataset.tables), default=0) or ASSUMED_TABLE
     bounded = rows.question(["COUNT(*)"]).relation.stability(context, rows.settings.unit).max_rows
     per_unit = bounded or rows.settings.bound.max_rows or ASSUMED_ROWS
-    bins = (known * epsilon / (ROWS_PER_CELL * per_unit)) ** (2 / (2 + columns))
+    bins = best_bins(known * epsilon / per_unit, columns)
     return int(max(2, min(bins, MOST_BINS, MAX_GRID ** (1 / columns))))
+
+
+def best_bins(rows: float, columns: int) -> float:
+    """Return the bins of each column for some rows at epsilon 1: those that Su and others found best (2016)."""
+    return float((rows / ROWS_PER_CELL) ** (2 / (2 + columns)))
+
+
+def merge_cells(
+    table: Floats, noise: float, attributes: Sequence[Attribute]
+) -> tuple[Floats, float, tuple[Attribute, ...]]:
+    """Merge neighbouring cells of a grid that is too fine for the rows that it turns out to have."""
+    wanted, merged = max(2.0, best_bins(max(0.0, table.sum()) * np.sqrt(2) / noise, table.ndim)), []
+    for axis, attribute in enumerate(attributes):
+        together = max(1, int(attribute.size / wanted))
+        starts = range(0, attribute.size, together)
+        table, noise = np.add.reduceat(table, starts, axis=axis), noise * np.sqrt(together)
+        merged.append(replace(attribute, edges=(*attribute.edges[:-1:together], attribute.edges[-1])))
+    return table, noise, tuple(merged)
 
 
 def half_widths_of(attributes: Sequence[Attribute]) -> Floats:
@@ -119,10 +137,14 @@ def _spread_start(points: Floats, weights: Floats, count: int, random: np.random
     return np.array(chosen)
 
 
-def build_clusters(plan: MarginalPlan, released: Released, attributes: Sequence[Attribute], count: int) -> Clusters:
-    """Find the clusters of the noisy grid."""
-    shape = [attribute.size for attribute in attributes]
-    table, noise = table_of(released, 0).reshape(shape), released.noise().std
+def build_clusters(
+    plan: MarginalPlan, released: Released, attributes: Sequence[Attribute], count: int, merge: bool
+) -> Clusters:
+    """Find the clusters of the noisy grid, after its cells were merged if it is too fine."""
+    table = table_of(released, 0).reshape([attribute.size for attribute in attributes])
+    noise, shape = released.noise().std, table.shape
+    if merge:
+        table, noise, attributes = merge_cells(table, noise, attributes)
     middles = [np.array([attribute.middle(p) for p in range(attribute.size)]) for attribute in attributes]
     raw = np.stack([axis.ravel() for axis in np.meshgrid(*middles, indexing="ij")], axis=1)
     weights = np.where(table.ravel() > EMPTY * noise, table.ravel(), 0.0)
@@ -149,8 +171,9 @@ def build_clusters(plan: MarginalPlan, released: Released, attributes: Sequence[
         columns.append(noisy_column(attribute.name, value, error, *interval(value, error, factor)))
     whole = ((points - weights @ points / weights.sum()) ** 2).sum(axis=1)
     inertia = float(weights @ spread.sum(axis=1)) / max(float(weights @ whole), 1e-300)
-    bins = " x ".join(map(str, shape))
-    summary = (f"{count} clusters of {len(attributes)} columns, from a noisy grid of {bins} cells",)
+    bins, used = " x ".join(map(str, shape)), " x ".join(map(str, table.shape))
+    merged = "" if table.shape == shape else f", merged to {used} since there are few rows"
+    summary = (f"{count} clusters of {len(attributes)} columns, from a noisy grid of {bins} cells{merged}",)
     notes = [
         *plan.notes,
         "rows with NULL in any column are left out; distances are in units of half the declared widths",

@@ -21,6 +21,7 @@ from dither.post.statistics.arguments import read_list
 from dither.post.statistics.core import (
     Measurements,
     Part,
+    Settings,
     SourceRows,
     Statistic,
     group_labels,
@@ -32,10 +33,14 @@ from dither.schema import Boolean, Number
 SIMULATIONS = 4_999
 # A group whose count is not this many standard deviations above 0 has no usable mean.
 SURE_COUNT = 5.0
-POPULATION_NOTE = (
-    "the test is about a large population from which the rows were drawn independently; rows of one {unit} are "
-    "treated as independent too"
-)
+
+
+def population_note(settings: Settings) -> str:
+    """Say what a test is about, and what it takes to be independent."""
+    note = "the test is about a large population from which the rows were drawn independently"
+    if settings.context.dataset.units[settings.unit].kind == "row":
+        return note
+    return f"{note}; rows of one {settings.unit} are treated as independent too"
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def compare_groups(measured: Measurements, groups: GroupMeans, title: str, score
         key_column("group", [str(label) for label in groups.labels]),
         noisy_column("mean", groups.means, groups.std_errors, groups.means - half, groups.means + half),
     ]
-    notes = [POPULATION_NOTE.format(unit=measured.settings.unit)]
+    notes = [population_note(measured.settings)]
     if not groups.usable.all():
         small = ", ".join(str(groups.labels[i]) for i in np.flatnonzero(~groups.usable))
         notes.append(f"left out, since the noise hides their size: {small}; spend more, or use larger groups")

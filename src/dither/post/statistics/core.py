@@ -36,11 +36,12 @@ from dither.plan.expressions.core import Expr
 from dither.plan.sql.scope import Scope
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import Answer, build_answer, other_budget_notes
+from dither.post.estimate.answer import Answer, build_answer
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.intervals import NoisyColumn
+from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import ChosenBounds, chosen_bounds, measured_columns
 from dither.post.estimate.quote import Quote, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import REHEARSALS, ends_of_bounds, made_up_release

@@ -15,11 +15,10 @@ from fractions import Fraction
 import numpy as np
 
 from dither.plan.expressions.core import Expr, LiteralValue
-from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.traversal import fill_values
 from dither.post.noise import Floats
-from dither.post.query.typical_rows import TYPICAL_ROWS, typical_rows
+from dither.post.query.typical_rows import TYPICAL_ROWS, row_noise, typical_rows
 from dither.post.statistics.linear import assumed_choices, table_rows
 from dither.post.statistics.logistic import (
     WEIGHT_LIMIT,
@@ -40,6 +39,8 @@ CURVATURE, SPREAD = 0.2, 0.3
 TYPICAL_SIZE, TYPICAL_RESIDUAL = 0.5, 0.5
 # The rows of a unit, if nothing is known about them.
 UNKNOWN_ROWS = 32.0
+# Tables are taken to have at least this many times the noise in their numbers of rows, which may hide all of them.
+LEAST_ROWS = 0.25
 # The share of the loss for choosing centres and scales of numbers.
 SEARCH_SHARE = Fraction(1, 4)
 # The length of a step hardly depends on the noise of unused derivatives, which is this many times smaller.
@@ -104,14 +105,19 @@ class DescentPlan(LogisticPlan):
     @property
     def curvature(self) -> float:
         """The second derivatives of the loss by a weight, in units of a gradient, that steps are divided by."""
-        return table_rows(self.moments) * CURVATURE * SPREAD
+        return self.likely_rows * CURVATURE * SPREAD
+
+    @property
+    def likely_rows(self) -> float:
+        """The number of rows, at least a share of its noise: far too long steps do more harm than too short ones."""
+        rows, context = table_rows(self.moments), self.moments.settings.context
+        known = any(context.noisy_rows(name) is not None for name in context.dataset.tables)
+        return max(rows, LEAST_ROWS * row_noise(context)) if known else rows
 
     def measure(self, round_: int) -> Measure:
         """Build the measure of the gradient at the weights of a round; before the last, with zeros for derivatives."""
         zeros = [] if round_ == self.rounds else [LiteralValue(Fraction(0))] * (self.size * (self.size + 1) // 2)
-        values, plan = (*self.gradient_cells(), *zeros), self.moments
-        norm = "l2" if plan.gaussian else "l1"
-        return ClippedSums(self.relation(round_), plan.settings.unit, values, RADIUS, norm)  # type: ignore[arg-type]
+        return self.sums(round_, [*self.gradient_cells(), *zeros])
 
     def newton_search(self, round_: int) -> BoundSearch:
         """Build the search of a step: a ridge of the public curvature, beside which the noise of the zeros is small."""

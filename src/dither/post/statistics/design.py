@@ -30,7 +30,7 @@ Standard = Literal["declared", "private"]
 RESOLUTION = 1 << 13
 # Before a private centre and scale are applied, a declared range has this many steps on each side of its middle.
 FINE = 1 << 20
-# A private scale is a declared half width divided by 1 to LARGEST_ZOOM, in steps of 1 / ZOOM_STEPS.
+# A private scale is a declared half width divided by a number up to LARGEST_ZOOM, in steps of 1 / ZOOM_STEPS.
 LARGEST_ZOOM, ZOOM_STEPS = 1 << 10, 16
 MAX_LEVELS = 64
 MAX_COLUMNS = 64
@@ -62,11 +62,11 @@ class ModelColumn:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The centre and scale of each column, and how many scales a value may be away from the centre."""
+    """The centre and scale of each column, and how far in scales a value may be from it: a number, or one for each."""
 
     centres: Floats
     scales: Floats
-    reach: float
+    reach: float | Floats
 
     def standard(self, raw: Floats) -> Floats:
         """Return the standard units of raw values, one column each."""

@@ -16,7 +16,7 @@ from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, ScaledNoise
-from dither.post.statistics.comparison import POPULATION_NOTE, p_text, tail_share
+from dither.post.statistics.comparison import p_text, population_note, tail_share
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import draw_noise, level_counts
 from dither.post.statistics.result import Result
@@ -41,7 +41,7 @@ class Independence(Result):
 def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Independence]:
     """Make the statistic that tests the independence of two columns."""
     if one.strip() == two.strip():
-        raise InvalidParameter(f"{one[:60]} is compared with itself; name two different columns")
+        raise InvalidParameter(f"independence needs two different columns, got {one!r:.60} twice")
     where = " AND ".join(f"{rows.column(c)} IS NOT NULL" for c in (one, two) if rows.domain(c).nullable)
     plan = rows.plan(["COUNT(*) AS n"], by=[one, two], where=where)
     shape = tuple(len(axis.values) for axis in plan.measures[0].measure.axes(rows.context))
@@ -55,7 +55,7 @@ def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Indepen
         fields = {
             name: getattr(answer, name) for name in ("columns", "keys", "confidence", "loss", "releases", "bounds")
         }
-        notes = (*measured.notes, POPULATION_NOTE.format(unit=measured.settings.unit))
+        notes = (*measured.notes, population_note(measured.settings))
         return Independence(
             query=title, notes=notes, summary=summary, **fields,
             p_value=found.p_value, statistic=found.statistic, cramers_v=found.cramers_v,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
-from dither.plan.context import Context
 from dither.post.estimate.answer import Answer
 from dither.post.statistics.combination import combine_answers
 from dither.post.statistics.comparison import Comparison, make_comparison
@@ -36,7 +35,6 @@ class Statistics(Models):
     kernel: Kernel
     name: str
     token: str
-    context: Context
 
     @statistic
     def table(

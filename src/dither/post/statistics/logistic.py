@@ -1,8 +1,8 @@
 """Logistic regression by noisy gradients: a few Newton steps in one charge, each unit's sums scaled into one ball.
 
-One search, or three where noise is small, improve the weights from zero, each by a noisy gradient and its noisy
-derivatives at the weights before. The rest of the loss measures both at the last weights; that step is taken here, and
-its errors are those of the noise. Gradients of first order alone would need tens of steps with a share of the loss.
+Three searches improve the weights from zero, each by a noisy gradient and its noisy derivatives at the weights before.
+The rest of the loss measures both at the last weights; that step is taken here, and its errors are those of the noise.
+This is for noise that is small: `two_steps` and `descent` have the plans for more of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dither.post.statistics.steps import Released, Step, SteppedStatistic, addit
 from dither.privacy.protocol import BoundSearch, Measurement, NewtonRule
 from dither.schema import Scalar
 
-# Newton steps before the last one and the share of the loss for each: many where noise is small, else one with half.
+# Newton steps before the last one, and the share of the loss for each.
 MANY_STEPS, SMALL_SHARE = 3, Fraction(1, 10)
 # The share for choosing centres, scales and radius.
 SEARCH_SHARE = Fraction(1, 10)
@@ -57,7 +57,7 @@ SMALL_NOISE, EVEN_CURVATURE = 10, 1 / 48
 WEIGHT_LIMIT, WEIGHT_STEPS = 16, 1 << 10
 # Probabilities are multiples of this step.
 CHANCE_STEP = Fraction(1, 1 << 12)
-# Second derivatives are measured coarser than the gradient, of which errors matter more.
+# Second derivatives are measured this much coarser than the gradient.
 CURVATURE_WEIGHT = 2
 
 
@@ -112,16 +112,21 @@ class LogisticPlan:
         """The number of weights, with the intercept."""
         return len(self.moments.design.columns) + 1
 
-    @cached_property
+    @property
     def rounds(self) -> int:
-        """The number of Newton steps before the last one, from public facts: each needs a share of the loss."""
+        """The number of Newton steps before the last one."""
+        return MANY_STEPS
+
+    @cached_property
+    def noise_is_small(self) -> bool:
+        """True if a small share of the loss measures second derivatives well, by public facts."""
         plan, settings = self.moments, self.moments.settings
         chosen = assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)
         measure = fill_values(self.measure(0), chosen)
         noise = additive(settings, measure, settings.spend.share(SMALL_SHARE))
         spread = expected_noise(settings.context, settings.unit, Measurement(measure, noise)).std
         smallest = SMALL_NOISE * CURVATURE_WEIGHT * spread / plan.per_unit(chosen)
-        return MANY_STEPS if smallest < EVEN_CURVATURE * table_rows(plan) else 1
+        return smallest < EVEN_CURVATURE * table_rows(plan)
 
     @property
     def searched(self) -> Fraction:
@@ -131,7 +136,12 @@ class LogisticPlan:
     @property
     def share(self) -> Fraction:
         """The share of the loss for each Newton step before the last one."""
-        return SMALL_SHARE if self.rounds == MANY_STEPS else (1 - self.searched) / 2
+        return SMALL_SHARE
+
+    @property
+    def coarser(self) -> int:
+        """How much coarser second derivatives are measured than the gradient, of which errors matter more."""
+        return CURVATURE_WEIGHT
 
     @property
     def intercept(self) -> Expr:
@@ -169,16 +179,22 @@ class LogisticPlan:
         curvature = expr.Clamp(expr.Rounded("round", spread, CHANCE_STEP), Fraction(0), Fraction(1, 4))
         return Project(rows, (*columns, ("r", residual), ("h", curvature)))
 
+    def derivative_cells(self) -> list[Expr]:
+        """Return what a row adds to the second derivatives: the upper triangle, row by row."""
+        pairs = zip(*np.triu_indices(self.size), strict=True)
+        return [self._cell(expr.ColumnRef("h"), term_product(int(i), int(j)), self.coarser) for i, j in pairs]
+
     def measure(self, round_: int) -> Measure:
         """Build the measure of the gradient and its derivatives at the weights of a round."""
-        pairs = zip(*np.triu_indices(self.size), strict=True)
-        gradient = self.gradient_cells()
-        curvature = [self._cell(expr.ColumnRef("h"), term_product(int(i), int(j)), CURVATURE_WEIGHT) for i, j in pairs]
-        values, plan = (*gradient, *curvature), self.moments
+        return self.sums(round_, [*self.gradient_cells(), *self.derivative_cells()])
+
+    def sums(self, round_: int, values: Sequence[Expr]) -> Measure:
+        """Build the measure of sums over rows at the weights of a round; those of a unit are scaled into a ball."""
+        plan = self.moments
         if not plan.keyed:
-            return SumVector(self.relation(round_), values)
+            return SumVector(self.relation(round_), tuple(values))
         norm = "l2" if plan.gaussian else "l1"
-        return ClippedSums(self.relation(round_), plan.settings.unit, values, RADIUS, norm)  # type: ignore[arg-type]
+        return ClippedSums(self.relation(round_), plan.settings.unit, tuple(values), RADIUS, norm)  # type: ignore[arg-type]
 
     def _cell(self, factor: Expr, product: Expr, coarser: int) -> Expr:
         """Return what a row adds to a cell, in whole steps."""
@@ -191,24 +207,36 @@ class LogisticPlan:
             self.size,
             Fraction(1, WEIGHT_STEPS),
             f"weights{round_ - 1}" if round_ > 1 else "",
-            Fraction(ridge_of(self.size)),
-            Fraction(CURVATURE_WEIGHT),
+            self.ridge,
+            Fraction(self.coarser),
         )
         measure, settings = self.measure(round_ - 1), self.moments.settings
         noise = additive(settings, measure, settings.spend.share(self.share))
         return BoundSearch(measure, noise, (1, 2 * WEIGHT_LIMIT * WEIGHT_STEPS + 1), f"weights{round_}", rule)
 
     @property
+    def ridge(self) -> Fraction:
+        """What a search adds to eigenvalues, in standard deviations of a cell's noise."""
+        return Fraction(ridge_of(self.size))
+
+    @property
     def error_note(self) -> str:
         """A note on what the intervals include."""
         return ERROR_NOTE
 
-    def fit(self, released: Released, penalties: Floats) -> LogisticFit:
-        """Take the last Newton step from the weights that were chosen."""
+    def prediction_scaling(self, scaling: Scaling, released: Released) -> Scaling:
+        """Return the scaling of rows that are predicted: values are moved into the range of those that were fitted."""
+        return scaling
+
+    def start(self, released: Released) -> Floats:
+        """Return the weights that the last search chose."""
         middle = WEIGHT_LIMIT * WEIGHT_STEPS + 1
         tags = [f"weights{self.rounds}.{place}" for place in range(self.size)]
-        start = np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
-        return last_step(released.values(), released.noise().std, start, penalties)
+        return np.array([(released.chosen[tag] - middle) / WEIGHT_STEPS for tag in tags])
+
+    def fit(self, released: Released, penalties: Floats) -> LogisticFit:
+        """Take the last Newton step from the weights that were chosen."""
+        return last_step(released.values(), released.noise().std, self.start(released), penalties)
 
     def statistic(self, finish: Any, notes: Sequence[str]) -> SteppedStatistic[Any]:
         """Make the statistic: private centres and scales, Newton steps, and the last sums."""
@@ -319,7 +347,7 @@ def build_logistic(
     fields = result_fields(released.measurements, f"classify {target}", columns, summary, all_notes)
     return LogisticModel(
         **fields, features=design.columns, target=target, classes_=classes, coef_=raw[1:], intercept_=float(raw[0]),
-        std_errors_=errors, weights=fit.weights, scaling=scaling,
+        std_errors_=errors, weights=fit.weights, scaling=plan.prediction_scaling(scaling, released),
     )  # fmt: skip
 
 

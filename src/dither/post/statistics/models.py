@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
+from dither.errors import InvalidParameter
 from dither.loss import Rational
 from dither.plan.context import Context
+from dither.post.statistics.arguments import read_names
 from dither.post.statistics.bayes import NaiveBayes, make_bayes
 from dither.post.statistics.classification import make_logistic
 from dither.post.statistics.clusters import Clusters, make_clusters
@@ -20,13 +23,17 @@ from dither.privacy.protocol import Kernel
 from dither.schema import Scalar
 
 
-class Models:
+class Models(ABC):
     """The models that a session fits, each for one charge; see docs/statistics.md."""
 
     kernel: Kernel
     name: str
     token: str
-    context: Context
+
+    @property
+    @abstractmethod
+    def context(self) -> Context:
+        """The dataset's public facts."""
 
     @statistic
     def regress(
@@ -47,7 +54,7 @@ class Models:
         the noise, and sampling error too with `population=True`.
         """
         rows = read_rows(self, source, options)
-        return make_regression(rows, target, features, alpha, standardize, population)
+        return make_regression(rows, target, read_features(target, features, alpha), alpha, standardize, population)
 
     @statistic
     def classify(
@@ -62,14 +69,15 @@ class Models:
         sample: Rational | None = None,
         **options: Unpack[StatisticOptions],
     ) -> Statistic[LogisticModel]:
-        """Fit a logistic regression by Newton steps on noisy gradients, all in one charge.
+        """Fit a logistic regression by steps on noisy gradients, all in one charge.
 
         The target is a boolean, a number with two values, or a category of which `positive` is one class. `alpha` is a
         ridge penalty on weights in standard units. With `sample=0.1`, each unit is read with that probability only, and
         the noise is calibrated to the loss that this amplifies.
         """
         rows = read_rows(self, source, options)
-        return make_logistic(rows, target, features, positive, alpha, standardize, sample)
+        names = read_features(target, features, alpha)
+        return make_logistic(rows, target, names, positive, alpha, standardize, sample)
 
     @statistic
     def synthesize(
@@ -105,7 +113,7 @@ class Models:
         With `correlation=False` they are in raw units. `standardize` is that of `regress`.
         """
         rows = read_rows(self, source, options)
-        return make_components(rows, columns, count, correlation, standardize)
+        return make_components(rows, read_names("columns", columns), count, correlation, standardize)
 
     @statistic
     def cluster(
@@ -118,7 +126,7 @@ class Models:
         **options: Unpack[StatisticOptions],
     ) -> Statistic[Clusters]:
         """Find clusters of numbers by k-means on a noisy grid of `bins` for each column."""
-        return make_clusters(read_rows(self, source, options), columns, count, bins)
+        return make_clusters(read_rows(self, source, options), read_names("columns", columns), count, bins)
 
     @statistic
     def naive_bayes(
@@ -131,4 +139,14 @@ class Models:
         **options: Unpack[StatisticOptions],
     ) -> Statistic[NaiveBayes]:
         """Fit a naive Bayes classifier from noisy tables of the target and each column; `bins` as in `synthesize`."""
-        return make_bayes(read_rows(self, source, options), target, features, bins)
+        return make_bayes(read_rows(self, source, options), target, read_features(target, features), bins)
+
+
+def read_features(target: str, features: Any, alpha: Any = 0.0) -> tuple[str, ...]:
+    """Return the columns of a model; refuse its own target among them, and a penalty that is no number from 0 on."""
+    names = read_names("features", features)
+    if target in names:
+        raise InvalidParameter(f"the target {target!r:.60} cannot be one of the features")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha < float("inf"):
+        raise InvalidParameter(f"alpha must be a number that is at least 0, got {alpha!r:.40}")
+    return names

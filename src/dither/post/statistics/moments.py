@@ -119,6 +119,11 @@ class MomentPlan:
         return self.settings.spend.gaussian
 
     @property
+    def moved_rows(self) -> Fraction:
+        """The share of rows that are moved to private limits, if each is a unit of its own."""
+        return MOVED_ROWS
+
+    @property
     def searches_radius(self) -> bool:
         """True if the radius is chosen privately."""
         return self.keyed and (self.most_rows is None or self.design.standard == "private")
@@ -228,9 +233,10 @@ class MomentPlan:
 
     def _zoom_search(self, place: int) -> BoundSearch:
         """Build the search for the scale of a column, from the units' mean distances from its centre."""
-        logs = range(2 * LARGEST_ZOOM.bit_length() - 1)
+        # A row at one end of the declared range may be two half widths from the centre; units reach further than that.
+        logs = range(0 if self.keyed else -2, 2 * LARGEST_ZOOM.bit_length() - 1)
         zooms = [round(ZOOM_STEPS * 2 ** (log / 2)) for log in logs]
-        factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, MOVED_ROWS)
+        factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, self.moved_rows)
         ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
         value = expr.Absolute(self.design.distance(place))
         # The largest distance comes first, so that zooms increase.

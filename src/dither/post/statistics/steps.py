@@ -13,8 +13,8 @@ from dither.loss import Loss
 from dither.plan.context import Context
 from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.traversal import fill_limits, fill_values
-from dither.post.estimate.answer import other_budget_notes
 from dither.post.estimate.explain import Expected
+from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.quote import Quote
 from dither.post.estimate.rehearsal import REHEARSALS, made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of

@@ -8,15 +8,19 @@ from dataclasses import replace
 import numpy as np
 from scipy import special
 
+from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer, AnswerColumn
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
+from dither.schema import Boolean
 
 
 def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
-    values = [f"COUNT(*) FILTER (WHERE {condition}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
+    if condition.isidentifier() and not isinstance(rows.domain(condition), Boolean):
+        raise InvalidParameter(f"{condition} is neither true nor false; give a condition, such as {condition} = ...")
+    values = [f"COUNT(*) FILTER (WHERE {rows.column(condition)}) / COUNT(*) AS proportion", "COUNT(*) AS n"]
     plan = rows.plan(values, by=keys)
 
     def build(measured: Measurements) -> Result:
@@ -32,7 +36,7 @@ def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], popul
 
 def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> Statistic[Result]:
     """Make the statistic of the ratio of two sums."""
-    plan = rows.plan([f"SUM({over}) / SUM({under}) AS ratio"], by=keys)
+    plan = rows.plan([f"SUM({rows.column(over)}) / SUM({rows.column(under)}) AS ratio"], by=keys)
 
     def build(measured: Measurements) -> Result:
         answer = measured.parts[0].answer(measured.settings, measured.releases)

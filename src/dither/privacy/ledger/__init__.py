@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dither.privacy.ledger.ledger import Account, Charge, Ledger, OwnCharge, Receipt, RecordedAnswer, RecordedRequest
-from dither.privacy.ledger.state import KERNEL
+from dither.privacy.ledger.charges import Account, Charge, OwnCharge, RecordedAnswer, RecordedRequest
+from dither.privacy.ledger.keys import KERNEL
+from dither.privacy.ledger.ledger import Ledger, Receipt
 
 __all__ = ["KERNEL", "Account", "Charge", "Ledger", "OwnCharge", "Receipt", "RecordedAnswer", "RecordedRequest"]

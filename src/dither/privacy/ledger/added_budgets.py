@@ -10,7 +10,7 @@ from typing import Any
 from dither.errors import DitherError, LedgerError, NotAllowed
 from dither.loss import to_json
 from dither.plan.context import Context
-from dither.privacy.ledger.state import DatasetVersion
+from dither.privacy.ledger.descriptions import DatasetVersion
 from dither.privacy.ledger.store import Row
 from dither.privacy.protocol import UnitLoss
 from dither.schema import BudgetCap, Dataset, Unit

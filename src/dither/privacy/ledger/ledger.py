@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from dither.errors import BudgetExceeded, InvalidParameter, InvalidToken, LedgerError, NotAllowed, NotFound
+from dither.errors import BudgetExceeded, InvalidParameter, LedgerError, NotAllowed
 from dither.loss import Loss, from_json, to_json
 from dither.plan.context import PublicTableFacts
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.codec import encode
+from dither.privacy.ledger.accounts import AccountLog
 from dither.privacy.ledger.added_budgets import PrivacyCostFunction, earlier_losses
-from dither.privacy.ledger.log import AppendLog, WriteBatch, utc_text
-from dither.privacy.ledger.state import (
-    KERNEL,
-    BudgetBalance,
-    DatasetVersion,
-    LedgerState,
-    Population,
-    canonical_json,
-    key,
-    source_fingerprints,
-    without_sources,
-)
-from dither.privacy.ledger.store import GENESIS, Row, SideNote
+from dither.privacy.ledger.charges import Charge, OwnCharge, RecordedAnswer, RecordedRequest
+from dither.privacy.ledger.descriptions import DatasetVersion, source_fingerprints, without_sources
+from dither.privacy.ledger.keys import KERNEL, key
+from dither.privacy.ledger.log import WriteBatch
+from dither.privacy.ledger.notes import NotedLog
+from dither.privacy.ledger.populations import BudgetBalance, Population
+from dither.privacy.ledger.state import LedgerState
+from dither.privacy.ledger.store import GENESIS, Row
 from dither.privacy.protocol import LAST_PAGE, Balance, HistoryEntry, LedgerHead, Page, UnitLoss
 from dither.schema import Dataset
 
 _MINT = object()
-
-
-@dataclass(frozen=True)
-class Charge:
-    """A charge that a kernel proposes: a query and its privacy loss for each unit, computed from public facts alone.
-
-    `version` is the dataset version that the losses were computed from; the ledger rejects all but its current one.
-    """
-
-    dataset: str
-    version: str
-    account: str
-    digest: str
-    request: str
-    losses: tuple[UnitLoss, ...]
-    windows: Mapping[str, tuple[str, ...]]
-    facts: tuple[str, ...] = ()
-    request_id: str = ""
-    code: str = ""
-
-
-@dataclass(frozen=True)
-class Account:
-    """The name of an account and its role."""
-
-    name: str
-    role: str
-
-
-@dataclass(frozen=True)
-class OwnCharge:
-    """The charge by which an account's group, or under a shared policy anyone, paid for an answer.
-
-    It is all that the account sees of the ledger beside its answer: a number among the charges that it may see, and
-    time, code version and losses of that charge; the first payer's would show when others asked. `row` stays inside.
-    """
-
-    row: int
-    sequence: int
-    time: str
-    code: str
-    losses: tuple[UnitLoss, ...]
 
 
 class Receipt:
@@ -99,33 +49,7 @@ class Receipt:
         self._redeemed.add(step)
 
 
-@dataclass(frozen=True)
-class RecordedAnswer:
-    """The recorded draw of a query; `paid` is True if this account's group had already paid for it and received it.
-
-    `sequence` is the row of the query's first charge.
-    """
-
-    sequence: int
-    release: str
-    paid: bool
-    own: OwnCharge = field(compare=False)
-
-
-@dataclass(frozen=True)
-class RecordedRequest:
-    """A request of the kernel's and its draw, as JSON, and the groups that paid for it under separate budgets."""
-
-    request: str
-    release: str
-    groups: tuple[str, ...]
-
-    def is_paid_by(self, view: str) -> bool:
-        """Return True if a viewing group paid for it; the whole dataset, "", did with the first charge."""
-        return view in ("", *self.groups)
-
-
-class Ledger(AppendLog):
+class Ledger(AccountLog, NotedLog):
     """The durable record of datasets, accounts, charges and answers; one object can serve many threads."""
 
     # --- Charges and answers ---
@@ -235,7 +159,7 @@ class Ledger(AppendLog):
 
         return self._submit(decide)
 
-    # --- Datasets, accounts and gaps ---
+    # --- Datasets and gaps ---
 
     def register(
         self,
@@ -266,84 +190,6 @@ class Ledger(AppendLog):
             batch.add("dataset", body | earlier)
 
         self._submit(decide)
-
-    def add_account(self, name: str, role: str, by: str = KERNEL, days: int | None = None) -> str:
-        """Add an account, or replace its token; return the token, of which only the hash is stored."""
-        token = f"dither_{secrets.token_urlsafe(32)}"
-        expiry = None if days is None else utc_text(self.now() + timedelta(days=days))
-        self._set_account(name, role, by, hash_token(token), expiry)
-        return token
-
-    def revoke_account(self, name: str, by: str = KERNEL) -> None:
-        """Revoke an account's token."""
-        with self._latest_state() as state:
-            position = state.get(key("account", name))
-            if position is None:
-                raise NotFound(f"there is no account {name!r}")
-            role = state.body(int(position))["role"]
-        self._set_account(name, role, by, None, None)
-
-    def _set_account(self, name: str, role: str, by: str, token: str | None, expires: str | None) -> None:
-        """Add a row with an account's role and token hash; None revokes the token."""
-        body = {"by": by, "expires": expires, "name": name, "role": role, "token": token}
-        self._submit(lambda batch: batch.add("account", body))
-
-    def record_act(self, by: str, act: str, of: str = "") -> None:
-        """Record an action of a curator."""
-        self._submit(lambda batch: batch.add("act", {"act": act, "by": by, "of": of}))
-
-    def authenticate(self, token: str) -> Account:
-        """Return the account of a token; unknown, expired and revoked tokens raise the same error."""
-        presented_hash = hash_token(token)
-        with self._latest_state() as state:
-            name = state.get(key("token", presented_hash))
-        body = self._account_body(name)
-        expired = body["expires"] is not None and self._now() >= body["expires"]
-        if expired and body["token"] is not None:
-            self._remember_time()
-        if expired or not hmac.compare_digest(body["token"] or "", presented_hash):
-            raise InvalidToken("the token is not valid")
-        return Account(body["name"], body["role"])
-
-    def account(self, name: str) -> Account:
-        """Return an account that was authenticated by other means, which have an expiry of their own."""
-        body = self._account_body(name)
-        if body["token"] is None:
-            raise InvalidToken("the token is not valid")
-        return Account(body["name"], body["role"])
-
-    def _account_body(self, name: str | None) -> Mapping[str, Any]:
-        """Return the last row of an account; its token is None if it was revoked, or if there is no such account."""
-        with self._latest_state() as state:
-            position = state.get(key("account", name)) if name is not None else None
-            return state.body(int(position)) if position is not None else {"token": None, "expires": None}
-
-    def now(self) -> datetime:
-        """Return the time by which the ledger judges: the clock's, but never earlier than a time it has seen.
-
-        It is stored, since a token may be refused by it.
-        """
-        with self._latest_state():
-            now = self._now()
-            self._remember_time()
-            return datetime.fromisoformat(now)
-
-    def reset_time(self, by: str = KERNEL) -> str:
-        """Set the ledger's time back to the clock, after a clock that was wrong; return the time it had.
-
-        Tokens that the wrong time ended are valid again.
-        """
-
-        def decide(batch: WriteBatch) -> str:
-            before, batch.time = batch.time, utc_text(self._clock.utc())
-            if batch.time >= before:
-                raise InvalidParameter("the ledger's time is not ahead of the clock: there is nothing to set back")
-            batch.add("clock", {"by": by, "from": before})
-            return before
-
-        before = self._submit(decide)
-        self._store.write_meta("clock", self._time)
-        return before
 
     def mark_gap(self, head: LedgerHead, spent: Loss | None, by: str = KERNEL) -> None:
         """Charge a lost ledger segment that ended at `head`: `spent` to every budget; None exhausts all budgets."""
@@ -471,73 +317,6 @@ class Ledger(AppendLog):
         """Return a page of the rows."""
         with self._latest_state():
             return tuple(self._store.rows_at(_page_numbers(page, self.head.sequence)))
-
-    # --- Side notes, outside the hash chain: refusals, misses, retries, unlocks and latency resets ---
-
-    def record_refusal(self, account: str, dataset: str, reason: str) -> None:
-        """Record a refused query."""
-        with self._lock:
-            self._store.note("refusal", dataset, self._now(), canonical_json({"account": account, "reason": reason}))
-
-    def refusals(self, dataset: str) -> list[SideNote]:
-        """Return the recorded refusals of a dataset, oldest first."""
-        with self._lock:
-            return self._store.notes("refusal", dataset)
-
-    def record_miss(self, dataset: str, time_class: str, group: str = "") -> None:
-        """Record a miss: an answer that was late, was cut off or failed; `group` is the viewing group of its payer."""
-        with self._lock:
-            self._store.note("miss", dataset, self._now(), f"{time_class} {group}".rstrip())
-
-    def record_retry(self, dataset: str, group: str = "") -> None:
-        """Record durably that an answer is about to be computed again; `group` is the viewing group of its payer."""
-        with self._lock:
-            self._store.note("retry", dataset, self._now(), group)
-
-    def misses(self, dataset: str, group: str = "") -> tuple[list[SideNote], int]:
-        """Return the misses that a viewing group sees, and how many there are since the curator last unlocked."""
-        with self._lock:
-            seen, last = self._misses_of(dataset, group), self._last_note_number("unlock", dataset, group)
-        return seen, sum(miss.number > last for miss in seen)
-
-    def latency_step(self, dataset: str, time_class: str, group: str = "") -> int:
-        """Return a viewing group's misses of a time class since the curator last reset the dataset's latency."""
-        with self._lock:
-            seen, last = self._misses_of(dataset, group), self._last_note_number("quicken", dataset)
-        return sum(miss.body.partition(" ")[0] == time_class and miss.number > last for miss in seen)
-
-    def _misses_of(self, dataset: str, group: str) -> list[SideNote]:
-        """Return the misses that a viewing group sees: its own, and all for the whole dataset."""
-        noted = self._store.notes("miss", dataset)
-        return [miss for miss in noted if not group or miss.body.partition(" ")[2] in ("", group)]
-
-    def _acts_on(self, act: str, dataset: str, group: str) -> list[SideNote]:
-        """Return the notes of a kind on a viewing group or on everyone; for the whole dataset, all."""
-        return [note for note in self._store.notes(act, dataset) if not group or note.body in ("", group)]
-
-    def _last_note_number(self, act: str, dataset: str, group: str = "") -> int:
-        """Return the number of the last act of a kind on a viewing group, or 0 if there is none."""
-        return max((note.number for note in self._acts_on(act, dataset, group)), default=0)
-
-    def unlock_count(self, dataset: str, group: str = "") -> int:
-        """Return the number of times that a viewing group was unlocked."""
-        with self._lock:
-            return len(self._acts_on("unlock", dataset, group))
-
-    def unlock(self, dataset: str, group: str = "") -> None:
-        """Unlock a dataset for a viewing group that was locked by misses, or for everyone."""
-        with self._lock:
-            self._store.note("unlock", dataset, self._now(), group)
-
-    def reset_latency(self, dataset: str) -> None:
-        """Reset latency predictions; the miss cap and the leakage bound are unchanged."""
-        with self._lock:
-            self._store.note("quicken", dataset, self._now(), "")
-
-
-def hash_token(token: str) -> str:
-    """Hash a token for storage; a token has 256 random bits, so an unsalted hash is enough."""
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _to_balance(total: BudgetBalance, spent: tuple[int, ...]) -> Balance:

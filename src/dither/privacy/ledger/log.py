@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from dither.errors import LedgerError
 from dither.privacy.bits import Bits, SystemBits
-from dither.privacy.ledger.state import DescriptionCache, LedgerState, canonical_json
+from dither.privacy.ledger.descriptions import DescriptionCache
+from dither.privacy.ledger.keys import canonical_json
+from dither.privacy.ledger.state import LedgerState
 from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, new_salt, open_store
 from dither.privacy.pacing import Clock, SystemClock
 from dither.privacy.protocol import LedgerHead

@@ -13,8 +13,10 @@ from dither.errors import DitherError, LedgerError
 from dither.loss import to_json
 from dither.privacy.bits import SystemBits
 from dither.privacy.ledger.added_budgets import PrivacyCostFunction, earlier_losses
+from dither.privacy.ledger.descriptions import DatasetVersion, DescriptionCache
+from dither.privacy.ledger.keys import canonical_json, key
 from dither.privacy.ledger.log import utc_text
-from dither.privacy.ledger.state import DatasetVersion, DescriptionCache, LedgerState, canonical_json, key
+from dither.privacy.ledger.state import LedgerState
 from dither.privacy.ledger.store import GENESIS, Row, Store, chain_row, new_salt, open_store
 from dither.privacy.pacing import SystemClock
 from dither.privacy.protocol import LedgerHead

@@ -14,8 +14,8 @@ from pathlib import Path
 from dither.errors import LedgerError
 from dither.privacy.bits import SystemBits
 from dither.privacy.ledger.added_budgets import PrivacyCostFunction
+from dither.privacy.ledger.keys import KERNEL
 from dither.privacy.ledger.maintenance import LedgerReplay, VerificationResult, verify
-from dither.privacy.ledger.state import KERNEL
 from dither.privacy.ledger.store import FORMAT, GENESIS, MIGRATES_FROM, Row, Store, attach_store, new_salt
 from dither.privacy.protocol import LedgerHead
 

@@ -8,241 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from functools import cache, lru_cache
-from json.encoder import encode_basestring_ascii
 from operator import gt
 from typing import Any, Literal
 
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidSchema, LedgerError, NotAllowed, NotFound
-from dither.loss import Loss, from_json
-from dither.plan.context import Context, PublicTableFacts
+from dither.loss import from_json
 from dither.privacy.accounting.filters import filter_of
 from dither.privacy.accounting.units import FEMTO
-from dither.privacy.codec import RESPONSE, decode, encode
+from dither.privacy.codec import RESPONSE, decode
+from dither.privacy.ledger.descriptions import (
+    DatasetVersion,
+    DescriptionCache,
+    check_dataset,
+    group_by_account,
+    still_counts,
+    unit_columns,
+)
+from dither.privacy.ledger.keys import KERNEL, canonical_json, decode_names, key
+from dither.privacy.ledger.populations import BudgetBalance, Population, budget_cost, budget_identity, budget_limit
 from dither.privacy.ledger.store import Row
-from dither.schema import BudgetCap, Dataset, Group, Source
-from dither.schema.spec import NAME_PATTERN
+from dither.schema import BudgetCap, Dataset
 
-KERNEL = "kernel"  # the account that a kernel charges its own queries to; no token authenticates as it
-Level = Literal["dataset", "group", "analyst"]
 ROW_KINDS = ("dataset", "account", "charge", "answer", "restore", "gap", "act", "clock")  # each has a rule
 ROLES = ("analyst", "auditor", "curator")
-CACHE_SIZE = 256  # entries per cache; one entry can hold a total for each window
 ALL_WINDOWS = "*"  # a window name that stands for all windows of a unit, past and future
-
-
-_sorted_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-
-
-@lru_cache(maxsize=1 << 10)
-def key(*parts: str | int | None) -> str:
-    """Return the key under which a piece of state is stored: its parts as a JSON list.
-
-    >>> key("paid", 7, None)
-    '["paid",7,null]'
-    """
-    texts = ["null" if p is None else str(p) if isinstance(p, int) else encode_basestring_ascii(p) for p in parts]
-    return f"[{','.join(texts)}]"
-
-
-@lru_cache(maxsize=1 << 10)
-def decode_names(stored_list: str) -> tuple[str, ...]:
-    """Decode a JSON list of names that is stored as state."""
-    return tuple(json.loads(stored_list))
-
-
-def canonical_json(body: Mapping[str, Any]) -> str:
-    """Encode a row's body as canonical JSON: equal bodies give equal text."""
-    return _sorted_json(body)
-
-
-@dataclass(frozen=True)
-class BudgetBalance:
-    """A running total for one budget at one level; `limit` is None if the total is counted but not capped."""
-
-    level: Level
-    name: str
-    budget: BudgetCap
-    window: str
-    limit: tuple[int, ...] | None
-    key: str
-
-
-def budget_identity(cap: BudgetCap) -> tuple[object, ...]:
-    """Return the unit, kind and order of a cap; caps that agree on these limit the same total."""
-    return cap.unit, cap.kind, cap.order
-
-
-@cache
-def budget_limit(cap: BudgetCap) -> tuple[int, ...]:
-    """Return a cap in integer units of 1e-15."""
-    return filter_of(cap).cap
-
-
-@lru_cache(maxsize=1 << 10)
-def budget_cost(cap: BudgetCap, loss: Loss) -> tuple[int, ...]:
-    """Return the cost of a loss to a budget, in integer units of 1e-15, rounded up."""
-    return filter_of(cap).femto_cost(loss)
-
-
-@dataclass(frozen=True)
-class Population:
-    """The people whose records one or more datasets hold, and their budgets; of several caps the tightest applies."""
-
-    name: str
-    datasets: tuple[Dataset, ...]
-    _balances: dict[tuple[object, ...], tuple[BudgetBalance, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _costs: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def budgets(self) -> tuple[BudgetCap, ...]:
-        """The budgets that every release is charged to."""
-        return self.datasets[0].budgets
-
-    @property
-    def separate(self) -> bool:
-        """True if each group has its own budgets."""
-        return self.datasets[0].policy == "separate"
-
-    def costs(self, losses: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
-        """Return the cost of these losses, as a charge row states them, to each budget, in the order of `budgets`."""
-        cache_key = repr(losses)
-        if cache_key not in self._costs:
-            if len(self._costs) > CACHE_SIZE:
-                self._costs.clear()
-            self._costs[cache_key] = self._compute_costs(losses)
-        return self._costs[cache_key]
-
-    def _compute_costs(self, losses: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
-        """Return the cost to each budget; raise if a budget has no loss."""
-        loss_by_unit = {(unit, kind): from_json(loss) for unit, kind, loss in losses}
-        missing = [f"{cap.unit} ({cap.kind})" for cap in self.budgets if (cap.unit, cap.kind) not in loss_by_unit]
-        if missing:
-            raise LedgerError(f"the charge states no loss for: {', '.join(missing)}")
-        return tuple(budget_cost(cap, loss_by_unit[cap.unit, cap.kind]) for cap in self.budgets)
-
-    def groups_of(self, dataset: Dataset, account: str) -> tuple[str, ...]:
-        """Return the groups that pay for an account's queries: its own groups, or every group for the kernel."""
-        if account == KERNEL:
-            return tuple(group.name for group in dataset.groups) if self.separate else ()
-        mine = tuple(group.name for group in dataset.groups if account in group.analysts)
-        if not mine and (self.separate or dataset.groups):
-            raise NotAllowed("this account belongs to no group of the dataset; ask the curator to add it to one")
-        return mine
-
-    def viewing_group(self, dataset: Dataset, account: str | None) -> str:
-        """Return the group whose part of the ledger an account sees; "" is the whole dataset.
-
-        This decides, for every account, what it may see of the ledger: under separate budgets an analyst sees the
-        charges that its group paid, numbered among themselves, and nothing that depends on other charges. Under a
-        shared policy, and for auditors, curators and the kernel (None), it is every charge of the dataset.
-        """
-        if account is None or account == KERNEL or not self.separate:
-            return ""
-        return self.groups_of(dataset, account)[0]
-
-    def balances_for(
-        self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
-    ) -> tuple[BudgetBalance, ...]:
-        """Return every balance that a charge adds to; the population's own only if new noise is drawn (`fresh`)."""
-        cache_key = (*groups, "", account, fresh, *((unit, *names) for unit, names in windows.items()))
-        if cache_key not in self._balances:
-            if len(self._balances) > CACHE_SIZE:
-                self._balances.clear()
-            self._balances[cache_key] = tuple(self._build_balances(groups, account, windows, fresh))
-        return self._balances[cache_key]
-
-    def _build_balances(
-        self, groups: Sequence[str], account: str, windows: Mapping[str, Iterable[str]], fresh: bool
-    ) -> Iterator[BudgetBalance]:
-        """Yield the balances of each budget: the population, then the groups, then the analyst; one for each window."""
-        names: list[tuple[Level, str]] = [("dataset", "")] if fresh else []
-        names += [("group", group) for group in groups]
-        names += [("analyst", account)] if account != KERNEL else []
-        for budget in self.budgets:
-            for level, name in names:
-                limit = self._tightest_limit(budget, level, name, account)
-                for window in windows.get(budget.unit, ("",)):
-                    yield BudgetBalance(
-                        level, name, budget, window, limit, self.balance_key(budget, level, name, window)
-                    )
-
-    def balance_key(self, budget: BudgetCap, level: Level, name: str, window: str) -> str:
-        """Return the state key of a budget's total at a level."""
-        order = None if budget.order is None else str(budget.order)
-        return key("spent", self.name, level, name, budget.unit, budget.kind, order, window)
-
-    def _tightest_limit(self, budget: BudgetCap, level: str, name: str, account: str) -> tuple[int, ...] | None:
-        """Return the tightest cap on a total among the population's datasets, or None if nothing caps it."""
-        caps = [cap for dataset in self.datasets for cap in self._caps(dataset, level, name, account)]
-        results = [budget_limit(cap) for cap in caps if budget_identity(cap) == budget_identity(budget)]
-        return tuple(min(limits) for limits in zip(*results, strict=True)) if results else None
-
-    def _caps(self, dataset: Dataset, level: str, name: str, account: str) -> tuple[BudgetCap, ...]:
-        """Return the caps that a dataset declares at a level."""
-        if level == "dataset":
-            return () if self.separate else dataset.budgets
-        if level == "group":
-            return self._group_caps(dataset, [group for group in dataset.groups if group.name == name])
-        return tuple(cap for group in dataset.groups if account in group.analysts for cap in group.analyst_caps)
-
-    def _group_caps(self, dataset: Dataset, groups: list[Group]) -> tuple[BudgetCap, ...]:
-        """Return a group's own caps; under separate budgets, add the dataset's caps that the group does not replace."""
-        own = tuple(cap for group in groups for cap in group.caps)
-        if not self.separate:
-            return own
-        identities = {budget_identity(cap) for cap in own}
-        return own + tuple(cap for cap in dataset.budgets if budget_identity(cap) not in identities)
-
-
-def without_sources(dataset: Dataset) -> Dataset:
-    """Return the dataset's description without the locations of its records."""
-    tables = {name: replace(table, source=Source(table.source.kind)) for name, table in dataset.tables.items()}
-    return replace(dataset, tables=tables)
-
-
-def source_fingerprints(dataset: Dataset) -> list[str]:
-    """Hash the source of each private table, to detect a second population over the same records."""
-    sources = [table.source for table in dataset.tables.values() if table.private]
-    identities = [[source.kind, sorted(source.options.items())] for source in sources if source.options]
-    return sorted({hashlib.sha256(json.dumps(each).encode()).hexdigest() for each in identities})
-
-
-@dataclass(frozen=True)
-class DatasetVersion:
-    """A registered dataset, the facts about its public tables, and the version that its answers carry."""
-
-    dataset: Dataset
-    facts: PublicTableFacts
-    version: str
-
-    @classmethod
-    def of(cls, body: Mapping[str, str]) -> DatasetVersion:
-        """Decode the body of a dataset row."""
-        dataset = decode(body["schema"].encode(), Dataset, RESPONSE)
-        facts = decode(body["facts"].encode(), PublicTableFacts, RESPONSE)
-        plain = replace(dataset, budgets=(), groups=(), policy="shared", profile_epsilon=Fraction(0))
-        description = encode(plain) + encode(facts)
-        return cls(dataset, facts, f"{dataset.data_version}@{hashlib.sha256(description).hexdigest()[:16]}")
-
-    @property
-    def context(self) -> Context:
-        """The context in which plans over the dataset are interpreted."""
-        return Context(self.dataset, self.facts)
-
-
-@dataclass(frozen=True)
-class DescriptionCache:
-    """A cache of objects decoded from immutable rows: dataset versions by row number and hash, and populations."""
-
-    schemas: dict[str, DatasetVersion] = field(default_factory=dict)
-    populations: dict[tuple[str | None, ...], Population] = field(default_factory=dict)
 
 
 class LedgerState:
@@ -391,7 +181,7 @@ class LedgerState:
         before = [each for each in known.datasets if each.name == dataset.name] if known else []
         if known is None or not before or not self._has_spent(known):
             return
-        lost = [f"{cap.unit} ({cap.kind})" for cap in known.budgets if not _still_counts(cap, before[0], dataset)]
+        lost = [f"{cap.unit} ({cap.kind})" for cap in known.budgets if not still_counts(cap, before[0], dataset)]
         if self._counts_earlier_charges:  # format 3 did not compare keys
             lost += [what for what, name, stored in unit_columns(dataset) if self.get(name) not in (None, stored)]
         if lost or before[0].policy != dataset.policy:
@@ -650,74 +440,3 @@ def budget_exceeded(balance: BudgetBalance, spent: tuple[int, ...], cost: tuple[
         f"{whose} has {names[worst]} {left / FEMTO:.15g} left for unit {balance.budget.unit}{window};"
         f" this costs {cost[worst] / FEMTO:.15g}; nothing was read"
     )
-
-
-def check_dataset(dataset: Dataset, others: Iterable[Dataset]) -> None:
-    """Reject a description whose budgets could be bypassed or conflict with its population."""
-    keys = [budget_identity(cap) for cap in dataset.budgets]
-    if not keys or len(set(keys)) != len(keys):
-        raise InvalidSchema("a dataset needs at least one budget, and at most one of each kind and order for a unit")
-    for cap in dataset.budgets:
-        budget_limit(cap)
-        if cap.unit not in dataset.units:
-            raise InvalidSchema(f"a budget names unit {cap.unit!r}, which is not declared")
-    for group in dataset.groups:
-        if any(budget_identity(cap) not in keys for cap in (*group.caps, *group.analyst_caps)):
-            raise InvalidSchema(f"group {group.name!r} caps a unit, kind or order that the dataset has no budget for")
-    groups = [group.name for group in dataset.groups]
-    if len(set(groups)) != len(groups) or not all(re.fullmatch(NAME_PATTERN, name) for name in groups):
-        raise InvalidSchema(
-            "each group needs a name of its own, of letters, digits and underscores, that begins with a letter"
-        )
-    names = [name for group in dataset.groups for name in group.analysts]
-    if len(set(names)) != len(names) or KERNEL in names:
-        raise InvalidSchema("an account may belong to only one group of a dataset, and none may be called 'kernel'")
-    for other in others:
-        _check_compatible(dataset, other)
-
-
-def group_by_account(dataset: Dataset) -> dict[str, str]:
-    """Return the group that pays for each account under separate budgets; under a shared policy, nothing."""
-    groups = dataset.groups if dataset.policy == "separate" else ()
-    return {account: group.name for group in groups for account in group.analysts}
-
-
-def unit_columns(dataset: Dataset) -> list[tuple[str, str, str]]:
-    """Return for each unit with a budget and each table: a name, a state key, and the unit's key and time columns."""
-    units = [dataset.units[name] for name in dict.fromkeys(cap.unit for cap in dataset.budgets)]
-    return [
-        (
-            f"{table} (key of {unit.name})",
-            key("columns", dataset.name, unit.name, table),
-            json.dumps([table in unit.keys, unit.keys.get(table), unit.times.get(table)]),
-        )
-        for unit in units
-        for table in dataset.tables
-    ]
-
-
-def _still_counts(cap: BudgetCap, before: Dataset, after: Dataset) -> bool:
-    """Return True if past spending of a budget counts against the same total under the new description."""
-    if budget_identity(cap) not in map(budget_identity, after.budgets):
-        return False
-    old, new = before.units[cap.unit], after.units[cap.unit]
-    same_clock = old.kind != "window" or before.timezone == after.timezone
-    return (old.kind, old.every) == (new.kind, new.every) and same_clock
-
-
-def _check_compatible(dataset: Dataset, other: Dataset) -> None:
-    """Check that two datasets of a population declare the same policy, budgets (caps may differ) and units."""
-    if other.policy != dataset.policy or {*map(budget_identity, other.budgets)} != {
-        *map(budget_identity, dataset.budgets)
-    }:
-        raise InvalidSchema(f"population {dataset.population!r} has other budgets or another policy; declare the same")
-    theirs_of = group_by_account(other)
-    for account, group in group_by_account(dataset).items():
-        if theirs_of.get(account, group) != group:
-            raise InvalidSchema(f"account {account!r} belongs to another group in dataset {other.name!r}: declare one")
-    for cap in dataset.budgets:
-        mine, theirs = dataset.units[cap.unit], other.units[cap.unit]
-        if (mine.kind, mine.every) != (theirs.kind, theirs.every):
-            raise InvalidSchema(f"unit {cap.unit!r} has another kind or window length in dataset {other.name!r}")
-        if mine.kind == "window" and dataset.timezone != other.timezone:
-            raise InvalidSchema(f"unit {cap.unit!r} has windows in another time zone in dataset {other.name!r}")

@@ -11,8 +11,9 @@ from typing import Any
 
 import uvicorn
 
-from dither.serve.gateway.app import AppSettings, application
+from dither.serve.gateway.app import application
 from dither.serve.gateway.connections import ACCEPTED_AT_ONCE, IdleConnections, TimeoutProtocol, listen
+from dither.serve.gateway.endpoints import AppSettings
 from dither.serve.operations.logs import open_access_log
 from dither.serve.operations.state_lock import lock_folder
 from dither.serve.operations.supervisor import exit_with_parent, tune_interpreter
