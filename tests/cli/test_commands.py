@@ -18,6 +18,7 @@ from dither import cli
 from dither.cli import describe
 from dither.cli.options import compose_command
 from dither.errors import BudgetExceeded, EngineFailure, InvalidQuery
+from post.small_world import build
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/url_shares/dataset.yml"
@@ -98,6 +99,30 @@ def test_an_internal_error_shows_its_kind_and_nothing_of_its_message(monkeypatch
         and error == "error: internal error (ValueError); set DITHER_DEBUG=1 for the traceback\n"
         and out == ""
     )
+
+
+def test_a_file_that_cannot_be_written_or_found_is_named(tmp_path: Path) -> None:
+    """Regression: an internal error, and for `init` a CSV file 'that cannot be read in UTF-8'."""
+    nowhere = tmp_path / "nowhere"
+    status, _, error = dither("meaning", "--epsilon", "1", "--svg", str(nowhere / "x.svg"))
+    assert (status, error) == (1, f"error: {nowhere}/x.svg: No such file or directory\n")
+    for name in ("x.csv", "x.parquet"):
+        status, _, error = dither("init", str(nowhere / name))
+        assert status == 2 and f"there is no file {nowhere / name}" in error
+
+
+def test_a_service_of_no_description_does_not_start(tmp_path: Path) -> None:
+    """Regression: `dither serve` started its kernel again and again."""
+    state = tmp_path / "state"
+    status, _, error = dither("serve", str(tmp_path / "nope.yml"), "--state", str(state), "--port", "0")
+    assert status == 2 and "nope.yml" in error and not state.exists()
+
+
+def test_a_profile_of_no_epsilon_is_refused_before_it_asks(tmp_path: Path) -> None:
+    description = build(tmp_path)
+    for epsilon in ("0", "-1", "nan"):
+        status, out, error = dither("profile", str(description), "--epsilon", epsilon)
+        assert status == 2 and "epsilon must be" in error and "measure it now" not in out
 
 
 def test_a_missing_extra_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:

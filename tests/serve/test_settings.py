@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dither import cli
+from dither.cli import serve as cli_serve
 from dither.cli import serve as serve_cli
 from dither.serve.gateway import process as gateway_process
 from dither.serve.gateway.rate_limits import Rate
@@ -30,6 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(kernel_process, "run_kernel", made.append)
     monkeypatch.setattr(gateway_process, "run_gateway", lambda settings, announce: made.append(settings))
     monkeypatch.setattr(Supervisor, "run", lambda self: made.append(list(self._children)))
+    monkeypatch.setattr(cli_serve, "load", lambda path: None)  # there is no town.yml
 
     def run(*words: str, **environment: str) -> Any:
         made.clear()

@@ -124,6 +124,12 @@ class RootGroup(TyperGroup):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(FAILED)
+        except OSError as error:
+            if os.environ.get("DITHER_DEBUG"):
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            message = f"{where}{error.strerror or type(error).__name__}"
+            exit_with_error(message, "system", FAILED, as_json="--json" in arguments)
         except Exception as error:
             if os.environ.get("DITHER_DEBUG"):
                 raise

@@ -11,8 +11,8 @@ from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.connection import measure_profile
 from dither.errors import InvalidParameter
-from dither.loss import rational
 from dither.post.estimate.profile import ProfileItem, profile_items, profile_lines
+from dither.post.options import read_amount
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
 
@@ -46,7 +46,7 @@ def _measure(session: Session, unit: str, epsilon: str | None, columns: list[str
     """Show what a profile would measure and cost, ask, and measure it."""
     if epsilon is None:
         raise InvalidParameter("this version of the data has no profile; give --epsilon, such as 0.1, to measure one")
-    loss, items = rational(epsilon, "epsilon"), profile_items(session.described, unit, columns)
+    loss, items = read_amount("epsilon", epsilon), profile_items(session.described, unit, columns)
     if not as_json:
         for line in _plan_lines(items, loss):
             CONSOLE.print(line)

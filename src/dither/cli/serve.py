@@ -16,6 +16,7 @@ import yaml
 
 from dither.cli.options import AsJson
 from dither.errors import DitherError, InvalidParameter
+from dither.schema import load
 from dither.serve.operations.permissions import check_secret_file
 from dither.serve.operations.state_lock import lock_folder
 from dither.serve.operations.supervisor import ManagedProcess, Supervisor, gateway_environment, primary_group
@@ -258,6 +259,8 @@ def serve(
     """Start a kernel and a gateway on this machine, each in its own process, and keep them running."""
     _check_installed("serve")
     ledger = _check_ledger_argument(ledger)  # before a folder is made: a refused command leaves nothing behind
+    for path in descriptions:
+        load(path)  # a kernel that cannot start would be started again for ever
     state = state.absolute()
     gateway_state = state / "gateway"
     gateway_state.mkdir(parents=True, exist_ok=True)
