@@ -159,7 +159,7 @@ def removed_beyond(bound: int) -> tuple[float, float]:
 def test_what_a_pareto_tail_loses_up_to_a_cap_is_added_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected counts instead of noisy ones, so nothing here is random."""
     found, exact = removed_beyond(512)
-    assert found == pytest.approx(exact, rel=0.04)
+    assert found == pytest.approx(exact, rel=0.08)
     whole = contribution_bound._mean_positions
 
     def in_the_middle(lower: Any, upper: Any, counts: Any, scale: float) -> Any:
@@ -167,4 +167,4 @@ def test_what_a_pareto_tail_loses_up_to_a_cap_is_added_back(monkeypatch: pytest.
 
     monkeypatch.setattr(contribution_bound, "_mean_positions", in_the_middle)
     missed, _ = removed_beyond(512)
-    assert missed < 0.96 * exact
+    assert missed < 0.9 * exact

@@ -41,7 +41,7 @@ FALL_ABOVE, FALL_BELOW = 0.35, 0.1
 BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
 # Tails: the count of a bin over that of the one before, at most, and from where ratios are tried in small steps; and by
 # how much this ratio falls from bin to bin.
-MAX_RATIO, FINE_RATIOS = 0.72, 0.45
+MAX_RATIO, FINE_RATIOS = 0.68, 0.45
 BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
 BEND_PRIOR = np.array([0.7, *[0.3 / 7] * 7])
 # The relative error that a tail of this form may have in each bin.
@@ -145,7 +145,7 @@ class _Tails:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What is public about all units together: weighs possible counts of units that contribute about `middles`."""
+    """Weighs possible counts of units, which contribute about `middles`, by what is public about all together."""
 
     known: Sequence[KnownSize]
     middles: Floats

@@ -108,7 +108,7 @@ def test_a_given_bound_is_labelled_or_reported(session: Session) -> None:
 
 def test_a_bound_may_be_best_for_small_groups(session: Session) -> None:
     """The same histogram, judged for smaller and smaller cells, asks for less noise and so for smaller bounds."""
-    counts, mechanism = [2000 >> power // 2 for power in range(20)], DiscreteLaplace(Fraction(5))
+    counts, mechanism = [20_000 >> power for power in range(20)], DiscreteLaplace(Fraction(5))
     points, bounds = tuple(1 << power for power in range(1, 20)), []
     for aim in ("answer", "typical", "smallest"):
         rule = BoundRule(points, Fraction(7, 4), judged_cells(16, OPTIMIZE_FOR[aim]))

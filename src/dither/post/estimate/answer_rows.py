@@ -53,6 +53,7 @@ def sort_rows(rows: list[int], values: Values, term: Ordering) -> list[int]:
 
 
 def key_domains(plan: QueryPlan, context: Context) -> list[Domain]:
+    """Return the domain of each GROUP BY key."""
     scope = Scope(plan.question.relation.domain(context))
     return [key.value.domain(scope) for key in plan.keys]
 
@@ -70,6 +71,7 @@ def display_keys(values: list[Scalar], domain: Domain) -> list[Any]:
 
 
 def display_value(value: Scalar, domain: Domain) -> Any:
+    """Return a key's value for display."""
     if isinstance(domain, Moment) and isinstance(value, int) and not isinstance(value, bool):
         return show_moment(value, domain.precision)
     return float(value) if isinstance(value, Fraction) else value
