@@ -94,6 +94,8 @@ def arrow_columns(path: Path) -> tuple[DraftColumn, ...]:
     """Return the columns of a Parquet file, from its schema."""
     try:
         schema = pyarrow.parquet.read_schema(path)
+    except FileNotFoundError:
+        raise InvalidParameter(f"there is no file {path}") from None
     except (OSError, ValueError, pa.ArrowException):
         raise InvalidParameter(
             f"{path} cannot be read as Parquet; give Parquet or CSV files (.parquet, .csv, .tsv, .csv.gz),"
@@ -148,6 +150,8 @@ def csv_columns(path: Path, delimiter: str) -> tuple[DraftColumn, ...]:
             reader = csv.reader(file, delimiter=delimiter)
             names = next(reader, [])
             sample = list(islice(reader, SAMPLE_RECORDS))
+    except FileNotFoundError:
+        raise InvalidParameter(f"there is no file {path}") from None
     except (OSError, EOFError, ValueError, csv.Error):
         raise InvalidParameter(f"{path} cannot be read as CSV in UTF-8; give Parquet or CSV files") from None
     return tuple(
