@@ -147,6 +147,13 @@ def test_an_empty_key_lists_the_columns(people: Path) -> None:
     assert "needs a column of people; it has: person, age" in error
 
 
+@pytest.mark.parametrize("name", ["absent.csv", "absent.parquet"])
+def test_a_file_that_is_not_there_is_called_so(people: Path, name: str) -> None:
+    """Regression: the error said that it could not be read as Parquet."""
+    status, _, err = dither("init", name)
+    assert status == 2 and f"there is no file {name}" in err
+
+
 def test_tabs_patterns_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("2024 sales.tsv").write_text("a\tb\n1\tx\n")

@@ -82,6 +82,31 @@ def test_a_quote_says_that_columns_are_not_told_apart(tmp_path: Path) -> None:
     assert "one row may count in 2 columns, as far as Dither sees" in overlapping
 
 
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_the_readme_runs_whatever_the_names_are(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a key called `order` or `at`, words of SQL, made the example of the README fail."""
+    spec = SPEC.replace("  country: country", "  order: country").replace("  views:", "  group:")
+    found = documents(tmp_path, spec.replace("rows_per_part: 40", f"format: {form}"))
+    (program,) = re.findall(r"```python\n(.*?)```", found["README.md"], flags=re.S)
+    monkeypatch.chdir(tmp_path / "out")
+    exec(compile(program, "README.md", "exec"), {})
+
+
+def test_tables_hold_whatever_conditions_are(tmp_path: Path) -> None:
+    """Regression: a bar or a line break in SQL broke the tables of the codebook."""
+    spec = SPEC.replace("  country: country\n", '  country: {sql: country, description: "a|b\\n# c"}\n')
+    lines = documents(tmp_path, spec)["codebook.md"].splitlines()
+    assert r"| country | a\|b # c | 3 | AT, CH, other |" in lines
+
+
+def test_a_listed_value_that_never_occurs_is_a_mistake(tmp_path: Path) -> None:
+    """Regression: a misspelt value was a row of nothing but noise."""
+    spec = SPEC.replace("  country: country\n", "  country: {sql: country, values: [AT, CHH]}\n")
+    words = "lists 'CHH', which its column never has; it has: AT, CH, other"
+    with open_release(write_world(tmp_path / "world", spec)) as release, pytest.raises(InvalidParameter, match=words):
+        release.quote()
+
+
 # --- Sizes ---
 
 

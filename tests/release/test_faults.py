@@ -14,6 +14,7 @@ import pytest
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidPlan, NotAllowed, ReleaseStopped, Unsupported
 from dither.plan.context import Context
 from dither.plan.measures.sums import Count
+from dither.privacy import table_release
 from dither.privacy.cost import privacy_cost
 from dither.privacy.protocol import KeySelection, ReleaseRequest
 from dither.privacy.staging import remove_folder
@@ -162,15 +163,68 @@ def test_damaged_cells_are_read_again(tmp_path: Path, damage: str) -> None:
     assert total > 1_500
 
 
-def test_a_damaged_journal_stops_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"7",
+        b'[["part", 3]]',
+        b'{"part": {"nope": 1}}',
+        b'{"part": 3}',
+        b'{"admitted": ["x"]}',
+        b"[" * 100_000,
+    ],
+    ids=["text", "number", "pairs", "another part", "no part", "no places", "deep"],
+)
+def test_a_damaged_journal_stops_with_a_sentence(tmp_path: Path, line: bytes) -> None:
     spec, out = write_world(tmp_path / "world"), tmp_path / "out"
     with open_release(spec) as release:
         stop_after(release, out, 2)
         with open(tmp_path / ".out.staging" / "journal.jsonl", "ab") as file:
-            file.write(b"garbage\n")
-        with pytest.raises(ReleaseStopped, match=r"journal .* is damaged"):
+            file.write(line + b"\n")
+        with pytest.raises(ReleaseStopped, match=r"the journal .* is missing or damaged"):
             release.write(out)
         assert charges(release) == 1 and not out.exists()
+
+
+@pytest.mark.parametrize("name", ["lock", "question.unfinished", "parts"])
+def test_a_private_folder_that_cannot_be_written_stops_with_a_sentence(tmp_path: Path, name: str) -> None:
+    """A name that is taken stands in for a file system that has become read-only, at each step before the charge."""
+    spec, out, stage = write_world(tmp_path / "world"), tmp_path / "out", tmp_path / ".out.staging"
+    stage.mkdir(mode=0o700)
+    if name == "parts":
+        (stage / "question").write_text("another")
+        (stage / "parts").write_text("")
+    else:
+        (stage / name).mkdir()
+    with open_release(spec) as release:
+        with pytest.raises(ReleaseStopped, match="stopped while writing"):
+            release.write(out)
+        assert charges(release) == 0 and not out.exists()
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"7", b"[1, 2, 3, 4, 5]"])
+def test_a_damaged_list_of_files_stops_with_a_sentence(
+    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the record: the files that it lists, or none, may be published."""
+    spec, out = write_world(tmp_path / "world"), tmp_path / "out"
+    listed = tmp_path / ".out.staging" / "staged.json"
+    with open_release(spec) as release:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(table_release, "publish_recorded", interrupt)
+            release.write(out)
+        kept = listed.read_bytes()
+        listed.unlink() if content is None else listed.write_bytes(content)
+        with pytest.raises(ReleaseStopped, match=r"is missing or damaged; nothing was published"):
+            release.write(out)
+        assert not out.exists()
+        listed.write_bytes(kept)
+        assert release.write(out) and charges(release) == 1
+
+
+def interrupt(*anything: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_link_to_nowhere_is_an_existing_output(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ class Staging:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_private()
         self._check_own()
-        self._lock = self._take_lock()
+        with clear_disk_errors(self.folder):
+            self._lock = self._take_lock()
         self._checked: Mapping[str, str] | None = None
 
     def _check_places(self) -> None:
@@ -168,9 +169,10 @@ class Staging:
                 " the layout has changed; finish it with the old ones, or delete that folder to give it up"
                 " (what it was charged stays spent)"
             )
-        if not is_ours or not self._question.exists():
-            write_durably(self._question, question.encode())
-        self.parts.mkdir(mode=0o700, exist_ok=True)
+        with clear_disk_errors(self.folder):
+            if not is_ours or not self._question.exists():
+                write_durably(self._question, question.encode())
+            self.parts.mkdir(mode=0o700, exist_ok=True)
 
     def belongs_to(self, question: str) -> bool:
         """Return whether this folder is of this release, or of none yet."""
@@ -204,8 +206,11 @@ class Staging:
     def journal(self) -> tuple[list[int] | None, dict[int, PartReceipt]]:
         """Return the admitted places and the receipts of finished parts; delete unlisted files."""
         lines = self._lines()
-        admitted = next((line["admitted"] for line in lines if "admitted" in line), None)
-        receipts = [PartReceipt(**line["part"]) for line in lines if "part" in line]
+        try:
+            admitted = next(([int(place) for place in line["admitted"]] for line in lines if "admitted" in line), None)
+            receipts = [PartReceipt(**line["part"]) for line in lines if "part" in line]
+        except (ValueError, TypeError):
+            raise self._damage("the journal") from None
         listed = {receipt.file for receipt in receipts}
         for path in self.parts.iterdir():
             if path.name not in listed:
@@ -220,11 +225,15 @@ class Staging:
             write_durably(self._journal, whole)
         try:
             return [dict(json.loads(line)) for line in whole.splitlines()]
-        except (ValueError, TypeError):
-            raise ReleaseStopped(
-                f"the journal of the release in {self.folder} is damaged; nothing was published; delete that folder and"
-                " run the release again: unless it was recorded already, it draws anew for one charge"
-            ) from None
+        except (ValueError, TypeError, RecursionError):
+            raise self._damage("the journal") from None
+
+    def _damage(self, what: str) -> ReleaseStopped:
+        """Build the error for a private folder that is not as Dither left it."""
+        return ReleaseStopped(
+            f"{what} of the release in {self.folder} is missing or damaged; nothing was published; delete that folder"
+            " and run the release again: unless it was recorded already, it draws anew for one charge"
+        )
 
     def note(self, line: Mapping[str, object]) -> None:
         """Append a line to the journal, durably: the draw that it describes is the one of its step."""
@@ -262,10 +271,7 @@ class Staging:
         for name, digest in digests.items():
             path = self.parts / name
             if not path.is_file() or file_digest(path) != digest:
-                raise ReleaseStopped(
-                    f"a file of the release in {self.folder} is missing or damaged; nothing was published; delete that"
-                    " folder and run the release again: unless it was recorded already, it draws anew for one charge"
-                )
+                raise self._damage("a file")
         self._checked = digests
 
     def has_manifest(self, digest: str) -> bool:
@@ -275,8 +281,12 @@ class Staging:
     def build_output(self) -> Path:
         """Return a new folder with the manifest and a link to each file that it lists, under its public name."""
         manifest = json.loads(self._manifest.read_bytes())
-        staged = json.loads((self.folder / "staged.json").read_bytes())
-        self._check_files({name: entry["sha256"] for name, entry in zip(staged, manifest["files"], strict=True)})
+        try:
+            staged = json.loads((self.folder / "staged.json").read_bytes())
+            digests = {str(name): entry["sha256"] for name, entry in zip(staged, manifest["files"], strict=True)}
+        except (ValueError, TypeError, FileNotFoundError):
+            raise self._damage("the list of files") from None
+        self._check_files(digests)
         shutil.rmtree(self._publish, ignore_errors=True)
         (self._publish / "data").mkdir(parents=True)
         shutil.copyfile(self._manifest, self._publish / "manifest.json")

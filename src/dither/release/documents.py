@@ -61,7 +61,7 @@ sha256sum --check --quiet {checksums}     # the files are whole
 
 ```python
 import duckdb
-duckdb.sql("{query}")
+print(duckdb.sql('''{query}'''))
 ```
 
 Sum first, then round or cut off at 0: single cells may be negative, and that is right. The sum of n cells has noise of
@@ -169,7 +169,7 @@ class Documents:
     def _codebook_text(self) -> str:
         """Return the codebook for people."""
         spec, book = self.question.spec, self.codebook()
-        rows = [f"| {k['name']} | {k['description'] or k['sql']} | {k['values']:,} | {_few(k)} |" for k in book["keys"]]
+        rows = [_row(k["name"], k["description"] or k["sql"], f"{k['values']:,}", _few(k)) for k in book["keys"]]
         lines = [
             f"# Codebook of {book['title']}",
             "",
@@ -195,8 +195,10 @@ class Documents:
             "|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {c['name']} | {c['counts']} | {c['description']} | {c['sigma']:.6g}"
-            f" | {float(Fraction(c['variance'])):.6g} | {c['error_95']:.4g} |"
+            _row(
+                *(c["name"], c["counts"], c["description"], f"{c['sigma']:.6g}"),
+                *(f"{float(Fraction(c['variance'])):.6g}", f"{c['error_95']:.4g}"),
+            )
             for c in book["columns"]
         ]
         lines += [f"| {c['name']} | | {c['description']} | | | |" for c in book["postprocessed"]]
@@ -295,7 +297,7 @@ class Documents:
         spec = self.question.spec
         manifest = json.loads((folder / "manifest.json").read_text())
         reader = f"read_{spec.format}('data/*.{spec.format}')"
-        query = f"SELECT {spec.keys[-1].name}, SUM({spec.columns[0].name}) FROM {reader} GROUP BY 1"  # noqa: S608
+        query = f'SELECT "{spec.keys[-1].name}", SUM("{spec.columns[0].name}") FROM {reader} GROUP BY 1'  # noqa: S608
         return README_TEXT.format(
             title=spec.title or spec.name,
             description=f"{spec.description}\n\n" if spec.description else "",
@@ -384,6 +386,12 @@ def _shown(label: Any) -> str:
     if isinstance(label, bool):
         return str(label).lower()
     return "missing" if label is None else str(label)
+
+
+def _row(*cells: str) -> str:
+    """Return a row of a table in Markdown, whatever is in its cells."""
+    texts = (" ".join(cell.replace("\\", "\\\\").replace("|", "\\|").split()) for cell in cells)
+    return f"| {' | '.join(texts)} |"
 
 
 def _count(number: int, noun: str) -> str:

@@ -28,7 +28,7 @@ from dither.privacy.mechanisms import ColumnGaussian, PublicThreshold
 from dither.privacy.protocol import Measurement, ReleaseRequest, Request
 from dither.release.limits import beyond_text, limit_texts, narrower_text, unbounded_release, window_text
 from dither.release.spec import ColumnSpec, KeySpec, ReleaseSpec
-from dither.schema import Boolean, Domain, Number, Scalar
+from dither.schema import Boolean, Category, Domain, Number, Scalar
 
 NORMAL_95 = Fraction(1959964, 1000000)
 DIGITS = 10**6
@@ -166,6 +166,11 @@ def _key_values(ctx: Context, child: Relation, key: KeySpec, value: Expr) -> tup
     domain = domain_of(value, Scope(child.domain(ctx)))
     if isinstance(domain, Boolean):
         return tuple(_listed_truth(key.name, text) for text in key.values)
+    if isinstance(domain, Category) and (undeclared := sorted(set(key.values) - set(domain.values))):
+        raise InvalidParameter(
+            f"the key {key.name} lists {undeclared[0][:40]!r}, which its column never has; it has:"
+            f" {', '.join(domain.values[:20])}"
+        )
     if isinstance(domain, Number) or getattr(domain, "kind", "") == "integer":
         exact = [rational(text, f"a value of the key {key.name}") for text in key.values]
         return tuple(int(number) if number.denominator == 1 else number for number in exact)
