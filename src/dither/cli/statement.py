@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from dither.cli.options import CONSOLE, AsJson, compose_command, print_json
 from dither.cli.sessions import open_session
 from dither.loss import ZCDP, Approximate, Loss, Pure
-from dither.post.display import loss_text
+from dither.post.display import amount_text, loss_text
 from dither.post.estimate.profile import profile_lines
 from dither.post.interpretation import (
     cap_loss,
@@ -26,7 +26,7 @@ from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
-from dither.views.statement import stated_text, statement_html, statement_markdown, statement_yaml
+from dither.views.statement import is_converted, stated_text, statement_html, statement_markdown, statement_yaml
 
 Form = Literal["text", "markdown", "html", "yaml"]
 WRITERS = {"markdown": statement_markdown, "html": statement_html, "yaml": statement_yaml}
@@ -55,7 +55,7 @@ def meaning_data(cap: BudgetCap) -> dict[str, Any]:
             for size, grown in group_privacy_table(group_privacy_loss(loss), GROUP_SIZES)
         ],
         "curve": [
-            {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
+            {"delta": amount_text(delta), "epsilon": f"{float(epsilon):.4g}"}
             for delta, epsilon in privacy_curve(loss, [delta for delta in deltas if delta > cap.delta])
         ],
     }
@@ -88,7 +88,8 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield f"{data['dataset']}: the limit on what all answers together may reveal, for any queries"
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
-        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}; that is {guarantee['stated']}"
+        stated = f"; that is {guarantee['stated']}" if is_converted(guarantee) else ""
+        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}{stated}"
         tests = Grid("a test for one unit with a false-positive rate of", "detects it with probability at most")
         for row in guarantee["tests"]:
             tests.add_row(row["false_alarms"], row["power_at_most"])
