@@ -51,7 +51,7 @@ def test_the_numbers_of_a_statement(description: Path) -> None:
     assert person["tests"][0] == {"false_alarms": "1%", "power_at_most": "2.72%"}
     assert person["groups"][3] == {"units": 10, "loss": "epsilon 10"}
     assert visit["groups"][1] == {"units": 2, "loss": "rho 0.04"}
-    assert [row["delta"] for row in visit["curve"]] == ["0.001", "1e-06", "1e-09"]
+    assert [row["delta"] for row in visit["curve"]] == ["0.001", "1e-6", "1e-9"]
     epsilons = [float(row["epsilon"]) for row in visit["curve"]]
     assert epsilons == sorted(epsilons) and 0.6 < epsilons[1] < 0.8
 
@@ -85,3 +85,12 @@ def test_a_statement_as_yaml_has_the_fields_of_the_registry(description: Path) -
     assert deployment["dp_flavor"]["name"] == "Pure DP, Zero-Concentrated DP"
     assert len(data["levels_of_sp_800_226"]) == 8
     assert data["statement"]["dataset"] == "visits"
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html", "yaml"])
+def test_an_epsilon_is_not_said_twice(description: Path, form: str) -> None:
+    """A cap in epsilon is its own epsilon; one in rho is converted."""
+    description.write_text(DATASET.replace("epsilon: 1}", "epsilon: 1000}"))
+    shown = run("statement", str(description), "--format", form)
+    assert "1e+03" not in shown and "epsilon 1000" in shown
+    assert shown.lower().count("that is epsilon") == (0 if form == "yaml" else 1)

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 
 from dither.cli.options import CONSOLE, AsJson, compose_command, print_json, text_table
 from dither.cli.sessions import open_session
-from dither.post.display import loss_text
+from dither.post.display import amount_text, loss_text
 from dither.post.estimate.profile import profile_lines
 from dither.post.interpretation import cap_loss, privacy_curve, stated_epsilon
 from dither.post.session import Session
@@ -20,7 +20,7 @@ from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views
 from dither.views.meaning import group_data, meaning_tables, power_data
-from dither.views.statement import stated_text, statement_html, statement_markdown, statement_yaml
+from dither.views.statement import is_converted, stated_text, statement_html, statement_markdown, statement_yaml
 
 Form = Literal["text", "markdown", "html", "yaml"]
 WRITERS = {"markdown": statement_markdown, "html": statement_html, "yaml": statement_yaml}
@@ -46,7 +46,7 @@ def guarantee_data(cap: BudgetCap) -> dict[str, Any]:
         "tests": power_data(loss),
         "groups": group_data(loss, GROUP_SIZES),
         "curve": [
-            {"delta": f"{float(delta):g}", "epsilon": f"{float(epsilon):.4g}"}
+            {"delta": amount_text(delta), "epsilon": f"{float(epsilon):.4g}"}
             for delta, epsilon in privacy_curve(loss, [delta for delta in deltas if delta > cap.delta])
         ],
     }
@@ -64,7 +64,8 @@ def statement_parts(data: dict[str, Any]) -> Iterator[str | Grid]:
     yield f"{data['dataset']}: the limit on what all answers together may reveal, for any queries"
     yield from (f"unit {unit}" for unit in data["units"])
     for guarantee in data["guarantees"]:
-        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}; that is {guarantee['stated']}"
+        stated = f"; that is {guarantee['stated']}" if is_converted(guarantee) else ""
+        yield f"\nfor unit {guarantee['unit']}: {guarantee['cap']}{stated}"
         yield from map(text_table, meaning_tables(guarantee))
         yield "epsilon for delta: " + "; ".join(f"{row['epsilon']} for {row['delta']}" for row in guarantee["curve"])
     if data["profile"]:

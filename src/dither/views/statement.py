@@ -28,10 +28,15 @@ def stated_text(loss: Loss) -> str:
     """
     delta, epsilon = stated_epsilon(loss)
     if not delta:
-        return f"epsilon {float(epsilon):.3g}"
+        return f"epsilon {amount_text(epsilon)}"
     own = delta_of(loss)
     halves = f" (the budget's own {amount_text(own)}, and as much for the conversion to epsilon)" if own else ""
     return f"epsilon {float(epsilon):.3g} at delta {amount_text(delta)}{halves}"
+
+
+def is_converted(guarantee: Mapping[str, Any]) -> bool:
+    """Return True if the epsilon of a guarantee says more than its cap, which may be that epsilon."""
+    return bool(guarantee["stated"] != guarantee["cap"])
 
 
 def statement_levels(data: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -139,7 +144,8 @@ def statement_markdown(data: Mapping[str, Any]) -> str:
     """Write a statement as Markdown."""
     lines = [f"# Privacy statement of {data['dataset']}", "", f"Population: {data['population']}.", ""]
     for guarantee in data["guarantees"]:
-        lines += [f"## Unit {guarantee['unit']}: {guarantee['cap']}", "", f"That is {guarantee['stated']}.", ""]
+        lines += [f"## Unit {guarantee['unit']}: {guarantee['cap']}", ""]
+        lines += [f"That is {guarantee['stated']}.", ""] if is_converted(guarantee) else []
         for table in guarantee_tables(guarantee):
             lines += [*markdown_table(*table), ""]
     lines += ["## Levels of NIST SP 800-226", ""]
@@ -167,7 +173,7 @@ def statement_html(data: Mapping[str, Any]) -> str:
     parts.append(f"<p>Population: {escape(str(data['population']))}.</p>")
     for guarantee in data["guarantees"]:
         parts.append(f"<h2>Unit {escape(guarantee['unit'])}: {escape(guarantee['cap'])}</h2>")
-        parts.append(f"<p>That is {escape(guarantee['stated'])}.</p>")
+        parts += [f"<p>That is {escape(guarantee['stated'])}.</p>"] if is_converted(guarantee) else []
         parts += [html_table(*table) for table in guarantee_tables(guarantee)]
     parts.append("<h2>Levels of NIST SP 800-226</h2><dl>")
     for level, facts in statement_levels(data).items():

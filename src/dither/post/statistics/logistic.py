@@ -140,7 +140,7 @@ class LogisticPlan:
 
     @property
     def coarser(self) -> int:
-        """How much coarser second derivatives are measured than the gradient, of which errors matter more."""
+        """The factor by which second derivatives are coarser than the gradient, of which errors matter more."""
         return CURVATURE_WEIGHT
 
     @property
@@ -216,7 +216,7 @@ class LogisticPlan:
 
     @property
     def ridge(self) -> Fraction:
-        """What a search adds to eigenvalues, in standard deviations of a cell's noise."""
+        """The standard deviations of a cell's noise that a search adds to eigenvalues."""
         return Fraction(ridge_of(self.size))
 
     @property

@@ -234,8 +234,9 @@ class MomentPlan:
     def _zoom_search(self, place: int) -> BoundSearch:
         """Build the search for the scale of a column, from the units' mean distances from its centre."""
         # A row at one end of the declared range may be two half widths from the centre; units reach further than that.
-        logs = range(0 if self.keyed else -2, 2 * LARGEST_ZOOM.bit_length() - 1)
-        zooms = [round(ZOOM_STEPS * 2 ** (log / 2)) for log in logs]
+        finer, least = (2, 0) if self.keyed else (4, -4)
+        logs = range(least, finer * (LARGEST_ZOOM.bit_length() - 1) + 1)
+        zooms = [round(ZOOM_STEPS * 2 ** (log / finer)) for log in logs]
         factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, self.moved_rows)
         ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
         value = expr.Absolute(self.design.distance(place))
