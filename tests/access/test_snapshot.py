@@ -31,7 +31,6 @@ from dither.plan import relations as r
 from dither.plan.context import Context
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.relations import joins
-from dither.plan.sql.builders import literal
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import column_ref
 from dither.plan.traversal import walk
