@@ -1,4 +1,4 @@
-"""Snapshots: records cleaned once and stored with their pseudo-random order and their rank within each unit.
+"""Snapshots: records cleaned once and stored with their pseudo-random order, their ranks and the sizes of units.
 
     snapshot/
       manifest.json     format, description, sources, rows and corrections; replaced last, in one step
@@ -34,12 +34,12 @@ from dither.errors import EngineFailure, InvalidSchema
 from dither.plan.context import Context
 from dither.plan.relations.cleaning import clean_key
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, binary, literal, select
-from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
+from dither.plan.sql.builders import Sql, binary, case, count_star, integer, literal, select
+from dither.plan.sql.statement import SqlStatement, TableSource, column_ref, with_alias
 from dither.schema import Dataset, Moment, Table
 
-FORMAT = 4
-ORDER, RANK = "order$", "rank$"  # stored columns; no declared name contains a $
+FORMAT = 5
+ORDER, RANK, SIZE = "order$", "rank$", "size$"  # stored columns; no declared name contains a $
 ROWS_PER_PART = 20_000_000
 ROWS_PER_ROW_GROUP = 122_880
 STAMPED_BYTES = 1 << 16  # hashed at each end of a source file
@@ -164,8 +164,8 @@ class SnapshotEngine(DuckDBEngine):
         directory = self._folder / self._manifest.generation / self._manifest.tables[table.name].directory
         files = exp.Literal.string(str(directory / "*.parquet"))
         source = exp.Anonymous(this="read_parquet", expressions=[files])
-        ranks = {unit: RANK + unit for unit in ranked_units(self.ctx, table.name)}
-        return TableSource(source, dict.fromkeys(table.columns, "other"), True, ORDER, ranks, deduplicated=True)
+        ranks, sizes = ({unit: stored + unit for unit in ranked_units(self.ctx, table.name)} for stored in (RANK, SIZE))
+        return TableSource(source, dict.fromkeys(table.columns, "other"), True, ORDER, ranks, sizes, deduplicated=True)
 
     def _readable_directories(self, dataset: Dataset) -> list[str]:
         return [str(self._folder)]
@@ -331,9 +331,13 @@ def snapshot_rows(statement: SqlStatement, table: Table) -> exp.Select:
     sortable = statement.with_sort_key(statement.table(scan), [*columns, *keys, "o"])
     values = [exp.alias_(column_ref(f"c{index}"), name, quoted=True) for index, name in enumerate(table.columns)]
     ranks = [exp.alias_(_rank_window(statement, unit), RANK + unit, quoted=True) for unit in units]
-    body = select(*values, exp.alias_(column_ref("o"), ORDER, quoted=True), *ranks)
+    counts = [with_alias(_size_window(statement, unit), statement.size_column(unit)) for unit in units]
+    body = select(*values, exp.alias_(column_ref("o"), ORDER, quoted=True), *ranks, *counts)
     body = body.from_(statement.add_subquery(sortable), copy=False)
-    return select(exp.Star()).from_(statement.add_subquery(body), copy=False)
+    names = [*table.columns, ORDER, *(RANK + unit for unit in units)]
+    sizes = [exp.alias_(_first_size(statement, unit), SIZE + unit, quoted=True) for unit in units]
+    kept = [exp.column(name, quoted=True) for name in names]
+    return select(*kept, *sizes).from_(statement.add_subquery(body), copy=False)
 
 
 def sort_columns(ctx: Context, table: Table) -> list[Sql]:
@@ -362,6 +366,17 @@ def _rank_window(statement: SqlStatement, unit: str) -> Sql:
     """Build the rank of a row within its unit, by the rows' pseudo-random order."""
     partition = [column_ref(column) for column in statement.unit_columns(unit)]
     return exp.Window(this=exp.RowNumber(), partition_by=partition, order=exp.Order(expressions=[column_ref("s")]))
+
+
+def _size_window(statement: SqlStatement, unit: str) -> Sql:
+    """Build the number of rows of a row's unit."""
+    return exp.Window(this=count_star(), partition_by=[column_ref(c) for c in statement.unit_columns(unit)])
+
+
+def _first_size(statement: SqlStatement, unit: str) -> Sql:
+    """Build the number of rows of a unit on its first row, and 0 on the others, which compresses to nothing."""
+    is_first = binary(exp.EQ, exp.column(RANK + unit, quoted=True), literal(1))
+    return case([(is_first, column_ref(statement.size_column(unit)))], integer(0))
 
 
 def _call_function(name: str, *arguments: Sql) -> Sql:

@@ -27,6 +27,7 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
+from dither.plan.relations.joins import ranked_scan
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
@@ -135,15 +136,25 @@ class ClippedSums(Measure):
 
     def _most_units_fit(self, statement: SqlStatement) -> bool:
         """Tell whether units with many rows still fit into the ball, so that few need their sums by cell."""
-        domains = numeric_domains(statement.ctx, self.child, self.values)
-        largest_row = sum(max(map(abs, bounds_of(domain))) for domain in domains)
-        radius = known_limit(self.bound)
-        return (
-            statement.dialect.shares_subqueries and statement.dialect.many_rows * largest_row <= radius <= MAX_PER_UNIT
-        )
+        radius, most = known_limit(self.bound), statement.dialect.many_rows * self._largest_row(statement.ctx)
+        return statement.dialect.shares_subqueries and most <= radius <= MAX_PER_UNIT
+
+    def _largest_row(self, ctx: Context) -> int:
+        """Return the most that the absolute values of one row add up to."""
+        domains = numeric_domains(ctx, self.child, self.values)
+        return sum(max(map(abs, bounds_of(domain))) for domain in domains)
 
     def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
-        """List the units whose absolute values add up to more than the radius: all others fit, whatever the norm."""
+        """List units, among them all whose absolute values add up to more than the radius: others fit in any norm."""
+        ranked = ranked_scan(statement, self.child, self.unit)
+        if ranked is not None:
+            # Only a unit with more rows than fit has a row of the next rank (proof, step 7).
+            fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
+            is_next = binary(exp.EQ, column_ref(statement.rank_column(self.unit)), literal(fitting + 1))
+            rows = statement.add_subquery(ranked.select(statement))
+            return statement.add_subquery(
+                select(*map(column_ref, hidden)).from_(rows, copy=False).where(is_next, copy=False)
+            )
         sizes = [
             exp.Coalesce(this=exp.Abs(this=column_ref(f"v{i}")), expressions=[literal(0)])
             for i in range(len(self.values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from dither.plan.domains import bounds_of, cardinality, number, span, with_null
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
 from dither.plan.expressions.numeric import null_if_zero
 from dither.plan.relations.core import Relation, require_unit, unit_column_domain
+from dither.plan.relations.joins import sizes_of_units
 from dither.plan.relations.project import check_distinct_names
 from dither.plan.sql.builders import Sql, binary, case, clamp_integer, count_star, integer, literal, select
 from dither.plan.sql.scope import Scope
@@ -83,6 +85,14 @@ def group_rows(
     trials: list[Sql] = [column_ref(column) for column in statement.trial_columns()]
     by = [*keys, *hidden, *trials]
     body = body.group_by(*(key.copy() for key in by), copy=False) if by else body
+    return _ordered_groups(statement, body, domain, hidden)
+
+
+def _ordered_groups(
+    statement: SqlStatement, body: exp.Select, domain: dict[str, Domain], hidden: Sequence[Sql]
+) -> exp.Select:
+    """Select groups with an order that depends only on the visible row and its unit."""
+    trials: list[Sql] = [column_ref(column) for column in statement.trial_columns()]
     columns = [(column_ref(f"g{index}"), column_domain) for index, column_domain in enumerate(domain.values())]
     columns += [(column, unit_column_domain(statement, column)) for column in hidden]
     order = with_alias(statement.mix_values(columns, 3) if statement.keeps_order else integer(0), "o")
@@ -191,6 +201,9 @@ class GroupBy(Relation):
         return multiply(*(_max_values(key.domain(scope)) for _, key in self.keys))
 
     def select(self, statement: SqlStatement) -> exp.Select:
+        counted = self._stored_counts(statement)
+        if counted is not None:
+            return counted
         domain, scope = self.domain(statement.ctx), statement.scope(self.child)
         key_columns = [with_alias(key.sql(scope), f"k{index}") for index, (_, key) in enumerate(self.keys)]
         keys: list[Sql] = [column_ref(f"k{index}") for index in range(len(self.keys))]
@@ -200,3 +213,20 @@ class GroupBy(Relation):
             statement.add_subquery(select(exp.Star(), *key_columns).from_(table, copy=False)) if key_columns else table
         )
         return group_rows(statement, table, keys, values, domain, statement.tracked_units(self))
+
+    def _stored_counts(self, statement: SqlStatement) -> exp.Select | None:
+        """Count each unit's rows from the sizes that a snapshot has stored; None where other rows or values count."""
+        if self.keys or self.unit is None or any(a.value is not None for a in self.aggregates):
+            return None
+        hidden = [c for unit in statement.tracked_units(self) for c in statement.unit_columns(unit)]
+        sizes = sizes_of_units(statement, self.child, self.unit, hidden)
+        if sizes is None:
+            return None
+        domain = self.domain(statement.ctx)
+        counts = [
+            with_alias(saturate(column_ref("n"), span(column)[1]), f"g{index}")
+            for index, column in enumerate(domain.values())
+        ]
+        units: list[Sql] = [column_ref(column) for column in hidden]
+        body = select(*counts, *units, with_alias(integer(0), "b")).from_(statement.add_subquery(sizes), copy=False)
+        return _ordered_groups(statement, body, domain, units)

@@ -48,9 +48,10 @@ class TableSource:
     """The SQL by which an engine reads a table, and the form in which its records are stored.
 
     `is_prepared`: the columns already hold encoded values, under the names of the schema (a prepared snapshot);
-    `order_column` and `rank_columns`: stored columns with the row's order and its rank within each unit;
+    `order_column`, `rank_columns`, `size_columns`: stored columns with the row's order, its rank within each unit, and
+    the number of the unit's rows on its first row (0 on the others);
     `deduplicated`: the snapshot has one row per unique key, no rows beyond a cap on those of a unit, and none without a
-    valid unit key.
+    valid unit key; `is_columnar`: single columns can be read, so that reading them twice is cheaper than keeping rows.
     """
 
     source: Sql
@@ -58,7 +59,9 @@ class TableSource:
     is_prepared: bool = False
     order_column: str | None = None
     rank_columns: Mapping[str, str] = field(default_factory=dict)
+    size_columns: Mapping[str, str] = field(default_factory=dict)
     deduplicated: bool = False
+    is_columnar: bool = False
 
 
 def column_ref(name: str, table: str | None = None) -> Sql:
@@ -126,7 +129,7 @@ class SqlStatement:
         self.keeps_order = keeps_order
         self.size = StatementSize(0, 0, 0)
         self._names: dict[Relation, str] = {}
-        self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
+        self._bodies: list[tuple[str, exp.Select | exp.SetOperation, bool | None]] = []
 
     def table(self, node: Relation) -> exp.Table:
         """Return the subquery that computes a relation, to be read once; equal relations share one."""
@@ -134,10 +137,10 @@ class SqlStatement:
             self._names[node] = self.add_subquery(node.select(self)).name
         return _table(self._names[node])
 
-    def add_subquery(self, body: exp.Select | exp.SetOperation) -> exp.Table:
-        """Add a named subquery, and return it as a table to be read once."""
+    def add_subquery(self, body: exp.Select | exp.SetOperation, is_kept: bool | None = None) -> exp.Table:
+        """Add a named subquery and return it as a table; without `is_kept`, the engine decides what to keep."""
         name = f"t{len(self._bodies)}"
-        self._bodies.append((name, body))
+        self._bodies.append((name, body, is_kept))
         return _table(name)
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
@@ -159,6 +162,10 @@ class SqlStatement:
     def rank_column(self, unit: str) -> str:
         """Return the name of the hidden column with a stored rank within the unit."""
         return f"r{list(self.ctx.dataset.units).index(unit)}"
+
+    def size_column(self, unit: str) -> str:
+        """Return the name of the hidden column of a scan with the stored number of a unit's rows."""
+        return f"n{list(self.ctx.dataset.units).index(unit)}"
 
     def tracked_units(self, node: Relation) -> list[str]:
         """List the keyed units that are tracked by a relation's rows."""
@@ -208,9 +215,11 @@ class SqlStatement:
         """Build the sort key from a column that holds an order."""
         return hash_order(self.dialect, column_ref(column))
 
-    def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
+    def first_rows(
+        self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int, is_kept: bool | None = None
+    ) -> exp.Select:
         """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
-        keyed = self.add_subquery(self.with_sort_key(table, columns))
+        keyed = self.add_subquery(self.with_sort_key(table, columns), is_kept)
         are_columns = all(isinstance(key, exp.Column) for key in by)
         if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
             return self._lowest_rows(keyed, columns, by, limit)
@@ -258,7 +267,7 @@ class SqlStatement:
 
     def finish(self, body: exp.Select) -> exp.Select:
         """Return the whole statement and set its `size`; refuse statements that are too large."""
-        tables = [exp.CTE(this=part, alias=_alias(name)) for name, part in self._bodies]
+        tables = [exp.CTE(this=part, alias=_alias(name), materialized=kept) for name, part, kept in self._bodies]
         body.set("with_", exp.With(expressions=tables))
         self.size = statement_size(body)
         if self.size.nodes > MAX_SQL_NODES:
@@ -285,12 +294,12 @@ def join_select(
     first: tuple[exp.Table, str],
     second: tuple[exp.Table, str],
     on: Sql,
-    how: Literal["inner", "left"],
+    how: Literal["inner", "left", "anti"],
 ) -> exp.Select:
     """Select columns from two tables, each under an alias, joined on a condition."""
     for table, name in (first, second):
         table.set("alias", _alias(name))
-    kind = {"kind": "INNER"} if how == "inner" else {"side": "LEFT"}
+    kind = {"side": "LEFT"} if how == "left" else {"kind": how.upper()}
     join = exp.Join(this=second[0], on=on, **kind)
     return select(*columns).from_(first[0], copy=False).join(join, copy=False)
 
