@@ -31,7 +31,7 @@ TRUSTED = {
             "privacy/private_log.py",
         ),
     ),
-    "staging, table_release": (345, ("privacy/staging.py", "privacy/table_release.py")),
+    "staging, table_release": (352, ("privacy/staging.py", "privacy/table_release.py")),
     "ledger": (1680, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1180, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),

@@ -336,7 +336,11 @@ class Documents:
         error = column_facts(self.question)[0].error_95 * cells**0.5
         note = f"noisy totals of all released rows; 95% are off by less than {short_number(error)} (the lines)"
         return bar_chart(
-            f"{column} by {key}", [_shown(label) for label in labels], totals.astype(float).tolist(), note, error=error
+            f"{column} by {key}",
+            [_text_of(label) for label in labels],
+            totals.astype(float).tolist(),
+            note,
+            error=error,
         )
 
 
@@ -377,11 +381,11 @@ def _few(key: dict[str, Any]) -> str:
     labels = key.get("labels")
     if labels is None or len(labels) > 8:
         first, last = (key["first"], key["last"]) if labels is None else (labels[0], labels[-1])
-        return f"{_shown(first)} to {_shown(last)}"
-    return ", ".join(map(_shown, labels))
+        return f"{_text_of(first)} to {_text_of(last)}"
+    return ", ".join(map(_text_of, labels))
 
 
-def _shown(label: Any) -> str:
+def _text_of(label: Any) -> str:
     """Return a value of a key as readers find it in the files."""
     if isinstance(label, bool):
         return str(label).lower()
