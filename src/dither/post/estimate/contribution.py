@@ -13,6 +13,8 @@ from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
 
 # The quantile of squares that stands for how unevenly heavy units spread over cells.
 SQUARES_LEVEL = 0.84
+# Where noise hides all units, clipping may have removed up to this many times what it left: the model is a guess then.
+HIDDEN_SHARE = 1.0
 # A tail is heavy if clipping may have removed more than this share of all contributions, and this many times as much as
 # estimated.
 HEAVY_TAIL, HEAVY_FACTOR = 0.04, 1.5
@@ -91,6 +93,9 @@ class EstimatedBound:
             low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - tail])
             from_nothing = self.at_most or not self.model.seen
             less, more = middle - (min(low, 0.0) if from_nothing else low), high - middle
+        if not self.model.seen:
+            more = max(more, HIDDEN_SHARE * self.kept)
+            less = max(less, more) if self.signed else less
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
         spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
         rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2
