@@ -573,7 +573,7 @@ class LocalKernel:
 
     @property
     def _is_curators(self) -> bool:
-        """Whether this kernel runs in its curator's own process: it trusts its user and keeps no schedule."""
+        """Tell whether this kernel runs in its curator's own process: it trusts its user and keeps no schedule."""
         return self._trusted and self._schedule is None
 
     def measure_size(self, dataset: str) -> None:
