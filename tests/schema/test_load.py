@@ -340,11 +340,13 @@ def test_any_damage_gives_a_description_or_one_clean_error(data: st.DataObject) 
 
 def test_the_examples_of_the_documentation_are_read(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "datasets.md").read_text()
-    whole, capped, groups = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
+    whole, metastore, capped, groups = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.M | re.S)
     dataset = loads(whole + groups, tmp_path)
     shape = f"version: 1\nname: d\n{capped}budgets: [{{unit: plane, kind: pure, epsilon: 1}}]\ntables: "
     source = "{private: true, source: {kind: csv, path: f.csv}, columns: {tailnum: {type: identifier, kind: text}}}"
     assert loads(f"{shape}{{flights: {source}}}", tmp_path).units["plane"].max_rows == {"flights": 1825}
+    named = source.replace("source: {kind: csv, path: f.csv}", metastore.strip())
+    assert loads(f"{shape}{{flights: {named}}}", tmp_path).tables["flights"].source.options["table"] == "web.visits"
     assert dataset.policy == "separate" and dataset.groups[0].analyst_caps[0].rho == Fraction(1, 8)
 
 

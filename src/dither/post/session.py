@@ -121,7 +121,9 @@ class Session(Statistics):
         if measure is None:
             return self.described
         measure(self.name)
-        return _public_context(self.kernel, self.name, self.token)
+        current = _public_context(self.kernel, self.name, self.token)
+        # After a change of the description a session keeps the old one, whose hash makes the kernel refuse its requests.
+        return current if schema_hash(current) == schema_hash(self.described) else self.described
 
     @property
     def dataset(self) -> Dataset:

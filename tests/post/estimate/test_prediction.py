@@ -94,8 +94,9 @@ def test_averages_of_counts_are_weighted_for_the_typical_count(sized: Session) -
     "query", [COUNTED, MEAN, f"{COUNTED} WHERE seconds > 300", "SELECT SUM(price) AS n FROM actions"]
 )
 def test_quotes_fall_as_epsilon_grows(query: str, profiled: Session) -> None:
+    """They may rise a little where a larger loss first shows how people spread, and leads to another bound."""
     widths = [profiled.quote(query, epsilon=Fraction(2**place, 10))["n"].half_width for place in range(8)]
-    assert all(later < 1.1 * earlier for earlier, later in pairwise(widths)) and widths[-1] < widths[0] / 10, widths
+    assert all(later < 1.25 * earlier for earlier, later in pairwise(widths)) and widths[-1] < widths[0] / 10, widths
 
 
 @pytest.mark.parametrize(

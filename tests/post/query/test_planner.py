@@ -75,7 +75,7 @@ def test_a_kernel_says_whether_records_were_prepared(tmp_path: Path) -> None:
             prepare(dither.load(path))
         session = dither.connect(path, account="team-a", ledger=tmp_path / f"{ready}.ledger", another_ledger=True)
         try:
-            options = [dict(table.source.options) for table in session.dataset.tables.values()]
+            options = [dict(table.source.options) for table in session.context.dataset.tables.values()]
             sizes = [option.pop("rows", None) for option in options]
             assert options[0].pop("units").isdigit()
             assert options == [{"ranks": "stored"} if ready else {}] * 3

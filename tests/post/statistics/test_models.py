@@ -286,7 +286,7 @@ def test_a_sample_of_units_costs_what_was_asked_for(books: Session) -> None:
         (lambda s: s.regress("users", "age", "age", epsilon=1), "target 'age' cannot be one of the features"),
         (lambda s: s.naive_bayes("users", "vip", "vip", epsilon=1), "cannot be one of the features"),
         (lambda s: s.classify("users", "vip", ["age"], alpha=-1, epsilon=1), "alpha must be a number"),
-        (lambda s: s.regress("users", "age", ["salary"], alpha="1", epsilon=1), "alpha must be a number"),
+        (lambda s: s.regress("users", "age", ["salary"], alpha="x", epsilon=1), "alpha must be a number"),
         (lambda s: s.proportion("users", "age", epsilon=1), "age is neither true nor false"),
         (lambda s: s.independence("users", "vip", "vip", epsilon=1), "two different columns"),
         (lambda s: s.table("users", "gendre", epsilon=1), "no column 'gendre'; there are"),

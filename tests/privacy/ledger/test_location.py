@@ -59,7 +59,7 @@ def test_a_second_ledger_is_refused_unless_the_curator_says_so(tmp_path: Path) -
     with pytest.raises(LedgerError, match="there is none at"):
         dither.connect(path, ledger=tmp_path / "none.sqlite")
     assert not (tmp_path / "none.sqlite").exists()
-    assert spent(dither.connect(path, ledger=tmp_path / "fresh.sqlite", another_ledger=True)) == 10**13
+    assert spent(dither.connect(path, ledger=tmp_path / "fresh.sqlite", another_ledger=True)) == 0
     assert spent(dither.connect(path)) == 51 * 10**13  # a ledger beside the description stays its ledger
 
 
@@ -173,6 +173,7 @@ def test_a_visitor_of_the_ledger_does_not_make_charges_disappear(tmp_path: Path)
     path = town(tmp_path)
     session = dither.connect(path)
     place = str(file_beside(path))
+    session.quote(COUNT, epsilon="1/2")  # the noisy sizes are charged before the first quote
     before = int(other_process(COUNT_CHARGES, place))
     session.sql(COUNT, epsilon="1/2")
     assert int(other_process(COUNT_CHARGES, place)) == before + 1
