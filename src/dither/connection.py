@@ -31,7 +31,7 @@ def connect(
 ) -> Session:
     """Open a session, from the path of a dataset description and `account=`, or a gateway's address and `token=`.
 
-    In this process, noisy sizes are measured once, before the first question or quote: opening reads no records.
+    In this process, noisy sizes are measured once, before the first question or quote: opening counts no records.
     """
     return Session.from_kernel(*open_kernel(target, account=account, token=token, **options), dataset)
 

@@ -113,9 +113,7 @@ class Setting:
     tally: Tally
 
     def origins(self) -> dict[str, TableSource]:
-        columnar = Dialect.many_rows == 0  # where every limit counts as large, rows are read again as well
-        kinds = {name: dict(self.data[name].kinds) for name in self.places}
-        return {n: TableSource(place, kinds[n], is_columnar=columnar) for n, place in self.places.items()}
+        return {name: TableSource(place, dict(self.data[name].kinds)) for name, place in self.places.items()}
 
     def run(self, statement: exp.Expr, node: Any) -> pa.Table:
         self.tally.statements += 1

@@ -122,7 +122,7 @@ class Session(Statistics):
             return self.described
         measure(self.name)
         current = _public_context(self.kernel, self.name, self.token)
-        # After a change of the description a session keeps the old one, whose hash makes the kernel refuse its requests.
+        # If the description has changed, the session keeps the old one, whose hash makes the kernel refuse requests.
         return current if schema_hash(current) == schema_hash(self.described) else self.described
 
     @property

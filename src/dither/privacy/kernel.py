@@ -252,10 +252,11 @@ class LocalKernel(KernelViews):
             if self._finish_published(charge, stage, identity):
                 return False
             stage.begin(identity)
-            self.measure_size(registered.context.dataset.name)
             layout.check_space(table_keys(table, None), stage.folder)
             with registered.engine() as slot:
                 slot.engine.check_workers(stage.parts)
+            self.measure_size(registered.context.dataset.name)
+            with registered.engine() as slot:
                 outcome = self._charge(charge)
                 work = TableWork(admission, table, slot.engine, self._bits, self._bits.integer(128), stage, layout)
                 self._hide_engine_errors(slot, lambda: release_table(work, outcome, charge.digest, self.ledger.record))
@@ -379,12 +380,15 @@ class LocalKernel(KernelViews):
 
     def measure_size(self, dataset: str) -> None:
         """Measure the size of a dataset now if that was put off; other threads wait until it is done."""
+        if self._size_later is None or self._find_dataset(dataset).rows is not None:
+            return
         with self._sizing:
             registered = self._find_dataset(dataset)
-            if registered.rows is None and self._size_later is not None:
+            if registered.rows is None:
                 with self._size_later(dataset):
                     rows = self._measure_size(registered)
-                self._datasets[dataset] = replace(registered, rows=rows)
+                if self._datasets[dataset] is registered:  # not registered anew meanwhile
+                    self._datasets[dataset] = replace(registered, rows=rows)
 
     def measure_profile(self, request: Request) -> None:
         """Answer a request of the curator's, charged like any query, and publish the release with the schema.

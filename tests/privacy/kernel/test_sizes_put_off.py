@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,3 +130,20 @@ def test_a_kernel_that_serves_others_measures_at_registration(options: dict[str,
     with pytest.raises(NotAllowed, match="before it accepts questions"):
         opened(world(), size_later=later, **options)
     assert accounts(opened(world(), **options)) == ["kernel"]
+
+
+def test_a_dataset_that_is_registered_anew_meanwhile_stays_so(world: Any, opened: Any) -> None:
+    """Regression: the measurement put the registration back that it had begun with."""
+    newer = replace(world(), data_version="2")
+
+    @contextmanager
+    def registering(dataset: str) -> Iterator[None]:
+        yield
+        if room.kernel._datasets[dataset].context.dataset != newer:
+            room.kernel.register(newer)
+
+    room = opened(world(), size_later=registering)
+    room.kernel.measure_size("shop")
+    assert room.kernel._datasets["shop"].context.dataset == newer
+    room.kernel.answer(counting(), "ann")
+    assert sized(room)

@@ -331,8 +331,7 @@ class DuckDBEngine(SqlEngine):
         kinds = kinds_of(table, {name: kind_of(declared) for name, declared in stored.items()})
         # An INT96 says nothing of a zone; those who write it mean UTC, and Spark reads it so.
         instants: dict[str, RawKind] = {name: "instant" for name, types in coarse.items() if "INT96" in types}
-        columnar = table.source.kind != "csv"
-        return TableSource(_floor_nanoseconds(source, stored, table), kinds | instants, is_columnar=columnar)
+        return TableSource(_floor_nanoseconds(source, stored, table), kinds | instants)
 
     def _coarse_moments(self, table: Table) -> dict[str, str]:
         """Return the declared columns whose files store time in units with a wider range than microseconds."""

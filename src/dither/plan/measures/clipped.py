@@ -120,6 +120,7 @@ class ClippedSums(Measure):
         """Return keys and values whose sums are those of the clipped vectors."""
         if not self._most_units_fit(statement):
             return self._clip_units(statement, table, hidden)
+        statement.read_once(table)  # the units that are clipped and those that are not must have the same rows
         heavy = self._heavy_units(statement, table, hidden)
         names = [f"v{index}" for index in range(len(self.values))]
         carried = [column.name for column in self._carried_columns(statement)]
@@ -205,6 +206,7 @@ class ClippedSums(Measure):
     def _joined_norms(self, statement: SqlStatement, table: exp.Table, hidden: list[str], norm: Sql) -> exp.Table:
         """Add the unit's norm by a join with the norms of all units, which sorts nothing; NULL is one unit."""
         by = [column_ref(column) for column in hidden]
+        statement.read_once(table)  # sums are clipped by norms of the same rows
         totals = select(*by, with_alias(norm, "n")).from_(table.copy(), copy=False)
         norms = statement.add_subquery(totals.group_by(*(column.copy() for column in by), copy=False))
         cells = [column_ref(f"s{index}") for index in range(len(self.values))]

@@ -64,9 +64,9 @@ class Scan(Relation):
         ctx, columns = statement.ctx, [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
         tracked, table_source = statement.tracked_units(self), statement.sources[self.table]
         ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
-        kept = False if cap is not None and table_source.is_columnar else None
-        cleaned = statement.add_subquery(self._clean_columns(statement), kept)
-        with_units = self._with_hidden_columns(statement, cleaned, columns, tracked)
+        with_units = self._with_hidden_columns(
+            statement, statement.add_subquery(self._clean_columns(statement)), columns, tracked
+        )
         table = ctx.table(self.table)
         carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
         if table_source.deduplicated and cap == ctx.row_cap(self.table):
@@ -74,7 +74,7 @@ class Scan(Relation):
         if cap is not None:
             # The partition is the unit: the choice depends on this unit's rows alone (limit_rows_per_unit.md, step 2).
             unit_key = [column_ref(column) for column in statement.unit_columns(cap[0])]
-            return statement.first_rows(statement.add_subquery(with_units, kept), carried, unit_key, cap[1], kept)
+            return statement.first_rows(statement.add_subquery(with_units), carried, unit_key, cap[1])
         if not ctx.enforces_unique_key(table):
             return with_units
         key = columns[list(self.domain(ctx)).index(str(table.unique))]

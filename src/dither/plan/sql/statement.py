@@ -51,7 +51,7 @@ class TableSource:
     `order_column`, `rank_columns`, `size_columns`: stored columns with the row's order, its rank within each unit, and
     the number of the unit's rows on its first row (0 on the others);
     `deduplicated`: the snapshot has one row per unique key, no rows beyond a cap on those of a unit, and none without a
-    valid unit key; `is_columnar`: single columns can be read, so that reading them twice is cheaper than keeping rows.
+    valid unit key.
     """
 
     source: Sql
@@ -61,7 +61,6 @@ class TableSource:
     rank_columns: Mapping[str, str] = field(default_factory=dict)
     size_columns: Mapping[str, str] = field(default_factory=dict)
     deduplicated: bool = False
-    is_columnar: bool = False
 
 
 def column_ref(name: str, table: str | None = None) -> Sql:
@@ -129,7 +128,8 @@ class SqlStatement:
         self.keeps_order = keeps_order
         self.size = StatementSize(0, 0, 0)
         self._names: dict[Relation, str] = {}
-        self._bodies: list[tuple[str, exp.Select | exp.SetOperation, bool | None]] = []
+        self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
+        self._read_once: set[str] = set()
 
     def table(self, node: Relation) -> exp.Table:
         """Return the subquery that computes a relation, to be read once; equal relations share one."""
@@ -137,11 +137,15 @@ class SqlStatement:
             self._names[node] = self.add_subquery(node.select(self)).name
         return _table(self._names[node])
 
-    def add_subquery(self, body: exp.Select | exp.SetOperation, is_kept: bool | None = None) -> exp.Table:
-        """Add a named subquery and return it as a table; without `is_kept`, the engine decides what to keep."""
+    def add_subquery(self, body: exp.Select | exp.SetOperation) -> exp.Table:
+        """Add a named subquery, and return it as a table."""
         name = f"t{len(self._bodies)}"
-        self._bodies.append((name, body, is_kept))
+        self._bodies.append((name, body))
         return _table(name)
+
+    def read_once(self, table: exp.Table) -> None:
+        """Have the engine compute a subquery once for all its uses, so that no row changes between them."""
+        self._read_once.add(table.name)
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """Return the visible columns of a relation as the scope of its parent's expressions."""
@@ -215,15 +219,14 @@ class SqlStatement:
         """Build the sort key from a column that holds an order."""
         return hash_order(self.dialect, column_ref(column))
 
-    def first_rows(
-        self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int, is_kept: bool | None = None
-    ) -> exp.Select:
+    def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
         """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
-        keyed = self.add_subquery(self.with_sort_key(table, columns), is_kept)
+        keyed = self.add_subquery(self.with_sort_key(table, columns))
         are_columns = all(isinstance(key, exp.Column) for key in by)
         if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
             return self._lowest_rows(keyed, columns, by, limit)
         # Few partitions exceed a large limit: only their rows are sorted, all others are kept as they are.
+        self.read_once(keyed)
         keys = [*(key.name for key in by), *self.trial_columns()]
         large = self.add_subquery(self._large_partitions(keyed, keys, limit))
         exceeding = self.add_subquery(self.rows_among(keyed, large, [*columns, "s"], keys, "SEMI"))
@@ -267,7 +270,10 @@ class SqlStatement:
 
     def finish(self, body: exp.Select) -> exp.Select:
         """Return the whole statement and set its `size`; refuse statements that are too large."""
-        tables = [exp.CTE(this=part, alias=_alias(name), materialized=kept) for name, part, kept in self._bodies]
+        tables = [
+            exp.CTE(this=part, alias=_alias(name), materialized=name in self._read_once or None)
+            for name, part in self._bodies
+        ]
         body.set("with_", exp.With(expressions=tables))
         self.size = statement_size(body)
         if self.size.nodes > MAX_SQL_NODES:

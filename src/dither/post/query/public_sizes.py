@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from dither.plan.context import Context
 from dither.plan.relations.bounding import LimitGroupsPerUnit, LimitRowsPerUnit
 from dither.plan.relations.core import Relation
@@ -11,7 +13,7 @@ from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.post.query.typical_rows import SIZE_ROWS, known_units, size_noise
-from dither.privacy.protocol import KnownSize
+from dither.privacy.protocol import LARGEST_BOUND, KnownSize
 
 
 def public_sizes(
@@ -27,10 +29,10 @@ def public_sizes(
     if table is None or units is None or rows is None or rows < 1:
         return ()
     whole = relation == Scan(table)
-    sizes = [KnownSize(SIZE_ROWS * row_size, rows * row_size, round(scale * SIZE_ROWS * row_size), whole and not sums)]
+    known = [(SIZE_ROWS * row_size, rows * row_size, ceil(scale * SIZE_ROWS * row_size), whole and not sums)]
     if table == _first_table(context, unit):
-        sizes.append(KnownSize(step, units * step, round(scale * step), whole))
-    return tuple(sizes)
+        known.append((step, units * step, ceil(scale * step), whole))
+    return tuple(KnownSize(*size) for size in known if max(size) <= LARGEST_BOUND)
 
 
 def _first_table(context: Context, unit: str) -> str | None:
