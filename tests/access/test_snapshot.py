@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -30,11 +31,12 @@ from dither.plan import measures as m
 from dither.plan import relations as r
 from dither.plan.context import Context
 from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.statistics import histogram
 from dither.plan.relations import joins
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import column_ref
 from dither.plan.traversal import walk
-from dither.schema import Dataset, Source
+from dither.schema import Column, Dataset, Domain, Identifier, Moment, Number, Source, Table, Unit
 from plan.reference import Raw
 
 ROWS = worlds.many()
@@ -190,6 +192,82 @@ def test_a_fault_in_stored_sizes_is_found(fault: str, data: Dataset, monkeypatch
         wider = lambda self, *rest: stated(replace(self, bound=2 * self.bound), *rest)  # noqa: E731
         monkeypatch.setattr(ClippedSums, "_heavy_units", wider)
     assert differing(data)
+
+
+# Person, month, v and w. Persons 1 and 2 have several months; only of person 1 is each month large by itself.
+VALUED = [
+    *[(1, month, -100, 100) for month in (0, 1) for _ in range(5)],
+    *[(2, month, -100, 100) for month in (2, 3) for _ in range(2)],
+    *[(3, 2, -100, 100) for _ in range(3)],
+    *[(4, 4, 1, None), (4, 4, 0, None), (4, 4, 0, 0)],
+]
+V, W = x.ColumnRef("v"), x.ColumnRef("w")
+# Unit, values, bound, norm, and the sums computed by hand: one term for each unit with rows at -100 and 100.
+CLIPPED: list[tuple[str, tuple[x.Expr, ...], int, Any, list[int]]] = [
+    ("user", (V,), 200, "l1", [-200 - 200 - 200 + 1]),
+    ("user", (V,), 299, "l1", [-299 - 299 - 299 + 1]),
+    ("user", (V,), 300, "l1", [-300 - 300 - 300 + 1]),
+    ("user", (V,), 301, "l2", [-301 - 301 - 300 + 1]),
+    ("user", (W,), 300, "l1", [300 + 300 + 300]),
+    ("user", (V, W), 500, "l1", [-250 - 250 - 250 + 1, 250 + 250 + 250]),  # 1000, 400 and 300 in each of two values
+    ("user", (V, W), 400, "l2", [-282 - 282 - 282 + 1, 282 + 282 + 282]),  # over 1415, 566 and 425
+    ("month", (V,), 200, "l1", [-200 - 200 - 200 - 200 - 200 + 1]),
+    ("month", (V,), 299, "l2", [-299 - 299 - 200 - 200 - 299 + 1]),
+    ("month", (V,), 301, "l1", [-301 - 301 - 200 - 200 - 300 + 1]),
+    ("month", (V, W), 500, "l1", [-250 - 250 - 200 - 200 - 250 + 1, 250 + 250 + 200 + 200 + 250]),
+]
+
+
+@pytest.fixture
+def valued(tmp_path: Path) -> Dataset:
+    """One table with a column whose lower bound is the larger one, and a nullable one."""
+    people, months, v, w = zip(*VALUED, strict=True)
+    moments = pa.array([worlds.YEAR_2020 + (31 * month + 3) * worlds.DAY for month in months], pa.timestamp("us"))
+    pq.write_table(pa.table({"id": people, "t": moments, "v": v, "w": w}), tmp_path / "visits.parquet")
+    domains: dict[str, Domain] = {
+        "id": Identifier("integer"),
+        "t": Moment(worlds.YEAR_2020, worlds.YEAR_2020 + 365 * worlds.DAY),
+        "v": Number(Fraction(-100), Fraction(1)),
+        "w": Number(Fraction(-1), Fraction(100), nullable=True),
+    }
+    columns = {name: Column(name, domain) for name, domain in domains.items()}
+    table = Table("visits", True, columns, Source("parquet", {"path": str(tmp_path / "visits.parquet")}))
+    user = Unit("user", "user", {"visits": "id"})
+    month = Unit("month", "window", {"visits": "id"}, {"visits": "t"}, "month")
+    return Dataset("visits", "visits", "1", {"visits": table}, {"user": user, "month": month}, ())
+
+
+def test_stored_ranks_clip_large_values_as_computed_by_hand(valued: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row may count for more than 1, through a lower bound or several values, and a person have many months."""
+    monkeypatch.setattr(Dialect, "many_rows", 0)
+    prepare(valued)
+    plain, ready, wrong = DuckDBEngine(valued, threads=1), open_engine(valued), []
+    assert isinstance(ready, SnapshotEngine)
+    for unit, values, bound, norm, stated in CLIPPED:
+        measure = m.ClippedSums(r.Scan("visits"), unit, values, bound, norm)
+        case = unit, values, bound, norm
+        assert re.search(r"r\d = \d", ready.sql(measure)), case  # the stored rank is what finds large units
+        found = plain.vector(measure).tolist(), ready.vector(measure).tolist()
+        wrong += [(case, found)] if found != (stated, stated) else []
+    assert wrong == []
+    plain.close()
+    ready.close()
+
+
+@pytest.mark.parametrize(("unit", "stated"), [("user", [1, 1, 1, 1]), ("month", [1, 3, 2, 0])])
+def test_stored_sizes_do_not_count_missing_values(unit: str, stated: list[int], valued: Dataset) -> None:
+    """COUNT(w) leaves out NULL, alone and next to COUNT(*)."""
+    prepare(valued)
+    plain, ready = DuckDBEngine(valued, threads=1), open_engine(valued)
+    every, known = r.GroupAggregate("rows", "count"), r.GroupAggregate("known", "count", W)
+    for aggregates in ((known,), (every, known)):
+        grouped = r.GroupBy(r.Scan("visits"), (), aggregates, unit)
+        measure = histogram(grouped, x.ColumnRef("known"), (Fraction(2), Fraction(4), Fraction(6)))
+        assert (plain.vector(measure).tolist(), ready.vector(measure).tolist()) == (stated, stated)
+    totals = m.SumVector(grouped, (x.ColumnRef("rows"), x.ColumnRef("known")))
+    assert (plain.vector(totals).tolist(), ready.vector(totals).tolist()) == ([20, 18], [20, 18])
+    plain.close()
+    ready.close()
 
 
 def test_parts_are_sorted_for_pruning(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
