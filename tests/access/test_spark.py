@@ -13,6 +13,7 @@ import pytest
 from sqlglot import exp
 
 import plan.worlds as worlds
+from dither.access.engines import spark as spark_engine
 from dither.access.engines.guarded_dialect import GuardedDialect
 from dither.access.engines.spark import SETTINGS, SparkDialect, SparkEngine
 from dither.errors import EngineFailure, InvalidSchema
@@ -243,6 +244,23 @@ def test_a_view_of_the_catalogue_does_not_fail_on_a_record(spark: Any) -> None:
     engine.close()
     session.sql("DROP VIEW strict")
     session.sql("DROP TABLE written")
+
+
+@pytest.mark.parametrize(
+    "name", ["global_temp.x", "GLOBAL_Temp.x", "`global_temp`.`x`", "`global_temp.x`", " global_temp .x"]
+)
+def test_a_global_temporary_view_is_refused_before_spark_starts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: such a view keeps the ANSI mode of its maker, so that one bad record made a question fail."""
+    monkeypatch.setattr(spark_engine, "session_of", lambda dataset: pytest.fail("Spark was started"))
+    with pytest.raises(InvalidSchema, match=r"of table t .*persistent view or name the table"):
+        SparkEngine(catalogue_table(name, n=Identifier("integer")))
+
+
+def test_other_names_of_the_catalogue_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("global_temp", "web.global_temp", "global_temperature.x"):
+        monkeypatch.setattr(spark_engine, "session_of", lambda dataset: (_ for _ in ()).throw(EngineFailure))
+        with pytest.raises(EngineFailure):
+            SparkEngine(catalogue_table(name, n=Identifier("integer")))
 
 
 def test_an_absent_table_says_which_catalogue_was_asked(spark: Any) -> None:

@@ -38,7 +38,7 @@ TRUSTED = {
             "privacy/private_log.py",
         ),
     ),
-    "staging, table_release": (355, ("privacy/staging.py", "privacy/table_release.py")),
+    "staging, table_release": (360, ("privacy/staging.py", "privacy/table_release.py")),
     "ledger": (1685, ("privacy/ledger",)),
     "also in the kernel's process: schema": (1180, ("schema",)),
     "also in the kernel's process: serve/kernel": (760, ("serve/kernel",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from dither.plan.measures.sums import Count
 from dither.privacy import table_release
 from dither.privacy.cost import privacy_cost
 from dither.privacy.protocol import KeySelection, ReleaseRequest
-from dither.privacy.staging import remove_folder
+from dither.privacy.staging import Staging, file_digest, remove_folder
 from dither.privacy.table_release import check_table
 from dither.release.api import StaticRelease, open_release
 from release.world import ADMISSION, DATASET, SPEC, stop_after, write_world
@@ -171,10 +172,19 @@ def test_damaged_cells_are_read_again(tmp_path: Path, damage: str) -> None:
         b'[["part", 3]]',
         b'{"part": {"nope": 1}}',
         b'{"part": 3}',
+        b'{"part": {"part": [0], "file": "f", "rows": 1, "bytes": 1, "sha256": "0"}}',
+        b'{"part": {"part": 0, "file": ["f"], "rows": 1, "bytes": 1, "sha256": "0"}}',
         b'{"admitted": ["x"]}',
+        b'{"admitted": [1e400]}',
+        b'{"admitted": [1.0]}',
+        b'{"admitted": [true]}',
+        b'{"admitted": ["3"]}',
+        b'{"admitted": [-4]}',
+        b'{"admitted": [4, 4]}',
+        b'{"admitted": "12"}',
         b"[" * 100_000,
     ],
-    ids=["text", "number", "pairs", "another part", "no part", "no places", "deep"],
+    ids=lambda line: line[:40].decode(),
 )
 def test_a_damaged_journal_stops_with_a_sentence(tmp_path: Path, line: bytes) -> None:
     spec, out = write_world(tmp_path / "world"), tmp_path / "out"
@@ -221,6 +231,31 @@ def test_a_damaged_list_of_files_stops_with_a_sentence(
         assert not out.exists()
         listed.write_bytes(kept)
         assert release.write(out) and charges(release) == 1
+
+
+@pytest.mark.parametrize(
+    ("manifest", "staged"),
+    [
+        ({}, ["a"]),
+        ([], ["a"]),
+        ({"files": [{"file": "data/a"}]}, ["a"]),
+        ({"files": [{"sha256": "0"}]}, ["a"]),
+        ({"files": [{"file": "data/a", "sha256": "0"}, {"file": "data/b", "sha256": "ours"}]}, ["a", "a"]),
+        (None, ["a"]),
+    ],
+    ids=["no files", "no object", "no hash", "no name", "one file twice", "no manifest"],
+)
+def test_a_damaged_manifest_stops_with_a_sentence(tmp_path: Path, manifest: Any, staged: list[str]) -> None:
+    staging = Staging(tmp_path / "stage", tmp_path / "out")
+    staging.begin("q")
+    (staging.parts / "a").write_text("noisy")
+    content = json.dumps(manifest).replace("ours", file_digest(staging.parts / "a"))
+    if manifest is not None:
+        (staging.folder / "manifest.json").write_text(content)
+    (staging.folder / "staged.json").write_text(json.dumps(staged))
+    with pytest.raises(ReleaseStopped, match=r"is missing or damaged; nothing was published"):
+        staging.build_output()
+    staging.close()
 
 
 def interrupt(*anything: Any) -> None:

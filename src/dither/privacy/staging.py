@@ -23,7 +23,8 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ class PartReceipt:
     rows: int
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if [type(value) for value in astuple(self)] != [int, str, int, int, str] or min(self.part, self.rows) < 0:
+            raise TypeError("a receipt has a number, a file, rows, bytes and a hash")
+
+
+def check_places(places: Any) -> list[int]:
+    """Return the places of an admission, which are whole numbers from 0 on, increasing; refuse anything else."""
+    whole = isinstance(places, list) and all(type(place) is int for place in places)
+    if not whole or any(place <= before for before, place in pairwise([-1, *places])):
+        raise TypeError("places are whole numbers from 0 on, increasing")
+    return list(places)
 
 
 def file_digest(path: Path) -> str:
@@ -108,7 +121,7 @@ class Staging:
         self._check_own()
         with clear_disk_errors(self.folder):
             self._lock = self._take_lock()
-        self._checked: Mapping[str, str] | None = None
+        self._checked: Sequence[tuple[str, str]] | None = None
 
     def _check_places(self) -> None:
         """Refuse a staging folder inside the output or around it, and an output that cannot be made."""
@@ -207,7 +220,7 @@ class Staging:
         """Return the admitted places and the receipts of finished parts; delete unlisted files."""
         lines = self._lines()
         try:
-            admitted = next(([int(place) for place in line["admitted"]] for line in lines if "admitted" in line), None)
+            admitted = next((check_places(line["admitted"]) for line in lines if "admitted" in line), None)
             receipts = [PartReceipt(**line["part"]) for line in lines if "part" in line]
         except (ValueError, TypeError):
             raise self._damage("the journal") from None
@@ -258,17 +271,17 @@ class Staging:
             for r in receipts
         ]
         staged = [receipt.file for receipt in receipts]
-        self._check_files(dict(zip(staged, (r.sha256 for r in receipts), strict=True)))
+        self._check_files([(receipt.file, receipt.sha256) for receipt in receipts])
         content = {"format": FORMAT, **facts, "files": files}
         write_durably(self._manifest, json.dumps(content, indent=1).encode() + b"\n")
         write_durably(self.folder / "staged.json", json.dumps(staged).encode())
         return file_digest(self._manifest)
 
-    def _check_files(self, digests: Mapping[str, str]) -> None:
+    def _check_files(self, digests: Sequence[tuple[str, str]]) -> None:
         """Refuse to publish files that are not those that were drawn."""
         if self._checked == digests:  # a moment ago, by this process, which holds the lock
             return
-        for name, digest in digests.items():
+        for name, digest in digests:
             path = self.parts / name
             if not path.is_file() or file_digest(path) != digest:
                 raise self._damage("a file")
@@ -280,18 +293,18 @@ class Staging:
 
     def build_output(self) -> Path:
         """Return a new folder with the manifest and a link to each file that it lists, under its public name."""
-        manifest = json.loads(self._manifest.read_bytes())
         try:
+            listed = json.loads(self._manifest.read_bytes())["files"]
             staged = json.loads((self.folder / "staged.json").read_bytes())
-            digests = {str(name): entry["sha256"] for name, entry in zip(staged, manifest["files"], strict=True)}
-        except (ValueError, TypeError, FileNotFoundError):
+            files = [(str(name), str(each["file"]), each["sha256"]) for name, each in zip(staged, listed, strict=True)]
+        except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError):
             raise self._damage("the list of files") from None
-        self._check_files(digests)
+        self._check_files([(name, digest) for name, _, digest in files])
         shutil.rmtree(self._publish, ignore_errors=True)
         (self._publish / "data").mkdir(parents=True)
         shutil.copyfile(self._manifest, self._publish / "manifest.json")
-        for name, entry in zip(staged, manifest["files"], strict=True):
-            os.link(self.parts / name, self._publish / entry["file"])
+        for name, public_name, _ in files:
+            os.link(self.parts / name, self._publish / public_name)
         return self._publish
 
     def publish(self) -> None:

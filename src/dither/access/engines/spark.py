@@ -1,14 +1,16 @@
 """Spark 4, by pyspark: local, on a standalone cluster or through Spark Connect; reads Parquet and catalogue tables.
 
 The session's configuration is set, not assumed: ANSI mode off (a cast or an overflow in an expression is then never an
-error, in views of the catalogue neither), the clock in UTC, dates before 1582 as they are written, no substitution of
-${variables} in a query. Texts are cast behind patterns all the same. Wide sums are DECIMAL(38, 0). Answers are returned
-as Arrow.
+error, in persistent views of the catalogue neither), the clock in UTC, dates before 1582 as they are written, no
+substitution of ${variables} in a query. Global temporary views keep the configuration of their maker and are refused;
+SQL functions that a view calls keep theirs too, and a curator must not name such a view. Texts are cast behind patterns
+all the same. Wide sums are DECIMAL(38, 0). Answers are returned as Arrow.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -138,6 +140,9 @@ class SparkEngine(SqlEngine):
     dialect = SparkDialect()
 
     def __init__(self, dataset: Dataset, partitions: str | None = None, session: SparkSession | None = None) -> None:
+        for table in dataset.tables.values():
+            if re.match(r"\s*`?global_temp`?\s*\.", table.source.options.get("table", ""), re.IGNORECASE):
+                raise unreadable_source(table, "a global temporary view: create a persistent view or name the table")
         self._tag = f"dither-{uuid4().hex}"
         self._session = with_settings(session or session_of(dataset), partitions)
         self._remote = "connect" in type(self._session).__module__
