@@ -72,24 +72,36 @@ class ContributionModel:
 
     def removed_totals(self, bounds: ArrayLike) -> Floats:
         """Return what bounds remove from all units together, in each draw; a column for each of several bounds."""
-        return np.asarray(self.draws @ self._excess(bounds))
+        return weighted_sums(self.draws, self._excess(bounds))
 
     def removed_squares(self, bounds: ArrayLike, level: float = 0.5) -> Floats:
         """Return a quantile of the sum of squares of what each unit loses: how uneven clipping may be."""
-        return np.asarray(np.quantile(np.maximum(self.draws, 0) @ self._excess(bounds) ** 2, level, axis=0))
+        squares = weighted_sums(np.maximum(self.draws, 0), self._excess(bounds) ** 2)
+        return np.asarray(np.quantile(squares, level, axis=0))
 
     def bin_error(self, bounds: ArrayLike) -> Floats:
         """Return the error of `removed_totals` that comes from not knowing where in their bins the units lie."""
         counts = np.maximum(np.median(self.draws, axis=0), 0)
-        return np.asarray(WITHIN_BIN * (counts * self.width) @ (self._excess(bounds) > 0))
+        return WITHIN_BIN * weighted_sums(counts * self.width, self._excess(bounds) > 0)
 
     def total(self) -> float:
         """Return the median of all contributions together."""
-        return float(np.median(np.maximum(self.draws, 0) @ self.mean))
+        return float(np.median(weighted_sums(np.maximum(self.draws, 0), self.mean)))
 
     def _excess(self, bounds: ArrayLike) -> Floats:
-        over = np.maximum(np.subtract.outer(self.mean, bounds), 0.0)
-        return np.where(np.greater.outer(self.upper, bounds), over, 0.0)
+        """Return what each bound removes from a unit of each bin: a row for each of several bounds."""
+        least = np.asarray(bounds, float)[..., None]
+        return np.where(self.upper > least, np.maximum(self.mean - least, 0.0), 0.0)
+
+
+def weighted_sums(counts: Floats, weights: ArrayLike) -> Floats:
+    """Return the sum over bins of counts times weights, for each row of either.
+
+    It uses one thread: tables of counts are small, and the threads of a matrix product would spin after it for longer
+    than it takes.
+    """
+    sums = np.einsum("...j,kj->...k", counts, np.atleast_2d(weights))
+    return np.asarray(sums.reshape(np.shape(counts)[:-1] + np.shape(weights)[:-1]))
 
 
 def fit_contributions(
@@ -107,9 +119,22 @@ def fit_contributions(
     is above `top` if that lies in the last bin (by default, there is one more bin's worth). A row contributes at most
     `row`. Tails that do not fit known `sizes` are less likely.
     """
+    return _fit_once(tuple(points), tuple(map(float, noisy)), max(scale, LEAST_SCALE), step, top, row, tuple(sizes))
+
+
+@lru_cache(maxsize=32)
+def _fit_once(
+    points: tuple[int, ...],
+    noisy: tuple[float, ...],
+    scale: float,
+    step: int,
+    top: int,
+    row: int,
+    sizes: tuple[KnownSize, ...],
+) -> ContributionModel:
+    """Fit the model; once for the same release, as the rule that chooses a bound and the answer both read it."""
     edges = np.asarray(points, float)
-    counts = np.clip(np.asarray(noisy, float), -LARGEST_COUNT, LARGEST_COUNT)
-    scale = max(scale, LEAST_SCALE)
+    counts = np.clip(np.asarray(noisy), -LARGEST_COUNT, LARGEST_COUNT)
     last = float(top) if top >= edges[-1] else edges[-1] * (edges[-1] / edges[-2] if len(edges) > 1 else 2.0)
     lower = np.concatenate([[min(float(step), edges[0])], edges])
     upper = np.maximum(np.concatenate([edges - step, [last]]), lower)
@@ -136,11 +161,16 @@ def _mean_positions(lower: Floats, upper: Floats, counts: Floats, scale: float) 
 
 @dataclass(frozen=True)
 class _Tails:
-    """Possible counts beyond the seen bins: their logarithmic weights, and the bin from which they take over."""
+    """Possible counts beyond the bins of `head`, their logarithmic weights, and the bin after which they are drawn."""
 
+    head: Floats
     counts: Floats
     weights: Floats
     start: int
+
+    def whole(self, rows: NDArray[np.int64]) -> Floats:
+        """Return the counts of some rows in all bins."""
+        return np.concatenate([np.tile(self.head, (len(rows), 1)), self.counts[rows]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -151,13 +181,14 @@ class _Sizes:
     middles: Floats
     scale: float
 
-    def fit(self, counts: Floats, begins: NDArray[np.int64]) -> Floats:
-        """Return the log-likelihood of the sizes; counts up to bin `begins` have the noise of the histogram."""
-        fit = np.zeros(len(counts))
+    def fit(self, tails: _Tails) -> Floats:
+        """Return the log-likelihood of the sizes; counts before the start of tails have the noise of the histogram."""
+        fit, bins = np.zeros(len(tails.counts)), len(tails.head)
         for size in self.known:
             weights = np.minimum(self.middles, size.clip)
-            noise = self.scale * np.sqrt(np.concatenate([[0.0], np.cumsum(weights**2)]))[begins + 1]
-            missing = size.amount - counts @ weights
+            noise = self.scale * math.sqrt(float((weights[: tails.start + 1] ** 2).sum()))
+            amounts = weighted_sums(tails.counts, weights[bins:]) + float((tails.head * weights[:bins]).sum())
+            missing = size.amount - amounts
             misfit = np.abs(missing) if size.whole else np.maximum(-missing, 0)
             fit -= misfit / (size.scale + MISFIT * abs(size.amount) + noise)
         return fit
@@ -192,10 +223,7 @@ def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int, size
     tails = [_tails_from(start, last_seen, first_start, noisy, scale) for start in starts]
     if last_seen < len(noisy) - 1:
         tails.append(_humps(tails, noisy, scale, last_seen, row_bin))
-    weights = np.concatenate([each.weights for each in tails])
-    counts = np.concatenate([each.counts for each in tails])
-    begins = np.concatenate([np.full(len(each.weights), each.start) for each in tails])
-    weights = weights + sizes.fit(counts, begins)
+    weights = np.concatenate([each.weights + sizes.fit(each) for each in tails])
     cumulative = np.cumsum(np.exp(weights - weights.max()))
     # The draws are the same for the same release: this is a fixed sequence of numbers, not noise that protects anyone.
     sequence = np.random.Generator(np.random.PCG64(0))
@@ -203,8 +231,18 @@ def _draw_counts(noisy: Floats, scale: float, last_seen: int, row_bin: int, size
     chosen = np.searchsorted(cumulative / cumulative[-1], levels).clip(0, len(weights) - 1)
     known = noisy + sequence.laplace(0, scale, (DRAWS, len(noisy)))
     known[:, last_seen + 1 :] = np.maximum(known[:, last_seen + 1 :], 0)
-    beyond = np.arange(len(noisy)) > begins[chosen][:, None]
-    return np.where(beyond, sequence.poisson(np.clip(counts[chosen], 0, LARGEST_COUNT)), known)
+    counts, begins = _rows_of(tails, chosen)
+    beyond = np.arange(len(noisy)) > begins[:, None]
+    return np.where(beyond, sequence.poisson(np.clip(counts, 0, LARGEST_COUNT)), known)
+
+
+def _rows_of(tails: Sequence[_Tails], chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the counts and the starts of some tails, by increasing number through all of them."""
+    ends = np.cumsum([len(each.weights) for each in tails])
+    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    firsts = ends - [len(each.weights) for each in tails]
+    counts = [each.whole(part - first) for each, part, first in zip(tails, parts, firsts, strict=True)]
+    return np.concatenate(counts), np.repeat([each.start for each in tails], [len(part) for part in parts])
 
 
 def _tails_from(start: int, last_seen: int, first_start: int, noisy: Floats, scale: float) -> _Tails:
@@ -222,15 +260,14 @@ def _tails_from(start: int, last_seen: int, first_start: int, noisy: Floats, sca
     prior = np.outer(np.gradient(np.log(ratios)) / math.log(1 / ratios[0]), BEND_PRIOR).ravel()
     falls = steps[:, :, max(last_seen - start, 0) :].max(axis=-1).ravel() <= math.log(MAX_RATIO) + 1e-9
     weights = np.where(falls, fit + np.log(np.maximum(prior, 1e-300)), -1e300)
-    whole = np.concatenate([np.tile(noisy[: start + 1], (len(counts), 1)), counts], axis=1)
-    return _Tails(whole, weights, max(start, last_seen))
+    return _Tails(noisy[: start + 1], counts, weights, max(start, last_seen))
 
 
 def _humps(tails: Sequence[_Tails], noisy: Floats, scale: float, last_seen: int, row_bin: int) -> _Tails:
     """Weigh humps beyond the last bin seen, on top of the likeliest tail: of any place, width and total."""
     size = len(noisy) - last_seen - 1
     likeliest = max(tails, key=lambda each: float(each.weights.max()), default=None)
-    base = np.zeros(len(noisy)) if likeliest is None else likeliest.counts[int(np.argmax(likeliest.weights))]
+    base = np.zeros(len(noisy)) if likeliest is None else likeliest.whole(np.array([likeliest.weights.argmax()]))[0]
     weight = 0.0 if likeliest is None else float(likeliest.weights.max())
     centres = np.linspace(0, size - 1, min(size, MAX_CENTRES))
     below, above, power = np.array(HUMPS).T[:, :, None]
@@ -244,8 +281,7 @@ def _humps(tails: Sequence[_Tails], noisy: Floats, scale: float, last_seen: int,
     if likeliest is None:
         fall = FALL_ABOVE * np.maximum(centres - row_bin, 0) + FALL_BELOW * np.maximum(row_bin - centres, 0)
         fit = fit - np.repeat(fall, len(HUMPS) * HUMP_TOTALS)
-    whole = np.concatenate([np.tile(base[: last_seen + 1], (len(counts), 1)), counts], axis=1)
-    return _Tails(whole, weight + fit + math.log(HUMP_PRIOR), last_seen)
+    return _Tails(base[: last_seen + 1], counts, weight + fit + math.log(HUMP_PRIOR), last_seen)
 
 
 def _fit(noisy: Floats, counts: Floats, scale: float) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from dither.post.noise import Floats
-from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel
+from dither.privacy.contribution_bound import UNEVENNESS, ContributionModel, weighted_sums
 
 # The quantile of squares that stands for how unevenly heavy units spread over cells.
 SQUARES_LEVEL = 0.84
@@ -53,7 +53,7 @@ class EstimatedBound:
     @cached_property
     def kept(self) -> float:
         """The median of what clipping left in all."""
-        return float(np.median(np.maximum(self.model.draws, 0) @ np.minimum(self.model.mean, self.bound)))
+        return float(np.median(weighted_sums(np.maximum(self.model.draws, 0), np.minimum(self.model.mean, self.bound))))
 
     @property
     def removed(self) -> float:

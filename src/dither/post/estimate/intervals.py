@@ -30,6 +30,8 @@ from dither.post.formulas import (
 from dither.post.noise import NEGLIGIBLE, Floats, ScaledNoise, interval_half_width, pair_half_width
 
 SIMULATED_POINTS = 1 << 12
+# Steps of a bisection: the end of an interval is known to a billionth of its distance.
+BISECTIONS = 30
 VALUES_PER_SLAB = 1 << 22
 # Simulated intervals aim at this much more confidence: it covers the error of using finitely many points, and of
 # simulating noise around the estimate instead of the truth.
@@ -292,21 +294,21 @@ def fieller_interval(
         noise = pair_half_width(over_noise, under_noise, ratio, confidence)
         return np.asarray(np.sqrt(np.square(noise) + np.square(over_error) + np.square(ratio * under_error)))
 
-    guess = over / size
-    low, high = _fieller_end(guess, size, half_width, -1.0), _fieller_end(guess, size, half_width, +1.0)
+    low, high = _fieller_ends(over / size, size, half_width)
     return np.where(sure, low, -math.inf), np.where(sure, high, math.inf)
 
 
-def _fieller_end(guess: Floats, size: Floats, half_width: Callable[[Floats], Floats], side: float) -> Floats:
-    """Find guess + side * d with |size| * d = half_width(guess + side * d), by doubling d and then bisection."""
-    near = np.zeros_like(guess)
-    far = half_width(guess) / np.abs(size) + 1e-12
+def _fieller_ends(guess: Floats, size: Floats, half_width: Callable[[Floats], Floats]) -> Floats:
+    """Find guess - d and guess + d with |size| * d = half_width at that end, by doubling each d and then bisection."""
+    side = np.array([-1.0, 1.0]).reshape(2, *(1 for _ in np.shape(guess)))
+    near = np.zeros((2, *np.shape(guess)))
+    far = near + half_width(guess) / np.abs(size) + 1e-12
     for _ in range(40):
         short = np.abs(size) * far < half_width(guess + side * far)
         if not short.any():
             break
         near, far = np.where(short, far, near), np.where(short, 2 * far, far)
-    for _ in range(45):
+    for _ in range(BISECTIONS):
         middle = (near + far) / 2
         short = np.abs(size) * middle < half_width(guess + side * middle)
         near, far = np.where(short, middle, near), np.where(short, far, middle)
