@@ -1,11 +1,12 @@
 """Generated people: how far counts are off at user level, at epsilon 1 unless said, and how often their intervals hold.
 
-    python benchmarks/utility_shapes.py [--sets 10] [--runs 50] [--seed N] [--only NAME] [--epsilon E]
+    python benchmarks/utility_shapes.py [--sets 10] [--runs 50] [--seed N] [--only NAME] [--epsilon E] [--profile E]
 
 `benchmarks/utility.py` prints these tables beside those of real data. A question is planned by the product's planner;
 its search, the rule that chooses the bound, the noise scales and the intervals are the product's own functions. Only
 the engine and the entropy are replaced: exact histograms and clipped sums come from numpy, and the noise is numpy's
-discrete Laplace, so that thousands of answers take minutes. Nothing here protects anybody.
+discrete Laplace, so that thousands of answers take minutes. Nothing here protects anybody. With `--profile`, each
+answer may use a profile of that epsilon, drawn for it alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ from dither.post.contribution_bound import ContributionBound
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import estimate
 from dither.post.estimate.measured import cell_shares, clipped_column, clipped_total
+from dither.post.estimate.profile import (
+    Profile,
+    ProfiledHistogram,
+    bucket_of,
+    profile_items,
+    profile_request,
+    search_key,
+    use_profile,
+)
 from dither.post.formulas import NoisyCell
 from dither.post.noise import noise_of
 from dither.post.query.parser import parse_query
@@ -36,10 +46,13 @@ from dither.post.query.request import answer_measurements, bound_searches, mecha
 from dither.post.query.spend import Spend
 from dither.post.query.typical_rows import SIZE_ROWS
 from dither.privacy.contribution_bound import bound_errors, fit_contributions
+from dither.privacy.protocol import BoundRule
 from dither.schema.parser import loads
 
 PEOPLE = 20_000
 CAP = 5_000
+# The mark for the RMSE over hindsight of answers that have a profile.
+MOST_WITH_PROFILE = 1.7
 SIX_CELLS = np.array([0.8, 0.09, 0.06, 0.03, 0.015, 0.005])
 Draw = Callable[[np.random.Generator], Any]
 
@@ -129,9 +142,12 @@ class Planned:
     context: Context
     plan: QueryPlan
     spend: Spend
+    profile_epsilon: float = 0.0
 
     @classmethod
-    def of(cls, table: Any, cap: int | None, random: np.random.Generator, epsilon: float = 1.0) -> Planned:
+    def of(
+        cls, table: Any, cap: int | None, random: np.random.Generator, epsilon: float = 1.0, profile: float = 0.0
+    ) -> Planned:
         """Plan a count of rows, by cell if there are several; a public cap cuts the ladder of bounds.
 
         The kernel has published the noisy sizes that it measures at registration.
@@ -147,7 +163,7 @@ class Planned:
         question = parse_query(query, context.dataset, "person")
         plan = Planner(context, ContributionBound(auto=True)).plan(question)
         searches = tuple(_cut_at(search, cap) for search in plan.searches if isinstance(search, ContributionSearch))
-        return cls(context, replace(plan, searches=searches), Spend(Pure(rational(epsilon))))
+        return cls(context, replace(plan, searches=searches), Spend(Pure(rational(epsilon))), profile)
 
 
 def _cut_at(search: ContributionSearch, cap: int | None) -> ContributionSearch:
@@ -192,8 +208,12 @@ class World:
     @cached_property
     def histogram(self) -> Any:
         """The exact number of people in each bin of the search."""
-        places = np.searchsorted(self.search.edges, self.sizes, side="right")
-        return np.bincount(places, minlength=len(self.search.edges) + 1)
+        return self.people_between(self.search.edges)
+
+    def people_between(self, edges: tuple[int, ...]) -> Any:
+        """The exact number of people between edges, in steps."""
+        places = np.searchsorted(edges, self.sizes, side="right")
+        return np.bincount(places, minlength=len(edges) + 1)
 
     @cached_property
     def clipped(self) -> dict[int, Any]:
@@ -243,26 +263,50 @@ class Answered:
 def answer(world: World, random: np.random.Generator) -> Answered:
     """Answer once, as kernel and session do: search, bound, clipped sums with noise, estimate with its interval."""
     planned, search = world.planned, world.search
-    plan, context = planned.plan, planned.context
-    (sought,) = bound_searches(plan, planned.spend, context)
+    context = planned.context
+    profiled = use_profile(planned.plan, drawn_profile(world, random), planned.spend, context)
+    plan = profiled.plan
+    chosen = profiled.bounds[search.tag] if profiled.bounds else searched(world, random)
+    (part,) = answer_measurements(plan, planned.spend, context)
+    measure = fill_limits(part.measure, {search.tag: chosen.bound})
+    noise = noise_of(
+        mechanism_of(replace(part, measure=measure), measure.sensitivity(context, plan.unit)), 1 / _steps(world)
+    )
+    values = world.clipped_at(chosen.bound) + discrete_laplace(noise.spread, len(world.truth), random)
+    share = cell_shares(values, clipped_total(values, np.sqrt(2) * noise.spread, chosen), float(chosen.bound))
+    column = clipped_column(values / world.steps, noise, share, chosen, 1 / world.steps, 0.95)
+    found = estimate(NoisyCell(0), [column], [], 0.95)
+    return Answered(found.value, found.low, found.high, chosen.bound)
+
+
+def searched(world: World, random: np.random.Generator) -> EstimatedBound:
+    """Choose a bound as the kernel does, by a search within the question's own loss."""
+    planned, search = world.planned, world.search
+    (sought,) = bound_searches(planned.plan, planned.spend, planned.context)
     rule = sought.rule
-    assert rule is not None
-    mechanism = mechanism_of(sought, search.measure.sensitivity(context, plan.unit))  # type: ignore[arg-type]
+    assert isinstance(rule, BoundRule)
+    mechanism = mechanism_of(sought, search.measure.sensitivity(planned.context, planned.plan.unit))  # type: ignore[arg-type]
     scale = mechanism.std() / np.sqrt(2)
     noisy = world.histogram + discrete_laplace(scale, len(world.histogram), random)
     model = fit_contributions(rule.points, noisy, scale, rule.step, sought.grid[-1], rule.row, rule.sizes)
     bound = sought.grid[int(np.argmin(bound_errors(model, sought.grid, rule)))]
-    (part,) = answer_measurements(plan, planned.spend, context)
-    measure = fill_limits(part.measure, {search.tag: bound})
-    noise = noise_of(
-        mechanism_of(replace(part, measure=measure), measure.sensitivity(context, plan.unit)), 1 / _steps(world)
-    )
-    values = world.clipped_at(bound) + discrete_laplace(noise.spread, len(world.truth), random)
-    chosen = EstimatedBound(bound, model, row_size=search.row_size)
-    share = cell_shares(values, clipped_total(values, np.sqrt(2) * noise.spread, chosen), float(bound))
-    column = clipped_column(values / world.steps, noise, share, chosen, 1 / world.steps, 0.95)
-    found = estimate(NoisyCell(0), [column], [], 0.95)
-    return Answered(found.value, found.low, found.high, bound)
+    return EstimatedBound(bound, model, row_size=search.row_size)
+
+
+def drawn_profile(world: World, random: np.random.Generator) -> Profile | None:
+    """Measure a profile, whose only item is the number of people by their rows; None without an epsilon for it."""
+    planned = world.planned
+    if not planned.profile_epsilon:
+        return None
+    items = profile_items(planned.context, planned.plan.unit)
+    (part,) = profile_request(planned.context, planned.plan.unit, rational(planned.profile_epsilon), items).parts
+    (search,) = (item.search for item in items)
+    assert isinstance(search, ContributionSearch)
+    mechanism = mechanism_of(part, part.measure.sensitivity(planned.context, planned.plan.unit))
+    counts = world.people_between(tuple(edge * world.steps // search.row_size for edge in search.edges))
+    noisy = counts + discrete_laplace(mechanism.std() / np.sqrt(2), len(counts), random)
+    cuts = bucket_of(part.measure).edges
+    return Profile({search_key(search): ProfiledHistogram(cuts, tuple(map(int, noisy)), mechanism)}, {})
 
 
 def _steps(world: World) -> Any:
@@ -285,13 +329,19 @@ class Measured:
 
 
 def measure(
-    shape: Shape, layout: Callable[..., Any], sets: int, runs: int, random: np.random.Generator, epsilon: float = 1.0
+    shape: Shape,
+    layout: Callable[..., Any],
+    sets: int,
+    runs: int,
+    random: np.random.Generator,
+    epsilon: float = 1.0,
+    profile: float = 0.0,
 ) -> Measured:
     """Answer `runs` times for each of `sets` fresh sets of people."""
     found = []
     for _ in range(sets):
         table = layout(np.ceil(shape.draw(random)).astype(int), random)
-        world = World(Planned.of(table, shape.cap, random, epsilon), table, epsilon)
+        world = World(Planned.of(table, shape.cap, random, epsilon, profile), table, epsilon)
         found.append(measure_world(world, [answer(world, random) for _ in range(runs)]))
     figures = np.array([one[:-1] for one in found])
     halves = np.concatenate([one[-1] for one in found])
@@ -313,7 +363,7 @@ def measure_world(world: World, answers: list[Answered]) -> tuple[float, float, 
     return error / world.best, float(np.median(half)) / error, held[:, largest].mean(), held.mean(), bias, wide
 
 
-def rows(sets: int, runs: int, seed: int, only: str = "", epsilon: float = 1.0) -> list[str]:
+def rows(sets: int, runs: int, seed: int, only: str = "", epsilon: float = 1.0, profile: float = 0.0) -> list[str]:
     """A table in Markdown: a row for each shape and layout; figures beyond their mark are in bold."""
     lines = [
         "| shape | layout | RMSE / best fixed bound in hindsight (worst set) | half-width / RMSE | cover, largest cell "
@@ -324,15 +374,16 @@ def rows(sets: int, runs: int, seed: int, only: str = "", epsilon: float = 1.0) 
         for number, (layout_name, layout) in enumerate(LAYOUTS.items()):
             if only and only not in name:
                 continue
-            one = measure(shape, layout, sets, runs, np.random.default_rng([seed, place, number]), epsilon)
-            lines.append(row(f"{name}{' *' if not shape.held_out else ''}", layout_name, shape, one))
+            one = measure(shape, layout, sets, runs, np.random.default_rng([seed, place, number]), epsilon, profile)
+            most = MOST_WITH_PROFILE if profile else shape.most
+            lines.append(row(f"{name}{' *' if not shape.held_out else ''}", layout_name, shape, one, most))
             print(lines[-1], flush=True)
     return lines
 
 
-def row(name: str, layout: str, shape: Shape, one: Measured) -> str:
+def row(name: str, layout: str, shape: Shape, one: Measured, most: float) -> str:
     """One row of the table."""
-    error = mark(f"{one.error:.2f}", one.error > shape.most)
+    error = mark(f"{one.error:.2f}", one.error > most)
     width = mark(f"{one.width:.1f}", one.width > (8 if shape.heavy else 4))
     largest, every = mark(f"{one.largest:.3f}", one.largest < 0.93), mark(f"{one.every:.3f}", one.every < 0.93)
     return (
@@ -354,9 +405,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="")
     parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--profile", type=float, default=0.0, help="the epsilon of a profile; 0 for none")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else secrets.randbelow(10**6) + 1
-    rows(options.sets, options.runs, seed, options.only, options.epsilon)
+    rows(options.sets, options.runs, seed, options.only, options.epsilon, options.profile)
     print(f"seed {seed}")
 
 
