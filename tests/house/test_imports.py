@@ -67,6 +67,10 @@ RESERVED = {
         ("duckdb", "pyspark"),
         ("access/",),
     ),
+    "the library of mechanisms, which charges nothing, is for programs outside": (
+        ("dither.mechanisms",),
+        ("mechanisms.py",),
+    ),
 }
 
 

@@ -42,7 +42,7 @@ from dither.post.query.query_plan import (
 from dither.post.query.request import bound_search, mechanism_of
 from dither.post.query.spend import Spend
 from dither.privacy.codec import RESPONSE, decode
-from dither.privacy.contribution_bound import ContributionModel, bound_errors, fit_contributions
+from dither.privacy.contribution_bound import bound_errors, fit_contributions
 from dither.privacy.mechanisms import Mechanism
 from dither.privacy.protocol import BoundRule, BoundSearch, Calibrate, Measurement, Release, Request
 from dither.schema import Dataset, Number
@@ -399,7 +399,7 @@ def _bound_at(
     if not isinstance(own.rule, BoundRule):
         raise InvalidParameter("a contribution bound is chosen by a rule")
     rule, scale = replace(own.rule, points=points, noise=own.rule.noise * noise), mechanism.std() / math.sqrt(2)
-    model = _fit(points, tuple(counts), scale, search.step, search.candidates[-1], search.row_size)
+    model = fit_contributions(points, counts, scale, search.step, search.candidates[-1], search.row_size)
     errors = bound_errors(model, own.grid, rule)
     place = int(np.argmin(errors))
     bound, seen = own.grid[place], bound_text(round(model.seen), search)
@@ -410,18 +410,10 @@ def _bound_at(
 def _without_noise(histogram: ProfiledHistogram, search: ContributionSearch) -> ProfiledHistogram:
     """Return a histogram with the likeliest counts, instead of the noisy ones."""
     points, counts = histogram.in_steps_of(search)
-    model = _fit(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
+    model = fit_contributions(points, counts, histogram.scale, search.step, search.candidates[-1], search.row_size)
     likely = np.maximum(np.median(model.draws, axis=0), 0).round()
     unused = len(histogram.counts) - len(likely)
     return replace(histogram, counts=(*map(int, likely), *[0] * unused))
-
-
-@lru_cache(maxsize=64)
-def _fit(
-    points: tuple[int, ...], counts: tuple[int, ...], scale: float, step: int, top: int, row: int
-) -> ContributionModel:
-    """Infer the numbers of units; quotes at many losses ask for the same."""
-    return fit_contributions(points, counts, scale, step, top, row)
 
 
 def _centres_of(search: ContributionSearch) -> set[str]:
