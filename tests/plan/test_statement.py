@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cache
 from random import Random
 from typing import Any
 
+import duckdb
 import pytest
 from sqlglot import Parser, exp
 
@@ -16,7 +18,8 @@ from dither.access.engines.spark import SparkDialect
 from dither.plan import expressions as x
 from dither.plan import measures as m
 from dither.plan import relations as r
-from dither.plan.sql.builders import and_, or_, statement_size
+from dither.plan.expressions.numeric import FLAT_BRANCHES, bisect_edges
+from dither.plan.sql.builders import Sql, and_, binary, literal, or_, statement_size
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import SqlStatement, TableSource, column_ref
 from dither.plan.stability import EstimatedLimit
@@ -93,3 +96,16 @@ def test_a_plan_is_walked_parents_first_and_from_left_to_right() -> None:
     found = [*walk(plan)]
     assert found == [plan, plan.child, left, right, plan.keys[0], x.ColumnRef("a"), plan.keys[1], x.ColumnRef("b")]
     assert [*walk(r.Scan)] == [] == [*walk("text")]
+
+
+@pytest.mark.parametrize("edges", [1, 2, FLAT_BRANCHES, FLAT_BRANCHES + 1, 3 * FLAT_BRANCHES])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_value_falls_between_its_edges(edges: int, computed: bool) -> None:
+    """One CASE tells few edges of a column apart; many edges, or those of what is computed, need a tree of them."""
+    points = [5 * place - 7 for place in range(edges)]
+    value: Sql = binary(exp.Add, exp.column("v"), literal(1)) if computed else exp.column("v")
+    spelled = Dialect().render(bisect_edges(value, points, 0, edges))
+    rows = duckdb.sql(f"SELECT v, {spelled} FROM range(-20, {5 * edges + 20}) AS t(v)").fetchall()
+    assert rows == [(v, bisect_right(points, v + computed)) for v in range(-20, 5 * edges + 20)]
+    cases = len(list(bisect_edges(value, points, 0, edges).find_all(exp.Case)))
+    assert cases == edges if computed else (cases == 1) == (edges <= FLAT_BRANCHES)

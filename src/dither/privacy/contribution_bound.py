@@ -34,6 +34,7 @@ HUMPS = [(0.3, 0.3, 1), (0.7, 0.7, 1), (1.5, 0.7, 1), (1.5, 1.5, 1), (3.0, 1.5, 
 HUMPS += [(0.5, 0.5, 2), (1, 1, 2), (2, 1, 2), (2, 2, 2), (4, 2, 2), (4, 4, 2), (8, 2, 2), (8, 4, 2)]
 HUMP_PRIOR = 1e-4
 MAX_CENTRES, HUMP_TOTALS = 64, 10
+ROWS_AT_ONCE = 256
 # Where no bin is seen, a hump is this much less likely (on a logarithmic scale) for each bin above that of one row, and
 # for each below.
 FALL_ABOVE, FALL_BELOW = 0.35, 0.1
@@ -42,7 +43,7 @@ BINS_BEFORE, BINS_AFTER, FREE_BIN = 5, 5, 0.03
 # Tails: the count of a bin over that of the one before, at most, and from where ratios are tried in small steps; and by
 # how much this ratio falls from bin to bin.
 MAX_RATIO, FINE_RATIOS = 0.68, 0.45
-BENDS = np.array([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
+LOG_BENDS = np.log([1.0, 0.97, 0.93, 0.88, 0.8, 0.65, 0.4, 0.1])
 BEND_PRIOR = np.array([0.7, *[0.3 / 7] * 7])
 # The relative error that a tail of this form may have in each bin.
 MISFIT = 0.1
@@ -249,16 +250,19 @@ def _tails_from(start: int, last_seen: int, first_start: int, noisy: Floats, sca
     """Weigh all tails that start at one bin by the likelihood of the noisy counts."""
     bins, top = len(noisy), max(noisy[start], 2 * scale, 1.0)
     ratios = _ratios(round(math.log2(top), 1), start < last_seen)
-    powers = np.arange(bins + 20 - start)
-    steps = np.log(ratios)[:, None, None] + np.log(BENDS)[:, None] * powers
-    counts = np.exp(np.maximum(math.log(top) + np.cumsum(steps, axis=-1), -700)).reshape(-1, len(powers))
+    log_ratios, places = np.log(ratios), np.arange(bins + 20 - start)
+    # From bin to bin, the count is multiplied by the ratio, and the ratio by the bend.
+    straight = np.exp(np.maximum(math.log(top) + log_ratios[:, None] * (places + 1), -700))
+    bent = np.exp(np.maximum(LOG_BENDS[:, None] * (places * (places + 1) / 2), -700))
+    counts = (straight[:, None] * bent).reshape(-1, len(places))
     # Units beyond the last bin count in its last bin.
     counts[:, bins - start - 2] = counts[:, bins - start - 2 :].sum(axis=1)
     counts = counts[:, : bins - start - 1]
     fit = _fit(noisy[start + 1 :], counts, scale) + _free_bins_fit(noisy[last_seen : start + 1], scale)
     fit -= max(min(start, last_seen) - first_start, 0) * math.log(max(noisy.max(), 2.0))
-    prior = np.outer(np.gradient(np.log(ratios)) / math.log(1 / ratios[0]), BEND_PRIOR).ravel()
-    falls = steps[:, :, max(last_seen - start, 0) :].max(axis=-1).ravel() <= math.log(MAX_RATIO) + 1e-9
+    prior = np.outer(np.gradient(log_ratios) / -log_ratios[0], BEND_PRIOR).ravel()
+    from_seen = log_ratios[:, None] + LOG_BENDS * max(last_seen - start, 0)
+    falls = from_seen.ravel() <= math.log(MAX_RATIO) + 1e-9
     weights = np.where(falls, fit + np.log(np.maximum(prior, 1e-300)), -1e300)
     return _Tails(noisy[: start + 1], counts, weights, max(start, last_seen))
 
@@ -269,25 +273,42 @@ def _humps(tails: Sequence[_Tails], noisy: Floats, scale: float, last_seen: int,
     likeliest = max(tails, key=lambda each: float(each.weights.max()), default=None)
     base = np.zeros(len(noisy)) if likeliest is None else likeliest.whole(np.array([likeliest.weights.argmax()]))[0]
     weight = 0.0 if likeliest is None else float(likeliest.weights.max())
-    centres = np.linspace(0, size - 1, min(size, MAX_CENTRES))
-    below, above, power = np.array(HUMPS).T[:, :, None]
-    away = np.arange(size) - centres[:, None, None]
-    shapes = np.exp(-np.minimum(np.abs(away / np.where(away < 0, below, above)) ** power, 700))
-    shapes = (shapes / shapes.sum(axis=-1, keepdims=True)).reshape(-1, 1, size)
     rest = noisy[last_seen + 1 :]
     totals = np.geomspace(max(scale / 4, 1.0), max(2 * float(rest.sum()), 20 * scale, 2.0), HUMP_TOTALS)
-    counts = (shapes * totals[:, None]).reshape(-1, size) + base[last_seen + 1 :]
-    fit = _fit(rest, counts, scale) - _fit(rest, base[last_seen + 1 :], scale) - math.log(len(counts))
+    counts = (_hump_shapes(size)[:, None] * totals[:, None]).reshape(-1, size)
+    counts += base[last_seen + 1 :]
+    fit = _fit(rest, counts, scale) - _fit(rest, base[None, last_seen + 1 :], scale) - math.log(len(counts))
     if likeliest is None:
+        centres = _hump_centres(size)
         fall = FALL_ABOVE * np.maximum(centres - row_bin, 0) + FALL_BELOW * np.maximum(row_bin - centres, 0)
         fit = fit - np.repeat(fall, len(HUMPS) * HUMP_TOTALS)
     return _Tails(base[: last_seen + 1], counts, weight + fit + math.log(HUMP_PRIOR), last_seen)
 
 
+def _hump_centres(size: int) -> Floats:
+    return np.linspace(0, size - 1, min(size, MAX_CENTRES))
+
+
+@lru_cache(maxsize=16)
+def _hump_shapes(size: int) -> Floats:
+    """Return the shares of a hump in each of some bins: a row for each centre and width."""
+    below, above, power = np.array(HUMPS).T[:, :, None]
+    away = np.arange(size) - _hump_centres(size)[:, None, None]
+    shapes = np.exp(-np.minimum(np.abs(away / np.where(away < 0, below, above)) ** power, 700))
+    return np.asarray((shapes / shapes.sum(axis=-1, keepdims=True)).reshape(-1, size))
+
+
 def _fit(noisy: Floats, counts: Floats, scale: float) -> Floats:
-    """Return the log-likelihood of noisy counts, with noise of a Laplace scale and a relative error of the model."""
-    spread = scale + MISFIT * counts
-    return np.asarray(-(np.abs(noisy - counts) / spread + np.log(2 * spread)).sum(axis=-1))
+    """Return the log-likelihood of noisy counts, with noise of a Laplace scale and a relative error of the model.
+
+    Many rows of counts are taken a few at a time, so that what is computed on the way stays in the processor's cache.
+    """
+    fit = np.empty(len(counts))
+    for first in range(0, len(counts), ROWS_AT_ONCE):
+        some = counts[first : first + ROWS_AT_ONCE]
+        spread = scale + MISFIT * some
+        fit[first : first + ROWS_AT_ONCE] = -(np.abs(noisy - some) / spread + np.log(2 * spread)).sum(axis=-1)
+    return fit
 
 
 @lru_cache(maxsize=512)

@@ -60,6 +60,9 @@ from dither.plan.sql.builders import (
 from dither.plan.sql.scope import Scope
 from dither.schema import Domain, Number
 
+# The edges of a column that one CASE tells apart.
+FLAT_BRANCHES = 64
+
 
 @dataclass(frozen=True)
 class Arithmetic(Expr):
@@ -515,9 +518,18 @@ def bisect_edges(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql
 
 
 def _bisection(value: Sql, edges: Sequence[int], first: int, last: int) -> Sql:
-    """Build a balanced tree of CASEs; constants without casts, since databases take long to read hundreds of them."""
-    if first >= last:
-        return literal(first)
-    middle = (first + last) // 2
-    below = exp.LT(this=wrap(value), expression=literal(edges[middle]))
-    return case([(below, _bisection(value, edges, first, middle))], _bisection(value, edges, middle + 1, last))
+    """Build a balanced tree of CASEs, with one CASE for the last few edges of a column: databases read it faster.
+
+    Constants are without casts, since databases take long to read hundreds of them.
+    """
+    few = FLAT_BRANCHES if isinstance(value, exp.Column) else 1  # anything else is computed again in each branch
+    if last - first > few:
+        middle = (first + last) // 2
+        lower, upper = _bisection(value, edges, first, middle), _bisection(value, edges, middle + 1, last)
+        return case([(_is_below(value, edges[middle]), lower)], upper)
+    branches = [(_is_below(value, edges[place]), literal(place)) for place in range(first, last)]
+    return case(branches, literal(last))
+
+
+def _is_below(value: Sql, edge: int) -> Sql:
+    return exp.LT(this=wrap(value), expression=literal(edge))
