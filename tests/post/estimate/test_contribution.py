@@ -167,6 +167,20 @@ def test_answers_say_that_a_tail_is_heavy_where_the_model_decides(name: str) -> 
     assert name in UNCERTAIN or (told >= 18 if name in HEAVY else told <= 2), told
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"), [("40 rows", "max_rows"), ("1 row", "max_rows"), ("9 to the sum of values", "CLAMP")]
+)
+def test_a_heavy_tail_is_told_with_what_settles_it(limit: str, told: str) -> None:
+    counts = np.array([*[1000 * 0.66**place for place in range(12)], *[0] * (len(BINS) - 12)])
+    model = fit_contributions(CUTS, counts, FOUND, 1, BINS[-1])
+    heavy = EstimatedBound(4, model, limit=limit)
+    other = EstimatedBound(4, model, limit="5 rows")
+    (note,) = heavy_tail_notes("person", [heavy])
+    assert heavy.heavy_tailed and told in note and ("CLAMP" in note) != ("max_rows" in note)
+    (both,) = heavy_tail_notes("person", [heavy, other])
+    assert told in both and "max_rows" in both
+
+
 def test_intervals_that_forget_the_clipping_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The named bug: noise alone, as if a bound had removed nothing. Without the bug, a small bound does no harm."""
     random = np.random.default_rng(6)

@@ -86,7 +86,7 @@ def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tup
 
 def _bounds_note(unit: str, bounds: Sequence[EstimatedBound]) -> str:
     """Say what the bounds are, rows first, and how much they may have removed."""
-    first, *others = sorted(bounds, key=lambda bound: not bound.limit.endswith("rows"))
+    first, *others = sorted(bounds, key=lambda bound: not _of_rows(bound))
     how = "as given" if first.given else "chosen privately"
     added = "" if first.signed else ", which the estimates add back"
     text = (
@@ -98,12 +98,23 @@ def _bounds_note(unit: str, bounds: Sequence[EstimatedBound]) -> str:
 
 def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
     """Warn where a few units may hold much of a total, so that the model of the tail decides about the interval."""
-    if not any(bound.heavy_tailed for bound in bounds):
+    heavy = [bound for bound in bounds if bound.heavy_tailed]
+    if not heavy:
         return ()
+    remedies = (
+        (True, f"a cap on a {unit}'s rows (max_rows in the description)"),
+        (False, "a narrower range of the values, declared or by CLAMP"),
+    )
+    settled = [remedy for of_rows, remedy in remedies if any(_of_rows(bound) is of_rows for bound in heavy)]
     return (
         f"heavy tail, or too few {unit}s to rule one out: some may hold much of the total, and the interval may "
-        f"miss it if one is far beyond the others; a cap on a {unit}'s rows (max_rows in the description) settles it",
+        f"miss it if some are far beyond the others; {' with '.join(settled)} settles it",
     )
+
+
+def _of_rows(bound: EstimatedBound) -> bool:
+    """Return True for a bound on rows, False for one on sums of values."""
+    return bound.limit.endswith(("row", "rows"))
 
 
 def unseen_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
