@@ -71,6 +71,18 @@ def test_sizes_are_unknown_where_nothing_was_measured(blind: Session) -> None:
     assert blind.context.noisy_units() is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "units", "told"), [(1, 6_000, 6_000), (9_000, 6_000, 9_000), (1, 300, 1), (800_000, 900_000, 800_000)]
+)
+def test_a_table_whose_size_is_hidden_has_a_row_for_each_of_many_units(
+    rows: int, units: int, told: int, blind: Session
+) -> None:
+    """Sizes have noise of scale 300 in units and 76,800 in rows here."""
+    small = publish(blind, {"actions": rows, "": units})
+    question = parse_query("SELECT AVG(seconds) AS a FROM actions", blind.dataset, "user")
+    assert expected_rows(small.context, question.relation, "user") == told
+
+
 def test_quotes_assume_a_few_times_the_mean_number_of_rows(sized: Session, blind: Session) -> None:
     assert any("this quote assumes 800 rows" in note for note in sized.quote(COUNTED, epsilon=1).notes)
     relation = parse_query(COUNTED, blind.dataset, "user").relation

@@ -48,7 +48,7 @@ from dither.post.query.planner import Planner
 from dither.post.query.query_plan import CentreSearch, ContributionSearch, QueryPlan, at_largest_bounds
 from dither.post.query.request import bound_search, mechanism_of
 from dither.post.query.spend import Spend
-from dither.post.query.typical_rows import known_units
+from dither.post.query.typical_rows import CLEAR, known_units, row_noise, size_noise
 from dither.privacy.contribution_bound import fit_contributions
 from dither.privacy.protocol import Measurement
 from dither.schema import Boolean, Category, Number
@@ -69,7 +69,7 @@ def expected_rows(context: Context, relation: Relation, unit: str) -> float | No
     match relation:
         case Scan(table=table):
             sizes = profiled_sizes(context, relation, unit)
-            return context.noisy_rows(table) if sizes is None else sizes[1]
+            return _noisy_rows(context, table, unit) if sizes is None else sizes[1]
         case Union(left=left, right=right):
             sides = [expected_rows(context, side, unit) for side in (left, right)]
             return sum(side or 0 for side in sides) if any(sides) else None
@@ -78,6 +78,13 @@ def expected_rows(context: Context, relation: Relation, unit: str) -> float | No
             found = [expected_rows(context, part, unit) for part in inner]
             rows = max((each for each in found if each is not None), default=None)
             return _within_limits(context, relation, unit, rows)
+
+
+def _noisy_rows(context: Context, table: str, unit: str) -> float | None:
+    """Return the noisy number of rows of a table; where noise hides it, at least one for each of many units."""
+    rows, units = context.noisy_rows(table), known_units(context, unit) or 0
+    hidden = rows is not None and rows < CLEAR * row_noise(context) and units >= CLEAR * size_noise(context)
+    return max(rows or 0, units) if hidden else rows
 
 
 def _within_limits(context: Context, relation: Relation, unit: str, rows: float | None) -> float | None:
