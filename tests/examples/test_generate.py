@@ -75,3 +75,17 @@ def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True)
         peaks.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_new_people_have_their_whole_budget(tmp_path: Path) -> None:
+    """Data for another folder leave the ledger of the example as it is."""
+    copy, ledger = tmp_path / "generate.py", tmp_path / "dataset.ledger"
+    copy.write_text((HOME / "generate.py").read_text())
+    command = [sys.executable, str(copy), "--users", "50", "--quiet"]
+    assert "removed" not in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for file in (ledger, tmp_path / "dataset.ledger-wal"):
+        file.write_text("earlier people")
+    elsewhere = subprocess.run([*command, "--out", str(tmp_path / "x")], check=True, capture_output=True, text=True)
+    assert "removed" not in elsewhere.stdout and ledger.exists()
+    assert "removed the ledger" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert not list(tmp_path.glob("dataset.ledger*")) and (tmp_path / "data" / "users.parquet").exists()

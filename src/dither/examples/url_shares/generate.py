@@ -29,6 +29,7 @@ YEAR_START = np.datetime64("2019-01-01T00:00:00", "us")
 YEAR_SECONDS = 365 * 86_400
 # The most actions that the site allows a person in a year; dataset.yml declares it.
 HEAVIEST = 500
+DATA = Path(__file__).parent / "data"
 
 
 def urls(count: int, seed: int) -> pa.Table:
@@ -124,12 +125,27 @@ def main(
     urls: Annotated[int, typer.Option(min=1, help="number of links")] = 1_000,
     mean: Annotated[float, typer.Option(min=0.1, help="approximate mean number of actions per person")] = 20.0,
     seed: Annotated[int, typer.Option(min=0, help="seed of the random data")] = 0,
-    out: Annotated[Path, typer.Option(help="folder to write to")] = Path(__file__).parent / "data",
+    out: Annotated[Path, typer.Option(help="folder to write to")] = DATA,
     quiet: Annotated[bool, typer.Option(help="no progress bar")] = False,
 ) -> None:
     """Generate the demonstration data."""
     rows = generate(out, users, urls, mean, seed, quiet=quiet)
     typer.echo(f"wrote {users:,} people, {urls:,} links and {rows:,} actions to {os.path.relpath(out)}")
+    if out == DATA and forget_earlier_people():
+        typer.echo("removed the ledger of the people that were generated before: these have their whole budget")
+
+
+def forget_earlier_people() -> bool:
+    """Remove the ledger beside the description; return True if there was one.
+
+    Only invented people can be forgotten so. A file beside the description itself, if this is a link to it, points to
+    the ledger.
+    """
+    folders = {Path(__file__).parent, Path(__file__).resolve().parent}
+    files = [file for folder in folders for file in folder.glob("dataset.ledger*")]
+    for file in files:
+        file.unlink()
+    return bool(files)
 
 
 if __name__ == "__main__":
