@@ -17,7 +17,8 @@ from dither.post.session import Session
 from dither.privacy.ledger import KERNEL
 from dither.views.answers import answer_data, quote_data
 from dither.views.dataset import dataset_data
-from dither.views.ledger import budget_data, history_data
+from dither.views.history import history_data
+from dither.views.ledger import budget_data
 from dither.views.text import (
     answer_grid,
     budget_grid,

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, Self, assert_never
 
 from dither.loss import ZCDP, Approximate, Loss, Pure, Renyi
+from dither.post.question_text import question_text
 from dither.privacy.protocol import Balance, HistoryEntry, PrivacyStatement
 from dither.schema import Dataset, Domain
 from dither.schema.summary import domain_text, number_text
@@ -171,13 +172,14 @@ class ReadableCharge(HistoryEntry):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The time, the account, the start of the query's digest, the losses, and whether it was answered."""
+        """The time, the account, what was asked, the losses, and whether it was answered."""
+        question = question_text(self.request) or f"query {self.digest[:12]}"
         losses = "; ".join(f"{part.unit}: {loss_text([part.loss])}" for part in self.losses)
-        return self.time, self.account, self.digest[:12], losses, "answered" if self.answered else "not answered"
+        return self.time, self.account, question, losses, "answered" if self.answered else "not answered"
 
     def __repr__(self) -> str:
-        time, account, digest, losses, answered = self.cells
-        return f"{time} {account}, query {digest}: {losses} ({answered})"
+        time, account, question, losses, answered = self.cells
+        return f"{time} {account}, {question}: {losses} ({answered})"
 
     def _repr_html_(self) -> str:
         return History([self])._repr_html_()
@@ -194,7 +196,7 @@ class History(tuple[ReadableCharge, ...]):
         return "\n".join(map(repr, self)) or "no charge yet"
 
     def _repr_html_(self) -> str:
-        return html_table(("time", "account", "query", "loss", ""), [each.cells for each in self])
+        return html_table(("time", "account", "question", "loss", ""), [each.cells for each in self])
 
 
 @dataclass(frozen=True, repr=False)

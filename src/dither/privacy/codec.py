@@ -37,6 +37,7 @@ ADDED_FIELDS: dict[str, Mapping[str, object]] = {
     "Sensitivity": {"equal_shares": False},
     "Dataset": {"profile_epsilon": Fraction(0)},
     "BoundRule": {"sizes": ()},
+    "HistoryEntry": {"request": ""},
 }
 T = TypeVar("T")
 

@@ -316,7 +316,7 @@ class Balance:
 class HistoryEntry:
     """One charge in an account's history; `answered` is false if the charge has no recorded answer.
 
-    `sequence` counts, from 1, the charges of the dataset that the account may see.
+    `sequence` counts, from 1, the charges of the dataset that the account may see. `request` is the recorded question.
     """
 
     sequence: int
@@ -325,6 +325,7 @@ class HistoryEntry:
     digest: str
     losses: tuple[UnitLoss, ...]
     answered: bool
+    request: str = ""
 
 
 @dataclass(frozen=True)

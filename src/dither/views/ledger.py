@@ -1,4 +1,4 @@
-"""Budgets, charges, ledger rows and privacy statements as plain data for JSON."""
+"""Budgets, losses, ledger rows and privacy statements as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from dither.loss import to_json as loss_data
-from dither.privacy.protocol import Balance, HistoryEntry, LedgerRow, PrivacyStatement, UnitLoss
+from dither.privacy.protocol import Balance, LedgerRow, PrivacyStatement, UnitLoss
 
 LEDGER_UNIT = Decimal(10) ** -15
 
@@ -41,21 +41,6 @@ def budget_data(balances: Iterable[Balance]) -> list[dict[str, Any]]:
             "spent": dict(zip(balance.components, map(decimal_text, balance.spent), strict=True)),
         }
         for balance in balances
-    ]
-
-
-def history_data(entries: Iterable[HistoryEntry]) -> list[dict[str, Any]]:
-    """Return the charges that an account may see."""
-    return [
-        {
-            "sequence": entry.sequence,
-            "time": entry.time,
-            "account": entry.account,
-            "digest": entry.digest,
-            "losses": losses_data(entry.losses),
-            "answered": entry.answered,
-        }
-        for entry in entries
     ]
 
 

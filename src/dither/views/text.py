@@ -12,6 +12,7 @@ from rich.text import Text
 from dither.post.display import left_text, loss_text, spent_text
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.quote import Quote
+from dither.post.question_text import question_text
 from dither.privacy.protocol import Balance, HistoryEntry
 
 BAR_WIDTH = 20
@@ -78,10 +79,11 @@ def budget_grid(balances: Iterable[Balance]) -> Grid:
 def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
     """Return a table with one charge per line."""
     # The time is never cut short.
-    grid = Grid("#", GridColumn("time", no_wrap=True), "account", "query", "loss", "answered")
+    grid = Grid("#", GridColumn("time", no_wrap=True), "account", "question", "loss", "answered")
     for entry in entries:
         losses = "; ".join(f"{part.unit}: {loss_text([part.loss])}" for part in entry.losses)
-        row = (str(entry.sequence), entry.time, entry.account, entry.digest[:12], losses)
+        question = question_text(entry.request) or entry.digest[:12]
+        row = (str(entry.sequence), entry.time, entry.account, question, losses)
         grid.add_row(*row, "yes" if entry.answered else "no")
     return grid
 

@@ -105,10 +105,10 @@ def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, 
         (True, f"a cap on a {unit}'s rows (max_rows in the description)"),
         (False, "a narrower range of the values, declared or by CLAMP"),
     )
-    settled = [remedy for of_rows, remedy in remedies if any(_of_rows(bound) is of_rows for bound in heavy)]
+    wanted = [remedy for of_rows, remedy in remedies if any(_of_rows(bound) is of_rows for bound in heavy)]
     return (
         f"heavy tail, or too few {unit}s to rule one out: some may hold much of the total, and the interval may "
-        f"miss it if some are far beyond the others; {' with '.join(settled)} settles it",
+        f"miss it if some are far beyond the others; {' with '.join(wanted)} settles it",
     )
 
 

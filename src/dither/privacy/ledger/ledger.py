@@ -328,7 +328,8 @@ def _to_balance(total: BudgetBalance, spent: tuple[int, ...]) -> Balance:
 def _to_history_entry(number: int, row: Row, answered: bool) -> HistoryEntry:
     """Convert a charge row to the history entry that the protocol reports."""
     body = json.loads(row.body)
-    return HistoryEntry(number, row.time, body["account"], body["digest"], _decode_losses(body), answered)
+    losses = _decode_losses(body)
+    return HistoryEntry(number, row.time, body["account"], body["digest"], losses, answered, body["request"])
 
 
 def _decode_losses(body: Mapping[str, Any]) -> tuple[UnitLoss, ...]:

@@ -34,7 +34,8 @@ from dither.serve.transport.socket_client import RemoteKernel
 from dither.serve.transport.vectors import FORM
 from dither.views.answers import answer_arrow, answer_data, quote_data
 from dither.views.dataset import dataset_data
-from dither.views.ledger import budget_data, history_data, ledger_data, statement_data
+from dither.views.history import history_data
+from dither.views.ledger import budget_data, ledger_data, statement_data
 
 WEB = Path(__file__).parent / "web"
 PAGES = {"/": ("index.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
