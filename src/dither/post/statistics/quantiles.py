@@ -19,7 +19,7 @@ from dither.loss import rational
 from dither.plan import expressions as expr
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import walk
-from dither.post.estimate.explain import Expected
+from dither.post.estimate.explain import Expected, default_group_size
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
 from dither.post.query.query_plan import QueryPlan
@@ -52,6 +52,8 @@ SAMPLING_NOTE = (
     "intervals include sampling error, as if the rows were drawn independently from a large population; without "
     "population=True they are about these rows alone"
 )
+# A band for all ranks at once is as wide by sampling as if the variance of a rank were this, for each row.
+BAND_VARIANCE = 0.57
 NO_ROWS = "the noisy number of rows is not above 0, so the shares are not defined"
 
 
@@ -81,7 +83,11 @@ def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], populat
         notes = (SAMPLING_NOTE,) if population else ()
         return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=notes))
 
-    return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, trees, parts[1:]))
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        share = max(float(level * (1 - level)) for level in wanted) if population else 0.0
+        return expected_ranks(rows, trees, parts[1:], share)
+
+    return Statistic(rows.settings, parts, build, expect)
 
 
 def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tree, Fraction]:
@@ -110,13 +116,20 @@ def read_levels(levels: Any) -> tuple[Fraction, ...]:
 
 
 def expected_ranks(
-    rows: SourceRows, plans: Sequence[QueryPlan], parts: Sequence[Sequence[Measurement]]
+    rows: SourceRows, plans: Sequence[QueryPlan], parts: Sequence[Sequence[Measurement]], sampling: float = 0.0
 ) -> list[Expected]:
-    """Return the expected half width of intervals, as a number of rows by which the rank may be off."""
+    """Return the expected half width of intervals, as a number of rows by which the rank may be off.
+
+    `sampling` is the variance of a rank by sampling, for each row; 0 if intervals are about the rows at hand.
+    """
     leaves = expected_noise(rows.settings, "rank", plans[-1], parts[-1])
     terms = sum(plan.measures[0].measure.size(rows.context) ** (1 / len(plans)) / 2 for plan in plans)
+    size = default_group_size(rows.context, plans[0], parts[0]) * plans[0].measures[0].measure.size(rows.context)
+    drawn, factor = math.sqrt(sampling * size), normal_factor(False, rows.settings.confidence)
+    error, half = leaves.std_error * terms**0.5, leaves.half_width * terms**0.5
+    error, half = math.hypot(error, drawn), math.hypot(half, factor * drawn)
     name = "rows by which the rank of an end of an interval may be off"
-    return [Expected(name, leaves.std_error * terms**0.5, leaves.half_width * terms**0.5, False, known=leaves.known)]
+    return [Expected(name, error, half, sampling > 0, size if sampling > 0 else None, leaves.known)]
 
 
 def level_intervals(
@@ -198,7 +211,10 @@ def make_distribution(rows: SourceRows, column: str, population: bool) -> Statis
             starts=tree.grid.low_ends(),
         )
 
-    return Statistic(rows.settings, tuple(map(Part, plans)), build, lambda parts: expected_ranks(rows, plans, parts))
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_ranks(rows, plans, parts, BAND_VARIANCE if population else 0.0)
+
+    return Statistic(rows.settings, tuple(map(Part, plans)), build, expect)
 
 
 def simultaneous_band(fitted: FittedTree, confidence: float, population: bool) -> tuple[Floats, Floats, Floats, Floats]:

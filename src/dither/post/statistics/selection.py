@@ -84,7 +84,11 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         gap = selection_gap(mechanism_at(rows.settings, parts[0][0]), len(labels), count, rows.settings.confidence)
         gap /= steps_per_row(plan)
-        return [Expected(f"{what}s by which a key left out may exceed one selected", gap / 2, gap, False)]
+        return [
+            Expected(
+                f"{what}s by which a key left out may exceed one selected", gap / 2, gap, False, known=not plan.searches
+            )
+        ]
 
     return Statistic(rows.settings, (part,), build, expect)
 
@@ -190,8 +194,8 @@ def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts
         compared = crossing_noise(mechanism, step)
         level = rows.settings.confidence
         return [
-            Expected("a value that is released", noise.std, interval_half_width([noise], level), False),
-            Expected("a comparison with the threshold", compared.std, interval_half_width([compared], level), False),
+            Expected(name, each.std, interval_half_width([each], level), False, known=not plan.searches)
+            for name, each in (("a value that is released", noise), ("a comparison with the threshold", compared))
         ]
 
     return Statistic(rows.settings, (part,), build, expect)
