@@ -119,6 +119,11 @@ class LogisticPlan:
         return len(self.moments.design.columns) + 1
 
     @property
+    def coefficient_names(self) -> list[str]:
+        """The names of the coefficients, the intercept first."""
+        return [INTERCEPT, *(column.name for column in self.moments.design.columns)]
+
+    @property
     def rounds(self) -> int:
         """The number of Newton steps before the last one."""
         return MANY_STEPS
@@ -271,8 +276,7 @@ class LogisticPlan:
         linear = matrix @ inverse * noise.std / plan.per_unit(chosen)
         draws = unit_draws(self.size, noise.kind == "laplace")
         half, errors = half_widths(linear, draws, settings.confidence), np.sqrt((linear**2).sum(axis=1))
-        names = [INTERCEPT, *(column.name for column in plan.design.columns)]
-        found = zip(names, errors, half, strict=True)
+        found = zip(self.coefficient_names, errors, half, strict=True)
         accuracy = unknown_error("accuracy", "it depends on how well the columns tell the classes apart; use score")
         return [*(expected_from(plan, name, float(e), float(h), rows) for name, e, h in found), accuracy]
 
@@ -366,7 +370,7 @@ def build_logistic(
     draws = unit_draws(linear.shape[1], noise.kind == "laplace")
     half, errors = half_widths(linear, draws, moments.settings.confidence), np.sqrt((linear**2).sum(axis=1))
     columns = [
-        key_column("term", [INTERCEPT, *(column.name for column in design.columns)]),
+        key_column("term", plan.coefficient_names),
         noisy_column("coefficient", raw, errors, raw - half, raw + half),
     ]
     summary = (f"logistic regression of {target} = {classes[1]} on {len(design.columns)} columns",)

@@ -17,6 +17,8 @@ from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
 from dither.schema import Boolean
 
+EVEN_VALUES = "if values are even over their declared ranges"
+
 
 def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
     """Make the statistic of the share of rows that meet a condition."""
@@ -47,7 +49,10 @@ def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> 
         answer = measured.parts[0].answer(measured.settings, measured.releases)
         return result_of(answer, answer.columns, f"sum of {over} over sum of {under}", answer.notes)
 
-    return Statistic(rows.settings, (Part(plan),), build)
+    def extend(columns: Sequence[Expected]) -> list[Expected]:
+        return [replace(column, known=False, given=EVEN_VALUES) for column in columns]
+
+    return Statistic(rows.settings, (Part(plan),), build, extend=extend)
 
 
 def result_of(answer: Answer, columns: Sequence[AnswerColumn], title: str, notes: Sequence[str]) -> Result:
