@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +135,8 @@ def half_width(column: str) -> Callable[[Any], float]:
         ("independence", ("people", "group", "member"), {}, "a cell", half_width("n")),
         ("describe", ("people", ["age", "group"]), {}, "mean of age", half_width("mean")),
         ("naive_bayes", ("people", "group", ["member", "age"]), {}, "rows of a class", half_width("rows")),
-        ("synthesize", ("people", ["group", "member", "age"]), {}, "share of rows in the wrong cell by noise (mean over pairs)",
+        ("synthesize", ("people", ["group", "member", "age"]), {},
+         "share of rows in the wrong cell by noise (mean over pairs)",
          lambda made: np.mean([row["noise"] for row in made.table.to_pylist() if "," in row["columns"]])),
         ("top", ("people", "group"), {}, "persons by which a key left out may exceed one selected",
          lambda found: found.shortfall),

@@ -82,13 +82,15 @@ class Statistics(Models):
         levels: Any = DEFAULT_LEVELS,
         *,
         population: bool = False,
+        intervals: bool = True,
         **options: Unpack[StatisticOptions],
     ) -> Statistic[QuantileTable]:
         """Estimate quantiles of a number by private selection; most of the loss goes to the points.
 
-        With `population`, the intervals include sampling error as well as noise.
+        With `population`, the intervals include sampling error as well as noise. With `intervals=False` there are
+        none, and the whole loss goes to the points.
         """
-        return make_quantiles(read_rows(self, source, options), column, levels, population)
+        return make_quantiles(read_rows(self, source, options), column, levels, population, intervals)
 
     @statistic
     def contributions(

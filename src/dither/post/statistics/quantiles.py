@@ -17,9 +17,8 @@ import numpy as np
 from dither.errors import InvalidParameter
 from dither.loss import rational
 from dither.plan import expressions as expr
-from dither.plan.relations.scan import Scan
-from dither.plan.traversal import walk
 from dither.post.estimate.explain import Expected, default_group_size
+from dither.post.estimate.prediction import expected_rows
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
 from dither.post.query.query_plan import QueryPlan
@@ -40,6 +39,7 @@ from dither.post.statistics.grid import (
     plan_tree,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.selection import mechanism_at, selection_gap
 from dither.privacy.protocol import Measurement
 from dither.schema import Number
 
@@ -54,15 +54,20 @@ SAMPLING_NOTE = (
 )
 # A band for all ranks at once is as wide by sampling as if the variance of a rank were this, for each row.
 BAND_VARIANCE = 0.57
+POINTS_NOTE = "there are no intervals: the whole loss went to the points, which are off by some rows in rank"
 NO_ROWS = "the noisy number of rows is not above 0, so the shares are not defined"
 
 
-def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], population: bool) -> Statistic[QuantileTable]:
+def make_quantiles(
+    rows: SourceRows, column: str, levels: Sequence[Any], population: bool, intervals: bool = True
+) -> Statistic[QuantileTable]:
     """Make the statistic of the quantiles of a column."""
     wanted = read_levels(levels)
     domain = rows.domain(column)
     grid = make_grid(domain, FINEST_GRID if rows.settings.spend.gaussian else FINEST_NOISY_MAX_GRID)
     fine = plan_grid(rows, column, grid)
+    if not intervals:
+        return points_alone(rows, column, wanted, grid, fine, population)
     tree, share = interval_tree(rows, domain, fine)
     trees = plan_tree(rows, column, tree)
     points = Part(fine, 1 - share, rows.settings.spend.quantile_kind, (("quantiles", wanted),))
@@ -90,13 +95,36 @@ def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], populat
     return Statistic(rows.settings, parts, build, expect)
 
 
+def points_alone(
+    rows: SourceRows, column: str, wanted: tuple[Fraction, ...], grid: ValueGrid, fine: QueryPlan, population: bool
+) -> Statistic[QuantileTable]:
+    """Make the statistic of quantiles without intervals, which spends the whole loss on the points."""
+    if population:
+        raise InvalidParameter("population=True widens intervals, so it needs intervals=True")
+
+    def build(measured: Measurements) -> QuantileTable:
+        value = grid.middles()[list(measured.parts[0].released[0].values)]
+        columns = [key_column("level", [float(level) for level in wanted]), key_column(column, value.tolist())]
+        return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=[POINTS_NOTE]))
+
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        gap = selection_gap(mechanism_at(rows.settings, parts[0][0]), grid.size, 1, rows.settings.confidence)
+        # A quantile is off by as much as those that it is chosen between, and by its own choice.
+        gap *= len(wanted).bit_length()
+        name = "rows by which the rank of a point may be off at most"
+        return [Expected(name, gap / 2, gap, False, known=not fine.searches)]
+
+    part = Part(fine, Fraction(1), rows.settings.spend.quantile_kind, (("quantiles", wanted),))
+    return Statistic(rows.settings, (part,), build, expect)
+
+
 def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tree, Fraction]:
     """Choose the tree for the intervals of quantiles, and its share of the loss: more if there are few rows.
 
-    The public, noisy size of the table decides. Units with many rows need more as well.
+    The public, noisy size of the table decides, or the number of units where each has one row. Units with many rows
+    need more as well.
     """
-    tables = {node.table for node in walk(fine.question.relation) if isinstance(node, Scan)}
-    size = max((rows.context.noisy_rows(table) or 0 for table in tables), default=0)
+    size = expected_rows(rows.context, fine.question.relation, rows.settings.unit) or 0.0
     if fine.searches or size * float(rows.settings.spend.amount) < FEW_ROWS:
         return make_tree(domain, FEW_LEAVES), Fraction(1, 2)
     return make_tree(domain), Fraction(1, 10)
