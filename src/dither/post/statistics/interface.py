@@ -174,14 +174,15 @@ class Statistics(Models):
 
     @statistic
     def watch(
-        self, query: str, *, above: Any, alerts: int = 1, **options: Unpack[StatisticOptions]
+        self, query: str, *, above: Any, alerts: int = 1, values: bool = True, **options: Unpack[StatisticOptions]
     ) -> Statistic[Alerts]:
         """Find the first groups of a query, in the order of their keys, whose value reaches a threshold.
 
-        The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below.
+        The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below. With
+        `values=False` only their keys are released, and comparisons have less noise.
         """
         rows, plan = plan_query(self, query, options)
-        return make_watch(rows, query, plan, above, alerts)
+        return make_watch(rows, query, plan, above, alerts, values)
 
     def combine(self, *answers: Answer) -> list[Answer]:
         """Improve answers about the same rows by each other, at no cost: least squares over all that was released.

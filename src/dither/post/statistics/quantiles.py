@@ -45,8 +45,9 @@ from dither.schema import Number
 
 FINEST_GRID = 1 << 18
 FINEST_NOISY_MAX_GRID = 1 << 20
-# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves.
-FEW_ROWS, FEW_LEAVES = 20_000, 64
+# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves; also where units
+# have many rows, from one of more leaves.
+FEW_ROWS, FEW_LEAVES, MORE_LEAVES = 20_000, 64, 256
 DEFAULT_LEVELS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
 SAMPLING_NOTE = (
     "intervals include sampling error, as if the rows were drawn independently from a large population; without "
@@ -125,9 +126,9 @@ def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tr
     need more as well.
     """
     size = expected_rows(rows.context, fine.question.relation, rows.settings.unit) or 0.0
-    if fine.searches or size * float(rows.settings.spend.amount) < FEW_ROWS:
+    if size * float(rows.settings.spend.amount) < FEW_ROWS:
         return make_tree(domain, FEW_LEAVES), Fraction(1, 2)
-    return make_tree(domain), Fraction(1, 10)
+    return (make_tree(domain, MORE_LEAVES), Fraction(1, 2)) if fine.searches else (make_tree(domain), Fraction(1, 10))
 
 
 @dataclass(frozen=True, repr=False)
