@@ -181,9 +181,7 @@ def test_points_alone_take_the_whole_loss_and_equal_the_truth(
 
 
 @pytest.mark.tier("test")
-def test_the_rank_of_a_point_is_off_by_no_more_than_quoted(
-    session: Session, truth: duckdb.DuckDBPyConnection
-) -> None:
+def test_the_rank_of_a_point_is_off_by_no_more_than_quoted(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
     """The quoted bound fails for at most 1 in 20 of 60 draws, or 11 with a probability below 1e-3."""
     quoted = session.quantiles.quote("users", "salary", [0.25, 0.5], intervals=False, epsilon=1).expected[0]
     values = np.sort([row[0] for row in truth.sql("SELECT salary FROM users WHERE salary IS NOT NULL").fetchall()])

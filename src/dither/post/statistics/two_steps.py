@@ -112,7 +112,7 @@ def hidden_errors(derivatives: Floats, noise: float, weights: Floats) -> Floats:
     """Return how far weights may be shrunk along axes whose derivatives noise hides, one column for each axis.
 
     Such derivatives were taken to be as large as noise can make them. If they are smaller, weights along the axis are
-    larger in the same ratio; below one standard deviation of noise the ratio cannot be told.
+    larger in the same ratio; below one standard deviation of noise the ratio is unknown.
     """
     eigenvalues, axes = np.linalg.eigh(derivatives)
     least = max(ridge_of(len(derivatives)) * noise, 1e-9)
