@@ -127,8 +127,7 @@ def rank_errors(counts: Vector, below: int, above: int) -> Vector:
     row before the last.
     """
     through = np.cumsum(counts)
-    less, more = through - counts, through[-1] - through
-    half = np.clip(counts, 0, 1)  # in halves of a row
+    less, more, half = through - counts, through[-1] - through, np.clip(counts, 0, 1)  # half is in halves of a row
     too_high = above * (2 * less + half) - below * (2 * (counts + more) - half)
     too_low = below * (2 * more + half) - above * (2 * (less + counts) - half)
     return np.asarray(np.maximum(0, np.maximum(too_high, too_low)))
