@@ -3,6 +3,7 @@
     python benchmarks/levels.py levels        noise-aware and naive tests on 10,000 null redraws, and their power
     python benchmarks/levels.py hierarchies   tables that agree: errors of totals and cells, measured and fitted
     python benchmarks/levels.py quantiles     root mean squared errors beside OpenDP and Tumult, on skewed incomes
+    python benchmarks/levels.py medians       the same for the median by the laws of Dither and OpenDP, on many tables
 
 Each section plans with a session on made-up data and reads the exact numbers once; then it draws noise with the
 kernel's own mechanisms and builds results with the session's own code.
@@ -34,6 +35,7 @@ from dither.post.statistics.grid import level_counts, make_grid
 from dither.post.statistics.independence import chi_squared_test, noisy_chi_squared
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import Mechanism, calibrate
+from dither.privacy.mechanisms.quantiles import rank_errors
 from dither.privacy.protocol import Calibrate, Measurement, ReleasedMeasurement
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {}
@@ -267,13 +269,19 @@ def hierarchies(options: argparse.Namespace) -> None:
 
 # --- quantiles -----------------------------------------------------------------------------------------------------
 
+POINTS = "Dither, no intervals"
 QUANTILE_SETS = {"median": (0.5,), "quartiles": (0.25, 0.5, 0.75), "deciles": tuple(k / 10 for k in range(1, 10))}
 
 
 @section
 def quantiles(options: argparse.Namespace) -> None:
     """Errors of quantiles of 100,000 lognormal incomes from 0 to 1,000,000 at epsilon 1, beside OpenDP and Tumult."""
-    systems = {"Dither": options.draws, "OpenDP, same grid": options.opendp_draws, "Tumult": options.tumult_draws}
+    systems = {
+        "Dither": options.draws,
+        POINTS: options.draws,
+        "OpenDP, same grid": options.opendp_draws,
+        "Tumult": options.tumult_draws,
+    }
     print("\nquantiles of 100,000 skewed incomes, epsilon 1 in all: relative rms error, least and most, and draws")
     errors: dict[tuple[str, str], list[np.ndarray]] = {(title, who): [] for title in QUANTILE_SETS for who in systems}
     cover: dict[str, list[np.ndarray]] = {title: [] for title in QUANTILE_SETS}
@@ -289,7 +297,8 @@ def quantiles(options: argparse.Namespace) -> None:
                 exact = np.quantile(incomes, wanted, method="inverted_cdf")
                 ours, covered = dither_quantiles(session, folder, wanted, exact, draws["Dither"])
                 cover[title].append(covered)
-                found = {"Dither": ours, "Tumult": theirs[title]}
+                points, _ = dither_quantiles(session, folder, wanted, exact, draws[POINTS], intervals=False)
+                found = {"Dither": ours, POINTS: points, "Tumult": theirs[title]}
                 found["OpenDP, same grid"] = opendp_quantiles(incomes, wanted, grid, draws["OpenDP, same grid"])
                 for who, values in found.items():
                     errors[title, who].append((values - exact) / exact)
@@ -297,6 +306,36 @@ def quantiles(options: argparse.Namespace) -> None:
     for title in QUANTILE_SETS:
         cells = [error_cell(np.concatenate(errors[title, who])) for who in systems]
         print(f"| {title} | {' | '.join(cells)} | {np.mean(np.concatenate(cover[title])):.1%} |", flush=True)
+
+
+@section
+def medians(options: argparse.Namespace) -> None:
+    """Errors of the median by the law of each mechanism: permute-and-flip with its scores, on incomes as above."""
+    shares = {"Dither": 0.9, POINTS: 1.0, "OpenDP": 1.0}
+    print("\nmedian of 100,000 skewed incomes, epsilon 1 in all: relative rms error on each table, by redraws")
+    squares: dict[str, list[float]] = {who: [] for who in shares}
+    for seed in range(options.tables):
+        random = np.random.default_rng(seed)
+        incomes = np.minimum(1_000_000, np.round(random.lognormal(10.5, 0.9, 100_000))).astype(np.int64)
+        exact = float(np.quantile(incomes, 0.5, method="inverted_cdf"))
+        counts = np.bincount(incomes, minlength=1_000_001)
+        less, more = np.cumsum(counts) - counts, len(incomes) - np.cumsum(counts)
+        ours = rank_errors(counts, 1, 1) / 4
+        for who, share in shares.items():
+            errors = np.abs(less - more) / 2 if who == "OpenDP" else ours
+            drawn = permute_and_flip(errors, 1 / share, options.redraws // 25, random)
+            squares[who].append(float(np.mean(((drawn - exact) / exact) ** 2)))
+    print("| | all tables | least | most |\n|---|---|---|---|")
+    for who, own in squares.items():
+        cells = [float(np.sqrt(each)) for each in (np.mean(own), min(own), max(own))]
+        print(f"| {who} | {' | '.join(f'{cell:.5%}' for cell in cells)} |", flush=True)
+
+
+def permute_and_flip(errors: np.ndarray, scale: float, draws: int, random: np.random.Generator) -> np.ndarray:
+    """Draw places by noisy maxima with exponential noise; those of far larger errors are never chosen."""
+    near = np.flatnonzero(errors < errors.min() + 60 * scale)
+    noise = random.exponential(scale, (draws, len(near)))
+    return near[np.argmax(noise - errors[near], axis=1)]
 
 
 def error_cell(errors: np.ndarray) -> str:
@@ -318,10 +357,10 @@ def tumult_quantiles(folder: Path, incomes: np.ndarray, draws: int) -> dict[str,
 
 
 def dither_quantiles(
-    session: Session, folder: Path, wanted: Sequence[float], exact: np.ndarray, draws: int
+    session: Session, folder: Path, wanted: Sequence[float], exact: np.ndarray, draws: int, intervals: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return drawn quantiles, and for each whether its interval contains the exact one."""
-    statistic = statistic_of(session, "quantiles", "people", "income", wanted, epsilon=1)
+    statistic = statistic_of(session, "quantiles", "people", "income", wanted, epsilon=1, intervals=intervals)
     parts = [own[0] for own in statistic.measurements()]
     vectors = [exact_vector(session, folder, part) for part in parts]
     mechanisms = [mechanism_of(session, part) for part in parts]
@@ -338,8 +377,8 @@ def dither_quantiles(
             measured.append(MeasuredPart(plan.plan, (released,), {}, {}))
         result = statistic.build(Measurements(statistic.settings, tuple(measured)))
         estimate = result.columns[-1].estimate
-        found.append(estimate.value)
-        covered.append((estimate.low <= exact) & (exact <= estimate.high))
+        found.append(np.asarray(estimate.value, float))
+        covered.append(not intervals or (estimate.low <= exact) & (exact <= estimate.high))
     return np.array(found), np.array(covered)
 
 

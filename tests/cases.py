@@ -310,10 +310,10 @@ def quantiles_distribution(mechanism: Quantiles | NoisyMaxQuantiles, exact: Exac
         return distribution
 
     def score(rows: list[int], v: int, q: Fraction) -> Any:
-        """Minus the distance of q n from the ranks that v covers."""
-        target, lowest = q * len(rows), sum(row < v for row in rows)
-        highest = sum(row <= v for row in rows)
-        return -real(max(Fraction(0), lowest - target, target - highest))
+        """Minus the distance of q n from the middles of the ranks that v covers, or from the gap that it lies in."""
+        lowest, highest = sum(row < v for row in rows), sum(row <= v for row in rows)
+        first, last = (lowest, lowest) if v not in rows else (lowest + Fraction(1, 2), highest - Fraction(1, 2))
+        return -real(max(Fraction(0), first - q * len(rows), q * len(rows) - last))
 
     rows = list(chain.from_iterable([place] * count for place, count in enumerate(exact)))
     return outcomes(rows, 0, len(exact) - 1, list(mechanism.quantiles), Fraction(0), Fraction(1))
@@ -461,10 +461,10 @@ CASES = [
     counts(Quantiles((half,), Fraction(2)), 1, 1, (1, 0, 2, 0, 1), quantiles_distribution, 0.6),
     counts(Quantiles((third,), Fraction(2)), 2, 1, (2, 0, 1, 1), quantiles_distribution, 0.4),
     counts(
-        Quantiles((Fraction(1, 4), half, Fraction(3, 4)), Fraction(2)), 2, 1, (1, 2, 0, 1), quantiles_distribution, 0.6
+        Quantiles((Fraction(1, 4), half, Fraction(3, 4)), Fraction(2)), 2, 1, (1, 2, 0, 1), quantiles_distribution, 0.4
     ),
     counts(Quantiles((Fraction(1, 10), Fraction(9, 10)), Fraction(3)), 1, 2, (1, 0, 1), quantiles_distribution),
-    counts(NoisyMaxQuantiles((half,), Fraction(2)), 1, 1, (1, 0, 2, 0, 1), quantiles_distribution, 0.7),
+    counts(NoisyMaxQuantiles((half,), Fraction(2)), 1, 1, (1, 0, 2, 0, 1), quantiles_distribution, 0.69),
     pair(
         NoisyMaxQuantiles((half,), Fraction(5)),
         (0, 0, 2) + (0,) * 300 + (1,),
@@ -479,7 +479,7 @@ CASES = [
         1,
         (1, 2, 0, 1),
         quantiles_distribution,
-        0.6,
+        0.58,
     ),
     counts(PartitionSelection(Fraction(1), Fraction(1, 100)), 1, 1, (0, 4), partition_distribution),
     counts(PartitionSelection(half, Fraction(1, 1000)), 3, 1, (0, 3, 17), partition_distribution),

@@ -162,3 +162,38 @@ def test_quotes_are_free(blind: Session) -> None:
         blind.histogram.quote("users", "age", bins="private", epsilon=1),
     ):
         assert quote.expected[0].half_width > 0
+
+
+# --- points alone --------------------------------------------------------------------------------------------------
+
+
+def test_points_alone_take_the_whole_loss_and_equal_the_truth(
+    session: Session, truth: duckdb.DuckDBPyConnection
+) -> None:
+    found = session.quantiles("users", "age", [0.1, 0.5, 0.9], intervals=False, epsilon=1000)
+    assert [list(row) for row in found.to_dicts()] == [["level", "age"]] * 3
+    assert [measured.mechanism.name for release in found.releases for measured in release.parts] == [
+        "noisy_max_quantiles"
+    ]
+    for row in found.to_dicts():
+        exact = truth.sql(f"SELECT quantile_disc(age, {row['level']}) FROM users").fetchall()[0]
+        assert abs(row["age"] - exact[0]) <= 1
+
+
+@pytest.mark.tier("test")
+def test_the_rank_of_a_point_is_off_by_no_more_than_quoted(session: Session, truth: duckdb.DuckDBPyConnection) -> None:
+    """The quoted bound fails for at most 1 in 20 of 60 draws, or 11 with a probability below 1e-3."""
+    quoted = session.quantiles.quote("users", "salary", [0.25, 0.5], intervals=False, epsilon=1).expected[0]
+    values = np.sort([row[0] for row in truth.sql("SELECT salary FROM users WHERE salary IS NOT NULL").fetchall()])
+    far = 0
+    for _ in range(60):
+        for row in session.quantiles("users", "salary", [0.25, 0.5], intervals=False, epsilon=1).to_dicts():
+            below, through = (np.searchsorted(values, row["salary"], side=side) for side in ("left", "right"))
+            wanted = row["level"] * len(values)
+            far += not below - quoted.half_width <= wanted <= through + quoted.half_width
+    assert far <= 11
+
+
+def test_points_alone_have_no_sampling_error(blind: Session) -> None:
+    with pytest.raises(InvalidParameter, match="intervals=True"):
+        blind.quantiles.quote("users", "age", intervals=False, population=True, epsilon=1)

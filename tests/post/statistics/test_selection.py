@@ -74,3 +74,29 @@ def test_watch_takes_one_count_by_keys(blind: Session) -> None:
 def test_quotes_are_free(blind: Session) -> None:
     assert blind.top.quote("actions", "action", 2, epsilon=1).expected[0].half_width > 0
     assert len(blind.watch.quote(SERIES, above=5, epsilon=1).expected) == 2
+
+
+def test_watching_without_values_names_the_same_keys_with_less_noise(
+    session: Session, kernel: BareKernel, truth: duckdb.DuckDBPyConnection
+) -> None:
+    counts = dict(truth.sql("SELECT action, COUNT(*) FROM actions GROUP BY 1").fetchall())
+    found = session.watch(SERIES, above=counts["share"] - 50, alerts=2, values=False, epsilon=900)
+    assert [key for (key,) in found.keys_above] == ["view", "click"]
+    assert [column.name for column in found.columns] == ["action"]
+    assert kernel.requests[-1].parts[0].mechanism.kind == "above_threshold"  # type: ignore[union-attr]
+    shown, hidden = (
+        session.watch.quote(SERIES, above=5, values=values, epsilon=1)["a comparison with the threshold"]
+        for values in (True, False)
+    )
+    assert hidden.half_width < shown.half_width
+    assert session.watch(SERIES, above=10**6, alerts=2, values=False, epsilon=10).keys_above == ()
+
+
+def test_one_key_is_selected_by_the_mechanism_that_costs_least(session: Session, kernel: BareKernel) -> None:
+    """In zCDP the noise of an exponential mechanism has half the scale that a noisy maximum would need."""
+    gaps = {}
+    for loss, kind in (({"epsilon": 1}, "noisy_max"), ({"rho": "1/2"}, "exponential")):
+        assert len(session.top("actions", "action", **loss).selected) == 1  # type: ignore[arg-type]
+        assert kernel.requests[-1].parts[0].mechanism.kind == kind  # type: ignore[union-attr]
+        gaps[kind] = session.top.quote("actions", "action", **loss).expected[0].half_width  # type: ignore[arg-type]
+    assert gaps["exponential"] < 0.6 * gaps["noisy_max"]

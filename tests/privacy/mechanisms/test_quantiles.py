@@ -20,8 +20,27 @@ def test_misses_are_distances_of_ranks(counts: list[int], below: int, above: int
     found = quantiles.rank_errors(np.array(counts, np.int64), below, above)
     target = Fraction(below * sum(counts), below + above)
     for place, miss in enumerate(found.tolist()):
-        low, high = sum(counts[:place]), sum(counts[: place + 1])
-        assert Fraction(miss, below + above) == max(Fraction(0), low - target, target - high)
+        half = Fraction(1, 2) if counts[place] else Fraction(0)
+        low, high = sum(counts[:place]) + half, sum(counts[: place + 1]) - half
+        assert Fraction(miss, 2 * (below + above)) == max(Fraction(0), low - target, target - high)
+
+
+@given(st.lists(st.integers(-3, 5), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 9), st.data())
+def test_a_row_moves_no_score_by_more_than_the_larger_share(
+    counts: list[int], below: int, above: int, data: st.DataObject
+) -> None:
+    """The step of the proof that the loss rests on; an error of half a row in the score fails it."""
+    changes = data.draw(st.lists(st.integers(-2, 2), min_size=len(counts), max_size=len(counts)))
+    before, after = (quantiles.rank_errors(np.array(each, np.int64), below, above) for each in (
+        counts, [count + change for count, change in zip(counts, changes, strict=True)]
+    ))  # fmt: skip
+    most = 2 * max(below, above) * sum(map(abs, changes))
+    assert np.abs(before - after).max() <= most
+
+
+def test_an_odd_row_is_the_median_and_ties_cover_all_their_ranks() -> None:
+    assert quantiles.rank_errors(np.array([0, 1, 0, 1, 0, 1, 0], np.int64), 1, 1).tolist() == [6, 4, 2, 0, 2, 4, 6]
+    assert quantiles.rank_errors(np.array([7, 1, 1, 1], np.int64), 1, 1).tolist() == [0, 10, 14, 18]
 
 
 def test_several_quantiles_cost_less_than_one_mechanism_each() -> None:

@@ -51,6 +51,7 @@ from dither.privacy.protocol import Measurement
 
 DEFAULT_GROUP_SIZE = 1000.0
 STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
+UNKNOWN = "unknown until asked"
 
 
 def rows_text(rows: float) -> str:
@@ -63,8 +64,8 @@ class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
 
     If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
-    `known`, it depends on a contribution bound that is chosen only when the query is asked, and assumes one. Errors of
-    dates have a `unit`.
+    `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given`, and are nan
+    if nothing can be said, for the `reason` given. Errors of dates have a `unit`.
     """
 
     name: str
@@ -74,20 +75,33 @@ class Expected:
     rows: float | None = None
     known: bool = True
     unit: str = ""
+    given: str = ""
+    reason: str = ""
 
     @property
     def width(self) -> str:
         """Half the width of the interval in words."""
+        if self.reason:
+            return f"{UNKNOWN}: {self.reason}"
         where = f" in a group of {rows_text(self.rows)}" if self.rows is not None else ""
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
         width += f" {self.unit}{where}" if self.unit else where
-        return width if self.known else f"unknown until asked ({width} at the bounds assumed)"
+        if not self.known:
+            return f"{UNKNOWN} ({width} {self.given or 'at the bounds assumed'})"
+        return f"{width} {self.given}" if self.given else width
 
     def __repr__(self) -> str:
-        return f"{self.name}: expected ± {self.width}"
+        return (
+            f"{self.name}: {self.width}" if self.reason or not self.known else f"{self.name}: expected ± {self.width}"
+        )
 
     def _repr_html_(self) -> str:
         return html_lines(repr(self))
+
+
+def unknown_error(name: str, reason: str) -> Expected:
+    """Return an error of which nothing can be said from public facts, with the reason in a plain sentence."""
+    return Expected(name, math.nan, math.nan, False, known=False, reason=reason)
 
 
 def expected_errors(

@@ -21,7 +21,8 @@ from dither.post.query.request import default_bound, with_known_bounds
 from dither.privacy.protocol import Measurement, UnitLoss
 
 PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
-SIZE_NOTE = ", from the noisy size of the table unless assumed_group_size= says otherwise; a small table's is rough"
+SIZE_NOTE = ", from the noisy size of the table"
+ROUGH_NOTE = "; a small table's is rough"
 EVERY_ROW_NOTE = "they are expected as if every row met the conditions and had a match; with fewer rows, sums err less"
 
 
@@ -90,6 +91,15 @@ def quote_assumptions(
 ) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data; `predicted` has the bounds that a profile shows."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+    source = f"{SIZE_NOTE} unless assumed_group_size= says otherwise{ROUGH_NOTE}"
+    return (
+        *bound_assumptions(batch, predicted),
+        *(f"the errors of averages and ratios assume {rows_text(size)} in each group{source}" for size in sizes),
+    )
+
+
+def bound_assumptions(batch: BatchPlan, predicted: Mapping[str, EstimatedBound]) -> tuple[str, ...]:
+    """Return notes on the bounds that a quote assumes."""
     bounds = (
         f"{bound_name(search.tag)} is chosen privately when asked; this quote assumes "
         f"{bound_text(default_bound(search), search)}"
@@ -101,8 +111,13 @@ def quote_assumptions(
         *dict.fromkeys(bounds),
         *([PREDICTED_NOTE] if predicted else []),
         *([EVERY_ROW_NOTE] if predicted and any(_drops_rows(group.plan) for group in batch.groups) else []),
-        *(f"the errors of averages and ratios assume {rows_text(size)} in each group{SIZE_NOTE}" for size in sizes),
     )
+
+
+def size_notes(columns: Sequence[Expected]) -> tuple[str, ...]:
+    """Return notes on the numbers of rows that the expected errors of a statistic assume."""
+    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
+    return tuple(f"errors that say so assume {rows_text(size)}{SIZE_NOTE}{ROUGH_NOTE}" for size in sizes)
 
 
 def _drops_rows(plan: QueryPlan) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dither.errors import InvalidParameter
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.estimate.quantiles import interval_factor
 from dither.post.noise import Floats
 from dither.post.statistics.clusters import interval
@@ -17,6 +18,7 @@ from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plain, plan_marginals, read_attributes, table_of
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released
+from dither.privacy.protocol import Measurement
 from dither.schema import Scalar
 
 MAX_COLUMNS = 128
@@ -70,7 +72,24 @@ def make_bayes(
     def finish(released: Released) -> NaiveBayes:
         return build_bayes(plan, released, outcome, attributes)
 
-    return plan.statistic(finish)
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_classes(plan, parts[0][0], [attribute.size for attribute in attributes], outcome)
+
+    return plan.statistic(finish, expect)
+
+
+def expected_classes(
+    plan: MarginalPlan, measurement: Measurement, sizes: Sequence[int], outcome: Attribute
+) -> list[Expected]:
+    """Return the expected errors of the sizes of classes and of a cell; those of predictions depend on the records."""
+    noise, level = plan.expected_noise(measurement), plan.settings.confidence
+    one, many = (float(interval_factor(np.array([count]), noise, level)[0]) for count in (1.0, float(sum(sizes))))
+    reason = f"it depends on how well the columns tell the classes of {outcome.name} apart; measure it with score"
+    return [
+        plan.error("rows of a class", noise.std / np.sqrt(sum(1 / size for size in sizes)), many),
+        plan.error("rows of a class with one value of a column", noise.std, one),
+        unknown_error("accuracy", reason),
+    ]
 
 
 def build_bayes(

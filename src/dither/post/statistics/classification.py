@@ -15,22 +15,25 @@ from dither.plan.relations.bounding import Sample
 from dither.post.query.spend import Spend
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.descent import DescentMoments, DescentPlan
-from dither.post.statistics.design import Standard, levels_of, read_columns
-from dither.post.statistics.linear import moment_plan, plan_notes
+from dither.post.statistics.design import Standard, levels_of, read_columns, rows_without_null
+from dither.post.statistics.linear import known_rows, moment_plan, plan_notes
 from dither.post.statistics.logistic import (
+    SEARCH_SHARE,
     GradientMoments,
     LogisticModel,
     LogisticPlan,
     build_logistic,
 )
-from dither.post.statistics.moments import MomentPlan
+from dither.post.statistics.moments import MomentPlan, has_single_rows
 from dither.post.statistics.steps import Released
-from dither.post.statistics.two_steps import TwoStepMoments, TwoStepPlan
+from dither.post.statistics.two_steps import MOVED_ROWS, TwoStepMoments, TwoStepPlan
 from dither.privacy.accounting.composition import sampled_loss
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
 # Sampling is for small losses; at larger ones than this it saves next to nothing.
 MOST_SAMPLED = 100
+# Private ranges are chosen well if they move this many rows, times the epsilon of one choice.
+ENOUGH_MOVED = 5
 
 
 def make_logistic(
@@ -48,10 +51,8 @@ def make_logistic(
     outcome, classes = read_classes(rows, target, positive)
     if sample is not None:
         rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
-    single_rows = rows.context.dataset.units[rows.settings.unit].kind == "row"
-    planned = moment_plan(
-        rows, [*features, target], read_columns(rows, features), standard or ("private" if single_rows else None)
-    )
+    columns = read_columns(rows, features)
+    planned = moment_plan(rows, [*features, target], columns, standard or likely_standard(rows, features, target))
     plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
     if not plan.noise_is_small:
         plan = noisy_plan(planned, outcome)
@@ -63,6 +64,19 @@ def make_logistic(
         return build_logistic(plan, released, target, classes, alpha, notes)
 
     return plan.statistic(finish, notes)
+
+
+def likely_standard(rows: SourceRows, features: Sequence[str], target: str) -> Standard | None:
+    """Return "private" ranges for single rows, if there are enough rows to choose them well."""
+    relation = rows_without_null(rows, [*features, target])
+    if not has_single_rows(rows.settings, relation):
+        return None
+    plan = moment_plan(rows, [*features, target], read_columns(rows, features), "private")
+    spend = Spend(rows.settings.spend.share(SEARCH_SHARE / max(1, len(plan.searches()))))
+    epsilon = math.sqrt(2 * float(spend.amount)) if spend.gaussian else float(spend.amount)
+    known = known_rows(plan)
+    enough = known is None or float(MOVED_ROWS) * known * epsilon >= ENOUGH_MOVED
+    return "private" if enough else "declared"
 
 
 def noisy_plan(planned: MomentPlan, outcome: Expr) -> LogisticPlan:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dither.errors import InvalidParameter, Unsupported
+from dither.post.estimate.explain import Expected
 from dither.post.estimate.quantiles import interval_factor
 from dither.post.noise import Floats
 from dither.post.options import read_whole
@@ -18,6 +19,7 @@ from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released
+from dither.privacy.protocol import Measurement
 from dither.schema import Number
 
 MAX_COLUMNS, MAX_CLUSTERS = 8, 64
@@ -27,6 +29,7 @@ ROWS_PER_CELL, ASSUMED_ROWS, ASSUMED_TABLE = 10, 16, 10_000
 # Cells of less than this many standard deviations of noise count as empty.
 EMPTY = 2.0
 RESTARTS, ROUNDS = 20, 50
+EQUAL_CLUSTERS = "if clusters have equal shares of the grid and of the rows"
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +69,26 @@ def make_clusters(rows: SourceRows, columns: Sequence[str], count: int, bins: in
     def finish(released: Released) -> Clusters:
         return build_clusters(plan, released, attributes, count, bins is None)
 
-    return plan.statistic(finish)
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_clusters(plan, parts[0][0], attributes, count)
+
+    return plan.statistic(finish, expect)
+
+
+def expected_clusters(
+    plan: MarginalPlan, measurement: Measurement, attributes: Sequence[Attribute], count: int
+) -> list[Expected]:
+    """Return the expected errors of sizes and centres, as if clusters had equal shares of the grid and of the rows."""
+    noise = plan.expected_noise(measurement)
+    cells = prod(attribute.size for attribute in attributes) / count
+    factor = float(interval_factor(np.array([cells]), noise, plan.settings.confidence)[0])
+    found = [plan.error("rows of a cluster", noise.std * np.sqrt(cells), factor, False, EQUAL_CLUSTERS)]
+    for attribute, half in zip(attributes, half_widths_of(attributes), strict=True):
+        # The standard deviation of the cells of one of so many boxes of equal sides.
+        apart = 2 * half / count ** (1 / len(attributes)) / np.sqrt(12)
+        error = noise.std * np.sqrt(cells) * apart / (plan.size / count)
+        found.append(plan.error(f"{attribute.name} of a centre", error, factor, True, EQUAL_CLUSTERS))
+    return found
 
 
 def grid_bins(rows: SourceRows, columns: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import rational
 from dither.post.estimate.answer import Answer
+from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, NoiseKind, ScaledNoise
 from dither.post.statistics.arguments import read_list
 from dither.post.statistics.core import (
@@ -27,8 +28,9 @@ from dither.post.statistics.core import (
     group_labels,
 )
 from dither.post.statistics.grid import draw_noise
+from dither.post.statistics.power import with_sampling
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.schema import Boolean, Number
+from dither.schema import Boolean, Domain, Number
 
 SIMULATIONS = 4_999
 # A group whose count is not this many standard deviations above 0 has no usable mean.
@@ -91,7 +93,12 @@ def make_comparison(rows: SourceRows, value: str, by: str, trend: Any) -> Statis
         groups = group_means(answer, labels, widest, "laplace" if laplace else "gaussian")
         return compare_groups(measured, groups, f"{value} by {by}", scores)
 
-    return Statistic(rows.settings, (Part(plan),), build)
+    spread = 0.5 if has_two_values(rows.domain(value)) else None
+
+    def extend(columns: Sequence[Expected]) -> list[Expected]:
+        return with_sampling(columns, value, spread, rows.settings.confidence)
+
+    return Statistic(rows.settings, (Part(plan),), build, extend=extend)
 
 
 def averaged_value(rows: SourceRows, value: str) -> tuple[str, float]:
@@ -104,6 +111,11 @@ def averaged_value(rows: SourceRows, value: str) -> tuple[str, float]:
             return rows.column(value), float(domain.hi - domain.lo)
         case _:
             raise Unsupported(f"{value} is neither a number nor true or false; use session.independence for categories")
+
+
+def has_two_values(domain: Domain) -> bool:
+    """Return True if a value is a boolean, or 0 or 1."""
+    return isinstance(domain, Boolean) or (isinstance(domain, Number) and domain.hi - domain.lo == domain.step == 1)
 
 
 def read_scores(trend: Any, labels: Sequence[Any]) -> Floats | None:

@@ -9,13 +9,23 @@ from typing import Any
 import numpy as np
 
 from dither.errors import InvalidParameter
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import ModelColumn, Scaling, Standard, read_columns, read_frame
-from dither.post.statistics.linear import moment_plan, moment_statistic, plan_notes, reach_notes
+from dither.post.statistics.linear import (
+    expected_from,
+    moment_plan,
+    moment_statistic,
+    plan_notes,
+    reach_notes,
+    table_rows,
+    typical_reading,
+)
 from dither.post.statistics.moments import MomentPlan, Moments, half_widths, read_moments
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released
+from dither.privacy.protocol import Measurement
 
 # Variances of less than this share of the largest are taken to be this share.
 LEAST_SHARE = 1e-9
@@ -108,7 +118,28 @@ def make_components(
     def finish(released: Released) -> PrincipalComponents:
         return build_components(plan, released, wanted, correlation)
 
-    return moment_statistic(plan, finish, None)
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_variances(plan, parts[0][0], correlation)
+
+    return moment_statistic(plan, finish, expect)
+
+
+def expected_variances(plan: MomentPlan, measurement: Measurement, correlation: bool) -> list[Expected]:
+    """Return the expected error of a variance, for independent columns and components with parts of all of them."""
+    turned = "it depends on how far apart the variances are: close ones have no direction of their own"
+    axes = unknown_error("a component", turned)
+    if not correlation:
+        reason = "variances in raw units depend on how the columns are spread"
+        return [unknown_error("variance of a component", reason), axes]
+    moments, rows = typical_reading(plan, measurement), table_rows(plan)
+    size = len(moments.matrix) - 1
+    squares = np.diag(moments.matrix)[1:] / rows - (moments.matrix[0, 1:] / rows) ** 2
+    # A component with equal parts of all columns adds up their covariances, in units of their variances.
+    even = 1 / np.sqrt(size * squares * rows)
+    linear = moments.map_of(lambda change: np.array([even @ (change[1:, 1:] - np.diag(np.diag(change)[1:])) @ even]))
+    error = float(np.sqrt((linear**2).sum()))
+    half = float(half_widths(linear, moments.draws, plan.settings.confidence)[0])
+    return [expected_from(plan, "variance of a component", error, half, rows), axes]
 
 
 def build_components(plan: MomentPlan, released: Released, count: int, correlation: bool) -> PrincipalComponents:

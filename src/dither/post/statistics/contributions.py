@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 
 from dither.errors import NotFound, Unsupported
 from dither.post.estimate.intervals import Estimate
+from dither.post.query.typical_rows import row_noise
 from dither.post.statistics.core import Asker, Measurements, Statistic, StatisticOptions, quote_name, read_rows
 from dither.post.statistics.quantiles import QuantileTable, make_quantiles
 
 # Counts of rows are rounded: to whole numbers at first, then to numbers that are each 7% more than the one before.
 LARGEST_COUNT = 10**8
+# No unit has more rows than the table, whose noisy size is off by less than this many scales of its noise.
+FAR = 20
 FAKE_UNITS_NOTE = (
     "only a {unit} with at least one row counts; made-up accounts with few rows make these numbers smaller, and the "
     "promise to a real {unit} with more rows weaker"
@@ -30,10 +34,13 @@ def make_contributions(
     steps = count_steps()
     quantiles = make_quantiles(rows, f"BUCKET(rows_of_unit, {', '.join(map(str, steps))})", levels, population=False)
 
+    known = rows.context.noisy_rows(table)
+    largest = math.inf if known is None else known + FAR * row_noise(rows.context)
+
     def build(measured: Measurements) -> QuantileTable:
         found = quantiles.build(measured)
         level, places = found.columns
-        rows_column = replace(places, name="rows", estimate=_in_rows(places.estimate, steps))
+        rows_column = replace(places, name="rows", estimate=_in_rows(places.estimate, steps, largest))
         notes = (*found.notes, FAKE_UNITS_NOTE.format(unit=unit))
         return replace(found, query=f"rows of a {unit} in {table}", columns=(level, rows_column), notes=notes)
 
@@ -52,12 +59,13 @@ def count_steps() -> tuple[int, ...]:
     return tuple(steps)
 
 
-def _in_rows(places: Estimate, steps: Sequence[int]) -> Estimate:
-    """Return the largest number of rows of each place, and the standard error that goes with the interval."""
+def _in_rows(places: Estimate, steps: Sequence[int], largest: float) -> Estimate:
+    """Return the largest number of rows of each place, at most those of the table, and the standard error."""
     ends = np.array([0, *(step - 1 for step in steps[1:]), steps[-1]], float)
     value, low, high = (
         ends[np.clip(np.rint(each), 0, len(steps)).astype(int)] for each in (places.value, places.low, places.high)
     )
+    high = np.maximum(value, np.minimum(high, largest))
     width = np.maximum(places.high - places.low, 1e-9)
     return Estimate(value, (high - low) * places.std_error / width, low, high)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product as combinations
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
@@ -43,7 +43,9 @@ from dither.post.estimate.explain import Expected
 from dither.post.estimate.intervals import NoisyColumn
 from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import ChosenBounds, chosen_bounds, measured_columns
-from dither.post.estimate.quote import Quote, batch_errors, batch_notes, quote_assumptions
+from dither.post.estimate.prediction import predict_bounds
+from dither.post.estimate.profile import Profile
+from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, bound_assumptions, size_notes
 from dither.post.estimate.rehearsal import REHEARSALS, ends_of_bounds, made_up_release
 from dither.post.noise import Floats, ScaledNoise, interval_half_width, noise_of
 from dither.post.options import read_request_id, resolve_options
@@ -334,7 +336,7 @@ class Statistic(Generic[R]):
     """A statistic that can be asked or quoted: its parts, and the function that builds its result.
 
     `expect` computes the expected errors of a quote from the parts' measurements; by default they are those of the
-    columns of the parts' queries.
+    columns of the parts' queries, to which `extend` adds what follows from them.
     """
 
     settings: Settings
@@ -342,6 +344,7 @@ class Statistic(Generic[R]):
     build: Callable[[Measurements], R]
     expect: Callable[[Sequence[Sequence[Measurement]]], Sequence[Expected]] | None = None
     notes: tuple[str, ...] = ()
+    extend: Callable[[Sequence[Expected]], Sequence[Expected]] | None = field(default=None, kw_only=True)
 
     @property
     def batch(self) -> BatchPlan:
@@ -369,19 +372,21 @@ class Statistic(Generic[R]):
         """Compute the cost and the expected errors from public facts; read nothing and spend nothing."""
         batch, settings = self.batch, self.settings
         quoted = settings.asker.kernel.quote(self.request(), settings.asker.token)
-        columns = self._expected_errors(batch)
+        predicted = self._predicted_bounds(batch)
+        columns = self._expected_errors(batch, predicted)
         return Quote(
             loss=settings.spend.loss,
             losses=quoted.losses,
             expected=columns,
-            bounds=batch.default_bounds(),
+            bounds=batch.default_bounds() | {tag: found.bound for tag, found in predicted.items()},
             affordable=quoted.affordable,
             free=quoted.free,
             time_class=quoted.time_class,
             milliseconds=quoted.milliseconds,
             notes=(
                 *batch_notes([part.plan for part in self.parts]),
-                *quote_assumptions(batch, columns),
+                *bound_assumptions(batch, predicted),
+                *size_notes(columns),
                 *self.notes,
                 *other_budget_notes(quoted.losses, settings.unit, settings.spend.loss),
             ),
@@ -453,16 +458,40 @@ class Statistic(Generic[R]):
             with_bounds(plan, self.settings.context, chosen.limits), released, chosen.bounds, chosen.limits
         )
 
-    def _expected_errors(self, batch: BatchPlan) -> tuple[Expected, ...]:
+    def _predicted_bounds(self, batch: BatchPlan) -> dict[str, EstimatedBound]:
+        """Return the bounds, by tag, that the dataset's profile leads to expect."""
+        context, total = self.settings.context, self.settings.spend
+        profile, found = Profile.of(context.dataset), dict[str, EstimatedBound]()
+        if profile is None:
+            return found
+        for group in batch.groups:
+            found |= predict_bounds(group.plan, profile, batch.spend(group, total), context, {})
+        return found
+
+    def _expected_errors(self, batch: BatchPlan, predicted: Mapping[str, EstimatedBound]) -> tuple[Expected, ...]:
         """Return the expected errors, as the statistic computes them or else of the columns of its queries."""
         measurements = self.measurements()
-        if self.expect is not None:
-            return tuple(self.expect([with_known_bounds(own, batch.default_bounds()) for own in measurements]))
+        if self.expect is None:
+            return self.query_errors(measurements, predicted)
+        bounds = batch.default_bounds() | {tag: found.bound for tag, found in predicted.items()}
+        columns = self.expect([with_known_bounds(own, bounds) for own in measurements])
+        assumed = [search.tag for group in batch.groups for search in assumed_searches(group.plan)]
+        if predicted.keys() >= set(assumed):
+            columns = [column if column.given or column.reason else replace(column, known=True) for column in columns]
+        return tuple(columns)
+
+    def query_errors(
+        self, measurements: Sequence[Sequence[Measurement]], predicted: Mapping[str, EstimatedBound]
+    ) -> tuple[Expected, ...]:
+        """Return the expected errors of the columns of the parts' queries."""
+        batch = self.batch
         additive = [place for place, part in enumerate(self.parts) if not part.mechanism]
         groups = tuple(replace(batch.groups[place], positions=(i,)) for i, place in enumerate(additive))
         flat = [measurement for place in additive for measurement in measurements[place]]
         plans = [group.plan for group in groups]
-        return batch_errors(self.settings.context, BatchPlan(groups), plans, flat, self.settings.confidence)
+        level = self.settings.confidence
+        found = batch_errors(self.settings.context, BatchPlan(groups), plans, flat, level, predicted=predicted)
+        return found if self.extend is None else tuple(self.extend(found))
 
 
 def _tagged_parts(parts: Sequence[Part], batch: BatchPlan) -> list[Part]:

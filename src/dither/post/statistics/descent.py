@@ -9,6 +9,7 @@ gradients cancel best (Anderson's) is nearer to the optimum than the last weight
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -17,6 +18,7 @@ import numpy as np
 from dither.plan.expressions.core import Expr, LiteralValue
 from dither.plan.measures.core import Measure
 from dither.plan.traversal import fill_values
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.typical_rows import TYPICAL_ROWS, row_noise, typical_rows
 from dither.post.statistics.linear import assumed_choices, table_rows
@@ -136,6 +138,11 @@ class DescentPlan(LogisticPlan):
     def error_note(self) -> str:
         """A note on what the intervals include."""
         return DESCENT_NOTE
+
+    def expected_errors(self, parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        """Say that the errors are unknown, since they include how far the last steps move."""
+        reason = "it includes how far the last of several noisy steps moves, which depends on the records"
+        return [unknown_error(name, reason) for name in (*self.coefficient_names, "accuracy")]
 
     def fit(self, released: Released, penalties: Floats) -> LogisticFit:
         """Combine the weights of all steps so that their noisy gradients cancel."""

@@ -231,7 +231,9 @@ def described_columns(rows: SourceRows, columns: Sequence[str] | None) -> list[s
 
 def plan_number(rows: SourceRows, name: str, columns: int, shared: bool) -> NumberPlan:
     """Plan the tree and the sums of a number; the tree has few leaves if there are few rows for each column."""
-    sums = moment_plan(rows, [name], read_columns(rows, [name]), None)
+    (column,) = read_columns(rows, [name])
+    # A number that is 0 or 1 is measured as any other: its standard deviation follows from its square.
+    sums = moment_plan(rows, [name], (replace(column, indicator=False),), None)
     design = replace(sums.design, suffix=f" {name}")
     sums = SharedMoments(sums.settings, design) if shared else replace(sums, design=design)
     few = table_rows(sums) * float(rows.settings.spend.amount) / columns < FEW_ROWS / 4

@@ -155,10 +155,11 @@ def _columns_of(rows: SourceRows, name: str, all_levels: bool) -> list[ModelColu
         case Number(lo=low, hi=high):
             if low == high:
                 raise InvalidParameter(f"{name} has only one declared value; leave it out")
+            if low == 0 and high == domain.step == 1:  # what is 0 or 1 needs no centre and no scale
+                return [ModelColumn(name, name, _present(value), low, high, True, True)]
             return [ModelColumn(name, name, value, low, high)]
         case Boolean():
-            present = expr.Coalesce((expr.AsNumber(value), LiteralValue(Fraction(0))))
-            return [ModelColumn(name, name, present, Fraction(0), Fraction(1), True, True)]
+            return [ModelColumn(name, name, _present(expr.AsNumber(value)), Fraction(0), Fraction(1), True, True)]
         case Category() | Reference():
             levels = levels_of(rows.context, name, domain)
             return [_indicator(name, value, level) for level in (levels if all_levels else levels[1:])]
@@ -166,9 +167,13 @@ def _columns_of(rows: SourceRows, name: str, all_levels: bool) -> list[ModelColu
             raise Unsupported(f"{name} cannot be a column of a model: give numbers, booleans or declared categories")
 
 
+def _present(value: Expr) -> Expr:
+    """Return a value with 0 for NULL; rows with NULL in a column of a model are left out before."""
+    return expr.Coalesce((value, LiteralValue(Fraction(0))))
+
+
 def _indicator(name: str, value: Expr, level: Scalar) -> ModelColumn:
-    is_level = expr.AsNumber(expr.Compare("=", value, LiteralValue(level)))
-    present = expr.Coalesce((is_level, LiteralValue(Fraction(0))))
+    present = _present(expr.AsNumber(expr.Compare("=", value, LiteralValue(level))))
     return ModelColumn(f"{name}={level}", name, present, Fraction(0), Fraction(1), level, True)
 
 

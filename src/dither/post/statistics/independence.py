@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer
-from dither.post.estimate.explain import Expected
+from dither.post.estimate.explain import Expected, default_group_size
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.statistics.comparison import p_text, population_note, tail_share
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import draw_noise, level_counts
+from dither.post.statistics.power import FOUND, smallest_dependence
 from dither.post.statistics.result import Result
 from dither.privacy.protocol import Measurement
 
@@ -62,7 +64,11 @@ def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Indepen
         )  # fmt: skip
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
-        return [expected_noise(rows.settings, "a cell", plan, parts[0])]
+        cell = expected_noise(rows.settings, "a cell", plan, parts[0])
+        size = prod(shape) * default_group_size(rows.context, plan, parts[0])
+        smallest = smallest_dependence(shape, size, cell.std_error**2)
+        name = f"dependence {FOUND} as Cramér's V"
+        return [cell, Expected(name, smallest, smallest, True, size, cell.known)]
 
     return Statistic(rows.settings, (Part(plan),), build, expect)
 

@@ -82,13 +82,15 @@ class Statistics(Models):
         levels: Any = DEFAULT_LEVELS,
         *,
         population: bool = False,
+        intervals: bool = True,
         **options: Unpack[StatisticOptions],
     ) -> Statistic[QuantileTable]:
         """Estimate quantiles of a number by private selection; most of the loss goes to the points.
 
-        With `population`, the intervals include sampling error as well as noise.
+        With `population`, the intervals include sampling error as well as noise. With `intervals=False` there are
+        none, and the whole loss goes to the points.
         """
-        return make_quantiles(read_rows(self, source, options), column, levels, population)
+        return make_quantiles(read_rows(self, source, options), column, levels, population, intervals)
 
     @statistic
     def contributions(
@@ -172,14 +174,15 @@ class Statistics(Models):
 
     @statistic
     def watch(
-        self, query: str, *, above: Any, alerts: int = 1, **options: Unpack[StatisticOptions]
+        self, query: str, *, above: Any, alerts: int = 1, values: bool = True, **options: Unpack[StatisticOptions]
     ) -> Statistic[Alerts]:
         """Find the first groups of a query, in the order of their keys, whose value reaches a threshold.
 
-        The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below.
+        The sparse vector mechanism pays for at most `alerts` of them, however many groups stay below. With
+        `values=False` only their keys are released, and comparisons have less noise.
         """
         rows, plan = plan_query(self, query, options)
-        return make_watch(rows, query, plan, above, alerts)
+        return make_watch(rows, query, plan, above, alerts, values)
 
     def combine(self, *answers: Answer) -> list[Answer]:
         """Improve answers about the same rows by each other, at no cost: least squares over all that was released.

@@ -1,8 +1,9 @@
 """Joint distributions from noisy pair tables: one table of all columns, or a tree of pairs where that is too large.
 
 The table is p(x) proportional to exp(sum of weights w_ij(x_i, x_j)) over independent columns. Its weights minimize
-n log Z(w) - <w, noisy pairs> + variance PRIOR_ROWS / (2 n) |w|^2: it has the most entropy of those whose pairs are as
-near the noisy ones as noise allows. With all columns as indicators, all pairs are one product of three matrices.
+n log Z(w) - <w, noisy pairs> + variance min(PRIOR_ROWS / n, PRIOR_SHARE) / 2 |w|^2: it has the most entropy of those
+whose pairs are as near the noisy ones as noise allows. With all columns as indicators, all pairs are one product of
+three matrices.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from dither.post.statistics.consistency import project_to_simplex
 Pairs = Mapping[tuple[int, int], Floats]
 # The largest table of all columns; beyond, a tree of pairs.
 MAX_CELLS = 1 << 20
-# The entropy counts as much as this many rows beside the distance of pairs from their noisy tables.
-PRIOR_ROWS = 600.0
+# The entropy counts as much as this many rows beside the distance of pairs from their noisy tables; in small tables as
+# this share of the rows, since it would hide strong dependence otherwise.
+PRIOR_ROWS, PRIOR_SHARE = 600.0, 0.1
 ITERATIONS = 200
 LEAST_COUNT = 0.5
 
@@ -171,7 +173,7 @@ def fit_table(sizes: Sequence[int], pairs: Pairs, variance: float, iterations: i
         noisy[starts[j] : starts[j] + sizes[j], starts[i] : starts[i] + sizes[i]] = table.T
     base = np.log(np.concatenate(single_columns(sizes, pairs)))
     offset = (base @ left)[:, None] + (base @ right)[None, :]
-    penalty = variance * PRIOR_ROWS / max(count, PRIOR_ROWS)
+    penalty = variance * min(PRIOR_ROWS / count, PRIOR_SHARE)
 
     def cells_at(weights: Floats) -> tuple[Floats, float]:
         """Return the probabilities at some weights, and the logarithm of their sum before they were normalised."""

@@ -14,7 +14,7 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_values, walk
 from dither.post.display import loss_text
-from dither.post.estimate.explain import Expected
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.spend import Spend
 from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
@@ -29,7 +29,7 @@ from dither.post.statistics.design import (
     read_frame,
     rows_without_null,
 )
-from dither.post.statistics.moments import RADIUS, MomentPlan, Moments, half_widths, read_moments
+from dither.post.statistics.moments import RADIUS, MomentPlan, Moments, half_widths, has_single_rows, read_moments
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
 from dither.privacy.protocol import Measurement
@@ -179,8 +179,8 @@ def moment_plan(
     settings, relation = rows.settings, rows_without_null(rows, names)
     bounded = relation.stability(settings.context, settings.unit).max_rows is not None
     chosen: Standard = standard or ("declared" if bounded else "private")
-    keyed = settings.context.dataset.units[settings.unit].kind != "row"
-    return MomentPlan(settings, Design(relation, columns, chosen, UNIT_REACH if keyed else ROW_REACH))
+    reach = ROW_REACH if has_single_rows(settings, relation) else UNIT_REACH
+    return MomentPlan(settings, Design(relation, columns, chosen, reach))
 
 
 def moment_statistic(plan: MomentPlan, finish: Any, expect: Any) -> SteppedStatistic[Any]:
@@ -190,9 +190,8 @@ def moment_statistic(plan: MomentPlan, finish: Any, expect: Any) -> SteppedStati
         whole -= SEARCH_SHARE
         searches = list(with_shares(searches, plan.settings, SEARCH_SHARE / len(searches)))
     step = Step(plan.measure(), whole)
-    return SteppedStatistic(
-        plan.settings, (), not_built, expect, plan_notes(plan), tuple(searches), (step,), finish
-    )  # fmt: skip
+    notes = (*plan_notes(plan), *spread_notes(plan))
+    return SteppedStatistic(plan.settings, (), not_built, expect, notes, tuple(searches), (step,), finish)
 
 
 def not_built(measured: object) -> Any:
@@ -325,21 +324,37 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
 
 def expected_errors(plan: MomentPlan, measurement: Measurement, alpha: float) -> list[Expected]:
     """Return the expected errors of coefficients, as if columns were independent and spread as usual."""
-    context, settings = plan.settings.context, plan.settings
-    size = TYPICAL_ROWS * TYPICAL_ROW
-    chosen = assumed_choices(plan, size)
-    filled = replace(measurement, measure=fill_values(measurement.measure, chosen))
-    noise = expected_noise(context, settings.unit, filled)
-    rows = table_rows(plan)
-    moments = plan.read(np.zeros(len(plan.pairs)), noise, chosen)
-    moments = replace(moments, matrix=rows * typical_moments(plan.design))
-    scaling = plan.design.scaling(chosen)
+    settings, rows, moments = plan.settings, table_rows(plan), typical_reading(plan, measurement)
+    scaling = plan.design.scaling(assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW))
     fit = fit_linear(moments, penalties_of(plan, scaling, alpha), settings.confidence)
     raw = raw_fit(fit, moments, scaling, settings.confidence, False)
-    known = not plan.searches()
     names = [INTERCEPT, *(column.name for column in plan.design.columns[:-1])]
     errors = zip(names, raw.std_errors, (raw.highs - raw.lows) / 2, strict=True)
-    return [Expected(name, float(error), float(half), True, rows, known) for name, error, half in errors]
+    found = [expected_from(plan, name, float(error), float(half), rows) for name, error, half in errors]
+    return [*found, unknown_error("R²", "it depends on how much of the target the columns explain")]
+
+
+def expected_from(plan: MomentPlan, name: str, error: float, half: float, rows: float) -> Expected:
+    """Return an expected error that depends on how columns are spread, with what is assumed of them."""
+    given = "for independent columns" + (", at the bounds assumed" if plan.searches() else "")
+    return Expected(name, error, half, True, rows, False, given=given)
+
+
+def spread_notes(plan: MomentPlan) -> list[str]:
+    """Return the note of a quote on how it takes columns to be spread."""
+    tenth = "numbers with standard deviations of a tenth of their declared ranges, and "
+    assumed = tenth if plan.design.standard == "declared" and plan.design.numbers else ""
+    return [f"errors for independent columns assume {assumed}that no column follows from others; if some do, errors "
+            "are larger, or noise hides those coefficients"]  # fmt: skip
+
+
+def typical_reading(plan: MomentPlan, measurement: Measurement) -> Moments:
+    """Return moments of typical columns, with the noise that they will have at typical choices."""
+    chosen = assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)
+    filled = replace(measurement, measure=fill_values(measurement.measure, chosen))
+    noise = expected_noise(plan.settings.context, plan.settings.unit, filled)
+    moments = plan.read(np.zeros(len(plan.pairs)), noise, chosen)
+    return replace(moments, matrix=table_rows(plan) * typical_moments(plan.design))
 
 
 def assumed_choices(plan: MomentPlan, size: int) -> Mapping[str, int]:
@@ -351,8 +366,13 @@ def assumed_choices(plan: MomentPlan, size: int) -> Mapping[str, int]:
 
 def table_rows(plan: MomentPlan) -> float:
     """Return the noisy size of the largest table that is read, or a thousand if none is known."""
+    return known_rows(plan) or 1000.0
+
+
+def known_rows(plan: MomentPlan) -> float | None:
+    """Return the noisy size of the largest table that is read, or None."""
     tables = {node.table for node in walk(plan.design.rows) if isinstance(node, Scan)}
-    return float(max((plan.settings.context.noisy_rows(table) or 0 for table in tables), default=0) or 1000)
+    return float(max((plan.settings.context.noisy_rows(table) or 0 for table in tables), default=0)) or None
 
 
 def typical_moments(design: Design) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation
 from dither.plan.relations.project import Project
 from dither.plan.traversal import fill_values
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.statistics.design import (
     ONE,
@@ -37,9 +38,12 @@ from dither.post.statistics.linear import (
     TYPICAL_ROW,
     TYPICAL_ROWS,
     assumed_choices,
+    expected_from,
     not_built,
     reach_notes,
+    spread_notes,
     table_rows,
+    typical_moments,
 )
 from dither.post.statistics.moments import RADIUS, SIZE_STEPS, MomentPlan, add_up, half_widths, term_product, unit_draws
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
@@ -57,6 +61,8 @@ SMALL_NOISE, EVEN_CURVATURE = 10, 1 / 48
 WEIGHT_LIMIT, WEIGHT_STEPS = 16, 1 << 10
 # Probabilities are multiples of this step.
 CHANCE_STEP = Fraction(1, 1 << 12)
+# The curvature of probabilities that quotes assume, those of classes that are not too uneven.
+TYPICAL_CURVATURE = 0.2
 # Second derivatives are measured this much coarser than the gradient.
 CURVATURE_WEIGHT = 2
 
@@ -111,6 +117,11 @@ class LogisticPlan:
     def size(self) -> int:
         """The number of weights, with the intercept."""
         return len(self.moments.design.columns) + 1
+
+    @property
+    def coefficient_names(self) -> list[str]:
+        """The names of the coefficients, the intercept first."""
+        return [INTERCEPT, *(column.name for column in self.moments.design.columns)]
 
     @property
     def rounds(self) -> int:
@@ -245,9 +256,29 @@ class LogisticPlan:
             chosen = list(with_shares(chosen, self.moments.settings, self.searched / len(chosen)))
         steps = [self.newton_search(round_) for round_ in range(1, self.rounds + 1)]
         last = Step(self.measure(self.rounds), 1 - self.searched - self.rounds * self.share)
+        notes = (*notes, *spread_notes(self.moments))
         return SteppedStatistic(
-            self.moments.settings, (), not_built, None, tuple(notes), (*chosen, *steps), (last,), finish
+            self.moments.settings, (), not_built, self.expected_errors, notes, (*chosen, *steps), (last,), finish
         )
+
+    def expected_errors(self, parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        """Return the expected errors of coefficients, of the last gradient's noise at a typical curvature."""
+        plan, settings, measurement = self.moments, self.moments.settings, parts[0][0]
+        chosen = {**assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)}
+        zero = WEIGHT_LIMIT * WEIGHT_STEPS + 1
+        weights = {f"weights{round_}.{p}": zero for round_ in range(1, self.rounds + 1) for p in range(self.size)}
+        filled = replace(measurement, measure=fill_values(measurement.measure, {**chosen, **weights}))
+        noise = expected_noise(settings.context, settings.unit, filled)
+        rows, scaling = table_rows(plan), plan.design.scaling(chosen)
+        inverse = np.linalg.inv(TYPICAL_CURVATURE * rows * typical_moments(plan.design))
+        matrix = np.diag(np.concatenate([[1.0], 1 / scaling.scales]))
+        matrix[0, 1:] = -scaling.centres / scaling.scales
+        linear = matrix @ inverse * noise.std / plan.per_unit(chosen)
+        draws = unit_draws(self.size, noise.kind == "laplace")
+        half, errors = half_widths(linear, draws, settings.confidence), np.sqrt((linear**2).sum(axis=1))
+        found = zip(self.coefficient_names, errors, half, strict=True)
+        accuracy = unknown_error("accuracy", "it depends on how well the columns tell the classes apart; use score")
+        return [*(expected_from(plan, name, float(e), float(h), rows) for name, e, h in found), accuracy]
 
 
 @dataclass(frozen=True)
@@ -339,7 +370,7 @@ def build_logistic(
     draws = unit_draws(linear.shape[1], noise.kind == "laplace")
     half, errors = half_widths(linear, draws, moments.settings.confidence), np.sqrt((linear**2).sum(axis=1))
     columns = [
-        key_column("term", [INTERCEPT, *(column.name for column in design.columns)]),
+        key_column("term", plan.coefficient_names),
         noisy_column("coefficient", raw, errors, raw - half, raw + half),
     ]
     summary = (f"logistic regression of {target} = {classes[1]} on {len(design.columns)} columns",)

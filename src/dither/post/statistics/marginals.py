@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import prod
@@ -21,12 +21,16 @@ from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.stability import EstimatedLimit
-from dither.post.noise import Floats
+from dither.plan.traversal import fill_limits
+from dither.post.estimate.explain import DEFAULT_GROUP_SIZE, Expected
+from dither.post.estimate.prediction import expected_rows
+from dither.post.noise import Floats, ScaledNoise
+from dither.post.query.typical_rows import typical_rows
 from dither.post.statistics.core import Settings, SourceRows
 from dither.post.statistics.design import frame_column, levels_of
 from dither.post.statistics.linear import not_built
-from dither.post.statistics.steps import Released, Step, SteppedStatistic, with_shares
-from dither.privacy.protocol import BoundSearch, Calibrate
+from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
+from dither.privacy.protocol import BoundSearch, Calibrate, Measurement
 from dither.schema import Boolean, Category, Domain, Number, Reference, Scalar
 
 # Numbers with more values than this are cut into bins.
@@ -35,6 +39,8 @@ MOST_VALUES, BINS = 16, 8
 BOUND_SHARE, BOUNDED_UNITS = Fraction(1, 10), Fraction(1, 20)
 # Candidates for that bound, in all parts of a request together.
 MAX_CANDIDATES, LARGEST_ROWS = 600, 1 << 12
+
+ExpectErrors = Callable[[Sequence[Sequence[Measurement]]], Sequence[Expected]]
 
 
 @dataclass(frozen=True)
@@ -157,13 +163,29 @@ class MarginalPlan:
     searches: tuple[BoundSearch, ...]
     notes: tuple[str, ...]
 
-    def statistic(self, finish: Callable[[Released], Any]) -> SteppedStatistic[Any]:
+    @property
+    def size(self) -> float:
+        """The number of rows that quotes assume: that of the profile or of the noisy sizes, or a thousand."""
+        return max(1.0, expected_rows(self.settings.context, self.relation, self.settings.unit) or DEFAULT_GROUP_SIZE)
+
+    def expected_noise(self, measurement: Measurement) -> ScaledNoise:
+        """Return the noise that a table's cells will have; a bound that is chosen later is taken to be typical."""
+        context, unit = self.settings.context, self.settings.unit
+        assumed = {search.tag: typical_rows(context, self.relation, unit) for search in self.searches}
+        return expected_noise(context, unit, replace(measurement, measure=fill_limits(measurement.measure, assumed)))
+
+    def error(self, name: str, std_error: float, factor: float, needs_rows: bool = False, given: str = "") -> Expected:
+        """Return an expected error, which is unknown until a bound is chosen, or if something is assumed for it."""
+        rows, known = self.size if needs_rows else None, not self.searches and not given
+        return Expected(name, std_error, factor * std_error, needs_rows, rows, known, given=given)
+
+    def statistic(self, finish: Callable[[Released], Any], expect: ExpectErrors) -> SteppedStatistic[Any]:
         """Make the statistic: the tables share the loss equally, after the bound is chosen."""
         rest = 1 - (BOUND_SHARE if self.searches else 0)
         share = Fraction(rest) / len(self.tables)
         steps = tuple(Step(Count(self.relation, keys), share) for keys in self.tables)
         searches = with_shares(self.searches, self.settings, BOUND_SHARE)
-        return SteppedStatistic(self.settings, (), not_built, None, self.notes, searches, steps, finish)
+        return SteppedStatistic(self.settings, (), not_built, expect, self.notes, searches, steps, finish)
 
 
 def plan_marginals(rows: SourceRows, relation: Relation, tables: Sequence[tuple[GroupKey, ...]]) -> MarginalPlan:

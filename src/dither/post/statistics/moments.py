@@ -104,8 +104,8 @@ class MomentPlan:
 
     @property
     def keyed(self) -> bool:
-        """True if units have a key, so that each unit's sums can be scaled."""
-        return self.settings.context.dataset.units[self.settings.unit].kind != "row"
+        """True if a unit may have several rows, so that its sums are scaled together; else each row is one unit's."""
+        return not has_single_rows(self.settings, self.design.rows)
 
     @property
     def most_rows(self) -> int | None:
@@ -268,6 +268,12 @@ class MomentPlan:
             both = expr.Arithmetic("+", expr.Arithmetic("*", total, total), squares)
             size = expr.Arithmetic("*", LiteralValue(Fraction(1, 2)), both)
         return expr.Rounded("ceil", size, Fraction(1, SIZE_STEPS))
+
+
+def has_single_rows(settings: Settings, relation: Relation) -> bool:
+    """Return True if no unit has two rows of a relation: rows are units, or unique in their table."""
+    single = settings.context.dataset.units[settings.unit].kind == "row"
+    return single or relation.stability(settings.context, settings.unit).max_rows == 1
 
 
 def add_up(values: Sequence[Expr]) -> Expr:

@@ -17,9 +17,8 @@ import numpy as np
 from dither.errors import InvalidParameter
 from dither.loss import rational
 from dither.plan import expressions as expr
-from dither.plan.relations.scan import Scan
-from dither.plan.traversal import walk
-from dither.post.estimate.explain import Expected
+from dither.post.estimate.explain import Expected, default_group_size
+from dither.post.estimate.prediction import expected_rows
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
 from dither.post.query.query_plan import QueryPlan
@@ -40,27 +39,36 @@ from dither.post.statistics.grid import (
     plan_tree,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.selection import mechanism_at, selection_gap
 from dither.privacy.protocol import Measurement
 from dither.schema import Number
 
 FINEST_GRID = 1 << 18
 FINEST_NOISY_MAX_GRID = 1 << 20
-# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves.
-FEW_ROWS, FEW_LEAVES = 20_000, 64
+# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves; also where units
+# have many rows, from one of more leaves.
+FEW_ROWS, FEW_LEAVES, MORE_LEAVES = 20_000, 64, 256
 DEFAULT_LEVELS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
 SAMPLING_NOTE = (
     "intervals include sampling error, as if the rows were drawn independently from a large population; without "
     "population=True they are about these rows alone"
 )
+# A band for all ranks at once is as wide by sampling as if the variance of a rank were this, for each row.
+BAND_VARIANCE = 0.57
+POINTS_NOTE = "there are no intervals: the whole loss went to the points, which are off by some rows in rank"
 NO_ROWS = "the noisy number of rows is not above 0, so the shares are not defined"
 
 
-def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], population: bool) -> Statistic[QuantileTable]:
+def make_quantiles(
+    rows: SourceRows, column: str, levels: Sequence[Any], population: bool, intervals: bool = True
+) -> Statistic[QuantileTable]:
     """Make the statistic of the quantiles of a column."""
     wanted = read_levels(levels)
     domain = rows.domain(column)
     grid = make_grid(domain, FINEST_GRID if rows.settings.spend.gaussian else FINEST_NOISY_MAX_GRID)
     fine = plan_grid(rows, column, grid)
+    if not intervals:
+        return points_alone(rows, column, wanted, grid, fine, population)
     tree, share = interval_tree(rows, domain, fine)
     trees = plan_tree(rows, column, tree)
     points = Part(fine, 1 - share, rows.settings.spend.quantile_kind, (("quantiles", wanted),))
@@ -81,19 +89,46 @@ def make_quantiles(rows: SourceRows, column: str, levels: Sequence[Any], populat
         notes = (SAMPLING_NOTE,) if population else ()
         return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=notes))
 
-    return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, trees, parts[1:]))
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        share = max(float(level * (1 - level)) for level in wanted) if population else 0.0
+        return expected_ranks(rows, trees, parts[1:], share)
+
+    return Statistic(rows.settings, parts, build, expect)
+
+
+def points_alone(
+    rows: SourceRows, column: str, wanted: tuple[Fraction, ...], grid: ValueGrid, fine: QueryPlan, population: bool
+) -> Statistic[QuantileTable]:
+    """Make the statistic of quantiles without intervals, which spends the whole loss on the points."""
+    if population:
+        raise InvalidParameter("population=True widens intervals, so it needs intervals=True")
+
+    def build(measured: Measurements) -> QuantileTable:
+        value = grid.middles()[list(measured.parts[0].released[0].values)]
+        columns = [key_column("level", [float(level) for level in wanted]), key_column(column, value.tolist())]
+        return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=[POINTS_NOTE]))
+
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        gap = selection_gap(mechanism_at(rows.settings, parts[0][0]), grid.size, 1, rows.settings.confidence)
+        # A quantile is off by as much as those that it is chosen between, and by its own choice.
+        gap *= len(wanted).bit_length()
+        name = "rows by which the rank of a point may be off at most"
+        return [Expected(name, gap / 2, gap, False, known=not fine.searches)]
+
+    part = Part(fine, Fraction(1), rows.settings.spend.quantile_kind, (("quantiles", wanted),))
+    return Statistic(rows.settings, (part,), build, expect)
 
 
 def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tree, Fraction]:
     """Choose the tree for the intervals of quantiles, and its share of the loss: more if there are few rows.
 
-    The public, noisy size of the table decides. Units with many rows need more as well.
+    The public, noisy size of the table decides, or the number of units where each has one row. Units with many rows
+    need more as well.
     """
-    tables = {node.table for node in walk(fine.question.relation) if isinstance(node, Scan)}
-    size = max((rows.context.noisy_rows(table) or 0 for table in tables), default=0)
-    if fine.searches or size * float(rows.settings.spend.amount) < FEW_ROWS:
+    size = expected_rows(rows.context, fine.question.relation, rows.settings.unit) or 0.0
+    if size * float(rows.settings.spend.amount) < FEW_ROWS:
         return make_tree(domain, FEW_LEAVES), Fraction(1, 2)
-    return make_tree(domain), Fraction(1, 10)
+    return (make_tree(domain, MORE_LEAVES), Fraction(1, 2)) if fine.searches else (make_tree(domain), Fraction(1, 10))
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,13 +145,20 @@ def read_levels(levels: Any) -> tuple[Fraction, ...]:
 
 
 def expected_ranks(
-    rows: SourceRows, plans: Sequence[QueryPlan], parts: Sequence[Sequence[Measurement]]
+    rows: SourceRows, plans: Sequence[QueryPlan], parts: Sequence[Sequence[Measurement]], sampling: float = 0.0
 ) -> list[Expected]:
-    """Return the expected half width of intervals, as a number of rows by which the rank may be off."""
+    """Return the expected half width of intervals, as a number of rows by which the rank may be off.
+
+    `sampling` is the variance of a rank by sampling, for each row; 0 if intervals are about the rows at hand.
+    """
     leaves = expected_noise(rows.settings, "rank", plans[-1], parts[-1])
     terms = sum(plan.measures[0].measure.size(rows.context) ** (1 / len(plans)) / 2 for plan in plans)
+    size = default_group_size(rows.context, plans[0], parts[0]) * plans[0].measures[0].measure.size(rows.context)
+    drawn, factor = math.sqrt(sampling * size), normal_factor(False, rows.settings.confidence)
+    error, half = leaves.std_error * terms**0.5, leaves.half_width * terms**0.5
+    error, half = math.hypot(error, drawn), math.hypot(half, factor * drawn)
     name = "rows by which the rank of an end of an interval may be off"
-    return [Expected(name, leaves.std_error * terms**0.5, leaves.half_width * terms**0.5, False, known=leaves.known)]
+    return [Expected(name, error, half, sampling > 0, size if sampling > 0 else None, leaves.known)]
 
 
 def level_intervals(
@@ -198,7 +240,10 @@ def make_distribution(rows: SourceRows, column: str, population: bool) -> Statis
             starts=tree.grid.low_ends(),
         )
 
-    return Statistic(rows.settings, tuple(map(Part, plans)), build, lambda parts: expected_ranks(rows, plans, parts))
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_ranks(rows, plans, parts, BAND_VARIANCE if population else 0.0)
+
+    return Statistic(rows.settings, tuple(map(Part, plans)), build, expect)
 
 
 def simultaneous_band(fitted: FittedTree, confidence: float, population: bool) -> tuple[Floats, Floats, Floats, Floats]:

@@ -35,7 +35,7 @@ from dither.post.statistics.core import (
     group_labels,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.privacy.mechanisms import Mechanism, SparseVector, calibrate
+from dither.privacy.mechanisms import AboveThreshold, Mechanism, SparseVector, calibrate
 from dither.privacy.protocol import Calibrate, Measurement
 
 Counted = Literal["units", "rows"]
@@ -62,7 +62,9 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
         raise InvalidParameter(
             f"there are only {len(labels)} combinations of keys, and the top {excerpt(count)} were asked for"
         )
-    mechanism, options = ("noisy_max", ()) if count == 1 else ("top_k", (("count", count),))
+    # In zCDP an exponential mechanism costs a quarter of a noisy maximum with noise of the same scale.
+    single = "exponential" if rows.settings.spend.gaussian else "noisy_max"
+    mechanism, options = (single, ()) if count == 1 else ("top_k", (("count", count),))
     part = Part(plan, mechanism=mechanism, options=options)
     what = rows.settings.unit if counted == "units" else "row"
 
@@ -84,7 +86,11 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         gap = selection_gap(mechanism_at(rows.settings, parts[0][0]), len(labels), count, rows.settings.confidence)
         gap /= steps_per_row(plan)
-        return [Expected(f"{what}s by which a key left out may exceed one selected", gap / 2, gap, False)]
+        return [
+            Expected(
+                f"{what}s by which a key left out may exceed one selected", gap / 2, gap, False, known=not plan.searches
+            )
+        ]
 
     return Statistic(rows.settings, (part,), build, expect)
 
@@ -146,7 +152,9 @@ class Alerts(Result):
     keys_above: tuple[tuple[Any, ...], ...] = field(default=())
 
 
-def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts: int) -> Statistic[Alerts]:
+def make_watch(
+    rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts: int, values: bool
+) -> Statistic[Alerts]:
     """Make the statistic that watches the series of a query's groups, in the order of their keys."""
     node = plan.outputs[-1].node
     if len(plan.measures) != 1 or not plan.keys or not isinstance(node, NoisyCell) or len(plan.sources) != 1:
@@ -163,20 +171,20 @@ def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts
     if step != other:
         raise Unsupported(f"the step of these sums depends on {CHOSEN_LATER}")
     options = (("threshold", math.ceil(threshold / step)), ("count", alerts))
-    part = Part(plan, mechanism="sparse_vector", options=options)
+    part = Part(plan, mechanism="sparse_vector" if values else "above_threshold", options=options)
     names = [key.name for key in plan.keys]
 
     def build(measured: Measurements) -> Alerts:
         released = measured.parts[0].released[0]
-        places, answers = released.values[:alerts], released.values[alerts:]
-        reached = [(place, answer) for place, answer in zip(places, answers, strict=True) if place >= 0]
-        values = np.array([float(answer * step) for _, answer in reached])
-        noise = answer_noise(released.mechanism, step)
-        half = interval_half_width([noise], measured.settings.confidence)
-        keys = tuple(labels[place] for place, _ in reached)
+        reached = [index for index, place in enumerate(released.values[:alerts]) if place >= 0]
+        keys = tuple(labels[released.values[index]] for index in reached)
         columns = [key_column(name, [key[index] for key in keys]) for index, name in enumerate(names)]
-        error = np.full(len(values), noise.std)
-        columns.append(noisy_column(plan.outputs[-1].name, values, error, values - half, values + half))
+        if values:
+            found = np.array([float(released.values[alerts + index] * step) for index in reached])
+            noise = answer_noise(released.mechanism, step)
+            half = interval_half_width([noise], measured.settings.confidence)
+            error = np.full(len(found), noise.std)
+            columns.append(noisy_column(plan.outputs[-1].name, found, error, found - half, found + half))
         counted = f"{len(reached)} of at most {alerts}" if reached else "no"
         summary = [f"{counted} alerts among {len(labels)} keys, in their order, at or above {float(threshold):g}"]
         note = (
@@ -186,12 +194,12 @@ def make_watch(rows: SourceRows, query: str, plan: QueryPlan, above: Any, alerts
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         mechanism = mechanism_at(rows.settings, parts[0][0])
-        noise = answer_noise(mechanism, step)
-        compared = crossing_noise(mechanism, step)
+        noises = {"a value that is released": answer_noise(mechanism, step)} if values else {}
+        noises["a comparison with the threshold"] = crossing_noise(mechanism, step)
         level = rows.settings.confidence
         return [
-            Expected("a value that is released", noise.std, interval_half_width([noise], level), False),
-            Expected("a comparison with the threshold", compared.std, interval_half_width([compared], level), False),
+            Expected(name, noise.std, interval_half_width([noise], level), False, known=not plan.searches)
+            for name, noise in noises.items()
         ]
 
     return Statistic(rows.settings, (part,), build, expect)
@@ -205,7 +213,7 @@ def answer_noise(mechanism: Mechanism, step: Fraction) -> ScaledNoise:
 
 def crossing_noise(mechanism: Mechanism, step: Fraction) -> ScaledNoise:
     """Return the noise of a sparse vector's comparisons, of threshold and score together, as one Laplace noise."""
-    if not isinstance(mechanism, SparseVector):
+    if not isinstance(mechanism, SparseVector | AboveThreshold):
         return ScaledNoise("laplace", 1.0, float(step))
     return ScaledNoise(
         "laplace", math.hypot(float(mechanism.threshold_scale), float(mechanism.score_scale)), float(step)

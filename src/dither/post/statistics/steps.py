@@ -15,7 +15,7 @@ from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.traversal import fill_limits, fill_values
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.losses import other_budget_notes
-from dither.post.estimate.quote import Quote
+from dither.post.estimate.quote import Quote, size_notes
 from dither.post.estimate.rehearsal import REHEARSALS, made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.query_plan import LARGEST_BOUNDS
@@ -119,7 +119,7 @@ class SteppedStatistic(Statistic[R]):
             free=quoted.free,
             time_class=quoted.time_class,
             milliseconds=quoted.milliseconds,
-            notes=(*self.notes, *other_budget_notes(quoted.losses, settings.unit, loss)),
+            notes=(*self.notes, *size_notes(expected), *other_budget_notes(quoted.losses, settings.unit, loss)),
         )
 
     def request(self) -> Request:

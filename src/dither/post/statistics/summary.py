@@ -10,10 +10,14 @@ from scipy import special
 
 from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer, AnswerColumn
+from dither.post.estimate.explain import Expected
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
+from dither.post.statistics.power import share_with_sampling
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
 from dither.schema import Boolean
+
+EVEN_VALUES = "if values are even over their declared ranges"
 
 
 def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
@@ -31,7 +35,10 @@ def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], popul
         notes = (*answer.notes, *((SAMPLING_NOTE,) if population else ()))
         return result_of(answer, columns, f"share of rows with {condition}", notes)
 
-    return Statistic(rows.settings, (Part(plan),), build)
+    def extend(columns: Sequence[Expected]) -> list[Expected]:
+        return share_with_sampling(columns, rows.settings.confidence) if population else list(columns)
+
+    return Statistic(rows.settings, (Part(plan),), build, extend=extend)
 
 
 def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> Statistic[Result]:
@@ -42,7 +49,10 @@ def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> 
         answer = measured.parts[0].answer(measured.settings, measured.releases)
         return result_of(answer, answer.columns, f"sum of {over} over sum of {under}", answer.notes)
 
-    return Statistic(rows.settings, (Part(plan),), build)
+    def extend(columns: Sequence[Expected]) -> list[Expected]:
+        return [replace(column, known=False, given=EVEN_VALUES) for column in columns]
+
+    return Statistic(rows.settings, (Part(plan),), build, extend=extend)
 
 
 def result_of(answer: Answer, columns: Sequence[AnswerColumn], title: str, notes: Sequence[str]) -> Result:

@@ -13,13 +13,15 @@ import pyarrow as pa
 
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.estimate.answer import AnswerColumn
+from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.options import read_whole
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, PairTree, fit_joint, total_count
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.result import Result, key_column, result_fields
 from dither.post.statistics.steps import Released
-from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors
+from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors, noise_distance
+from dither.privacy.protocol import Measurement
 
 MAX_COLUMNS = 22
 MAX_ROWS = 10_000_000
@@ -70,7 +72,27 @@ def make_synthesis(
     def finish(released: Released) -> SyntheticData:
         return build_synthesis(plan, released, attributes, pairs, seed)
 
-    return plan.statistic(finish)
+    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
+        return expected_distances(plan, parts[0][0], [attribute.size for attribute in attributes])
+
+    return plan.statistic(finish, expect)
+
+
+def expected_distances(plan: MarginalPlan, measurement: Measurement, sizes: Sequence[int]) -> list[Expected]:
+    """Return how far noise is expected to move columns and pairs, as mean shares of rows in the wrong cell."""
+    variance, tables = plan.expected_noise(measurement).variance, len(sizes) - 1
+    pairs = [noise_distance(one * two, variance / plan.size**2) for one, two in combinations(sizes, 2)]
+    # A column is the mean of the margins of its pairs, each of which adds up the cells of the other column.
+    columns = [
+        noise_distance(size, variance * (sum(sizes) - size) / tables**2 / plan.size**2) for size in sizes
+    ]  # fmt: skip
+    name = "share of rows in the wrong cell by noise (mean over {})"
+    reason = "a fit to pairs leaves out what three columns have in common beyond them, which is not measured"
+    return [
+        plan.error(name.format("columns"), float(np.mean(columns)), 1.0, True),
+        plan.error(name.format("pairs"), float(np.mean(pairs)), 1.0, True),
+        unknown_error("share of rows in the wrong cell of three columns", reason),
+    ]
 
 
 def build_synthesis(

@@ -79,12 +79,21 @@ def margin_error(fitted: Floats, measured: Floats, variances: Floats, penalty: f
     variance, cells = float(variances.mean()), fitted.size
     squares = float(((fitted - measured) ** 2).sum()) - cells * variance + 2 * penalty
     spread = np.sqrt(cells * SQUARE_SPREAD[kind] * variance**2 + 4 * variance * max(squares, 0.0))
-    # The total variation distance of an evenly spread error of this length.
-    factor = np.sqrt(2 / np.pi) * np.sqrt(cells) / 2
+    factor = distance_factor(cells)
     error = factor * np.sqrt(max(0.0, squares))
     at_most = factor * np.sqrt(max(0.0, squares) + ONE_SIDED * spread)
-    noise = factor * np.sqrt(cells * variance)
+    noise = noise_distance(cells, variance)
     return MarginError(*(min(1.0, float(share)) for share in (noise, error, at_most)))
+
+
+def distance_factor(cells: int) -> float:
+    """Return the total variation distance of an evenly spread error of length 1."""
+    return float(np.sqrt(2 / np.pi) * np.sqrt(cells) / 2)
+
+
+def noise_distance(cells: int, variance: float) -> float:
+    """Return about the distance, at most 1, that noise of a variance in each of so many cells makes."""
+    return min(1.0, distance_factor(cells) * float(np.sqrt(cells * variance)))
 
 
 def fitted_margins(joint: JointTable | PairTree, pairs: Pairs) -> dict[Columns, Floats]:

@@ -95,7 +95,8 @@ class TwoStepPlan(LogisticPlan):
             _change(products + spread * cell / CURVATURE_AT_ZERO, start, weights) - _change(products, start, weights)
             for cell in _cells(self.size)
         ]
-        return LogisticFit(weights, np.hstack([-inverse * noise, -inverse @ np.array(changes).T]))
+        hidden = hidden_errors(derivatives, spread, weights)
+        return LogisticFit(weights, np.hstack([-inverse * noise, -inverse @ np.array(changes).T, hidden]))
 
     def _derivatives(self, released: Released) -> tuple[Floats, float]:
         """Return the noisy second derivatives at zero that the first step released, and their noise."""
@@ -105,6 +106,18 @@ class TwoStepPlan(LogisticPlan):
         found = np.zeros((self.size, self.size))
         found[np.triu_indices(self.size)] = np.array(result.values[self.size :], float) * float(result.steps[-1])
         return np.triu(found) + np.triu(found, 1).T, noise_of(result.mechanism, result.steps[-1]).std
+
+
+def hidden_errors(derivatives: Floats, noise: float, weights: Floats) -> Floats:
+    """Return how far weights may be shrunk along axes whose derivatives noise hides, one column for each axis.
+
+    Such derivatives were taken to be as large as noise can make them. If they are smaller, weights along the axis are
+    larger in the same ratio; below one standard deviation of noise the ratio is unknown.
+    """
+    eigenvalues, axes = np.linalg.eigh(derivatives)
+    least = max(ridge_of(len(derivatives)) * noise, 1e-9)
+    ratio = least / np.maximum(np.minimum(eigenvalues, least), least / ridge_of(len(derivatives)))
+    return np.asarray(axes * np.abs(axes.T @ weights) * (ratio - 1))
 
 
 def _cells(size: int) -> list[Floats]:

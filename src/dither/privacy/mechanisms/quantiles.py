@@ -103,7 +103,7 @@ def release_points(mechanism: Quantiles | NoisyMaxQuantiles, exact: Vector, sele
     """Choose the point of each quantile, after clipping the counts so that no rank can overflow."""
     mechanism.check_length(len(exact))
     ranks, low, high = ranks_of(mechanism.quantiles)
-    most = HALF_INT64 // (len(exact) * high)  # no rank times `high` can overflow
+    most = HALF_INT64 // (4 * len(exact) * high)  # no rank times `high`, in halves, can overflow
     clipped = np.clip(exact, -most, most)
     return np.array(choose_points(clipped, ranks, low, high, 1 / mechanism.scale, select), np.int64)
 
@@ -121,11 +121,15 @@ def deepest_path(ranks: list[int], low: int, high: int, *, power: int) -> Fracti
 
 
 def rank_errors(counts: Vector, below: int, above: int) -> Vector:
-    """Return how far each point is from splitting the rows in the ratio below : above, times (below + above)."""
+    """Return how far each point is from splitting the rows in the ratio below : above, times 2 (below + above).
+
+    A row lies in the middle of its rank: the rows of a point split the others from half a row after the first to half a
+    row before the last.
+    """
     through = np.cumsum(counts)
-    less, total = through - counts, through[-1]
-    too_high = above * less - below * (total - less)
-    too_low = below * (total - through) - above * through
+    less, more, half = through - counts, through[-1] - through, np.clip(counts, 0, 1)  # half is in halves of a row
+    too_high = above * (2 * less + half) - below * (2 * (counts + more) - half)
+    too_low = below * (2 * more + half) - above * (2 * (less + counts) - half)
     return np.asarray(np.maximum(0, np.maximum(too_high, too_low)))
 
 
@@ -136,7 +140,7 @@ def choose_points(counts: Vector, ranks: list[int], low: int, high: int, rate: F
     middle = len(ranks) // 2
     rank = ranks[middle]
     errors = rank_errors(counts, rank - low, high - rank)
-    point = select(errors, rate / (high - low))
+    point = select(errors, rate / (2 * (high - low)))
     left, right = counts[: point + 1].copy(), counts[point:].copy()
     # Divide the rows at the chosen point between the two sides.
     left[-1] = counts[point] * (rank - low) // (high - low)
