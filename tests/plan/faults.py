@@ -156,18 +156,18 @@ def every_limit_is_large(patch: pytest.MonkeyPatch) -> None:
 
 
 def large_partitions_missed(patch: pytest.MonkeyPatch) -> None:
-    stated = SqlStatement._large_partitions
+    stated = SqlStatement.large_partitions
     every_limit_is_large(patch)
     patch.setattr(
-        SqlStatement, "_large_partitions", lambda self, table, keys, limit: stated(self, table, keys, limit + 1)
+        SqlStatement, "large_partitions", lambda self, table, keys, limit: stated(self, table, keys, limit + 1)
     )
 
 
 def heavy_units_missed(patch: pytest.MonkeyPatch) -> None:
     stated = clipped.ClippedSums._heavy_units
 
-    def twice_as_wide(self: Any, statement: Any, table: Any, hidden: Any) -> Any:
-        return stated(replace(self, bound=2 * self.bound), statement, table, hidden)
+    def twice_as_wide(self: Any, *given: Any) -> Any:
+        return stated(replace(self, bound=2 * self.bound), *given)
 
     every_limit_is_large(patch)
     patch.setattr(clipped.ClippedSums, "_heavy_units", twice_as_wide)

@@ -118,26 +118,40 @@ class PublicJoin(Relation):
         return self.keeps_stored_ranks(statement.ctx) and self.child.has_stored_rank(statement, unit)
 
 
-def ranked_scan(statement: SqlStatement, node: Relation, unit: str) -> Scan | None:
-    """Return the scan with stored ranks of whose rows each leads to at most one row of this relation, of its unit."""
+def ranked_chain(statement: SqlStatement, node: Relation, unit: str) -> list[Relation]:
+    """Return the relations from this one down to a scan with stored ranks, or none if there is no such scan.
+
+    Each row of that scan leads to at most one row of this relation, of its unit.
+    """
     match node:
-        case Scan() if node.has_stored_rank(statement, unit):
-            return node
+        case Scan():
+            return [node] if node.has_stored_rank(statement, unit) else []
         case Filter(child=child) | Project(child=child):
-            return ranked_scan(statement, child, unit)
+            below = ranked_chain(statement, child, unit)
         case PublicJoin(child=child, how="inner" | "left") if node.multiplicity(statement.ctx) <= 1:
-            return ranked_scan(statement, child, unit)
+            below = ranked_chain(statement, child, unit)
+        case UnitJoin() if (sides := node.sides_with_one_row(statement.ctx, unit)) is not None:
+            below = ranked_chain(statement, sides[0], unit)
         case _:
-            return None
+            return []
+    return [node, *below] if below else []
 
 
 def sizes_of_units(statement: SqlStatement, node: Relation, unit: str, hidden: Sequence[str]) -> exp.Select | None:
     """Select each unit with its number of rows `n` from stored sizes; None if a scan's rows do not stay what they are.
 
-    An inner join with a public table may drop rows: those are counted, and subtracted.
+    An inner join with a public table may drop rows: those are counted, and subtracted. One with a single row for each
+    unit keeps all rows of a unit or none.
     """
     while isinstance(node, Project):
         node = node.child
+    if isinstance(node, UnitJoin):
+        sides = node.sides_with_one_row(statement.ctx, unit) if node.how == "inner" else None
+        sizes = sizes_of_units(statement, sides[0], unit, hidden) if sides is not None else None
+        if sides is None or sizes is None:
+            return None
+        counted, kept = statement.add_subquery(sizes), statement.table(sides[1])
+        return statement.rows_among(counted, kept, [*hidden, "n"], statement.unit_columns(unit), "SEMI")
     is_join = isinstance(node, PublicJoin) and node.how == "inner" and node.multiplicity(statement.ctx) <= 1
     join = node if isinstance(node, PublicJoin) and is_join else None
     scan = node if join is None else join.child
@@ -264,6 +278,12 @@ class UnitJoin(Relation):
     def _changes_per_right_row(self) -> int:
         """The rows that one right row changes per left row: its pair and, in a left join, the unmatched row."""
         return 2 if self.how == "left" else 1
+
+    def sides_with_one_row(self, ctx: Context, unit: str) -> tuple[Relation, Relation] | None:
+        """Return a side, and the other if it has at most one row of each unit: then each row of the first stays one."""
+        sides = [(self.left, self.right), *([(self.right, self.left)] if self.how == "inner" else [])]
+        single = [(side, other) for side, other in sides if other.stability(ctx, unit).max_rows == 1]
+        return single[0] if single and unit == self.unit else None
 
     def select(self, statement: SqlStatement) -> exp.Select:
         columns, tracked = join_columns(statement, self.left, self.right), statement.tracked_units(self)

@@ -7,7 +7,8 @@ trial: tests put many datasets into one table, separate them by a stored column,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -137,6 +138,16 @@ class SqlStatement:
             self._names[node] = self.add_subquery(node.select(self)).name
         return _table(self._names[node])
 
+    @contextmanager
+    def anew(self, nodes: Sequence[Relation]) -> Iterator[None]:
+        """Compute these relations in subqueries of their own, as if they had not occurred before."""
+        known = self._names
+        self._names = {node: name for node, name in known.items() if node not in nodes}
+        try:
+            yield
+        finally:
+            self._names = known
+
     def add_subquery(self, body: exp.Select | exp.SetOperation) -> exp.Table:
         """Add a named subquery, and return it as a table."""
         name = f"t{len(self._bodies)}"
@@ -219,22 +230,38 @@ class SqlStatement:
         """Build the sort key from a column that holds an order."""
         return hash_order(self.dialect, column_ref(column))
 
-    def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
-        """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
-        keyed = self.add_subquery(self.with_sort_key(table, columns))
+    def first_rows(
+        self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int, order: Sql | None = None
+    ) -> exp.Select:
+        """Select the first `limit` rows of each partition, in the rows' own pseudo-random order.
+
+        `order` builds the column o, for rows that have none yet.
+        """
         are_columns = all(isinstance(key, exp.Column) for key in by)
         if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
-            return self._lowest_rows(keyed, columns, by, limit)
-        # Few partitions exceed a large limit: only their rows are sorted, all others are kept as they are.
-        self.read_once(keyed)
+            return self._lowest_rows(self._ordered(table, columns, order), columns, by, limit)
+        # Few partitions exceed a large limit: only their rows are ordered and sorted, all others are kept as they are.
+        self.read_once(table)
         keys = [*(key.name for key in by), *self.trial_columns()]
-        large = self.add_subquery(self._large_partitions(keyed, keys, limit))
-        exceeding = self.add_subquery(self.rows_among(keyed, large, [*columns, "s"], keys, "SEMI"))
-        sorted_rows = self._lowest_rows(exceeding, columns, by, limit)
-        kept = exp.union(sorted_rows, self.rows_among(keyed, large, columns, keys, "ANTI"), distinct=False, copy=False)
+        read = [column for column in columns if order is None or column != "o"]
+        large = self.add_subquery(self.large_partitions(table, keys, limit))
+        exceeding, fitting = (self.add_subquery(self.rows_among(table, large, read, keys, k)) for k in ("SEMI", "ANTI"))
+        sorted_rows = self._lowest_rows(self._ordered(exceeding, columns, order), columns, by, limit)
+        kept = exp.union(sorted_rows, self._with_order(fitting, columns, order), distinct=False, copy=False)
         return select(*(column_ref(c) for c in columns)).from_(self.add_subquery(kept), copy=False)
 
-    def _large_partitions(self, table: exp.Table, keys: Sequence[str], limit: int) -> exp.Select:
+    def _with_order(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Select:
+        """Select columns of rows, and the column o by its `order` where the rows have none yet."""
+        made = [with_alias(order, c) if c == "o" and order is not None else column_ref(c) for c in columns]
+        return select(*made).from_(table, copy=False)
+
+    def _ordered(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Table:
+        """Add a subquery of rows with their order and sort key."""
+        if order is not None:
+            table = self.add_subquery(self._with_order(table, columns, order))
+        return self.add_subquery(self.with_sort_key(table, columns))
+
+    def large_partitions(self, table: exp.Table, keys: Sequence[str], limit: int) -> exp.Select:
         """Select the partitions that have more than `limit` rows."""
         is_large = binary(exp.GT, exp.Count(this=exp.Star()), literal(limit))
         rows = select(*map(column_ref, keys)).from_(table.copy(), copy=False)
