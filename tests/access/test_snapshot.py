@@ -32,7 +32,7 @@ from dither.plan import relations as r
 from dither.plan.context import Context
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.statistics import histogram
-from dither.plan.relations import joins
+from dither.plan.relations import unit_sizes
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import column_ref
 from dither.plan.traversal import walk
@@ -186,7 +186,7 @@ def test_a_fault_in_stored_sizes_is_found(fault: str, data: Dataset, monkeypatch
     with_absent_person(data)
     prepare(data)
     if fault == "dropped rows counted":
-        monkeypatch.setattr(joins, "_without_dropped", lambda statement, join, sizes, hidden: sizes)
+        monkeypatch.setattr(unit_sizes, "_without_dropped", lambda statement, join, sizes, hidden: sizes)
     if fault == "a row too many fits":
         stated = ClippedSums._heavy_units
         wider = lambda self, *rest: stated(replace(self, bound=2 * self.bound), *rest)  # noqa: E731

@@ -28,7 +28,7 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.relations.joins import ranked_chain
+from dither.plan.relations.unit_sizes import ranked_chain
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit

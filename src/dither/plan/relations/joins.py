@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +16,7 @@ from dither.plan.relations.core import Relation, require_unit
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project, check_distinct_names
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, add, and_, binary, count_star, literal, select, sub
+from dither.plan.sql.builders import Sql, add, literal
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
 from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smallest
@@ -116,68 +115,6 @@ class PublicJoin(Relation):
 
     def has_stored_rank(self, statement: SqlStatement, unit: str) -> bool:
         return self.keeps_stored_ranks(statement.ctx) and self.child.has_stored_rank(statement, unit)
-
-
-def ranked_chain(statement: SqlStatement, node: Relation, unit: str) -> list[Relation]:
-    """Return the relations from this one down to a scan with stored ranks, or none if there is no such scan.
-
-    Each row of that scan leads to at most one row of this relation, of its unit.
-    """
-    match node:
-        case Scan():
-            return [node] if node.has_stored_rank(statement, unit) else []
-        case Filter(child=child) | Project(child=child):
-            below = ranked_chain(statement, child, unit)
-        case PublicJoin(child=child, how="inner" | "left") if node.multiplicity(statement.ctx) <= 1:
-            below = ranked_chain(statement, child, unit)
-        case UnitJoin() if (sides := node.sides_with_one_row(statement.ctx, unit)) is not None:
-            below = ranked_chain(statement, sides[0], unit)
-        case _:
-            return []
-    return [node, *below] if below else []
-
-
-def sizes_of_units(statement: SqlStatement, node: Relation, unit: str, hidden: Sequence[str]) -> exp.Select | None:
-    """Select each unit with its number of rows `n` from stored sizes; None if a scan's rows do not stay what they are.
-
-    An inner join with a public table may drop rows: those are counted, and subtracted. One with a single row for each
-    unit keeps all rows of a unit or none.
-    """
-    while isinstance(node, Project):
-        node = node.child
-    if isinstance(node, UnitJoin):
-        sides = node.sides_with_one_row(statement.ctx, unit) if node.how == "inner" else None
-        sizes = sizes_of_units(statement, sides[0], unit, hidden) if sides is not None else None
-        if sides is None or sizes is None:
-            return None
-        counted, kept = statement.add_subquery(sizes), statement.table(sides[1])
-        return statement.rows_among(counted, kept, [*hidden, "n"], statement.unit_columns(unit), "SEMI")
-    is_join = isinstance(node, PublicJoin) and node.how == "inner" and node.multiplicity(statement.ctx) <= 1
-    join = node if isinstance(node, PublicJoin) and is_join else None
-    scan = node if join is None else join.child
-    if not isinstance(scan, Scan) or unit not in statement.sources[scan.table].size_columns:
-        return None
-    units: list[Sql] = [column_ref(column) for column in hidden]
-    size = column_ref(statement.size_column(unit))
-    sizes = select(*units, with_alias(size, "n")).from_(statement.add_subquery(scan.select(statement)), copy=False)
-    sizes = sizes.where(binary(exp.GT, size.copy(), literal(0)), copy=False)
-    return sizes if join is None else _without_dropped(statement, join, sizes, hidden)
-
-
-def _without_dropped(statement: SqlStatement, join: PublicJoin, sizes: exp.Select, hidden: Sequence[str]) -> exp.Select:
-    """Subtract from each unit's size the number of its rows that match no public row; leave out units without rows."""
-    rows, public = statement.add_subquery(join.child.select(statement)), statement.table(join.public)
-    units = [column_ref(column, "l") for column in hidden]
-    matched = all_equal(join_pairs(statement, join.child, join.public, join.on))
-    dropped = join_select([*units, with_alias(count_star(), "m")], (rows, "l"), (public, "r"), matched, "anti")
-    counted = statement.add_subquery(dropped.group_by(*(column.copy() for column in units), copy=False))
-    same = [binary(exp.NullSafeEQ, column_ref(column, "x"), column_ref(column, "y")) for column in hidden]
-    lost = exp.Coalesce(this=column_ref("m", "y"), expressions=[literal(0)])
-    columns = [*(column_ref(column, "x") for column in hidden), with_alias(sub(column_ref("n", "x"), lost), "n")]
-    left = join_select(columns, (statement.add_subquery(sizes), "x"), (counted, "y"), and_(same), "left")
-    kept = binary(exp.GT, column_ref("n"), literal(0))
-    names = map(column_ref, [*hidden, "n"])
-    return select(*names).from_(statement.add_subquery(left), copy=False).where(kept, copy=False)
 
 
 def check_join_columns(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:

@@ -61,25 +61,24 @@ class Scan(Relation):
 
     def select_rows(self, statement: SqlStatement, cap: tuple[str, int] | None) -> exp.Select:
         """Select the cleaned rows with at most so many of each unit, which may be fewer than the table's own cap."""
-        columns, tracked = (
-            [f"c{index}" for index in range(len(self.domain(statement.ctx)))],
-            statement.tracked_units(self),
-        )
-        ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
-        cleaned = statement.add_subquery(self._clean_columns(statement))
-        order = self._order(statement, columns)
-        partition = self._partition(statement, columns, cap)
+        partition, order = self._partition(statement, cap), self.order(statement)
         if partition is None:
-            return self._with_hidden_columns(statement, cleaned, columns, tracked, order)
+            return self.rows(statement, order)
         # Rows are ordered where they are chosen: under a large cap few are.
         stored, made = (order, None) if statement.sources[self.table].order_column else (None, order)
-        rows = self._with_hidden_columns(statement, cleaned, columns, tracked, stored)
-        carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
-        return statement.first_rows(statement.add_subquery(rows), carried, *partition, made)
+        rows = statement.add_subquery(self.rows(statement, stored))
+        return statement.first_rows(rows, self.columns(statement), *partition, made)
 
-    def _partition(
-        self, statement: SqlStatement, columns: list[str], cap: tuple[str, int] | None
-    ) -> tuple[list[Sql], int] | None:
+    def columns(self, statement: SqlStatement) -> list[str]:
+        """Return the names of the columns of the rows that are kept, except stored sizes."""
+        tracked = statement.tracked_units(self)
+        ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
+        return [*self._visible(statement), *statement.hidden_column_names(tracked), *ranks]
+
+    def _visible(self, statement: SqlStatement) -> list[str]:
+        return [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
+
+    def _partition(self, statement: SqlStatement, cap: tuple[str, int] | None) -> tuple[list[Sql], int] | None:
         """Return the columns of whose values each keeps so many rows, and that number; None if all rows are kept."""
         ctx, table = statement.ctx, statement.ctx.table(self.table)
         if statement.sources[self.table].deduplicated and cap == ctx.row_cap(self.table):
@@ -89,7 +88,7 @@ class Scan(Relation):
             return [column_ref(column) for column in statement.unit_columns(cap[0])], cap[1]
         if not ctx.enforces_unique_key(table):
             return None
-        return [column_ref(columns[list(self.domain(ctx)).index(str(table.unique))])], 1
+        return [column_ref(self._visible(statement)[list(self.domain(ctx)).index(str(table.unique))])], 1
 
     def _clean_columns(self, statement: SqlStatement) -> exp.Select:
         """Select the cleaned columns, the number of corrections, and the order and ranks that a snapshot has stored."""
@@ -117,7 +116,7 @@ class Scan(Relation):
         selected += [with_alias(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
         return select(*selected).from_(source_with_moments(statement, self.table), copy=False)
 
-    def _order(self, statement: SqlStatement, columns: list[str]) -> Sql:
+    def order(self, statement: SqlStatement) -> Sql:
         """Build the order of a row from its cleaned columns, where no order is stored; 0 if nothing needs one."""
         if statement.sources[self.table].order_column:
             return column_ref("o")
@@ -125,13 +124,13 @@ class Scan(Relation):
         chooses = ctx.enforces_unique_key(ctx.table(self.table)) or ctx.row_cap(self.table) is not None
         if not (statement.keeps_order or chooses):
             return integer(0)
-        cells = [(column_ref(column), domain) for column, domain in zip(columns, domains, strict=True)]
+        cells = [(column_ref(c), domain) for c, domain in zip(self._visible(statement), domains, strict=True)]
         return statement.mix_values(cells, 1, self.enum_columns(statement))
 
-    def _with_hidden_columns(
-        self, statement: SqlStatement, table: exp.Table, columns: list[str], tracked: list[str], order: Sql | None
-    ) -> exp.Select:
-        """Add the hidden unit columns, and the order if it is given; drop rows without a valid unit key."""
+    def rows(self, statement: SqlStatement, order: Sql | None) -> exp.Select:
+        """Select all cleaned rows that have a valid unit key, with hidden unit columns and the order, if it is given."""
+        table = statement.add_subquery(self._clean_columns(statement))
+        columns, tracked = self._visible(statement), statement.tracked_units(self)
         scope, table_source = statement.scope(self), statement.sources[self.table]
         read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
         never_null = {name for name, domain in read.items() if not domain.nullable} - {

@@ -243,12 +243,29 @@ class SqlStatement:
         # Few partitions exceed a large limit: only their rows are ordered and sorted, all others are kept as they are.
         self.read_once(table)
         keys = [*(key.name for key in by), *self.trial_columns()]
-        read = [column for column in columns if order is None or column != "o"]
         large = self.add_subquery(self.large_partitions(table, keys, limit))
-        exceeding, fitting = (self.add_subquery(self.rows_among(table, large, read, keys, k)) for k in ("SEMI", "ANTI"))
-        sorted_rows = self._lowest_rows(self._ordered(exceeding, columns, order), columns, by, limit)
-        kept = exp.union(sorted_rows, self._with_order(fitting, columns, order), distinct=False, copy=False)
+        cut = self.cut_partitions(table, large, columns, by, limit, order)
+        fitting = self.add_subquery(self.rows_among(table, large, self._stored(columns, order), keys, "ANTI"))
+        kept = exp.union(cut, self._with_order(fitting, columns, order), distinct=False, copy=False)
         return select(*(column_ref(c) for c in columns)).from_(self.add_subquery(kept), copy=False)
+
+    def cut_partitions(
+        self,
+        table: exp.Table,
+        large: exp.Table,
+        columns: Sequence[str],
+        by: Sequence[Sql],
+        limit: int,
+        order: Sql | None,
+    ) -> exp.Select:
+        """Select the first `limit` rows of each partition that is listed, and of no others."""
+        keys = [*(key.name for key in by), *self.trial_columns()]
+        exceeding = self.add_subquery(self.rows_among(table, large, self._stored(columns, order), keys, "SEMI"))
+        return self._lowest_rows(self._ordered(exceeding, columns, order), columns, by, limit)
+
+    def _stored(self, columns: Sequence[str], order: Sql | None) -> list[str]:
+        """List the columns that rows have before they are ordered."""
+        return [column for column in columns if order is None or column != "o"]
 
     def _with_order(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Select:
         """Select columns of rows, and the column o by its `order` where the rows have none yet."""
