@@ -63,11 +63,10 @@ class Scan(Relation):
         """Select the cleaned rows with at most so many of each unit, which may be fewer than the table's own cap."""
         partition, order = self._partition(statement, cap), self.order(statement)
         if partition is None:
-            return self.rows(statement, order)
+            return self._with_hidden_columns(statement, self._valid_rows(statement), order)
         # Rows are ordered where they are chosen: under a large cap few are.
-        stored, made = (order, None) if statement.sources[self.table].order_column else (None, order)
-        rows = statement.add_subquery(self.rows(statement, stored))
-        return statement.first_rows(rows, self.columns(statement), *partition, made)
+        made = None if statement.sources[self.table].order_column else order
+        return statement.first_rows(self.rows(statement), self.columns(statement), *partition, made)
 
     def columns(self, statement: SqlStatement) -> list[str]:
         """Return the names of the columns of the rows that are kept, except stored sizes."""
@@ -127,31 +126,39 @@ class Scan(Relation):
         cells = [(column_ref(c), domain) for c, domain in zip(self._visible(statement), domains, strict=True)]
         return statement.mix_values(cells, 1, self.enum_columns(statement))
 
-    def rows(self, statement: SqlStatement, order: Sql | None) -> exp.Select:
-        """Select all cleaned rows that have a valid unit key, with hidden unit columns and the order, if it is given."""
-        table = statement.add_subquery(self._clean_columns(statement))
-        columns, tracked = self._visible(statement), statement.tracked_units(self)
-        scope, table_source = statement.scope(self), statement.sources[self.table]
+    def rows(self, statement: SqlStatement) -> exp.Table:
+        """Add a subquery of all rows without an order that is not stored; read once, only cleaned columns are kept."""
+        cleaned = self._valid_rows(statement)
+        order = self.order(statement) if statement.sources[self.table].order_column else None
+        return statement.derive(self._with_hidden_columns(statement, cleaned, order), cleaned)
+
+    def _valid_rows(self, statement: SqlStatement) -> exp.Table:
+        """Add a subquery of the cleaned columns of all rows that have a valid unit key."""
+        cleaned = statement.add_subquery(self._clean_columns(statement))
+        if statement.sources[self.table].deduplicated:
+            return cleaned
         read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
         never_null = {name for name, domain in read.items() if not domain.nullable} - {
             u.keys.get(self.table) for u in units
         }
-        nullable_unit_columns = [
-            name
-            for name in self._unit_column_names(statement.ctx)
-            if name not in never_null and not table_source.deduplicated
-        ]
-        selected: list[Sql] = [column_ref(column) for column in columns]
+        names, nullable = statement.scope(self).names, self._unit_column_names(statement.ctx)
+        valid = [is_not_null(names[name]) for name in nullable if name not in never_null]
+        if not valid:
+            return cleaned
+        return statement.add_subquery(select(exp.Star()).from_(cleaned, copy=False).where(and_(valid), copy=False))
+
+    def _with_hidden_columns(self, statement: SqlStatement, table: exp.Table, order: Sql | None) -> exp.Select:
+        """Add the hidden unit columns, and the order if it is given."""
+        scope, tracked = statement.scope(self), statement.tracked_units(self)
+        selected: list[Sql] = [column_ref(column) for column in self._visible(statement)]
         for unit in tracked:
             values = self._unit_column_values(statement, unit, scope)
             selected += [with_alias(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
         selected += [with_alias(order, "o")] if order is not None else []
         selected += map(column_ref, ["b", *statement.trial_columns()])
         selected += [column_ref(statement.rank_column(unit)) for unit in statement.units_with_rank(self)]
-        selected += [column_ref(statement.size_column(unit)) for unit in table_source.size_columns]
-        body = select(*selected).from_(table, copy=False)
-        valid = [is_not_null(scope.names[name]) for name in nullable_unit_columns]
-        return body.where(and_(valid), copy=False) if valid else body
+        selected += [column_ref(statement.size_column(u)) for u in statement.sources[self.table].size_columns]
+        return select(*selected).from_(table.copy(), copy=False)
 
     def _unit_column_names(self, ctx: Context) -> list[str]:
         """List the columns that hold the key or time of some unit."""

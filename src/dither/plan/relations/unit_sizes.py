@@ -71,7 +71,7 @@ def _sizes_of_scan(statement: SqlStatement, scan: Scan, unit: str, hidden: Seque
     if cap is None or cap[0] != unit:
         return None
     # A unit keeps all rows up to the cap: which ones does not matter for their number.
-    return _count_by(statement.add_subquery(scan.rows(statement, None)), hidden, cap[1])
+    return _count_by(scan.rows(statement), hidden, cap[1])
 
 
 def _count_by(table: exp.Table, hidden: Sequence[str], most: int) -> exp.Select:
@@ -116,7 +116,7 @@ def _matches_under_cap(
     cap, dialect = statement.ctx.row_cap(scan.table), statement.dialect
     if cap is None or cap[0] != unit or cap[1] < dialect.many_rows or not dialect.shares_subqueries:
         return None
-    rows = statement.add_subquery(scan.rows(statement, None))
+    rows = scan.rows(statement)
     statement.read_once(rows)  # the rows that are counted are those that are cut
     matches = statement.add_subquery(_matches(statement, join, rows, hidden, "left"))
     units: list[Sql] = [column_ref(column) for column in hidden]

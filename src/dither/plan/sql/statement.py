@@ -130,7 +130,8 @@ class SqlStatement:
         self.size = StatementSize(0, 0, 0)
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
-        self._read_once: set[str] = set()
+        self._derived: dict[str, str] = {}
+        self._computed: dict[str, bool] = {}  # once for all uses, or anew for each; the engine decides on others
 
     def table(self, node: Relation) -> exp.Table:
         """Return the subquery that computes a relation, to be read once; equal relations share one."""
@@ -154,9 +155,18 @@ class SqlStatement:
         self._bodies.append((name, body))
         return _table(name)
 
+    def derive(self, body: exp.Select, rows: exp.Table) -> exp.Table:
+        """Add a subquery that adds columns to each row of another, which is what is kept if it is to be read once."""
+        table = self.add_subquery(body)
+        self._derived[table.name] = rows.name
+        return table
+
     def read_once(self, table: exp.Table) -> None:
         """Have the engine compute a subquery once for all its uses, so that no row changes between them."""
-        self._read_once.add(table.name)
+        name = table.name
+        if name in self._derived:
+            self._computed[name], name = False, self._derived[name]
+        self._computed[name] = True
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """Return the visible columns of a relation as the scope of its parent's expressions."""
@@ -315,8 +325,7 @@ class SqlStatement:
     def finish(self, body: exp.Select) -> exp.Select:
         """Return the whole statement and set its `size`; refuse statements that are too large."""
         tables = [
-            exp.CTE(this=part, alias=_alias(name), materialized=name in self._read_once or None)
-            for name, part in self._bodies
+            exp.CTE(this=part, alias=_alias(name), materialized=self._computed.get(name)) for name, part in self._bodies
         ]
         body.set("with_", exp.With(expressions=tables))
         self.size = statement_size(body)
