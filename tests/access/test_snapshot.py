@@ -188,9 +188,9 @@ def test_a_fault_in_stored_sizes_is_found(fault: str, data: Dataset, monkeypatch
     if fault == "dropped rows counted":
         monkeypatch.setattr(unit_sizes, "_without_dropped", lambda statement, join, sizes, hidden: sizes)
     if fault == "a row too many fits":
-        stated = ClippedSums._heavy_units
+        stated = ClippedSums._heavy_rows
         wider = lambda self, *rest: stated(replace(self, bound=2 * self.bound), *rest)  # noqa: E731
-        monkeypatch.setattr(ClippedSums, "_heavy_units", wider)
+        monkeypatch.setattr(ClippedSums, "_heavy_rows", wider)
     assert differing(data)
 
 

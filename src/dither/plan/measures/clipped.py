@@ -28,7 +28,7 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.relations.unit_sizes import ranked_chain
+from dither.plan.relations.unit_sizes import chain_to_scan
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
@@ -126,19 +126,9 @@ class ClippedSums(Measure):
         table = self._unit_rows(statement, encoded_keys)
         if not self._most_units_fit(statement):
             return self._clip_units(statement, table, hidden)
-        chain = ranked_chain(statement, self.child, self.unit)
-        if chain:
-            with statement.anew(chain):  # a snapshot does not change: reading it again is cheaper than keeping its rows
-                again = self._unit_rows(statement, encoded_keys)
-        else:
-            again = table
-            statement.read_once(table)  # the rows that are counted, clipped and taken away are those that were added
         names = [f"v{index}" for index in range(len(self.values))]
         carried = [column.name for column in self._carried_columns(statement)]
-        heavy = self._heavy_units(statement, table, hidden, chain)
-        columns = [*carried, *names, *statement.unit_columns(self.unit)]
-        rows = statement.add_subquery(statement.rows_among(again, heavy, columns, hidden, "SEMI"))
-        statement.read_once(rows)
+        rows = self._heavy_rows(statement, encoded_keys, table, hidden)
         clipped = self._clip_units(statement, rows, hidden)
         # All rows are added as they are; those of heavy units are taken away again, and their clipped sums added.
         added = [
@@ -166,20 +156,45 @@ class ClippedSums(Measure):
         domains = numeric_domains(ctx, self.child, self.values)
         return sum(max(map(abs, bounds_of(domain))) for domain in domains)
 
-    def _heavy_units(
-        self, statement: SqlStatement, table: exp.Table, hidden: list[str], chain: Sequence[Relation]
+    def _heavy_rows(
+        self,
+        statement: SqlStatement,
+        encoded_keys: tuple[Sequence[Any], ...],
+        table: exp.Table,
+        hidden: list[str],
     ) -> exp.Table:
-        """List units, among them all whose absolute values add up to more than the radius: others fit in any norm."""
+        """Return the rows of units, among them all whose absolute values add up to more than the radius."""
+        chain = chain_to_scan(statement, self.child, self.unit)
+        is_ranked = chain is not None and chain.scan.has_stored_rank(statement, self.unit)
+        if chain is None or not (is_ranked or self._adds_constants(statement.ctx)):
+            statement.read_once(table)  # the rows that are counted and clipped are those that are added
+            names = [f"v{index}" for index in range(len(self.values))]
+            carried = [column.name for column in self._carried_columns(statement)]
+            columns = [*carried, *names, *statement.unit_columns(self.unit)]
+            heavy = self._heavy_units(statement, table, hidden)
+            rows = statement.add_subquery(statement.rows_among(table, heavy, columns, hidden, "SEMI"))
+            statement.read_once(rows)
+            return rows
         # Only a unit with more rows than fit has a row of the next rank (proof, step 7).
         fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
-        if chain:
+        if is_ranked:  # a snapshot does not change: reading it again is cheaper than keeping its rows
+            scanned = [statement.add_subquery(chain.scan.select(statement)) for _ in range(2)]
             is_next = binary(exp.EQ, column_ref(statement.rank_column(self.unit)), literal(fitting + 1))
-            rows = statement.add_subquery(chain[-1].select(statement))
-            return statement.add_subquery(
-                select(*map(column_ref, hidden)).from_(rows, copy=False).where(is_next, copy=False)
-            )
-        if self._adds_constants(statement.ctx):
-            return statement.add_subquery(statement.large_partitions(table, hidden, fitting))
+            units = select(*map(column_ref, hidden)).from_(scanned[0], copy=False).where(is_next, copy=False)
+        else:
+            for relation in (chain.scan, *chain.others):
+                statement.read_once(statement.table(relation))
+            scanned = [statement.table(chain.scan)] * 2
+            units = statement.large_partitions(scanned[0], hidden, fitting)
+        heavy = statement.add_subquery(units)
+        columns = chain.scan.columns(statement)
+        some = statement.add_subquery(statement.rows_among(scanned[1], heavy, columns, hidden, "SEMI"))
+        statement.read_once(some)  # or else an engine may join all rows first
+        with statement.replacing(chain.nodes, some):
+            return self._unit_rows(statement, encoded_keys)
+
+    def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+        """List the units whose absolute values add up to more than the radius: others fit in any norm."""
         sizes = [
             exp.Coalesce(this=exp.Abs(this=column_ref(f"v{i}")), expressions=[literal(0)])
             for i in range(len(self.values))

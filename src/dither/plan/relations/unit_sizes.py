@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from sqlglot import exp
@@ -16,32 +17,43 @@ from dither.plan.sql.builders import Sql, and_, binary, call, count_star, litera
 from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
 
 
-def ranked_chain(statement: SqlStatement, node: Relation, unit: str) -> list[Relation]:
-    """Return the relations from this one down to a scan with stored ranks, or none if there is no such scan.
+@dataclass(frozen=True)
+class ScanChain:
+    """The relations from one down to a scan, each row of which leads to at most one row of the first, of its unit.
 
-    Each row of that scan leads to at most one row of this relation, of its unit.
+    `others` are the sides that they join to those rows.
     """
+
+    nodes: tuple[Relation, ...]
+    others: tuple[Relation, ...]
+    scan: Scan
+
+
+def chain_to_scan(statement: SqlStatement, node: Relation, unit: str) -> ScanChain | None:
+    """Return the relations from this one down to a scan whose rows stay one row each of the same unit, or None."""
+    others: tuple[Relation, ...] = ()
     match node:
         case Scan():
-            return [node] if node.has_stored_rank(statement, unit) else []
+            return ScanChain((node,), (), node)
         case Filter(child=child) | Project(child=child):
-            below = ranked_chain(statement, child, unit)
+            pass
         case PublicJoin(child=child, how="inner" | "left") if node.multiplicity(statement.ctx) <= 1:
-            below = ranked_chain(statement, child, unit)
+            others = (node.public,)
         case UnitJoin() if (sides := node.sides_with_one_row(statement.ctx, unit)) is not None:
-            below = ranked_chain(statement, sides[0], unit)
+            child, others = sides[0], sides[1:]
         case _:
-            return []
-    return [node, *below] if below else []
+            return None
+    below = chain_to_scan(statement, child, unit)
+    return below and ScanChain((node, *below.nodes), (*others, *below.others), below.scan)
 
 
 def sizes_of_units(
     statement: SqlStatement, node: Relation, unit: str, hidden: Sequence[str]
 ) -> exp.Select | exp.SetOperation | None:
-    """Select each unit that has rows with their number `n`, at most as many as a cap lets it keep; None if all count.
+    """Select each unit that has rows, with their number `n`; None if only the rows that remain tell it.
 
     Sizes are stored, or counted before a cap cuts rows. An inner join with a public table may drop rows; one with a
-    side that has a single row for each unit keeps all rows of a unit or none.
+    side that has at most one row of each unit keeps all rows of a unit or none.
     """
     match node:
         case Project(child=child):
@@ -52,9 +64,11 @@ def sizes_of_units(
             sizes = sizes_of_units(statement, sides[0], unit, hidden)
             if sizes is None:
                 return None
-            counted, other = statement.add_subquery(sizes), statement.table(sides[1])
-            same = [*statement.unit_columns(unit), *statement.trial_columns()]
-            return statement.rows_among(counted, other, [*hidden, "n"], same, "SEMI")
+            by = [*statement.unit_columns(unit), *statement.trial_columns()]
+            same = all_equal([(column_ref(column, "l"), column_ref(column, "r")) for column in by])
+            columns = [column_ref(column, "l") for column in (*hidden, "n")]
+            other = statement.table(sides[1])
+            return join_select(columns, (statement.add_subquery(sizes), "l"), (other, "r"), same, "inner")
         case PublicJoin(child=Scan(table=table) as scan, how="inner") if node.multiplicity(statement.ctx) <= 1:
             if unit in statement.sources[table].size_columns:
                 return _without_dropped(statement, node, _stored_sizes(statement, scan, unit, hidden), hidden)
@@ -123,6 +137,7 @@ def _matches_under_cap(
     numbers = [with_alias(count_star(), "a"), with_alias(exp.Count(this=column_ref("m")), "n")]
     counted = select(*units, *numbers).from_(matches, copy=False)
     counts = statement.add_subquery(counted.group_by(*(column.copy() for column in units), copy=False))
+    statement.read_once(counts)  # a unit is within the cap or beyond it, not both
     is_within, has_rows = binary(exp.LTE, column_ref("a"), literal(cap[1])), binary(exp.GT, column_ref("n"), literal(0))
     within = select(*map(column_ref, [*hidden, "n"])).from_(counts.copy(), copy=False)
     within = within.where(and_([is_within, has_rows]), copy=False)

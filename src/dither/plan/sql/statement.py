@@ -140,10 +140,10 @@ class SqlStatement:
         return _table(self._names[node])
 
     @contextmanager
-    def anew(self, nodes: Sequence[Relation]) -> Iterator[None]:
-        """Compute these relations in subqueries of their own, as if they had not occurred before."""
+    def replacing(self, nodes: Sequence[Relation], table: exp.Table) -> Iterator[None]:
+        """Compute these relations in subqueries of their own, with these rows in the place of the last one."""
         known = self._names
-        self._names = {node: name for node, name in known.items() if node not in nodes}
+        self._names = {node: name for node, name in known.items() if node not in nodes} | {nodes[-1]: table.name}
         try:
             yield
         finally:
