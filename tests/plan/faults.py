@@ -204,7 +204,7 @@ def cut_rows_counted(patch: pytest.MonkeyPatch) -> None:
 
     def uncut(self: Any, table: Any, large: Any, columns: Any, by: Any, limit: Any, order: Any) -> Any:
         keys = [*(key.name for key in by), *self.trial_columns()]
-        rows = self.rows_among(table, large, self._stored(columns, order), keys, "SEMI")
+        rows = self.rows_among(table, large, self.unordered_columns(columns, order), keys, "SEMI")
         return self._with_order(self.add_subquery(rows), columns, order)
 
     every_limit_is_large(patch)

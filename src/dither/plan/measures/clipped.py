@@ -175,7 +175,7 @@ class ClippedSums(Measure):
             rows = statement.add_subquery(statement.rows_among(table, heavy, columns, hidden, "SEMI"))
             statement.read_once(rows)
             return rows
-        # Only a unit with more rows than fit has a row of the next rank (proof, step 7).
+        # Only a unit with more rows than fit has a row of the next rank (proof, step 8).
         fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
         if is_ranked:  # a snapshot does not change: reading it again is cheaper than keeping its rows
             scanned = [statement.add_subquery(chain.scan.select(statement)) for _ in range(2)]
@@ -190,7 +190,7 @@ class ClippedSums(Measure):
         columns = chain.scan.columns(statement)
         some = statement.add_subquery(statement.rows_among(scanned[1], heavy, columns, hidden, "SEMI"))
         statement.read_once(some)  # or else an engine may join all rows first
-        with statement.replacing(chain.nodes, some):
+        with statement.replace_rows(chain.nodes, some):
             return self._unit_rows(statement, encoded_keys)
 
     def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:

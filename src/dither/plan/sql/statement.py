@@ -140,7 +140,7 @@ class SqlStatement:
         return _table(self._names[node])
 
     @contextmanager
-    def replacing(self, nodes: Sequence[Relation], table: exp.Table) -> Iterator[None]:
+    def replace_rows(self, nodes: Sequence[Relation], table: exp.Table) -> Iterator[None]:
         """Compute these relations in subqueries of their own, with these rows in the place of the last one."""
         known = self._names
         self._names = {node: name for node, name in known.items() if node not in nodes} | {nodes[-1]: table.name}
@@ -249,13 +249,13 @@ class SqlStatement:
         """
         are_columns = all(isinstance(key, exp.Column) for key in by)
         if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
-            return self._lowest_rows(self._ordered(table, columns, order), columns, by, limit)
+            return self._lowest_rows(self._add_order(table, columns, order), columns, by, limit)
         # Few partitions exceed a large limit: only their rows are ordered and sorted, all others are kept as they are.
         self.read_once(table)
         keys = [*(key.name for key in by), *self.trial_columns()]
         large = self.add_subquery(self.large_partitions(table, keys, limit))
         cut = self.cut_partitions(table, large, columns, by, limit, order)
-        fitting = self.add_subquery(self.rows_among(table, large, self._stored(columns, order), keys, "ANTI"))
+        fitting = self.add_subquery(self.rows_among(table, large, self.unordered_columns(columns, order), keys, "ANTI"))
         kept = exp.union(cut, self._with_order(fitting, columns, order), distinct=False, copy=False)
         return select(*(column_ref(c) for c in columns)).from_(self.add_subquery(kept), copy=False)
 
@@ -270,10 +270,12 @@ class SqlStatement:
     ) -> exp.Select:
         """Select the first `limit` rows of each partition that is listed, and of no others."""
         keys = [*(key.name for key in by), *self.trial_columns()]
-        exceeding = self.add_subquery(self.rows_among(table, large, self._stored(columns, order), keys, "SEMI"))
-        return self._lowest_rows(self._ordered(exceeding, columns, order), columns, by, limit)
+        exceeding = self.add_subquery(
+            self.rows_among(table, large, self.unordered_columns(columns, order), keys, "SEMI")
+        )
+        return self._lowest_rows(self._add_order(exceeding, columns, order), columns, by, limit)
 
-    def _stored(self, columns: Sequence[str], order: Sql | None) -> list[str]:
+    def unordered_columns(self, columns: Sequence[str], order: Sql | None) -> list[str]:
         """List the columns that rows have before they are ordered."""
         return [column for column in columns if order is None or column != "o"]
 
@@ -282,7 +284,7 @@ class SqlStatement:
         made = [with_alias(order, c) if c == "o" and order is not None else column_ref(c) for c in columns]
         return select(*made).from_(table, copy=False)
 
-    def _ordered(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Table:
+    def _add_order(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Table:
         """Add a subquery of rows with their order and sort key."""
         if order is not None:
             table = self.add_subquery(self._with_order(table, columns, order))
