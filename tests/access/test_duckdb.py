@@ -103,8 +103,9 @@ def test_limits_hold_for_records_that_change_while_they_are_read(
     capped, limited = m.Count(scan, by_name), m.Count(r.LimitRowsPerUnit(scan, "user", 140), by_name)
     joined = r.PublicJoin(scan, r.Scan("p"), (("name", "label"),))
     paired, one = r.UnitJoin(scan, r.Scan("u"), "user"), (x.LiteralValue(1),)
-    clipped, uncapped, joined_and_clipped, paired_and_clipped = (
-        m.ClippedSums(child, "user", one, 140, "l1", by_name) for child in (scan, r.Scan("v"), joined, paired)
+    clipped, uncapped, joined_and_clipped, paired_and_clipped, both_and_clipped = (
+        m.ClippedSums(child, "user", one, 140, "l1", by_name)
+        for child in (scan, r.Scan("v"), joined, paired, r.UnitJoin(joined, r.Scan("u"), "user"))
     )
     some = r.Filter(scan, x.Compare("<", x.ColumnRef("name"), x.LiteralValue("5")))  # sums that are not of constants
     summed = m.ClippedSums(
@@ -116,8 +117,9 @@ def test_limits_hold_for_records_that_change_while_they_are_read(
         by_name,
     )
     cases = [(capped, 150, 1), (limited, 140, 1), (clipped, 140, 4), (uncapped, 140, 3), (summed, 140, 4)]
+    cases += [(joined_and_clipped, 140, 5), (paired_and_clipped, 140, 5), (both_and_clipped, 140, 6)]
     try:
-        for measure, most, read_once in (*cases, (joined_and_clipped, 140, 5), (paired_and_clipped, 140, 5)):
+        for measure, most, read_once in cases:
             assert opened.sql(measure).count("AS MATERIALIZED") == read_once
             for _ in range(8):
                 found = opened.vector(measure)

@@ -28,7 +28,7 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.relations.unit_sizes import chain_to_scan
+from dither.plan.relations.unit_sizes import chain_to_scan, is_fixed
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
@@ -177,13 +177,15 @@ class ClippedSums(Measure):
             return rows
         # Only a unit with more rows than fit has a row of the next rank (proof, step 8).
         fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
+        for relation in chain.others:
+            if not (is_ranked and is_fixed(statement, relation)):
+                statement.read_once(statement.table(relation))
         if is_ranked:  # a snapshot does not change: reading it again is cheaper than keeping its rows
             scanned = [statement.add_subquery(chain.scan.select(statement)) for _ in range(2)]
             is_next = binary(exp.EQ, column_ref(statement.rank_column(self.unit)), literal(fitting + 1))
             units = select(*map(column_ref, hidden)).from_(scanned[0], copy=False).where(is_next, copy=False)
         else:
-            for relation in (chain.scan, *chain.others):
-                statement.read_once(statement.table(relation))
+            statement.read_once(statement.table(chain.scan))
             scanned = [statement.table(chain.scan)] * 2
             units = statement.large_partitions(scanned[0], hidden, fitting)
         heavy = statement.add_subquery(units)

@@ -42,7 +42,7 @@ class PublicJoin(Relation):
             raise InvalidPlan("a join needs at least one pair of columns")
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
-        self._source(ctx)
+        self.source(ctx)
         left, right = self.child.domain(ctx), self.public.domain(ctx)
         check_join_columns(left, right, self.on)
         return join_domain(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
@@ -72,49 +72,37 @@ class PublicJoin(Relation):
 
     def multiplicity(self, ctx: Context) -> int:
         """Return the most public rows that can match one private row."""
-        table, names = self._source(ctx)
+        table, names = self.source(ctx)
         counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
         known = [count for count in counts if count is not None]
         if not known:
             raise Unbounded(f"the rows per key of {table.name} are not known; join it by its unique column")
         return min(known)
 
-    def _source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
+    def source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
         """Return the table behind the public side, and the table's column behind each visible name."""
         match self.public:
             case Scan(table=name):
                 return ctx.table(name), {column: column for column in ctx.table(name).columns}
             case Filter(child=child):
-                return replace(self, public=child)._source(ctx)
+                return replace(self, public=child).source(ctx)
             case Project(child=child, columns=columns):
-                table, names = replace(self, public=child)._source(ctx)
+                table, names = replace(self, public=child).source(ctx)
                 kept = {new: old.name for new, old in columns if isinstance(old, ColumnRef)}
                 return table, {new: names[old] for new, old in kept.items() if old in names}
             case _:
                 raise Unsupported("the public side of a join must be a table, optionally with filters and projections")
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        ctx, tracked = statement.ctx, statement.tracked_units(self)
+        tracked = statement.tracked_units(self)
         private, public = statement.table(self.child), statement.table(self.public)
         columns = join_columns(statement, self.child, self.public)
         hidden = [with_alias(column_ref(c, "l"), c) for unit in tracked for c in statement.unit_columns(unit)]
-        if self.keeps_stored_ranks(ctx):
-            hidden += [
-                with_alias(column_ref(c, "l"), c)
-                for c in map(statement.rank_column, statement.units_with_rank(self.child))
-            ]
         hidden += join_hidden_columns(statement, seed=21, left=self.how != "right", right=self.how != "left")
         matched = all_equal([*join_pairs(statement, self.child, self.public, self.on), *trial_pairs(statement)])
         sides = (private, "l"), (public, "r")
         first, second = reversed(sides) if self.how == "right" else sides
         return join_select([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
-
-    def keeps_stored_ranks(self, ctx: Context) -> bool:
-        """Tell whether each private row stays exactly one row."""
-        return self.how == "left" and self.multiplicity(ctx) <= 1
-
-    def has_stored_rank(self, statement: SqlStatement, unit: str) -> bool:
-        return self.keeps_stored_ranks(statement.ctx) and self.child.has_stored_rank(statement, unit)
 
 
 def check_join_columns(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:

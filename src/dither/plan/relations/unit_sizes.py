@@ -15,6 +15,7 @@ from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.builders import Sql, and_, binary, call, count_star, literal, select, sub
 from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
+from dither.plan.traversal import walk
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,44 @@ def chain_to_scan(statement: SqlStatement, node: Relation, unit: str) -> ScanCha
             return ScanChain((node,), (), node)
         case Filter(child=child) | Project(child=child):
             pass
-        case PublicJoin(child=child, how="inner" | "left") if node.multiplicity(statement.ctx) <= 1:
+        case PublicJoin(child=child, how="inner" | "left") if _matches_once(statement, node):
             others = (node.public,)
-        case UnitJoin() if (sides := node.sides_with_one_row(statement.ctx, unit)) is not None:
+        case UnitJoin() if (sides := _sides_with_one_row(statement, node, unit)) is not None:
             child, others = sides[0], sides[1:]
         case _:
             return None
     below = chain_to_scan(statement, child, unit)
     return below and ScanChain((node, *below.nodes), (*others, *below.others), below.scan)
+
+
+def is_fixed(statement: SqlStatement, node: Relation) -> bool:
+    """Tell whether reading rows again surely gives the same rows: a snapshot's, filtered at most."""
+    match node:
+        case Filter(child=child) | Project(child=child):
+            return is_fixed(statement, child)
+        case Scan(table=table):
+            return statement.sources[table].is_prepared and statement.sources[table].deduplicated
+        case _:
+            return False
+
+
+def _matches_once(statement: SqlStatement, join: PublicJoin) -> bool:
+    """Tell whether a row surely matches at most one public row.
+
+    It is not enough that the public rows were counted, since their file may have changed: they are a snapshot's, or
+    joined on a key of which every statement keeps one row.
+    """
+    table, names = join.source(statement.ctx)
+    is_key = any(names.get(column) == table.unique for _, column in join.on)
+    surely = statement.sources[table.name].is_prepared or (is_key and statement.ctx.enforces_unique_key(table))
+    return surely and join.multiplicity(statement.ctx) <= 1
+
+
+def _sides_with_one_row(statement: SqlStatement, join: UnitJoin, unit: str) -> tuple[Relation, Relation] | None:
+    """Return the sides of a join, if the second one surely has at most one row of each unit."""
+    sides = join.sides_with_one_row(statement.ctx, unit)
+    joins = [node for node in walk(sides[1]) if isinstance(node, PublicJoin)] if sides is not None else []
+    return sides if all(_matches_once(statement, node) for node in joins) else None
 
 
 def sizes_of_units(
@@ -60,7 +91,7 @@ def sizes_of_units(
             return sizes_of_units(statement, child, unit, hidden)
         case Scan():
             return _sizes_of_scan(statement, node, unit, hidden)
-        case UnitJoin(how="inner") if (sides := node.sides_with_one_row(statement.ctx, unit)) is not None:
+        case UnitJoin(how="inner") if (sides := _sides_with_one_row(statement, node, unit)) is not None:
             sizes = sizes_of_units(statement, sides[0], unit, hidden)
             if sizes is None:
                 return None
