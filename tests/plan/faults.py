@@ -18,9 +18,11 @@ import dither.plan.measures.grouped as grouped
 import dither.plan.measures.partitions as partitions
 import dither.plan.relations as relation
 import dither.plan.relations.cleaning as clean
+import dither.plan.relations.unit_sizes as unit_sizes
 import dither.plan.sql.builders as builders
 import plan.plans as plans
 import plan.trials as trials
+from dither.plan.context import Context
 from dither.plan.sql.dialect import Dialect
 from dither.plan.sql.statement import SqlStatement, column_ref, with_alias
 from dither.plan.stability import Stability
@@ -156,21 +158,90 @@ def every_limit_is_large(patch: pytest.MonkeyPatch) -> None:
 
 
 def large_partitions_missed(patch: pytest.MonkeyPatch) -> None:
-    stated = SqlStatement._large_partitions
+    stated = SqlStatement.large_partitions
     every_limit_is_large(patch)
     patch.setattr(
-        SqlStatement, "_large_partitions", lambda self, table, keys, limit: stated(self, table, keys, limit + 1)
+        SqlStatement, "large_partitions", lambda self, table, keys, limit: stated(self, table, keys, limit + 1)
     )
 
 
 def heavy_units_missed(patch: pytest.MonkeyPatch) -> None:
-    stated = clipped.ClippedSums._heavy_units
+    stated = clipped.ClippedSums._heavy_rows
 
-    def twice_as_wide(self: Any, statement: Any, table: Any, hidden: Any) -> Any:
-        return stated(replace(self, bound=2 * self.bound), statement, table, hidden)
+    def twice_as_wide(self: Any, *given: Any) -> Any:
+        return stated(replace(self, bound=2 * self.bound), *given)
 
     every_limit_is_large(patch)
-    patch.setattr(clipped.ClippedSums, "_heavy_units", twice_as_wide)
+    patch.setattr(clipped.ClippedSums, "_heavy_rows", twice_as_wide)
+
+
+def clipped_rows_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """Adds the clipped sums of units to all their rows, of which none are taken away."""
+    stated = clipped.ClippedSums._taken_away
+    every_limit_is_large(patch)
+    patch.setattr(clipped.ClippedSums, "_taken_away", lambda self, *given: stated(self, *given).where(exp.false()))
+
+
+def partners_multiply_rows(patch: pytest.MonkeyPatch) -> None:
+    """Takes a join on the unit's key for one with a single row of each unit."""
+    every_limit_is_large(patch)
+    patch.setattr(relation.UnitJoin, "sides_with_one_row", lambda self, ctx, unit: (self.left, self.right))
+
+
+def rows_cut_without_order(patch: pytest.MonkeyPatch) -> None:
+    """Cuts the rows of large partitions before they have their order."""
+    stated = SqlStatement._with_order
+    every_limit_is_large(patch)
+    patch.setattr(
+        SqlStatement,
+        "_with_order",
+        lambda self, table, columns, order: stated(self, table, columns, order and builders.integer(0)),
+    )
+
+
+def cut_rows_counted(patch: pytest.MonkeyPatch) -> None:
+    """Counts, of a unit beyond its cap, all rows that match a public row, also those that are cut."""
+
+    def uncut(self: Any, table: Any, large: Any, columns: Any, by: Any, limit: Any, order: Any) -> Any:
+        keys = [*(key.name for key in by), *self.trial_columns()]
+        rows = self.rows_among(table, large, self.unordered_columns(columns, order), keys, "SEMI")
+        return self._with_order(self.add_subquery(rows), columns, order)
+
+    every_limit_is_large(patch)
+    stated = unit_sizes._matches_under_cap
+
+    def counted(*given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SqlStatement, "cut_partitions", uncut)
+            return stated(*given)
+
+    patch.setattr(unit_sizes, "_matches_under_cap", counted)
+
+
+def unmatched_rows_counted(patch: pytest.MonkeyPatch) -> None:
+    """Counts, of a unit within its cap, also the rows that a join with a public table drops."""
+    stated = unit_sizes._matches
+
+    def always_matched(*given: Any) -> Any:
+        body = stated(*given)
+        body.expressions[-1].set("this", builders.integer(1))
+        return body
+
+    every_limit_is_large(patch)
+    patch.setattr(unit_sizes, "_matches", always_matched)
+
+
+def cap_of_others_counted(patch: pytest.MonkeyPatch) -> None:
+    """Counts the rows of each unit before a cap, whichever unit the cap is on."""
+    capped = Context.row_cap
+    stated = unit_sizes._sizes_of_scan
+
+    def counted(statement: Any, scan: Any, unit: str, hidden: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Context, "row_cap", lambda self, table: (found := capped(self, table)) and (unit, found[1]))
+            return stated(statement, scan, unit, hidden)
+
+    patch.setattr(unit_sizes, "_sizes_of_scan", counted)
 
 
 def clipping_left_out(patch: pytest.MonkeyPatch) -> None:
@@ -192,6 +263,10 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] 
     "rank not per unit": (rank_not_per_unit, ("rows",)),
     "large partitions missed": (large_partitions_missed, ("rows",)),
     "heavy units missed": (heavy_units_missed, ("rows",)),
+    "clipped rows counted twice": (clipped_rows_counted_twice, ("rows",)),
+    "partners multiply rows": (partners_multiply_rows, ("unit",)),
+    "rows cut without order": (rows_cut_without_order, ("project",)),
+    "unmatched rows counted": (unmatched_rows_counted, ("public",)),
     "clipping left out": (clipping_left_out, ("rows",)),
     "cap not kept": (cap_not_kept, ("project",)),
     "cap forgets displaced rows": (cap_forgets_displaced_rows, ("project",)),

@@ -582,6 +582,8 @@ class Planner:
             unit = rng.choice(keyed)
             if kind == "clipped":
                 values = tuple(self.writer(node).number(1) for _ in range(rng.choice([1, 1, 2])))
+                if rng.random() < 0.4:
+                    values = (x.LiteralValue(rng.choice([1, 1, 2, -3])),)
                 return m.ClippedSums(
                     node, unit, values, rng.choice([1, 2, 5, 100, 10**6]), rng.choice(["l1", "l2"]), self.keys(node)
                 )

@@ -162,8 +162,9 @@ class SnapshotEngine(DuckDBEngine):
 
     def _table_source(self, table: Table) -> TableSource:
         directory = self._folder / self._manifest.generation / self._manifest.tables[table.name].directory
-        files = exp.Literal.string(str(directory / "*.parquet"))
-        source = exp.Anonymous(this="read_parquet", expressions=[files])
+        # Parts are named, since a pattern could find other ones each time that a statement reads it.
+        parts = exp.Array(expressions=[exp.Literal.string(str(part)) for part in sorted(directory.glob("*.parquet"))])
+        source = exp.Anonymous(this="read_parquet", expressions=[parts])
         ranks, sizes = ({unit: stored + unit for unit in ranked_units(self.ctx, table.name)} for stored in (RANK, SIZE))
         return TableSource(source, dict.fromkeys(table.columns, "other"), True, ORDER, ranks, sizes, deduplicated=True)
 

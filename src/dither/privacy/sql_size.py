@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from dither.errors import Unsupported
 from dither.plan.context import Context
+from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.relations.facts import needs_order
 from dither.plan.relations.project import columns_read
@@ -34,7 +35,9 @@ def check_compilable(ctx: Context, measure: Measure) -> None:
     counted = frozenset(columns_read(measure))
     statement = SqlStatement(ctx, sources, counted_columns=counted, keeps_order=needs_order(measure))
     measure.vector_query(statement)
-    nodes = statement.size.nodes + (sum(ctx.scan_nodes[name] for name in tables) if measured else 0)
+    # Where ranks are stored, the rows of heavy units are selected by the same SQL once more.
+    clips = any(isinstance(node, ClippedSums) for node in walk(measure))
+    nodes = (1 + clips) * statement.size.nodes + (sum(ctx.scan_nodes[name] for name in tables) if measured else 0)
     most = max(MAX_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
     if nodes > MAX_SQL_NODES or statement.size.depth > MAX_DEPTH or statement.size.columns > most:
         raise Unsupported("the plan's SQL would be too large, too deep or too wide for a database; split the query")

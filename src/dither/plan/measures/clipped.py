@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
-from typing import Literal
+from typing import Any, Literal
 
 from sqlglot import exp
 
@@ -27,7 +28,7 @@ from dither.plan.measures.core import (
 from dither.plan.measures.grouped import encode_axes, grouped_select, keyed_subquery, numeric_domains
 from dither.plan.measures.sums import SumVector
 from dither.plan.relations.core import Relation, require_unit
-from dither.plan.relations.joins import ranked_scan
+from dither.plan.relations.unit_sizes import chain_to_scan, is_fixed
 from dither.plan.sql.builders import Sql, add, add_all, and_, binary, case, cast, detach, literal, select, times
 from dither.plan.sql.statement import SqlStatement, column_ref, join_select, saturate, with_alias
 from dither.plan.stability import RowLimit, Stability, check_limit, known_limit
@@ -107,33 +108,43 @@ class ClippedSums(Measure):
             return self._unclipped_sums().vector_query(statement)
         scope, hidden = statement.scope(self.child), [*statement.unit_columns(self.unit), *statement.trial_columns()]
         encoded_keys = encode_axes(statement.ctx, self.keys, self.axes(statement.ctx), scope)
-        table = keyed_subquery(
-            statement, self.child, self.keys, encoded_keys, self.values, statement.unit_columns(self.unit)
-        )
-        table = self._clipped_rows(statement, table, hidden)
+        table = self._clipped_rows(statement, encoded_keys, hidden)
         totals = [
             saturate(statement.dialect.exact_sum(column_ref(f"v{i}")), LARGEST_INT64) for i in range(len(self.values))
         ]
         return VectorQuery(grouped_select(statement, table, len(self.keys), totals), encoded_keys, len(totals))
 
-    def _clipped_rows(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+    def _unit_rows(self, statement: SqlStatement, encoded_keys: tuple[Sequence[Any], ...]) -> exp.Table:
+        """Return the keys, values and unit of every row."""
+        unit = statement.unit_columns(self.unit)
+        return keyed_subquery(statement, self.child, self.keys, encoded_keys, self.values, unit)
+
+    def _clipped_rows(
+        self, statement: SqlStatement, encoded_keys: tuple[Sequence[Any], ...], hidden: list[str]
+    ) -> exp.Table:
         """Return keys and values whose sums are those of the clipped vectors."""
+        table = self._unit_rows(statement, encoded_keys)
         if not self._most_units_fit(statement):
             return self._clip_units(statement, table, hidden)
-        statement.read_once(table)  # the units that are clipped and those that are not must have the same rows
-        heavy = self._heavy_units(statement, table, hidden)
         names = [f"v{index}" for index in range(len(self.values))]
         carried = [column.name for column in self._carried_columns(statement)]
-        rows = statement.rows_among(
-            table, heavy, [*carried, *names, *statement.unit_columns(self.unit)], hidden, "SEMI"
-        )
-        clipped = self._clip_units(statement, statement.add_subquery(rows), hidden)
-        columns = [*carried, *names]
-        others = statement.rows_among(table, heavy, columns, hidden, "ANTI")
-        both = exp.union(
-            select(*map(column_ref, columns)).from_(clipped, copy=False), others, distinct=False, copy=False
-        )
-        return statement.add_subquery(both)
+        rows = self._heavy_rows(statement, encoded_keys, table, hidden)
+        clipped = self._clip_units(statement, rows, hidden)
+        # All rows are added as they are; those of heavy units are taken away again, and their clipped sums added.
+        added = [
+            select(*map(column_ref, [*carried, *names])).from_(each.copy(), copy=False) for each in (table, clipped)
+        ]
+        parts = [*added, self._taken_away(rows, carried, names)]
+        return statement.add_subquery(exp.union(*parts, distinct=False, copy=False))
+
+    def _taken_away(self, rows: exp.Table, carried: list[str], names: list[str]) -> exp.Select:
+        """Select rows with the negatives of what they add."""
+        negative = {"b", *names}
+        columns = [
+            with_alias(exp.Neg(this=column_ref(name)), name) if name in negative else column_ref(name)
+            for name in (*carried, *names)
+        ]
+        return select(*columns).from_(rows.copy(), copy=False)
 
     def _most_units_fit(self, statement: SqlStatement) -> bool:
         """Tell whether units with many rows still fit into the ball, so that few need their sums by cell."""
@@ -145,17 +156,47 @@ class ClippedSums(Measure):
         domains = numeric_domains(ctx, self.child, self.values)
         return sum(max(map(abs, bounds_of(domain))) for domain in domains)
 
-    def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
-        """List units, among them all whose absolute values add up to more than the radius: others fit in any norm."""
-        ranked = ranked_scan(statement, self.child, self.unit)
-        if ranked is not None:
-            # Only a unit with more rows than fit has a row of the next rank (proof, step 7).
-            fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
+    def _heavy_rows(
+        self,
+        statement: SqlStatement,
+        encoded_keys: tuple[Sequence[Any], ...],
+        table: exp.Table,
+        hidden: list[str],
+    ) -> exp.Table:
+        """Return the rows of units, among them all whose absolute values add up to more than the radius."""
+        chain = chain_to_scan(statement, self.child, self.unit)
+        is_ranked = chain is not None and chain.scan.has_stored_rank(statement, self.unit)
+        if chain is None or not (is_ranked or self._adds_constants(statement.ctx)):
+            statement.read_once(table)  # the rows that are counted and clipped are those that are added
+            names = [f"v{index}" for index in range(len(self.values))]
+            carried = [column.name for column in self._carried_columns(statement)]
+            columns = [*carried, *names, *statement.unit_columns(self.unit)]
+            heavy = self._heavy_units(statement, table, hidden)
+            rows = statement.add_subquery(statement.rows_among(table, heavy, columns, hidden, "SEMI"))
+            statement.read_once(rows)
+            return rows
+        # Only a unit with more rows than fit has a row of the next rank (proof, step 8).
+        fitting = known_limit(self.bound) // max(1, self._largest_row(statement.ctx))
+        for relation in chain.others:
+            if not (is_ranked and is_fixed(statement, relation)):
+                statement.read_once(statement.table(relation))
+        if is_ranked:  # a snapshot does not change: reading it again is cheaper than keeping its rows
+            scanned = [statement.add_subquery(chain.scan.select(statement)) for _ in range(2)]
             is_next = binary(exp.EQ, column_ref(statement.rank_column(self.unit)), literal(fitting + 1))
-            rows = statement.add_subquery(ranked.select(statement))
-            return statement.add_subquery(
-                select(*map(column_ref, hidden)).from_(rows, copy=False).where(is_next, copy=False)
-            )
+            units = select(*map(column_ref, hidden)).from_(scanned[0], copy=False).where(is_next, copy=False)
+        else:
+            statement.read_once(statement.table(chain.scan))
+            scanned = [statement.table(chain.scan)] * 2
+            units = statement.large_partitions(scanned[0], hidden, fitting)
+        heavy = statement.add_subquery(units)
+        columns = chain.scan.columns(statement)
+        some = statement.add_subquery(statement.rows_among(scanned[1], heavy, columns, hidden, "SEMI"))
+        statement.read_once(some)  # or else an engine may join all rows first
+        with statement.replace_rows(chain.nodes, some):
+            return self._unit_rows(statement, encoded_keys)
+
+    def _heavy_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
+        """List the units whose absolute values add up to more than the radius: others fit in any norm."""
         sizes = [
             exp.Coalesce(this=exp.Abs(this=column_ref(f"v{i}")), expressions=[literal(0)])
             for i in range(len(self.values))
@@ -164,6 +205,10 @@ class ClippedSums(Measure):
         is_heavy = binary(exp.GT, size, literal(known_limit(self.bound)))
         units = select(*map(column_ref, hidden)).from_(table.copy(), copy=False)
         return statement.add_subquery(units.group_by(*map(column_ref, hidden), copy=False).having(is_heavy, copy=False))
+
+    def _adds_constants(self, ctx: Context) -> bool:
+        """Tell whether all rows add the same, so that counting them is enough."""
+        return all(len(set(bounds_of(domain))) == 1 for domain in numeric_domains(ctx, self.child, self.values))
 
     def _clip_units(self, statement: SqlStatement, table: exp.Table, hidden: list[str]) -> exp.Table:
         """Return the clipped sum of every unit in every cell."""

@@ -14,8 +14,8 @@ from dither.plan.domains import bounds_of, cardinality, number, span, with_null
 from dither.plan.expressions.core import ColumnRef, Expr, domain_of
 from dither.plan.expressions.numeric import null_if_zero
 from dither.plan.relations.core import Relation, require_unit, unit_column_domain
-from dither.plan.relations.joins import sizes_of_units
 from dither.plan.relations.project import check_distinct_names
+from dither.plan.relations.unit_sizes import sizes_of_units
 from dither.plan.sql.builders import Sql, binary, case, clamp_integer, count_star, integer, literal, select
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, column_ref, saturate, with_alias
@@ -201,7 +201,7 @@ class GroupBy(Relation):
         return multiply(*(_max_values(key.domain(scope)) for _, key in self.keys))
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        counted = self._stored_counts(statement)
+        counted = self._counts_from_sizes(statement)
         if counted is not None:
             return counted
         domain, scope = self.domain(statement.ctx), statement.scope(self.child)
@@ -214,12 +214,12 @@ class GroupBy(Relation):
         )
         return group_rows(statement, table, keys, values, domain, statement.tracked_units(self))
 
-    def _stored_counts(self, statement: SqlStatement) -> exp.Select | None:
-        """Count each unit's rows from the sizes that a snapshot has stored; None where other rows or values count."""
+    def _counts_from_sizes(self, statement: SqlStatement) -> exp.Select | None:
+        """Count each unit's rows from their sizes, stored or before a cap; None where other rows or values count."""
         if self.keys or self.unit is None or any(a.value is not None for a in self.aggregates):
             return None
         hidden = [c for unit in statement.tracked_units(self) for c in statement.unit_columns(unit)]
-        sizes = sizes_of_units(statement, self.child, self.unit, hidden)
+        sizes = sizes_of_units(statement, self.child, self.unit, [*hidden, *statement.trial_columns()])
         if sizes is None:
             return None
         domain = self.domain(statement.ctx)
@@ -228,5 +228,6 @@ class GroupBy(Relation):
             for index, column in enumerate(domain.values())
         ]
         units: list[Sql] = [column_ref(column) for column in hidden]
-        body = select(*counts, *units, with_alias(integer(0), "b")).from_(statement.add_subquery(sizes), copy=False)
+        columns = [*counts, *units, with_alias(integer(0), "b"), *map(column_ref, statement.trial_columns())]
+        body = select(*columns).from_(statement.add_subquery(sizes), copy=False)
         return _ordered_groups(statement, body, domain, units)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +16,7 @@ from dither.plan.relations.core import Relation, require_unit
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project, check_distinct_names
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, add, and_, binary, count_star, literal, select, sub
+from dither.plan.sql.builders import Sql, add, literal
 from dither.plan.sql.scope import Scope
 from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
 from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smallest
@@ -43,7 +42,7 @@ class PublicJoin(Relation):
             raise InvalidPlan("a join needs at least one pair of columns")
 
     def domain(self, ctx: Context) -> dict[str, Domain]:
-        self._source(ctx)
+        self.source(ctx)
         left, right = self.child.domain(ctx), self.public.domain(ctx)
         check_join_columns(left, right, self.on)
         return join_domain(left, right, left_missing=self.how == "right", right_missing=self.how == "left")
@@ -73,97 +72,37 @@ class PublicJoin(Relation):
 
     def multiplicity(self, ctx: Context) -> int:
         """Return the most public rows that can match one private row."""
-        table, names = self._source(ctx)
+        table, names = self.source(ctx)
         counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
         known = [count for count in counts if count is not None]
         if not known:
             raise Unbounded(f"the rows per key of {table.name} are not known; join it by its unique column")
         return min(known)
 
-    def _source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
+    def source(self, ctx: Context) -> tuple[Table, dict[str, str]]:
         """Return the table behind the public side, and the table's column behind each visible name."""
         match self.public:
             case Scan(table=name):
                 return ctx.table(name), {column: column for column in ctx.table(name).columns}
             case Filter(child=child):
-                return replace(self, public=child)._source(ctx)
+                return replace(self, public=child).source(ctx)
             case Project(child=child, columns=columns):
-                table, names = replace(self, public=child)._source(ctx)
+                table, names = replace(self, public=child).source(ctx)
                 kept = {new: old.name for new, old in columns if isinstance(old, ColumnRef)}
                 return table, {new: names[old] for new, old in kept.items() if old in names}
             case _:
                 raise Unsupported("the public side of a join must be a table, optionally with filters and projections")
 
     def select(self, statement: SqlStatement) -> exp.Select:
-        ctx, tracked = statement.ctx, statement.tracked_units(self)
+        tracked = statement.tracked_units(self)
         private, public = statement.table(self.child), statement.table(self.public)
         columns = join_columns(statement, self.child, self.public)
         hidden = [with_alias(column_ref(c, "l"), c) for unit in tracked for c in statement.unit_columns(unit)]
-        if self.keeps_stored_ranks(ctx):
-            hidden += [
-                with_alias(column_ref(c, "l"), c)
-                for c in map(statement.rank_column, statement.units_with_rank(self.child))
-            ]
         hidden += join_hidden_columns(statement, seed=21, left=self.how != "right", right=self.how != "left")
         matched = all_equal([*join_pairs(statement, self.child, self.public, self.on), *trial_pairs(statement)])
         sides = (private, "l"), (public, "r")
         first, second = reversed(sides) if self.how == "right" else sides
         return join_select([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
-
-    def keeps_stored_ranks(self, ctx: Context) -> bool:
-        """Tell whether each private row stays exactly one row."""
-        return self.how == "left" and self.multiplicity(ctx) <= 1
-
-    def has_stored_rank(self, statement: SqlStatement, unit: str) -> bool:
-        return self.keeps_stored_ranks(statement.ctx) and self.child.has_stored_rank(statement, unit)
-
-
-def ranked_scan(statement: SqlStatement, node: Relation, unit: str) -> Scan | None:
-    """Return the scan with stored ranks of whose rows each leads to at most one row of this relation, of its unit."""
-    match node:
-        case Scan() if node.has_stored_rank(statement, unit):
-            return node
-        case Filter(child=child) | Project(child=child):
-            return ranked_scan(statement, child, unit)
-        case PublicJoin(child=child, how="inner" | "left") if node.multiplicity(statement.ctx) <= 1:
-            return ranked_scan(statement, child, unit)
-        case _:
-            return None
-
-
-def sizes_of_units(statement: SqlStatement, node: Relation, unit: str, hidden: Sequence[str]) -> exp.Select | None:
-    """Select each unit with its number of rows `n` from stored sizes; None if a scan's rows do not stay what they are.
-
-    An inner join with a public table may drop rows: those are counted, and subtracted.
-    """
-    while isinstance(node, Project):
-        node = node.child
-    is_join = isinstance(node, PublicJoin) and node.how == "inner" and node.multiplicity(statement.ctx) <= 1
-    join = node if isinstance(node, PublicJoin) and is_join else None
-    scan = node if join is None else join.child
-    if not isinstance(scan, Scan) or unit not in statement.sources[scan.table].size_columns:
-        return None
-    units: list[Sql] = [column_ref(column) for column in hidden]
-    size = column_ref(statement.size_column(unit))
-    sizes = select(*units, with_alias(size, "n")).from_(statement.add_subquery(scan.select(statement)), copy=False)
-    sizes = sizes.where(binary(exp.GT, size.copy(), literal(0)), copy=False)
-    return sizes if join is None else _without_dropped(statement, join, sizes, hidden)
-
-
-def _without_dropped(statement: SqlStatement, join: PublicJoin, sizes: exp.Select, hidden: Sequence[str]) -> exp.Select:
-    """Subtract from each unit's size the number of its rows that match no public row; leave out units without rows."""
-    rows, public = statement.add_subquery(join.child.select(statement)), statement.table(join.public)
-    units = [column_ref(column, "l") for column in hidden]
-    matched = all_equal(join_pairs(statement, join.child, join.public, join.on))
-    dropped = join_select([*units, with_alias(count_star(), "m")], (rows, "l"), (public, "r"), matched, "anti")
-    counted = statement.add_subquery(dropped.group_by(*(column.copy() for column in units), copy=False))
-    same = [binary(exp.NullSafeEQ, column_ref(column, "x"), column_ref(column, "y")) for column in hidden]
-    lost = exp.Coalesce(this=column_ref("m", "y"), expressions=[literal(0)])
-    columns = [*(column_ref(column, "x") for column in hidden), with_alias(sub(column_ref("n", "x"), lost), "n")]
-    left = join_select(columns, (statement.add_subquery(sizes), "x"), (counted, "y"), and_(same), "left")
-    kept = binary(exp.GT, column_ref("n"), literal(0))
-    names = map(column_ref, [*hidden, "n"])
-    return select(*names).from_(statement.add_subquery(left), copy=False).where(kept, copy=False)
 
 
 def check_join_columns(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:
@@ -264,6 +203,12 @@ class UnitJoin(Relation):
     def _changes_per_right_row(self) -> int:
         """The rows that one right row changes per left row: its pair and, in a left join, the unmatched row."""
         return 2 if self.how == "left" else 1
+
+    def sides_with_one_row(self, ctx: Context, unit: str) -> tuple[Relation, Relation] | None:
+        """Return a side, and the other if it has at most one row of each unit: then each row of the first stays one."""
+        sides = [(self.left, self.right), *([(self.right, self.left)] if self.how == "inner" else [])]
+        single = [(side, other) for side, other in sides if other.stability(ctx, unit).max_rows == 1]
+        return single[0] if single and unit == self.unit else None
 
     def select(self, statement: SqlStatement) -> exp.Select:
         columns, tracked = join_columns(statement, self.left, self.right), statement.tracked_units(self)

@@ -61,24 +61,33 @@ class Scan(Relation):
 
     def select_rows(self, statement: SqlStatement, cap: tuple[str, int] | None) -> exp.Select:
         """Select the cleaned rows with at most so many of each unit, which may be fewer than the table's own cap."""
-        ctx, columns = statement.ctx, [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
-        tracked, table_source = statement.tracked_units(self), statement.sources[self.table]
+        partition, order = self._partition(statement, cap), self.order(statement)
+        if partition is None:
+            return self._with_hidden_columns(statement, self._valid_rows(statement), order)
+        # Rows are ordered where they are chosen: under a large cap few are.
+        made = None if statement.sources[self.table].order_column else order
+        return statement.first_rows(self.rows(statement), self.columns(statement), *partition, made)
+
+    def columns(self, statement: SqlStatement) -> list[str]:
+        """Return the names of the columns of the rows that are kept, except stored sizes."""
+        tracked = statement.tracked_units(self)
         ranks = [statement.rank_column(unit) for unit in statement.units_with_rank(self)]
-        with_units = self._with_hidden_columns(
-            statement, statement.add_subquery(self._clean_columns(statement)), columns, tracked
-        )
-        table = ctx.table(self.table)
-        carried = [*columns, *statement.hidden_column_names(tracked), *ranks]
-        if table_source.deduplicated and cap == ctx.row_cap(self.table):
-            return with_units
+        return [*self._visible(statement), *statement.hidden_column_names(tracked), *ranks]
+
+    def _visible(self, statement: SqlStatement) -> list[str]:
+        return [f"c{index}" for index in range(len(self.domain(statement.ctx)))]
+
+    def _partition(self, statement: SqlStatement, cap: tuple[str, int] | None) -> tuple[list[Sql], int] | None:
+        """Return the columns of whose values each keeps so many rows, and that number; None if all rows are kept."""
+        ctx, table = statement.ctx, statement.ctx.table(self.table)
+        if statement.sources[self.table].deduplicated and cap == ctx.row_cap(self.table):
+            return None
         if cap is not None:
             # The partition is the unit: the choice depends on this unit's rows alone (limit_rows_per_unit.md, step 2).
-            unit_key = [column_ref(column) for column in statement.unit_columns(cap[0])]
-            return statement.first_rows(statement.add_subquery(with_units), carried, unit_key, cap[1])
+            return [column_ref(column) for column in statement.unit_columns(cap[0])], cap[1]
         if not ctx.enforces_unique_key(table):
-            return with_units
-        key = columns[list(self.domain(ctx)).index(str(table.unique))]
-        return statement.first_rows(statement.add_subquery(with_units), carried, [column_ref(key)], 1)
+            return None
+        return [column_ref(self._visible(statement)[list(self.domain(ctx)).index(str(table.unique))])], 1
 
     def _clean_columns(self, statement: SqlStatement) -> exp.Select:
         """Select the cleaned columns, the number of corrections, and the order and ranks that a snapshot has stored."""
@@ -106,43 +115,50 @@ class Scan(Relation):
         selected += [with_alias(exp.column(column, quoted=True), alias) for alias, column in stored.items()]
         return select(*selected).from_(source_with_moments(statement, self.table), copy=False)
 
-    def _with_hidden_columns(
-        self, statement: SqlStatement, table: exp.Table, columns: list[str], tracked: list[str]
-    ) -> exp.Select:
-        """Add the hidden unit columns and the order, and drop rows without a valid unit key."""
-        scope, table_source = statement.scope(self), statement.sources[self.table]
+    def order(self, statement: SqlStatement) -> Sql:
+        """Build the order of a row from its cleaned columns, where no order is stored; 0 if nothing needs one."""
+        if statement.sources[self.table].order_column:
+            return column_ref("o")
+        ctx, domains = statement.ctx, self.domain(statement.ctx).values()
+        chooses = ctx.enforces_unique_key(ctx.table(self.table)) or ctx.row_cap(self.table) is not None
+        if not (statement.keeps_order or chooses):
+            return integer(0)
+        cells = [(column_ref(c), domain) for c, domain in zip(self._visible(statement), domains, strict=True)]
+        return statement.mix_values(cells, 1, self.enum_columns(statement))
+
+    def rows(self, statement: SqlStatement) -> exp.Table:
+        """Add a subquery of all rows without an order that is not stored; read once, only cleaned columns are kept."""
+        cleaned = self._valid_rows(statement)
+        order = self.order(statement) if statement.sources[self.table].order_column else None
+        return statement.derive(self._with_hidden_columns(statement, cleaned, order), cleaned)
+
+    def _valid_rows(self, statement: SqlStatement) -> exp.Table:
+        """Add a subquery of the cleaned columns of all rows that have a valid unit key."""
+        cleaned = statement.add_subquery(self._clean_columns(statement))
+        if statement.sources[self.table].deduplicated:
+            return cleaned
         read, units = statement.ctx.columns(self.table), statement.ctx.dataset.units.values()
         never_null = {name for name, domain in read.items() if not domain.nullable} - {
             u.keys.get(self.table) for u in units
         }
-        nullable_unit_columns = [
-            name
-            for name in self._unit_column_names(statement.ctx)
-            if name not in never_null and not table_source.deduplicated
-        ]
-        selected: list[Sql] = [column_ref(column) for column in columns]
+        names, nullable = statement.scope(self).names, self._unit_column_names(statement.ctx)
+        valid = [is_not_null(names[name]) for name in nullable if name not in never_null]
+        if not valid:
+            return cleaned
+        return statement.add_subquery(select(exp.Star()).from_(cleaned, copy=False).where(and_(valid), copy=False))
+
+    def _with_hidden_columns(self, statement: SqlStatement, table: exp.Table, order: Sql | None) -> exp.Select:
+        """Add the hidden unit columns, and the order if it is given."""
+        scope, tracked = statement.scope(self), statement.tracked_units(self)
+        selected: list[Sql] = [column_ref(column) for column in self._visible(statement)]
         for unit in tracked:
             values = self._unit_column_values(statement, unit, scope)
             selected += [with_alias(v, c) for v, c in zip(values, statement.unit_columns(unit), strict=True)]
-        cells = [(column_ref(column), domain) for column, domain in zip(columns, scope.columns.values(), strict=True)]
-        order = (
-            column_ref("o")
-            if table_source.order_column
-            else statement.mix_values(cells, 1, self.enum_columns(statement))
-        )
-        if not (
-            table_source.order_column
-            or statement.keeps_order
-            or statement.ctx.enforces_unique_key(statement.ctx.table(self.table))
-            or statement.ctx.row_cap(self.table) is not None
-        ):
-            order = integer(0)
-        selected += [with_alias(order, "o"), *map(column_ref, ["b", *statement.trial_columns()])]
+        selected += [with_alias(order, "o")] if order is not None else []
+        selected += map(column_ref, ["b", *statement.trial_columns()])
         selected += [column_ref(statement.rank_column(unit)) for unit in statement.units_with_rank(self)]
-        selected += [column_ref(statement.size_column(unit)) for unit in table_source.size_columns]
-        body = select(*selected).from_(table, copy=False)
-        valid = [is_not_null(scope.names[name]) for name in nullable_unit_columns]
-        return body.where(and_(valid), copy=False) if valid else body
+        selected += [column_ref(statement.size_column(u)) for u in statement.sources[self.table].size_columns]
+        return select(*selected).from_(table.copy(), copy=False)
 
     def _unit_column_names(self, ctx: Context) -> list[str]:
         """List the columns that hold the key or time of some unit."""

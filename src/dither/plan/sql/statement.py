@@ -7,7 +7,8 @@ trial: tests put many datasets into one table, separate them by a stored column,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -129,7 +130,8 @@ class SqlStatement:
         self.size = StatementSize(0, 0, 0)
         self._names: dict[Relation, str] = {}
         self._bodies: list[tuple[str, exp.Select | exp.SetOperation]] = []
-        self._read_once: set[str] = set()
+        self._derived: dict[str, str] = {}
+        self._computed: dict[str, bool] = {}  # once for all uses, or anew for each; the engine decides on others
 
     def table(self, node: Relation) -> exp.Table:
         """Return the subquery that computes a relation, to be read once; equal relations share one."""
@@ -137,15 +139,34 @@ class SqlStatement:
             self._names[node] = self.add_subquery(node.select(self)).name
         return _table(self._names[node])
 
+    @contextmanager
+    def replace_rows(self, nodes: Sequence[Relation], table: exp.Table) -> Iterator[None]:
+        """Compute these relations in subqueries of their own, with these rows in the place of the last one."""
+        known = self._names
+        self._names = {node: name for node, name in known.items() if node not in nodes} | {nodes[-1]: table.name}
+        try:
+            yield
+        finally:
+            self._names = known
+
     def add_subquery(self, body: exp.Select | exp.SetOperation) -> exp.Table:
         """Add a named subquery, and return it as a table."""
         name = f"t{len(self._bodies)}"
         self._bodies.append((name, body))
         return _table(name)
 
+    def derive(self, body: exp.Select, rows: exp.Table) -> exp.Table:
+        """Add a subquery that adds columns to each row of another, which is what is kept if it is to be read once."""
+        table = self.add_subquery(body)
+        self._derived[table.name] = rows.name
+        return table
+
     def read_once(self, table: exp.Table) -> None:
         """Have the engine compute a subquery once for all its uses, so that no row changes between them."""
-        self._read_once.add(table.name)
+        name = table.name
+        if name in self._derived:
+            self._computed[name], name = False, self._derived[name]
+        self._computed[name] = True
 
     def scope(self, node: Relation, table: str | None = None) -> Scope:
         """Return the visible columns of a relation as the scope of its parent's expressions."""
@@ -219,22 +240,57 @@ class SqlStatement:
         """Build the sort key from a column that holds an order."""
         return hash_order(self.dialect, column_ref(column))
 
-    def first_rows(self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int) -> exp.Select:
-        """Select the first `limit` rows of each partition, in the rows' own pseudo-random order."""
-        keyed = self.add_subquery(self.with_sort_key(table, columns))
+    def first_rows(
+        self, table: exp.Table, columns: Sequence[str], by: Sequence[Sql], limit: int, order: Sql | None = None
+    ) -> exp.Select:
+        """Select the first `limit` rows of each partition, in the rows' own pseudo-random order.
+
+        `order` builds the column o, for rows that have none yet.
+        """
         are_columns = all(isinstance(key, exp.Column) for key in by)
         if limit < self.dialect.many_rows or not are_columns or not self.dialect.shares_subqueries:
-            return self._lowest_rows(keyed, columns, by, limit)
-        # Few partitions exceed a large limit: only their rows are sorted, all others are kept as they are.
-        self.read_once(keyed)
+            return self._lowest_rows(self._add_order(table, columns, order), columns, by, limit)
+        # Few partitions exceed a large limit: only their rows are ordered and sorted, all others are kept as they are.
+        self.read_once(table)
         keys = [*(key.name for key in by), *self.trial_columns()]
-        large = self.add_subquery(self._large_partitions(keyed, keys, limit))
-        exceeding = self.add_subquery(self.rows_among(keyed, large, [*columns, "s"], keys, "SEMI"))
-        sorted_rows = self._lowest_rows(exceeding, columns, by, limit)
-        kept = exp.union(sorted_rows, self.rows_among(keyed, large, columns, keys, "ANTI"), distinct=False, copy=False)
+        large = self.add_subquery(self.large_partitions(table, keys, limit))
+        cut = self.cut_partitions(table, large, columns, by, limit, order)
+        fitting = self.add_subquery(self.rows_among(table, large, self.unordered_columns(columns, order), keys, "ANTI"))
+        kept = exp.union(cut, self._with_order(fitting, columns, order), distinct=False, copy=False)
         return select(*(column_ref(c) for c in columns)).from_(self.add_subquery(kept), copy=False)
 
-    def _large_partitions(self, table: exp.Table, keys: Sequence[str], limit: int) -> exp.Select:
+    def cut_partitions(
+        self,
+        table: exp.Table,
+        large: exp.Table,
+        columns: Sequence[str],
+        by: Sequence[Sql],
+        limit: int,
+        order: Sql | None,
+    ) -> exp.Select:
+        """Select the first `limit` rows of each partition that is listed, and of no others."""
+        keys = [*(key.name for key in by), *self.trial_columns()]
+        exceeding = self.add_subquery(
+            self.rows_among(table, large, self.unordered_columns(columns, order), keys, "SEMI")
+        )
+        return self._lowest_rows(self._add_order(exceeding, columns, order), columns, by, limit)
+
+    def unordered_columns(self, columns: Sequence[str], order: Sql | None) -> list[str]:
+        """List the columns that rows have before they are ordered."""
+        return [column for column in columns if order is None or column != "o"]
+
+    def _with_order(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Select:
+        """Select columns of rows, and the column o by its `order` where the rows have none yet."""
+        made = [with_alias(order, c) if c == "o" and order is not None else column_ref(c) for c in columns]
+        return select(*made).from_(table, copy=False)
+
+    def _add_order(self, table: exp.Table, columns: Sequence[str], order: Sql | None) -> exp.Table:
+        """Add a subquery of rows with their order and sort key."""
+        if order is not None:
+            table = self.add_subquery(self._with_order(table, columns, order))
+        return self.add_subquery(self.with_sort_key(table, columns))
+
+    def large_partitions(self, table: exp.Table, keys: Sequence[str], limit: int) -> exp.Select:
         """Select the partitions that have more than `limit` rows."""
         is_large = binary(exp.GT, exp.Count(this=exp.Star()), literal(limit))
         rows = select(*map(column_ref, keys)).from_(table.copy(), copy=False)
@@ -271,8 +327,7 @@ class SqlStatement:
     def finish(self, body: exp.Select) -> exp.Select:
         """Return the whole statement and set its `size`; refuse statements that are too large."""
         tables = [
-            exp.CTE(this=part, alias=_alias(name), materialized=name in self._read_once or None)
-            for name, part in self._bodies
+            exp.CTE(this=part, alias=_alias(name), materialized=self._computed.get(name)) for name, part in self._bodies
         ]
         body.set("with_", exp.With(expressions=tables))
         self.size = statement_size(body)

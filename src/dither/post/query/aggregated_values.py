@@ -15,7 +15,6 @@ from dither.plan.expressions.core import Expr
 from dither.plan.measures.core import GroupKey, Measure
 from dither.plan.measures.sums import Count, Sum, SumVector
 from dither.plan.relations.core import Relation
-from dither.plan.relations.joins import PublicJoin
 from dither.plan.relations.project import Project
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
@@ -32,8 +31,6 @@ def has_stored_ranks(relation: Relation, context: Context) -> bool:
             return context.has_stored_ranks(table)
         case Project(child=child):
             return has_stored_ranks(child, context)
-        case PublicJoin(child=child):
-            return relation.keeps_stored_ranks(context) and has_stored_ranks(child, context)
         case _:
             return False
 

@@ -1,0 +1,182 @@
+"""Clipping and sizes through joins: what is only counted may have changed, and what is read again must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dither.access import snapshot
+from dither.access.engines.duckdb import DuckDBEngine
+from dither.access.snapshot import open_engine, prepare
+from dither.errors import EngineFailure, Unsupported
+from dither.plan import expressions as x
+from dither.plan import measures as m
+from dither.plan import relations as r
+from dither.plan.sql.dialect import Dialect
+from dither.privacy.sql_size import check_compilable, scan_sizes
+from dither.schema import Column, Dataset, Domain, Identifier, Number, Source, Table, Unit
+
+ONE = (x.LiteralValue(1),)
+VISITS, LINKS, PEOPLE = r.Scan("visits"), r.Scan("links"), r.Scan("people")
+LISTED = r.PublicJoin(VISITS, LINKS, (("url", "link"),))
+
+
+def write(path: Path, **columns: list[int]) -> None:
+    pq.write_table(pa.table(columns), path)
+
+
+def described(folder: Path, cap: int | None = None, unique: Mapping[str, str] = {"people": "id"}) -> Dataset:
+    """Visits of people, who are a table of their own, to links, which are public."""
+    small, person = Number(Fraction(0), Fraction(10)), Identifier("integer")
+    columns: dict[str, dict[str, Domain]] = {
+        "visits": {"uid": person, "url": small, "v": small},
+        "people": {"id": person, "home": small},
+        "links": {"link": small},
+    }
+    tables = {
+        name: Table(
+            name,
+            name != "links",
+            {column: Column(column, domain) for column, domain in domains.items()},
+            Source("parquet", {"path": str(folder / f"{name}.parquet")}),
+            unique.get(name),
+        )
+        for name, domains in columns.items()
+    }
+    caps = {"visits": cap} if cap is not None else {}
+    return Dataset(
+        "d", "d", "1", tables, {"user": Unit("user", "user", {"visits": "uid", "people": "id"}, max_rows=caps)}, ()
+    )
+
+
+def write_visits(folder: Path, first: int) -> None:
+    """Write 200 visits of one person and five of another, from one of them on."""
+    people, links = ([0] * 200 + [1] * 5)[first:], [row % 10 for row in range(first, 205)]
+    write(folder / "visits.parquet", uid=people, url=links, v=[1] * len(people))
+
+
+def test_a_public_file_that_has_changed_since_it_was_counted_breaks_no_bound(tmp_path: Path) -> None:
+    """Each link is there once when it is counted, and 100 times later; nobody's 200 rows may count as few then."""
+    write(tmp_path / "links.parquet", link=list(range(10)))
+    write(tmp_path / "people.parquet", id=[0, 1], home=[3, 4])
+    write_visits(tmp_path, 0)
+    engine = DuckDBEngine(described(tmp_path, 500))
+    home = r.PublicJoin(r.Project(PEOPLE, (("home", x.ColumnRef("home")),)), LINKS, (("home", "link"),))
+    clipped = [m.ClippedSums(child, "user", ONE, 200, "l1") for child in (LISTED, r.UnitJoin(VISITS, home, "user"))]
+    sizes = m.contributions(r.UnitJoin(VISITS, home, "user"), "user", (Fraction(2), Fraction(300)))
+    write(tmp_path / "links.parquet", link=100 * list(range(10)))
+    found = []
+    for first in (0, 200):  # with and without a person of 200 rows
+        write_visits(tmp_path, first)
+        found.append([engine.vector(measure) for measure in (*clipped, sizes)])
+    engine.close()
+    *sums, counted = zip(*found, strict=True)
+    assert all(abs(int(one[0]) - int(other[0])) <= 200 for one, other in sums)
+    assert abs(counted[0] - counted[1]).sum() <= 1 and counted[0].sum() == 2
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A person of six visits, one of two, and one of one who is not among the people; each link is there twice."""
+    write(tmp_path / "visits.parquet", uid=[0] * 6 + [1] * 2 + [2], url=[0, 1, 2, 3, 4, 5, 0, 1, 2], v=[50] * 9)
+    write(tmp_path / "people.parquet", id=[0, 1], home=[0, 0])
+    write(tmp_path / "links.parquet", link=2 * list(range(6)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("many_rows", [0, 1 << 40])
+def test_rows_that_a_join_multiplies_are_clipped_and_those_without_a_partner_kept(
+    many_rows: int, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers by hand: eight rows of the first are five, four of the second are four, and two of the third two."""
+    monkeypatch.setattr(Dialect, "many_rows", many_rows)
+    engine = DuckDBEngine(described(small, 4))
+    assert engine.vector(m.ClippedSums(LISTED, "user", ONE, 5, "l1")).tolist() == [11]
+    outer = r.UnitJoin(VISITS, PEOPLE, "user", "left")
+    assert engine.vector(m.contributions(outer, "user", (Fraction(2), Fraction(4)))).tolist() == [1, 1, 1]
+    engine.close()
+
+
+def test_corrections_of_heavy_units_are_counted_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corrected = []
+    for many_rows in (0, 1 << 40):
+        monkeypatch.setattr(Dialect, "many_rows", many_rows)
+        engine = DuckDBEngine(described(small, 4))
+        rows = r.Filter(VISITS, x.Compare(">=", x.ColumnRef("v"), x.LiteralValue(0)))
+        engine.vector(m.ClippedSums(rows, "user", ONE, 2, "l1"))
+        corrected.append(engine.corrections()["values"])
+        engine.close()
+    assert corrected == [7, 7]
+
+
+def test_a_limit_above_a_left_join_keeps_the_same_rows_with_and_without_a_snapshot(tmp_path: Path) -> None:
+    write(
+        tmp_path / "visits.parquet",
+        uid=[row % 8 for row in range(40)], url=[row % 10 for row in range(40)], v=[row * 7 % 11 for row in range(40)],
+    )  # fmt: skip
+    write(tmp_path / "people.parquet", id=[0], home=[0])
+    write(tmp_path / "links.parquet", link=list(range(5)))
+    dataset = described(tmp_path, unique={"people": "id", "links": "link"})
+    joined = r.PublicJoin(VISITS, LINKS, (("url", "link"),), "left")
+    measure = m.Sum(r.LimitRowsPerUnit(joined, "user", 1), x.ColumnRef("v"))
+    plain = DuckDBEngine(dataset)
+    prepare(dataset)
+    ready = open_engine(dataset)
+    assert plain.vector(measure).tolist() == ready.vector(measure).tolist()
+    for engine in (plain, ready):
+        engine.close()
+
+
+def test_a_snapshot_without_one_of_its_parts_is_not_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern would find what is left, and each of a statement's readings something else."""
+    monkeypatch.setattr(snapshot, "ROWS_PER_PART", 3)
+    dataset = described(small)
+    made = prepare(dataset)
+    engine = open_engine(dataset)
+    measure = m.ClippedSums(VISITS, "user", ONE, 200, "l1")
+    assert engine.vector(measure).tolist() == [9]
+    parts = sorted((small / "d.snapshot" / made.generation / made.tables["visits"].directory).iterdir())
+    assert len(parts) > 1
+    parts[0].rename(parts[0].with_suffix(".away"))
+    with pytest.raises(EngineFailure):
+        engine.vector(measure)
+    engine.close()
+
+
+def test_sql_that_is_written_twice_for_clipping_is_refused_before_it_is_charged(small: Path) -> None:
+    dataset = described(small)
+    prepare(dataset)
+    engine = open_engine(dataset)
+    wide = x.Arithmetic("*", x.ColumnRef("v"), x.LiteralValue(100_000))
+    rows = r.Filter(VISITS, x.Not(x.In(wide, tuple(range(40_000)))))
+    values = (x.Clamp(x.ColumnRef("v"), Fraction(0), Fraction(1)),)
+    ctx = replace(engine.ctx, scan_nodes=scan_sizes(engine.ctx))
+    with pytest.raises(Unsupported, match="too large"):
+        check_compilable(ctx, m.ClippedSums(rows, "user", values, 200, "l1"))
+    check_compilable(ctx, m.Sum(rows, values[0]))
+    engine.close()
+
+
+def test_a_choice_of_rows_is_made_once_beside_a_snapshot_that_is_read_twice(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that tie may be chosen otherwise when they are chosen again; filtered rows of a snapshot stay the same."""
+    monkeypatch.setattr(Dialect, "many_rows", 0)
+    dataset = described(small)
+    prepare(dataset)
+    engine = open_engine(dataset)
+    at_home = r.Filter(PEOPLE, x.Compare(">=", x.ColumnRef("home"), x.LiteralValue(0)))
+    chosen = r.LimitRowsPerUnit(r.Filter(VISITS, x.IsNull(x.ColumnRef("v"))), "user", 1)
+    renamed = r.Project(chosen, (("w", x.ColumnRef("v")),))
+    kept = [
+        engine.sql(m.ClippedSums(r.UnitJoin(VISITS, side, "user"), "user", ONE, 4, "l1")).count("AS MATERIALIZED")
+        for side in (at_home, renamed)
+    ]
+    assert kept[1] == kept[0] + 2  # the rows among which it chooses, and those that it chose
+    engine.close()
