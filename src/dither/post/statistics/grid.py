@@ -17,10 +17,13 @@ from dither.errors import Unsupported
 from dither.plan import expressions as expr
 from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
-from dither.plan.sql.scope import Scope
+from dither.plan.measures.clipped import ClippedSums
+from dither.plan.measures.core import Measure
+from dither.plan.measures.sums import Count
+from dither.plan.relations.filter import Filter
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.aggregated_values import without_null
-from dither.post.query.query_plan import CellRef, QueryPlan, at_largest_bounds
+from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.query.question import Question
 from dither.post.statistics.consistency import Margin, agree
 from dither.post.statistics.core import MeasuredPart, SourceRows
@@ -73,19 +76,42 @@ def make_grid(domain: object, most: int) -> ValueGrid:
     return ValueGrid(Fraction(domain.lo), Fraction(domain.hi), domain.step, width, size)
 
 
-def plan_grid(rows: SourceRows, column: str, grid: ValueGrid) -> QueryPlan:
-    """Plan the counts of the rows in each cell of a grid; rows without a value are left out."""
-    plan = rows.settings.planner.plan(grid_question(rows, column, grid))
+def plan_grid(rows: SourceRows, column: str, grid: ValueGrid, *, ranked: bool = False) -> QueryPlan:
+    """Plan the counts of the rows in each cell of a grid; rows without a value are left out.
+
+    Where quantiles are chosen from the counts, they are `ranked`: a unit moves a rank by as much as it adds to all
+    cells together, so its counts are bounded in L1.
+    """
+    plan = plan_cells(rows, column, grid_question(rows, column, grid), ranked=ranked)
     return replace(plan, notes=tuple(note for note in plan.notes if MANY_GROUPS not in note))
 
 
+def plan_cells(rows: SourceRows, column: str, question: Question, *, ranked: bool = False) -> QueryPlan:
+    """Plan the counts of a grid's question, without the rows that have no value.
+
+    Those are left out after the rows of units are bounded: the bound is then the same for all columns, and the ranks
+    of rows that a curator stored serve for it.
+    """
+    planner = rows.settings.planner
+    plan = (replace(planner, gaussian=False) if ranked else planner).plan(question)
+    if not rows.domain(column).nullable:
+        return plan
+    present = expr.Not(expr.IsNull(rows.expression(column)))
+    measures = tuple(replace(each, measure=_filtered(each.measure, present)) for each in plan.measures)
+    return replace(plan, measures=measures)
+
+
+def _filtered(measure: Measure, condition: Expr) -> Measure:
+    """Return counts of the rows for which a condition holds, of those that a bound keeps."""
+    if not isinstance(measure, Count | ClippedSums):
+        raise TypeError("the counts of a grid are counts, or counts that are clipped")
+    return replace(measure, child=Filter(measure.child, condition))
+
+
 def grid_question(rows: SourceRows, column: str, grid: ValueGrid) -> Question:
-    """Ask for the counts of the rows in each cell of a grid."""
-    where = f"{rows.column(column)} IS NOT NULL" if rows.domain(column).nullable else ""
-    question = rows.question(["COUNT(*) AS n"], where=where)
-    value = rows.expression(column)
-    scope = Scope(at_largest_bounds(question.relation).domain(rows.context))
-    shifted = expr.Arithmetic("-", without_null(value, scope), expr.LiteralValue(grid.lo))
+    """Ask for the counts of the rows in each cell of a grid; a row without a value is in the cell nearest to 0."""
+    question, value = rows.question(["COUNT(*) AS n"]), rows.expression(column)
+    shifted = expr.Arithmetic("-", without_null(value, rows.scope), expr.LiteralValue(grid.lo))
     return replace(question, keys=(("cell", _floor(shifted, grid.width)),))
 
 

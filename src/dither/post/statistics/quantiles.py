@@ -35,6 +35,7 @@ from dither.post.statistics.grid import (
     level_counts,
     make_grid,
     make_tree,
+    plan_cells,
     plan_grid,
     plan_tree,
 )
@@ -66,7 +67,7 @@ def make_quantiles(
     wanted = read_levels(levels)
     domain = rows.domain(column)
     grid = make_grid(domain, FINEST_GRID if rows.settings.spend.gaussian else FINEST_NOISY_MAX_GRID)
-    fine = plan_grid(rows, column, grid)
+    fine = plan_grid(rows, column, grid, ranked=True)
     if not intervals:
         return points_alone(rows, column, wanted, grid, fine, population)
     tree, share = interval_tree(rows, domain, fine)
@@ -334,7 +335,7 @@ def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fr
     shifted = cell.child if isinstance(cell, expr.Rounded) else cell
     bucket = expr.Bucket(shifted, cells)
     keys = (("bin", bucket),)
-    return rows.settings.planner.plan(replace(question, keys=keys))
+    return plan_cells(rows, column, replace(question, keys=keys))
 
 
 def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Histogram]:
@@ -345,7 +346,8 @@ def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Hi
     tree = make_tree(domain)
     wanted = tuple(Fraction(number, most) for number in range(1, most))
     plans = plan_tree(rows, column, tree)
-    chosen = Part(plans[-1], Fraction(1), rows.settings.spend.quantile_kind, (("quantiles", wanted),))
+    ranked = plan_grid(rows, column, tree.levels[-1], ranked=True)
+    chosen = Part(ranked, Fraction(1), rows.settings.spend.quantile_kind, (("quantiles", wanted),))
     parts = (chosen, *(Part(plan, Fraction(2, len(plans))) for plan in plans))
 
     def build(measured: Measurements) -> Histogram:
