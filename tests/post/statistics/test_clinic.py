@@ -99,3 +99,29 @@ def test_private_bins_of_such_a_number_follow_the_rows(clinic: Session, incomes:
     found = clinic.histogram("surveys", "income", bins="private", most=4, rho="0.05")
     shares = [np.mean(incomes < edge) for edge in found.edges[1:-1]]
     assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.1)
+
+
+@pytest.mark.parametrize("spend", SPENDS, ids=["gaussian", "laplace"])
+def test_a_column_of_mostly_one_value_keeps_the_others(clinic: Session, spend: Any) -> None:
+    """Regression test: a private range ended below the first value above 0, and the slope was several times too large.
+
+    Patients have up to 2 visits for each stay.
+    """
+    found = clinic.regress("surveys", "visits", ["stays"], **spend)
+    _, row = found.to_dicts()
+    assert row["coefficient"] == pytest.approx(2, abs=0.5)
+    assert row["limited to"].startswith("0 to ") and float(row["limited to"].split()[-1]) >= 1
+    assert "visits (limited to" in found.summary[0] and "limited to" in repr(found)
+    assert any("results are about the columns so limited" in note for note in found.notes)
+
+
+def test_a_classifier_has_such_a_range_beside_its_coefficient(clinic: Session) -> None:
+    found = clinic.classify("surveys", "married", ["stays"], rho="0.5")
+    assert float(found.to_dicts()[1]["limited to"].split()[-1]) >= 1
+
+
+def test_moments_of_such_a_column_are_described(clinic: Session) -> None:
+    (row,) = clinic.describe("surveys", ["stays"], rho=1).to_dicts()
+    stays = surveys()["stays"].to_numpy()
+    assert row["mean"] == pytest.approx(stays.mean(), rel=0.2)
+    assert row["std"] == pytest.approx(stays.std(), rel=0.2)

@@ -2,7 +2,8 @@
 
 A number x becomes z = (x - centre) / scale. By its declared bounds, the centre is the middle of the range and the scale
 half its width. By private ones, the centre is the median over units of their means, and the scale follows from their
-mean distances from it; values further away than `reach` scales are moved to there.
+mean distances from it, but is at least a step of the column; values further away than `reach` scales are moved to
+there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ONE = LiteralValue(Fraction(1))
 
 @dataclass(frozen=True)
 class ModelColumn:
-    """A column of a model: a number with its declared bounds, or the indicator of one level of a category."""
+    """A column of a model: a number with its declared bounds and step, or the indicator of one level of a category."""
 
     name: str
     source: str
@@ -48,6 +49,7 @@ class ModelColumn:
     high: Fraction
     level: Scalar = None
     indicator: bool = False
+    step: Fraction = Fraction(0)
 
     @property
     def middle(self) -> float:
@@ -157,7 +159,7 @@ def _columns_of(rows: SourceRows, name: str, all_levels: bool) -> list[ModelColu
                 raise InvalidParameter(f"{name} has only one declared value; leave it out")
             if low == 0 and high == domain.step == 1:  # what is 0 or 1 needs no centre and no scale
                 return [ModelColumn(name, name, _present(value), low, high, True, True)]
-            return [ModelColumn(name, name, value, low, high)]
+            return [ModelColumn(name, name, value, low, high, step=Fraction(domain.step))]
         case Boolean():
             return [ModelColumn(name, name, _present(expr.AsNumber(value)), Fraction(0), Fraction(1), True, True)]
         case Category() | Reference():

@@ -14,6 +14,7 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.plan.relations.scan import Scan
 from dither.plan.traversal import fill_values, walk
 from dither.post.display import loss_text
+from dither.post.estimate.answer import AnswerColumn
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.spend import Spend
@@ -255,15 +256,16 @@ def build_model(plan: MomentPlan, released: Released, alpha: float, population: 
     fit = fit_linear(moments, penalties_of(plan, scaling, alpha), plan.settings.confidence)
     raw = raw_fit(fit, moments, scaling, plan.settings.confidence, population)
     features, outcome = plan.design.columns[:-1], plan.design.columns[-1]
-    names = [INTERCEPT, *(column.name for column in features)]
+    names, limits = [INTERCEPT, *(column.name for column in features)], private_limits(plan, scaling)
     columns = [
         key_column("term", names),
+        *limit_column(limits, names),
         noisy_column("coefficient", raw.values, raw.std_errors, raw.lows, raw.highs),
     ]
+    whole = f"{outcome.name} (limited to {limits[outcome.name]})" if outcome.name in limits else outcome.name
     which = "1 column" if len(features) == 1 else f"{len(features)} columns"
     summary = (
-        f"linear regression of {outcome.name} on {which}, about {moments.count:,.0f} weighted rows; "
-        f"{share_text(fit.share)}",
+        f"linear regression of {whole} on {which}, about {moments.count:,.0f} weighted rows; {share_text(fit.share)}",
         *hidden_lines(names, raw, plan.settings.spend),
     )
     notes = [*plan_notes(plan), interval_note(population), *ridge_notes(fit, alpha), *reach_notes(plan, scaling)]
@@ -307,16 +309,35 @@ def ridge_notes(fit: LinearFit, alpha: float) -> list[str]:
     return notes
 
 
-def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
-    """Say to which range the values of each number were moved, if it was chosen privately."""
+def private_limits(plan: MomentPlan, scaling: Scaling) -> dict[str, str]:
+    """Return the private range that each number was moved into, where it is narrower than the declared one."""
     if plan.design.standard == "declared":
-        return []
-    ranges = []
+        return {}
+    limits = {}
     for place in plan.design.numbers:
         column, far = plan.design.columns[place], scaling.scales[place] * scaling.reach
         low, high = max(float(column.low), scaling.centres[place] - far), scaling.centres[place] + far
-        ranges.append(f"{column.name} {low:.4g} to {min(float(column.high), high):.4g}")
-    return [f"values were moved into private ranges: {'; '.join(ranges)}"] if ranges else []
+        if low > column.low or high < column.high:
+            limits[column.name] = f"{low:.4g} to {min(float(column.high), high):.4g}"
+    return limits
+
+
+def limit_column(limits: Mapping[str, str], names: Sequence[str]) -> list[AnswerColumn]:
+    """Return the column of the private range of each coefficient, if there is one."""
+    found = [limits.get(name, "") for name in names]
+    return [key_column("limited to", found)] if any(found) else []
+
+
+def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
+    """Say to which range the values of each number were moved, if it was chosen privately."""
+    limits = private_limits(plan, scaling)
+    if not limits:
+        return []
+    ranges = "; ".join(f"{name} {limit}" for name, limit in limits.items())
+    return [
+        f"values were moved into private ranges: {ranges}; the results are about the columns so limited, as if values "
+        "beyond were at the end, and those about all values may be far from them"
+    ]
 
 
 # --- quotes ----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ from dither.post.statistics.linear import (
     TYPICAL_ROWS,
     assumed_choices,
     expected_from,
+    limit_column,
     not_built,
+    private_limits,
     reach_notes,
     spread_notes,
     table_rows,
@@ -371,6 +373,7 @@ def build_logistic(
     half, errors = half_widths(linear, draws, moments.settings.confidence), np.sqrt((linear**2).sum(axis=1))
     columns = [
         key_column("term", plan.coefficient_names),
+        *limit_column(private_limits(moments, scaling), plan.coefficient_names),
         noisy_column("coefficient", raw, errors, raw - half, raw + half),
     ]
     summary = (f"logistic regression of {target} = {classes[1]} on {len(design.columns)} columns",)

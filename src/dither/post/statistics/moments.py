@@ -237,6 +237,10 @@ class MomentPlan:
         finer, least = (2, 0) if self.keyed else (4, -4)
         logs = range(least, finer * (LARGEST_ZOOM.bit_length() - 1) + 1)
         zooms = [round(ZOOM_STEPS * 2 ** (log / finer)) for log in logs]
+        # A scale is at least a step of the column, or what is mostly one value would lose all others.
+        column = self.design.columns[place]
+        most = ZOOM_STEPS * (column.high - column.low) / (2 * column.step) if column.step else zooms[-1]
+        zooms = [zoom for zoom in zooms if zoom <= max(most, zooms[1])]
         factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, self.moved_rows)
         ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
         value = expr.Absolute(self.design.distance(place))
