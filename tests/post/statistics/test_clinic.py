@@ -125,3 +125,23 @@ def test_moments_of_such_a_column_are_described(clinic: Session) -> None:
     stays = surveys()["stays"].to_numpy()
     assert row["mean"] == pytest.approx(stays.mean(), rel=0.2)
     assert row["std"] == pytest.approx(stays.std(), rel=0.2)
+
+
+def test_independence_of_expressions_has_no_cells_of_null(clinic: Session) -> None:
+    """Regression test: a comparison with a number that may be missing kept cells of NULL that no row can be in."""
+    found = clinic.independence("surveys", "married", "income > 3000", rho=1)
+    assert len(found) == 4 and not any(None in row.values() for row in found.to_dicts())
+    low, high = found.cramers_v_interval
+    assert low <= found.cramers_v <= high < 0.1
+    levels = "SELECT married, CASE WHEN income > 3000 THEN 'high' WHEN income > 0 THEN 'low' END AS level FROM surveys"
+    assert len(clinic.independence(levels, "married", "level", rho=1)) == 4
+
+
+def test_groups_by_an_expression_have_no_group_of_null(clinic: Session) -> None:
+    found = clinic.compare("surveys", "visits", "income > 3000", rho=1)
+    assert [next(iter(row.values())) for row in found.to_dicts()] == ["False", "True"]
+
+
+def test_a_strength_that_noise_hides_is_not_shown(clinic: Session) -> None:
+    found = clinic.independence("surveys", "married", "FLOOR(born / 10)", rho="0.00001")
+    assert "noise hides Cramér's V" in found.summary[0] and np.isnan(found.cramers_v)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dither.errors import InvalidParameter, Unsupported
 from dither.loss import rational
+from dither.plan import expressions as expr
+from dither.plan.expressions.core import Expr
+from dither.plan.sql.scope import Scope
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected
 from dither.post.noise import Floats, NoiseKind, ScaledNoise
+from dither.post.query.aggregated_values import without_null
+from dither.post.query.query_plan import at_largest_bounds
+from dither.post.query.question import Question
 from dither.post.statistics.arguments import read_list
 from dither.post.statistics.core import (
     Measurements,
@@ -30,7 +36,7 @@ from dither.post.statistics.core import (
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.power import with_sampling
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.schema import Boolean, Domain, Number
+from dither.schema import Boolean, Category, Domain, Number
 
 SIMULATIONS = 4_999
 # A group whose count is not this many standard deviations above 0 has no usable mean.
@@ -78,12 +84,33 @@ class Comparison(Result):
     slope: tuple[float, float, float] | None = None
 
 
+def present_question(
+    rows: SourceRows, wanted: Sequence[str], keys: Sequence[str], columns: Sequence[str] = ()
+) -> Question:
+    """Ask for aggregates by keys over the rows without a NULL in the keys and columns; the keys have no NULL either."""
+    missing = [name for name in (*keys, *columns) if rows.domain(name).nullable]
+    where = " AND ".join(f"({rows.column(name)}) IS NOT NULL" for name in missing)
+    question = rows.question(wanted, by=keys, where=where)
+    scope = Scope(at_largest_bounds(question.relation).domain(rows.context))
+    return replace(question, keys=tuple((name, _present_key(value, scope)) for name, value in question.keys))
+
+
+def _present_key(value: Expr, scope: Scope) -> Expr:
+    """Return a key whose domain has no NULL, for rows that were filtered to have none."""
+    match value.domain(scope):
+        case Boolean(nullable=True):
+            return expr.Coalesce((value, expr.LiteralValue(False)))
+        case Category(nullable=True, values=(first, *_)):
+            return expr.Coalesce((value, expr.LiteralValue(first)))
+        case _:
+            return without_null(value, scope)
+
+
 def make_comparison(rows: SourceRows, value: str, by: str, trend: Any) -> Statistic[Comparison]:
     """Make the statistic that compares the means of a value between the groups of a key."""
     text, widest = averaged_value(rows, value)
-    where = " AND ".join(f"{rows.column(c)} IS NOT NULL" for c in (value, by) if rows.domain(c).nullable)
     wanted = ["COUNT(*) AS n", f"AVG({text}) AS mean", f"VAR_POP({text}) AS variance"]
-    plan = rows.plan(wanted, by=[by], where=where)
+    plan = rows.settings.planner.plan(present_question(rows, wanted, [by], [value]))
     labels = [label[0] for label in group_labels(rows.settings, plan)]
     scores = read_scores(trend, labels)
 

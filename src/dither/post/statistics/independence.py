@@ -17,7 +17,7 @@ from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected, default_group_size
 from dither.post.noise import Floats, ScaledNoise
-from dither.post.statistics.comparison import p_text, population_note, tail_share
+from dither.post.statistics.comparison import p_text, population_note, present_question, tail_share
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import draw_noise, level_counts
 from dither.post.statistics.power import FOUND, smallest_dependence
@@ -25,6 +25,8 @@ from dither.post.statistics.result import Result
 from dither.privacy.protocol import Measurement
 
 SIMULATIONS = 1_999
+# Values of Cramér's V among which its interval is searched; a wider interval than this says nothing.
+GRID, WIDEST_STRENGTH = np.linspace(0, 1, 201), 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,28 +34,29 @@ class Independence(Result):
     """A noisy contingency table of two columns, and a test that they are independent.
 
     `p_value` is the probability of a statistic at least as large under independence, noise included, and `cramers_v`
-    an estimate of the strength of dependence, from 0 to 1, with what the noise and the sampling add taken off.
+    an estimate of the strength of dependence, from 0 to 1, with what the noise and the sampling add taken off. It has
+    an interval, and is nan if noise hides it.
     """
 
     p_value: float = 1.0
     statistic: float = 0.0
-    cramers_v: float = 0.0
+    cramers_v: float = math.nan
+    cramers_v_interval: tuple[float, float] = (0.0, 1.0)
 
 
 def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Independence]:
     """Make the statistic that tests the independence of two columns."""
     if one.strip() == two.strip():
         raise InvalidParameter(f"independence needs two different columns, got {one!r:.60} twice")
-    where = " AND ".join(f"{rows.column(c)} IS NOT NULL" for c in (one, two) if rows.domain(c).nullable)
-    plan = rows.plan(["COUNT(*) AS n"], by=[one, two], where=where)
+    plan = rows.settings.planner.plan(present_question(rows, ["COUNT(*) AS n"], (one, two)))
     shape = tuple(len(axis.values) for axis in plan.measures[0].measure.axes(rows.context))
 
     def build(measured: Measurements) -> Independence:
         counts, noise = level_counts(measured.parts[0])
-        found = chi_squared_test(counts.reshape(shape), noise)
+        found = chi_squared_test(counts.reshape(shape), noise, confidence=measured.settings.confidence)
         answer: Answer = measured.parts[0].answer(measured.settings, measured.releases)
         title = f"{one} and {two}"
-        summary = (f"{title}: {p_text(found.p_value)} under independence; Cramér's V about {found.cramers_v:.2f}",)
+        summary = (f"{title}: {p_text(found.p_value)} under independence; {strength_text(found)}",)
         fields = {
             name: getattr(answer, name) for name in ("columns", "keys", "confidence", "loss", "releases", "bounds")
         }
@@ -61,6 +64,7 @@ def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Indepen
         return Independence(
             query=title, notes=notes, summary=summary, **fields,
             p_value=found.p_value, statistic=found.statistic, cramers_v=found.cramers_v,
+            cramers_v_interval=found.interval,
         )  # fmt: skip
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
@@ -75,18 +79,21 @@ def make_independence(rows: SourceRows, one: str, two: str) -> Statistic[Indepen
 
 @dataclass(frozen=True)
 class ChiSquared:
-    """The result of a chi-squared test on a noisy table."""
+    """The result of a chi-squared test on a noisy table; Cramér's V has an interval, and is nan if noise hides it."""
 
     p_value: float
     statistic: float
     cramers_v: float
+    interval: tuple[float, float]
 
 
-def chi_squared_test(table: Floats, noise: ScaledNoise, simulations: int = SIMULATIONS, seed: int = 1) -> ChiSquared:
+def chi_squared_test(
+    table: Floats, noise: ScaledNoise, simulations: int = SIMULATIONS, seed: int = 1, confidence: float = 0.95
+) -> ChiSquared:
     """Test the independence of the rows and columns of a noisy table."""
     total = float(table.sum())
     if total < 1:
-        return ChiSquared(1.0, 0.0, 0.0)
+        return ChiSquared(1.0, 0.0, math.nan, (0.0, 1.0))
     random = np.random.default_rng(seed)
     row_share, column_share = (margin_shares(table, axis) for axis in (1, 0))
     cells = np.outer(row_share, column_share).ravel()
@@ -94,10 +101,37 @@ def chi_squared_test(table: Floats, noise: ScaledNoise, simulations: int = SIMUL
     simulated = (drawn + draw_noise(noise, drawn.shape, random)).reshape(simulations, *table.shape)
     found = float(noisy_chi_squared(table[None], noise.variance)[0])
     null = noisy_chi_squared(simulated, noise.variance)
-    least = max(1, min(table.shape) - 1)
-    excess = float(noisy_chi_squared(table[None], 0.0)[0] - noisy_chi_squared(simulated, 0.0).mean())
-    strength = math.sqrt(max(0.0, excess) / (total * least))
-    return ChiSquared(tail_share(null, found), found, min(1.0, strength))
+    plain, plain_null = float(noisy_chi_squared(table[None], 0.0)[0]), noisy_chi_squared(simulated, 0.0)
+    size, freedom = total * max(1, min(table.shape) - 1), max(1, prod(side - 1 for side in table.shape))
+    # Dependence adds at most as much to the test's statistic as to the plain one, so the former bounds it from below.
+    extra = random.standard_normal(simulations)
+    tail = (1 - confidence) / 2
+    low = strengths(null, extra, 1.0, size)
+    high = strengths(plain_null, extra, float(plain_null.mean()) / freedom, size)
+    least = float(GRID[np.flatnonzero([*(np.mean(low >= found, axis=1) > tail)[:-1], True])[0]])
+    most = max(least, float(GRID[np.flatnonzero([True, *(np.mean(high <= plain, axis=1) > tail)[1:]])[-1]]))
+    strength = math.sqrt(max(0.0, plain - float(plain_null.mean())) / size)
+    hidden = most - least > WIDEST_STRENGTH
+    value = math.nan if hidden else min(max(strength, least), most)
+    return ChiSquared(tail_share(null, found), found, value, (least, most))
+
+
+def strengths(null: Floats, extra: Floats, variance: float, size: float) -> Floats:
+    """Return simulated statistics for each Cramér's V of a grid: what dependence adds, and its product with the noise.
+
+    `variance` is that of a difference from independence, in units of an expected count.
+    """
+    added = (GRID**2 * size)[:, None]
+    return np.asarray(null + added + 2 * np.sqrt(added * variance) * extra)
+
+
+def strength_text(found: ChiSquared) -> str:
+    """Write Cramér's V with its interval, or say that noise hides it."""
+    low, high = found.interval
+    if math.isnan(found.cramers_v):
+        known = f"; at least {low:.2f}" if low >= 0.005 else ""
+        return f"noise hides Cramér's V{known}"
+    return f"Cramér's V {found.cramers_v:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def margin_shares(table: Floats, axis: int) -> Floats:
