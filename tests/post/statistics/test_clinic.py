@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,12 @@ def test_groups_by_an_expression_have_no_group_of_null(clinic: Session) -> None:
 def test_a_strength_that_noise_hides_is_not_shown(clinic: Session) -> None:
     found = clinic.independence("surveys", "married", "FLOOR(born / 10)", rho="0.00001")
     assert "noise hides Cramér's V" in found.summary[0] and np.isnan(found.cramers_v)
+
+
+def test_keys_that_are_dates_are_shown_as_dates(clinic: Session) -> None:
+    """Regression test: a month was shown in microseconds, 465436800000000."""
+    query = "SELECT DATE_TRUNC('month', at) AS month, COUNT(*) AS n FROM surveys GROUP BY month"
+    found = clinic.watch(query, above=10, rho=100)
+    assert found.keys_above == ((date(1984, 1, 1),),) and "1984-01-01" in str(found)
+    years = clinic.top("SELECT DATE_TRUNC('year', at) AS year FROM surveys", ["year"], 3, rho=100)
+    assert all(row["year"].day == 1 for row in years.to_dicts())

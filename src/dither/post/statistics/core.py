@@ -37,6 +37,7 @@ from dither.plan.sql.scope import Scope
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.estimate import typecheck
 from dither.post.estimate.answer import Answer, build_answer
+from dither.post.estimate.answer_rows import display_value, key_domains
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected
@@ -546,6 +547,12 @@ def group_labels(settings: Settings, plan: QueryPlan, measure: int = 0) -> list[
     if both[0] != both[-1]:
         raise Unsupported(f"the groups depend on {CHOSEN_LATER}")
     return list(combinations(*(axis.values for axis in both[0])))
+
+
+def shown_labels(settings: Settings, plan: QueryPlan) -> list[tuple[Any, ...]]:
+    """Return the keys of a plan's groups as answers show them: dates as dates, rationals as numbers."""
+    domains = key_domains(ends_of_plan(plan)[0], settings.context)
+    return [tuple(map(display_value, label, domains)) for label in group_labels(settings, plan)]
 
 
 def ends_of_plan(plan: QueryPlan) -> tuple[QueryPlan, QueryPlan]:

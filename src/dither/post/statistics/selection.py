@@ -33,6 +33,7 @@ from dither.post.statistics.core import (
     Statistic,
     ends_of_plan,
     group_labels,
+    shown_labels,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.privacy.mechanisms import AboveThreshold, Mechanism, SparseVector, calibrate
@@ -57,7 +58,7 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     plan = rows.plan(["COUNT(*) AS n"], by=keys)
     if counted == "units":
         plan = units_per_key(rows.settings, plan, rows.question(["COUNT(*) AS n"], by=keys))
-    labels = group_labels(rows.settings, plan)
+    labels, shown = group_labels(rows.settings, plan), shown_labels(rows.settings, plan)
     if not 1 <= count <= len(labels):
         raise InvalidParameter(
             f"there are only {len(labels)} combinations of keys, and the top {excerpt(count)} were asked for"
@@ -69,7 +70,7 @@ def make_top(rows: SourceRows, keys: Sequence[str], count: int, counted: Counted
     what = rows.settings.unit if counted == "units" else "row"
 
     def build(measured: Measurements) -> TopKeys:
-        chosen = tuple(labels[place] for place in measured.parts[0].released[0].values)
+        chosen = tuple(shown[place] for place in measured.parts[0].released[0].values)
         gap = selection_gap(measured.parts[0].released[0].mechanism, len(labels), count, measured.settings.confidence)
         gap /= steps_per_row(measured.parts[0].plan)
         columns = [key_column("place", range(1, count + 1))]
@@ -164,7 +165,7 @@ def make_watch(
     source, threshold = plan.sources[0], rational(above, "above")
     if not isinstance(source, CellRef):
         raise Unsupported("watch takes a COUNT or a SUM")
-    labels = group_labels(rows.settings, plan)
+    labels, shown = group_labels(rows.settings, plan), shown_labels(rows.settings, plan)
     if not 1 <= alerts <= len(labels):
         raise InvalidParameter(f"alerts= must be from 1 to {len(labels)}, the number of groups, got {excerpt(alerts)}")
     step, other = (at.measures[0].measure.steps(rows.context)[0] / source.factor for at in ends_of_plan(plan))
@@ -177,7 +178,7 @@ def make_watch(
     def build(measured: Measurements) -> Alerts:
         released = measured.parts[0].released[0]
         reached = [index for index, place in enumerate(released.values[:alerts]) if place >= 0]
-        keys = tuple(labels[released.values[index]] for index in reached)
+        keys = tuple(shown[released.values[index]] for index in reached)
         columns = [key_column(name, [key[index] for key in keys]) for index, name in enumerate(names)]
         if values:
             found = np.array([float(released.values[alerts + index] * step) for index in reached])
