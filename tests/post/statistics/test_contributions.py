@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 
 import dither
@@ -57,6 +58,17 @@ def test_the_k_of_99_percent_is_found_and_made_up_accounts_lower_it(tmp_path: Pa
 def test_some_rows_only(tmp_path: Path) -> None:
     found = open_visits(tmp_path / "clicks", 0).contributions("visits", 0.5, where="kind = 'click'", epsilon=400)
     assert found.to_dicts()[0]["rows"] == pytest.approx(1, abs=1)
+
+
+def test_numbers_that_noise_hides_are_unknown(tmp_path: Path) -> None:
+    """Regression test: noise made 99% of people have under 58,150,535 rows, in a table of 15,000."""
+    session = open_visits(tmp_path / "hidden", 0)
+    found = session.contributions("visits", [0.5, 0.99], epsilon="0.01")
+    known = session.context.noisy_rows("visits")
+    assert known is not None and all(row["rows_high"] < max(known, 0) + 10_000_000 for row in found.to_dicts())
+    assert np.isnan(found.to_dicts()[1]["rows"]) and "0.99 | unknown [" in str(found)
+    assert "unknown: at this loss, noise hides how many rows 0.99 of all persons" in found.summary[-1]
+    assert "nan" not in found._repr_html_()
 
 
 def test_a_quote_is_free_and_names_the_cost(tmp_path: Path) -> None:

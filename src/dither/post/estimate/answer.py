@@ -325,7 +325,8 @@ def _meaningful_digits(result: Estimate, row: int) -> int | None:
 def _interval_svg(result: Estimate, row: int, start: float) -> str:
     """Draw one interval on the scale of the whole column, from `start` at the latest; empty if an end is infinite."""
     finite = [part[np.isfinite(part)] for part in (result.low, result.high)]
-    if not len(finite[0]) or not len(finite[1]) or not np.isfinite([result.low[row], result.high[row]]).all():
+    ends = (np.asarray(result.value, float), result.low, result.high)
+    if not len(finite[0]) or not len(finite[1]) or not np.isfinite([part[row] for part in ends]).all():
         return ""
     first, last = min(float(finite[0].min()), start), float(finite[1].max())
     width = (last - first) or 1.0

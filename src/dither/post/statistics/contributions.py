@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from dither.post.statistics.quantiles import QuantileTable, make_quantiles
 LARGEST_COUNT = 10**8
 # No unit has more rows than the table, whose noisy size is off by less than this many scales of its noise.
 FAR = 20
+# An interval whose ends are further apart than this ratio says nothing.
+WIDEST_RATIO = 100
 FAKE_UNITS_NOTE = (
     "only a {unit} with at least one row counts; made-up accounts with few rows make these numbers smaller, and the "
     "promise to a real {unit} with more rows weaker"
@@ -40,9 +42,13 @@ def make_contributions(
     def build(measured: Measurements) -> QuantileTable:
         found = quantiles.build(measured)
         level, places = found.columns
-        rows_column = replace(places, name="rows", estimate=_in_rows(places.estimate, steps, largest))
+        estimate = hide_unknown(_in_rows(places.estimate, steps, largest))
+        rows_column = replace(places, name="rows", estimate=estimate)
         notes = (*found.notes, FAKE_UNITS_NOTE.format(unit=unit))
-        return replace(found, query=f"rows of a {unit} in {table}", columns=(level, rows_column), notes=notes)
+        return replace(
+            found, query=f"rows of a {unit} in {table}", columns=(level, rows_column), notes=notes,
+            summary=unknown_lines(map(float, level.estimate.value), estimate, unit),
+        )  # fmt: skip
 
     return replace(quantiles, build=build)
 
@@ -65,9 +71,29 @@ def _in_rows(places: Estimate, steps: Sequence[int], largest: float) -> Estimate
     value, low, high = (
         ends[np.clip(np.rint(each), 0, len(steps)).astype(int)] for each in (places.value, places.low, places.high)
     )
-    high = np.maximum(value, np.minimum(high, largest))
+    value, low, high = (np.minimum(each, largest) for each in (value, low, np.maximum(value, high)))
     width = np.maximum(places.high - places.low, 1e-9)
     return Estimate(value, (high - low) * places.std_error / width, low, high)
+
+
+def hide_unknown(found: Estimate) -> Estimate:
+    """Leave out numbers whose intervals say nothing: rows are so many times fewer at one end than at the other."""
+    hidden = found.high > WIDEST_RATIO * np.maximum(found.low, 1.0)
+    value, error = np.where(hidden, np.nan, found.value), np.where(hidden, np.inf, found.std_error)
+    return replace(found, value=value, std_error=error)
+
+
+def unknown_lines(levels: Iterable[float], found: Estimate, unit: str) -> tuple[str, ...]:
+    """Say which quantiles noise hides, and what is known of them."""
+    lines = []
+    for level, value, low, high in zip(levels, found.value, found.low, found.high, strict=True):
+        if np.isnan(value):
+            known = f"at least {low:,.0f} and at most {high:,.0f} rows" if low else f"at most {high:,.0f} rows"
+            lines.append(
+                f"unknown: at this loss, noise hides how many rows {level:.6g} of all {unit}s stay under; "
+                f"{known}; spend more, or ask for a lower level"
+            )
+    return tuple(lines)
 
 
 def _rows_per_unit(asker: Asker, unit: str, table: str, where: str) -> str:

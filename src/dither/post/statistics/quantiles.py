@@ -134,7 +134,17 @@ def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tr
 
 @dataclass(frozen=True, repr=False)
 class QuantileTable(Result):
-    """Quantiles of a column; each interval contains the quantile with the stated confidence."""
+    """Quantiles of a column; each interval contains the quantile with the stated confidence.
+
+    One that noise hides is nan, shown as unknown.
+    """
+
+    def cells(self, row: int) -> list[str]:
+        """Return a row as text."""
+        return [text.replace("nan", "unknown", 1) for text in super().cells(row)]
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_().replace(">nan ", ">unknown ")
 
 
 def read_levels(levels: Any) -> tuple[Fraction, ...]:
