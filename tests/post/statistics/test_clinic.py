@@ -13,6 +13,7 @@ import pytest
 
 from dither import Session, connect
 from dither.access.snapshot import prepare
+from dither.errors import Unsupported
 from dither.schema import load
 
 PATIENTS = 2_000
@@ -155,3 +156,19 @@ def test_keys_that_are_dates_are_shown_as_dates(clinic: Session) -> None:
     assert found.keys_above == ((date(1984, 1, 1),),) and "1984-01-01" in str(found)
     years = clinic.top("SELECT DATE_TRUNC('year', at) AS year FROM surveys", ["year"], 3, rho=100)
     assert all(row["year"].day == 1 for row in years.to_dicts())
+
+
+def test_a_histogram_ends_at_the_declared_bound(clinic: Session) -> None:
+    """Regression test: an edge at the upper bound made one more bin, from 1990 to 1990."""
+    edges = [1900, 1920, 1940, 1960, 1990]
+    found = clinic.histogram("surveys", "born", bins=edges, rho=100)
+    assert found.edges == tuple(edges) and len(found) == 4
+    born = surveys()["born"].to_numpy()
+    assert found.to_dicts()[-1]["n"] == pytest.approx(np.sum(born >= 1960), rel=0.1)
+
+
+def test_dates_are_not_described_and_the_message_says_what_to_do(clinic: Session) -> None:
+    with pytest.raises(Unsupported, match="at is a date or a time") as refused:
+        clinic.describe("surveys", ["at", "born"], rho=1)
+    assert "DATE_TRUNC('year', at)" in str(refused.value)
+    assert len(clinic.table("surveys", ["DATE_TRUNC('year', at)"], rho=1)) == 5

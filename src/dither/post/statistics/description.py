@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dither.errors import NotFound
+from dither.errors import NotFound, Unsupported
 from dither.plan.expressions.core import Expr, LiteralValue
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
@@ -40,7 +40,7 @@ from dither.post.statistics.quantiles import FEW_LEAVES, FEW_ROWS, level_interva
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
 from dither.privacy.protocol import BoundRule, BoundSearch, Measurement
-from dither.schema import Boolean, Category, Number
+from dither.schema import Boolean, Category, Moment, Number
 
 # An estimate, its standard error, and the ends of its interval.
 Figure = tuple[float, float, float, float]
@@ -223,7 +223,13 @@ def described_columns(rows: SourceRows, columns: Sequence[str] | None) -> list[s
         if not known:
             raise NotFound("no column is a number, a category or true or false, so there is nothing to describe")
         return list(known)
-    names = list(columns)
+    names, all_columns = list(columns), rows.scope.columns
+    moments = [name for name in names if isinstance(all_columns.get(name), Moment)]
+    if moments:
+        raise Unsupported(
+            f"{moments[0]} is a date or a time, and describe takes numbers, categories and booleans; leave it out, or "
+            f"count its periods: session.table(source, [\"DATE_TRUNC('year', {moments[0]})\"])"
+        )
     if not names or any(name not in known for name in names):
         raise NotFound(f"columns must be some of: {', '.join(known)}")
     return names

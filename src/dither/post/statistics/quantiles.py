@@ -331,7 +331,7 @@ def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, .
         return tuple(grid.lo + number * grid.width for number in range(1, grid.size))
     lo, hi = (domain.lo, domain.hi) if isinstance(domain, Number) else (Fraction(0), Fraction(0))
     given = sorted({rational(edge, "an edge") for edge in read_list("bins", bins)})
-    inner = tuple(edge for edge in given if lo < edge <= hi)
+    inner = tuple(edge for edge in given if lo < edge < hi)
     if not inner:
         raise InvalidParameter(f"no edge lies inside the declared range, from {float(lo):g} to {float(hi):g}")
     return inner
