@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -113,6 +114,14 @@ def test_people_with_many_rows_have_a_bound(session: Session) -> None:
     made = session.synthesize("actions", ["action", "seconds"], bins={"seconds": 3}, epsilon=100)
     assert any("chosen privately" in note for note in made.notes)
     assert made.rows.num_rows > 100
+
+
+def test_synthetic_rows_without_pandas_say_what_to_install(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session.synthesize("users", ["gender", "vip"], epsilon=100)
+    assert len(made.rows_to_pandas()) == made.rows.num_rows
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(Unsupported, match="pip install pandas"):
+        made.rows_to_pandas()
 
 
 def independent(sizes: list[int], random: np.random.Generator) -> Any:

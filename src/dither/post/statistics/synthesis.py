@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dither.errors import InvalidParameter, Unsupported
-from dither.post.estimate.answer import AnswerColumn
+from dither.post.estimate.answer import AnswerColumn, import_optional
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.options import read_whole
 from dither.post.statistics.core import SourceRows, Statistic
@@ -31,6 +31,8 @@ MAX_ROWS = 10_000_000
 class SyntheticData(Result):
     """Synthetic rows in `rows`, an Arrow table; the table of the result says how well each column and pair is known.
 
+    `rows_to_pandas()` has the rows as a DataFrame; without pandas, `rows.to_pylist()` lists them.
+
     `noise` is the expected distance (total variation: the share of rows in the wrong cell) of a noisy table from the
     true one, `error` the estimated distance of the synthetic table from the true one, and `at_most` its upper end at
     95%. `joint` is the fitted distribution.
@@ -46,6 +48,11 @@ class SyntheticData(Result):
         if count > MAX_ROWS:
             raise InvalidParameter(f"count must be at most {MAX_ROWS:,}, got {count}")
         return draw_rows(self.joint, self.attributes, count, seed) if self.joint is not None else self.rows
+
+    def rows_to_pandas(self) -> Any:
+        """Return the synthetic rows as a pandas DataFrame (needs pandas); `to_pandas` returns the report."""
+        import_optional("pandas")
+        return self.rows.to_pandas()
 
 
 def make_synthesis(
