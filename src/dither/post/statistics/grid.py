@@ -97,11 +97,11 @@ def plan_cells(rows: SourceRows, column: str, question: Question, *, ranked: boo
     if not rows.domain(column).nullable:
         return plan
     present = expr.Not(expr.IsNull(rows.expression(column)))
-    measures = tuple(replace(each, measure=_filtered(each.measure, present)) for each in plan.measures)
+    measures = tuple(replace(each, measure=_filter_counts(each.measure, present)) for each in plan.measures)
     return replace(plan, measures=measures)
 
 
-def _filtered(measure: Measure, condition: Expr) -> Measure:
+def _filter_counts(measure: Measure, condition: Expr) -> Measure:
     """Return counts of the rows for which a condition holds, of those that a bound keeps."""
     if not isinstance(measure, Count | ClippedSums):
         raise TypeError("the counts of a grid are counts, or counts that are clipped")
