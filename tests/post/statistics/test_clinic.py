@@ -114,6 +114,8 @@ def test_a_column_of_mostly_one_value_keeps_the_others(clinic: Session, spend: A
     assert row["limited to"].startswith("0 to ") and float(row["limited to"].split()[-1]) >= 1
     assert "visits (limited to" in found.summary[0] and "limited to" in repr(found)
     assert any("results are about the columns so limited" in note for note in found.notes)
+    assert any("most patients have nearly one value of stays" in note for note in found.notes)
+    assert not any("nearly one value of visits" in note for note in found.notes)
 
 
 def test_a_classifier_has_such_a_range_beside_its_coefficient(clinic: Session) -> None:

@@ -21,6 +21,7 @@ from dither.post.query.spend import Spend
 from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import (
+    ZOOM_STEPS,
     Design,
     ModelColumn,
     Scaling,
@@ -334,10 +335,24 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
     if not limits:
         return []
     ranges = "; ".join(f"{name} {limit}" for name, limit in limits.items())
+    least = [plan.design.columns[place].name for place in plan.design.numbers if has_least_scale(plan, scaling, place)]
+    unit = plan.settings.unit
+    advice = "if others matter, bound it by CLAMP to a range that holds them, with standardize='declared'"
     return [
         f"values were moved into private ranges: {ranges}; the results are about the columns so limited, as if values "
-        "beyond were at the end, and those about all values may be far from them"
+        "beyond were at the end, and those about all values may be far from them",
+        *(
+            f"most {unit}s have nearly one value of {name}, so its range is the smallest there is; {advice}"
+            for name in least
+            if name in limits
+        ),
     ]
+
+
+def has_least_scale(plan: MomentPlan, scaling: Scaling, place: int) -> bool:
+    """Return True if the private scale of a number is the smallest candidate, so that the data may have chosen less."""
+    column = plan.design.columns[place]
+    return bool(scaling.scales[place] <= column.half_width / plan.zooms(place)[-1] * ZOOM_STEPS * (1 + 1e-9))
 
 
 # --- quotes ----------------------------------------------------------------------------------------------------------

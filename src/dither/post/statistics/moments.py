@@ -231,8 +231,8 @@ class MomentPlan:
             f"centre{place}{self.design.suffix}", histogram, [point + FINE + 1 for point in points], Fraction(1, 2)
         )
 
-    def _zoom_search(self, place: int) -> BoundSearch:
-        """Build the search for the scale of a column, from the units' mean distances from its centre."""
+    def zooms(self, place: int) -> list[int]:
+        """Return the candidates for the zoom of a column, in steps of 1 / ZOOM_STEPS."""
         # A row at one end of the declared range may be two half widths from the centre; units reach further than that.
         finer, least = (2, 0) if self.keyed else (4, -4)
         logs = range(least, finer * (LARGEST_ZOOM.bit_length() - 1) + 1)
@@ -240,7 +240,11 @@ class MomentPlan:
         # A scale is at least a step of the column, or what is mostly one value would lose all others.
         column = self.design.columns[place]
         most = ZOOM_STEPS * (column.high - column.low) / (2 * column.step) if column.step else zooms[-1]
-        zooms = [zoom for zoom in zooms if zoom <= max(most, zooms[1])]
+        return [zoom for zoom in zooms if zoom <= max(most, zooms[1])]
+
+    def _zoom_search(self, place: int) -> BoundSearch:
+        """Build the search for the scale of a column, from the units' mean distances from its centre."""
+        zooms = self.zooms(place)
         factor, level = (SCALE_FACTOR, Fraction(1, 2)) if self.keyed else (1, self.moved_rows)
         ends = [Fraction(FINE * ZOOM_STEPS, factor * zoom) for zoom in reversed(zooms)]
         value = expr.Absolute(self.design.distance(place))
