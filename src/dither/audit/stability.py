@@ -105,7 +105,10 @@ class ValueDomain:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Lists of `size` numbers from `low` to `high`; neighbours differ in one number, at any position."""
+    """Lists of `size` numbers from `low` to `high`; neighbours differ in one number, at any position.
+
+    They differ by at most `change` in it, if that is given: by 1 for counts of which a person is in one.
+    """
 
     size: int
     low: float
@@ -113,8 +116,11 @@ class Vectors:
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.low < self.high:
+    change: float | None = None
             raise InvalidParameter(
                 f"vectors need size >= 1 and low < high; got size {self.size}, low {self.low}, high {self.high}"
+        if self.change is not None and not 0 < self.change < inf:
+            raise InvalidParameter(f"the change of a number must be finite and above 0, got {self.change}")
             )
 
     @property
@@ -131,7 +137,11 @@ class Vectors:
         if kind == 2:
             a = [rng.uniform(self.low, self.high) for _ in range(self.size)]
         place = rng.choice((0, self.size - 1, rng.randrange(self.size)))
-        return a, [*a[:place], values[2], *a[place + 1 :]]
+        return a, [*a[:place], self.nearest(a[place], values[2]), *a[place + 1 :]]
+
+    def nearest(self, old: float, new: float) -> float:
+        """Return the number nearest to `new` that may replace `old`."""
+        return new if self.change is None else min(max(new, old - self.change), old + self.change)
 
     def _value(self, rng: random.Random) -> float:
         return rng.choice(self.special_values) if rng.random() < 0.75 else rng.uniform(self.low, self.high)
@@ -147,7 +157,7 @@ class Vectors:
         for base in sorted({*a[:2], *self.special_values}):
             for other in sorted({b[place], *self.special_values}):
                 simpler = (1, False, self._rank(base), self._rank(other))
-                if simpler < complexity and base != other:
+                if simpler < complexity and base != other == self.nearest(base, other):
                     yield [base] * self.size, [*[base] * (self.size - 1), other]
 
     def _rank(self, value: float) -> int:
