@@ -177,4 +177,7 @@ def test_pairs_are_named_by_the_stretches_that_they_cover() -> None:
     assert describe_pairs(steps) == "each step from 0 to 9"
     assert describe_pairs([*steps, (0, math.nan), (20, 21)]) == "each step from 0 to 9 and from 20 to 21"
     assert "3 more stretches" in describe_pairs([(place, place + 1) for place in range(0, 27, 3)])
+    assert describe_pairs([(0, 10), (10, 20), (3, 4)]) == "each step from 0 to 20"
+    assert describe_pairs([(40, 41), *steps]) == "each step from 0 to 9 and from 40 to 41"
+    assert describe_pairs([([0] * 99, "a\nb")]) == f"such as {str([0] * 99)[:57]}... and 'a\\nb'"
     assert describe_pairs([([0], [1])]) == "such as [0] and [1]"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, isnan, log10, sqrt
+from math import ceil, isclose, isnan, log10, sqrt
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ FEWEST_RUNS, MOST_INPUTS = 60, 400
 KEPT = 3
 # A log-ratio counts as suspicious by what is left of it after this many standard errors.
 CAUTION = 2.0
-# The text names at most this many stretches of numbers, or other pairs.
-MOST_NAMED = 6
+# The text names at most this many stretches of numbers, and shortens other inputs.
+MOST_NAMED, MOST_LETTERS = 6, 60
 
 
 @dataclass(frozen=True)
@@ -178,22 +178,35 @@ def _count_inputs(pairs: list[Pair], timed: bool) -> int:
 
 
 def describe_pairs(pairs: Sequence[Pair]) -> str:
-    """Name pairs: for numbers by the stretches that they cover step by step, for other inputs by the first few.
+    """Name the first pairs; of numbers, the stretches covered step by step by pairs as far apart as the first one.
 
     >>> describe_pairs([(0, 1), (1, 2), (7, 8)])
     'each step from 0 to 2 and from 7 to 8'
     """
     numbers = [pair for pair in pairs if all(isinstance(each, Real) and not isnan(each) for each in pair)]
     if not numbers or numbers[0] != pairs[0]:
-        named = [f"{shorten(a)} and {shorten(b)}" for a, b in pairs[:2]]
+        named = [" and ".join(map(_brief, pair)) for pair in pairs[:2]]
         return f"such as {'; '.join(named)}"
-    ordered = sorted((min(pair), max(pair)) for pair in numbers)
+    step = abs(numbers[0][1] - numbers[0][0])
+    ordered = sorted((min(pair), max(pair)) for pair in numbers if isclose(abs(pair[1] - pair[0]), step))
     breaks = [
         0,
         *(place + 1 for place, (one, other) in enumerate(pairwise(ordered)) if one[1] < other[0]),
         len(ordered),
     ]
-    stretches = [(ordered[start][0], ordered[end - 1][1]) for start, end in pairwise(breaks)]
+    stretches = sorted(
+        ((ordered[start][0], ordered[end - 1][1]) for start, end in pairwise(breaks)), key=_longest_first
+    )
     named = [f"from {low} to {high}" for low, high in stretches[:MOST_NAMED]]
     named += [f"{len(stretches) - MOST_NAMED} more stretches"] if len(stretches) > MOST_NAMED else []
     return f"each step {', '.join(named[:-1])}{' and ' if len(named) > 1 else ''}{named[-1]}"
+
+
+def _longest_first(stretch: tuple[Any, Any]) -> tuple[Any, Any]:
+    return stretch[0] - stretch[1], stretch[0]
+
+
+def _brief(value: Any) -> str:
+    """Return a text of one line, of at most 60 characters."""
+    text = " ".join(shorten(value).split())
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 3]}..."
